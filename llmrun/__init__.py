@@ -1,0 +1,20 @@
+"""llmrun: run quantized GGUF language models on the machine in front of you."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmrun.engine.engine import Engine as Engine
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # `Engine` pulls in NumPy; `llmrun --help` must not.
+    if name == "Engine":
+        from llmrun.engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module 'llmrun' has no attribute {name!r}")

@@ -1,0 +1,113 @@
+"""The values that cross a wall between two rooms. Frozen, and without behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One ragged step: n rows, each a token at a position of a sequence.
+
+    Rows of one sequence are in order of position and follow what its KV cache already holds.
+
+    tokens  int32[n]  token ids
+    seq     int32[n]  sequence slot, 0 <= seq < max_sequences
+    pos     int32[n]  position in the sequence, from 0
+    want    bool[n]   rows whose logits are asked for
+    """
+
+    tokens: NDArray[np.int32]
+    seq: NDArray[np.int32]
+    pos: NDArray[np.int32]
+    want: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the engine and the user need to know about an open model."""
+
+    path: str
+    name: str  # general.name, or the file's stem
+    architecture: str  # general.architecture, exact
+    file_type: str  # most common weight type by bytes, as "Q4_1"
+    parameters: int
+    file_bytes: int
+    vocabulary_size: int
+    train_context: int  # tokens the model was trained for
+    context_size: int  # tokens one sequence may hold in this session
+    max_sequences: int
+    backend: str  # "cpu", "llama", "scripted"
+    device: str  # "2 threads, avx512vnni"
+    threads: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended, in OpenAI's words; CANCELLED is ours."""
+
+    STOP = "stop"  # end-of-generation token or a stop string
+    LENGTH = "length"  # max_tokens reached, or the context is full
+    CANCELLED = "cancelled"  # Ctrl-C
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn from the logits. `temperature <= 0` is greedy.
+
+    Penalties look at the last `penalty_last_n` tokens (prompt included), as llama.cpp's do: 0 disables, -1 is all.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40  # <= 0: off
+    top_p: float = 0.95  # >= 1: off
+    min_p: float = 0.05  # <= 0: off
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_last_n: int = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its natural-log probability under the model (before sampling changes the distribution)."""
+
+    token_id: int
+    text: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds and counts of one request; vLLM's definitions (TTFT from request in hand, model already loaded)."""
+
+    load_s: float
+    prompt_tokens: int
+    cached_tokens: int  # of them, taken over from the KV cache
+    generated_tokens: int
+    prefill_s: float
+    ttft_s: float
+    decode_s: float  # first token out to last token out
+    total_s: float  # request in hand to last token out
+    gaps_s: tuple[float, ...] = ()  # inter-token latencies, len = generated_tokens - 1
+
+    @property
+    def prompt_per_second(self) -> float:
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s > 0 else 0.0
+
+    @property
+    def decode_per_second(self) -> float:
+        return (self.generated_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def tpot_s(self) -> float:
+        return self.decode_s / (self.generated_tokens - 1) if self.generated_tokens > 1 else 0.0
