@@ -1,0 +1,197 @@
+"""What the user wants when no flag says otherwise, and where llmrun keeps its files.
+
+A value is looked for in this order: the flag, the environment (`LLMRUN_THREADS`), `config.toml`
+(`threads = 4`), the default. A key of a wrong name, type or range is refused where it stands, so that a typing
+error never becomes a default in silence.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from platformdirs import PlatformDirs
+
+PREFIX = "LLMRUN_"
+
+# Variables that are not settings: folders, and switches that make no sense in a file.
+NOT_SETTINGS = frozenset({"LLMRUN_CACHE_DIR", "LLMRUN_DATA_DIR", "LLMRUN_CONFIG", "LLMRUN_DEBUG"})
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a setting may hold. `kind` is the type; bounds are inclusive; `choices` empty means any."""
+
+    kind: type
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    choices: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The rule as the end of an error sentence: "an integer of at least 1"."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        name = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[self.kind]
+        if self.minimum > -math.inf and self.maximum < math.inf:
+            return f"{name} from {self.minimum:g} to {self.maximum:g}"
+        return f"{name} of at least {self.minimum:g}" if self.minimum > -math.inf else name
+
+    def parse(self, text: str) -> object:
+        """The value an environment variable spells. Raises ValueError."""
+        if self.kind is bool:
+            word = text.strip().lower()
+            if word not in _TRUE | _FALSE:
+                raise ValueError(text)
+            return word in _TRUE
+        return self.kind(text)
+
+    def check(self, value: object) -> object:
+        """The value with its exact type. Raises ValueError when the rule does not hold."""
+        if self.kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not self.kind:
+            raise ValueError(value)
+        if isinstance(value, int | float) and not self.minimum <= value <= self.maximum:
+            raise ValueError(value)  # a NaN is never inside the bounds
+        if self.choices and value not in self.choices:
+            raise ValueError(value)
+        if value == "":
+            raise ValueError(value)
+        return value
+
+
+def _setting(default: object, kind: type, **rule: Any) -> Any:
+    return field(default=default, metadata={"rule": _Rule(kind, **rule)})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The defaults of a run. None means "not said": the model's own value, or the machine's, is taken."""
+
+    model: str = _setting("smollm2:135m", str)
+    backend: str = _setting("auto", str)
+    threads: int | None = _setting(None, int, minimum=1, maximum=1024)
+    ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
+    max_tokens: int | None = _setting(None, int, minimum=1)
+    system: str | None = _setting(None, str)  # the system prompt
+    temperature: float | None = _setting(None, float, minimum=0.0, maximum=100.0)
+    top_k: int | None = _setting(None, int, minimum=0)
+    top_p: float | None = _setting(None, float, minimum=0.0, maximum=1.0)
+    min_p: float | None = _setting(None, float, minimum=0.0, maximum=1.0)
+    repeat_penalty: float | None = _setting(None, float, minimum=0.01, maximum=100.0)
+    presence_penalty: float | None = _setting(None, float, minimum=-100.0, maximum=100.0)
+    frequency_penalty: float | None = _setting(None, float, minimum=-100.0, maximum=100.0)
+    seed: int | None = _setting(None, int, minimum=0, maximum=2**64 - 1)
+    color: str = _setting("auto", str, choices=("auto", "always", "never"))
+    offline: bool = _setting(False, bool)
+    quiet: bool = _setting(False, bool)
+
+
+def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
+    """Settings of this run: `flags` (None = not given) over environment over config.toml over defaults.
+
+    Raises UsageError naming the file or variable, the key, the value seen and what it may be.
+    """
+    rules: dict[str, _Rule] = {f.name: f.metadata["rule"] for f in fields(Settings)}
+    values = _from_config(config_file(), rules) | _from_environment(os.environ, rules)
+    for name, value in (flags or {}).items():
+        if value is not None:
+            values[name] = _checked(rules[name], value, "flag", f"--{name.replace('_', '-')}")
+    return Settings(**values)
+
+
+def _from_config(path: Path, rules: Mapping[str, _Rule]) -> dict[str, Any]:
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        if os.environ.get("LLMRUN_CONFIG"):
+            raise UsageError(f"config: {path}: no such file", hint="unset LLMRUN_CONFIG") from None
+        return {}
+    except OSError as error:
+        raise UsageError(f"config: {path}: cannot be read: {error.strerror}") from error
+    import tomllib  # 5 ms that most runs do not need
+
+    try:
+        table = tomllib.loads(text.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"config: {path}: not valid TOML: {error}") from error
+    for name in table:
+        if name not in rules:
+            raise _unknown(f"config: {path}", name, rules)
+    return {name: _checked(rules[name], value, f"config: {path}", name) for name, value in table.items()}
+
+
+def _from_environment(environment: Mapping[str, str], rules: Mapping[str, _Rule]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for variable in sorted(environment):
+        text = environment[variable]
+        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or not text:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in rules:
+            raise _unknown("environment", variable, [PREFIX + rule.upper() for rule in rules])
+        try:
+            value = rules[name].parse(text)
+        except ValueError:
+            value = text  # refused below, by the same sentence as every other wrong value
+        values[name] = _checked(rules[name], value, "environment", variable)
+    return values
+
+
+def _checked(rule: _Rule, value: object, where: str, name: str) -> object:
+    try:
+        return rule.check(value)
+    except ValueError:
+        raise UsageError(f"{where}: {name}: {value!r} is not {rule.words}") from None
+
+
+def _unknown(where: str, name: str, known: Mapping[str, _Rule] | list[str]) -> UsageError:
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(known)
+    return UsageError(f"{where}: {name}: no such setting", hint=hint)
+
+
+def cache_folder() -> Path:
+    """Files that can be made again (`kernels/`). LLMRUN_CACHE_DIR moves it. Not created."""
+    return _named_path("LLMRUN_CACHE_DIR") or _platform().user_cache_path
+
+
+def data_folder() -> Path:
+    """Files worth keeping (`models/`). LLMRUN_DATA_DIR moves it. Not created."""
+    return _named_path("LLMRUN_DATA_DIR") or _platform().user_data_path
+
+
+def config_file() -> Path:
+    """`config.toml`, which need not exist. LLMRUN_CONFIG names another file, which must."""
+    return _named_path("LLMRUN_CONFIG") or _platform().user_config_path / "config.toml"
+
+
+def _named_path(variable: str) -> Path | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError(
+            f"environment: {variable}: {text!r} names a home folder that does not exist"
+        ) from error
+
+
+def _platform() -> PlatformDirs:
+    from platformdirs import PlatformDirs
+
+    return PlatformDirs("llmrun", appauthor=False)
