@@ -1,0 +1,107 @@
+# Sourced by the other scripts: `prepare EXTRA` makes .venv and installs llmrun with an extra into it ("" for none).
+# Needs only a POSIX shell and Python 3.11 to 3.14 with venv; the extra "test" needs a C++ compiler too.
+# Quick the second time: a stamp holds the checksum of what an installation was made from.
+
+set -eu
+cd "$(dirname "$0")/.."
+python=.venv/bin/python
+
+# A version manager's shim can be on PATH and fail, so every candidate is run before it is believed.
+find_python() {
+    suitable='import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'
+    if [ -n "${PYTHON:-}" ]; then
+        candidates=$PYTHON
+    else
+        candidates=$(
+            IFS=:
+            for name in python3 python3.13 python3.12 python3.14 python3.11; do
+                for folder in $PATH; do
+                    [ -x "${folder:-.}/$name" ] && printf '%s\n' "${folder:-.}/$name"
+                done
+            done
+        ) || true
+    fi
+    while IFS= read -r candidate; do
+        if [ -n "$candidate" ] && "$candidate" -c "$suitable" </dev/null >/dev/null 2>&1; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done <<EOF
+$candidates
+EOF
+    echo "error: no Python 3.11 to 3.14 with venv was found: set PYTHON=/path/to/python3" >&2
+    return 1
+}
+
+# run_step WORDS COMMAND...: one calm line while it runs; its output only if it fails.
+run_step() {
+    words=$1
+    shift
+    log=$(mktemp)
+    started=$(date +%s)
+    "$@" >"$log" 2>&1 </dev/null &
+    job=$!
+    trap 'kill "$job" 2>/dev/null || true; rm -f "$log"; echo >&2; exit 130' INT TERM
+    [ -t 2 ] || printf '%s ...\n' "$words" >&2
+    while kill -0 "$job" 2>/dev/null; do
+        [ -t 2 ] && printf '\r%s ... %s' "$words" "$(clock "$started")" >&2
+        sleep 1
+    done
+    status=0
+    wait "$job" || status=$?
+    trap - INT TERM
+    [ -t 2 ] && printf '\r' >&2
+    if [ "$status" -eq 0 ]; then
+        printf '%s: done in %s\n' "$words" "$(clock "$started")" >&2
+    else
+        printf '%s: failed after %s\n' "$words" "$(clock "$started")" >&2
+        cat "$log" >&2
+    fi
+    rm -f "$log"
+    return "$status"
+}
+
+clock() {
+    seconds=$(($(date +%s) - $1))
+    printf '%d:%02d' $((seconds / 60)) $((seconds % 60))
+}
+
+# GCC 12 optimizes AMX's tile configuration away, and a default build then dies at its first matrix product
+# (llama.cpp #20824). pip's cache does not know which flags built a wheel, so here it may neither be read nor written.
+install_llama_cpp_without_amx() {
+    requirement=$("$python" -c '
+import tomllib
+extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"]
+print(next(line for line in extra if line.startswith("llama-cpp-python")))')
+    flags="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    export CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_C_FLAGS='$flags' -DCMAKE_CXX_FLAGS='$flags'"
+    run_step "compiling llama.cpp without AMX (a few minutes, once)" \
+        "$python" -m pip install --no-cache-dir "$requirement"
+}
+
+prepare() {
+    extra=$1
+    if ! "$python" -c 'import pip' 2>/dev/null; then
+        found=$(find_python)
+        run_step "making .venv with $found" "$found" -m venv --clear .venv
+    fi
+    case $extra in
+        dev) enough="dev" ;;
+        test) enough="test dev" ;;
+        *) enough="core test dev" ;;
+    esac
+    wanted=$(cksum <pyproject.toml)
+    for installed in $enough; do
+        [ "$(cat ".venv/installed-$installed" 2>/dev/null)" = "$wanted" ] && return
+    done
+    words="installing llmrun"
+    if [ -n "$extra" ]; then
+        words="installing llmrun[$extra] (the first time this compiles llama.cpp: a few minutes)"
+        if grep -q amx /proc/cpuinfo 2>/dev/null; then
+            words="installing llmrun[$extra]"
+            install_llama_cpp_without_amx
+        fi
+    fi
+    run_step "$words" "$python" -m pip install --editable ".${extra:+[$extra]}"
+    printf '%s\n' "$wanted" >".venv/installed-${extra:-core}"
+}
