@@ -1,0 +1,110 @@
+"""A kernel's Python source becomes an object file. Runs in a child process: only this side imports Numba.
+
+    python -m llmrun.kernels.compiler
+
+reads one JSON request a line on stdin and answers each with a JSON header line and the object's bytes on stdout.
+Compiling in children keeps Numba (0.7 s, 100 MB) out of the process that answers the user, uses every core, and lets the
+parent be interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+from numba import types
+
+from llmrun.kernels import objectfile
+
+_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
+
+
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
+    """Mark a function (op, step, thread, n_threads), all int64, as a kernel. It is compiled only when asked for."""
+    function.is_kernel = True  # type: ignore[attr-defined]
+    return function
+
+
+def kernel_family(build: Callable[..., Callable[..., None]]) -> Callable[..., Callable[..., None]]:
+    """Mark a function (level, **parameters) that builds a kernel for an instruction level and parameters."""
+    build.is_kernel_family = True  # type: ignore[attr-defined]
+    return build
+
+
+# A helper that becomes part of the kernel that calls it.
+inline_function = numba.njit(forceinline=True, error_model="numpy")
+
+
+def compile_kernel(
+    module: str,
+    name: str,
+    parameters: dict[str, Any],
+    level_name: str,
+    triple: str,
+    cpu: str,
+    features: str,
+    symbol: str,
+) -> bytes:
+    """The object file of one kernel, with `symbol` as its only global name."""
+    found = getattr(importlib.import_module(f"llmrun.kernels.{module}"), name)
+    function = found(level_name, **parameters) if getattr(found, "is_kernel_family", False) else found
+    compiled = numba.njit(
+        [_SIGNATURE],
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+        error_model="numpy",
+        nogil=True,
+        cache=False,
+    )(function)
+    overload = compiled.overloads[compiled.signatures[0]]
+    text = overload.library.get_llvm_str().replace(overload.fndesc.llvm_func_name, symbol)
+    return _emit(text, symbol, triple, cpu, features)
+
+
+def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes:
+    llvm_module = llvm.parse_assembly(text)
+    llvm_module.triple = triple
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default"
+    )
+    # Inlined helpers keep a public copy each; two kernels would then define the same name.
+    for function in llvm_module.functions:
+        if not function.is_declaration and function.name != symbol:
+            function.linkage = llvm.Linkage.internal
+    for variable in llvm_module.global_variables:
+        if not variable.is_declaration:
+            variable.linkage = llvm.Linkage.internal
+    builder = llvm.create_pass_builder(machine, llvm.PipelineTuningOptions(speed_level=3))
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(llvm_module, builder)
+    emitted: bytes = machine.emit_object(llvm_module)
+    objectfile.check_symbols(emitted, symbol)
+    return emitted
+
+
+def serve() -> None:
+    """Answer requests until stdin ends."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    output = sys.stdout.buffer
+    for line in sys.stdin:
+        request = json.loads(line)
+        identity = request.pop("id")
+        try:
+            emitted, error = compile_kernel(**request), ""
+        except Exception:  # noqa: BLE001 - whatever went wrong is the parent's to report, with its traceback
+            emitted, error = b"", traceback.format_exc()
+        header = {"id": identity, "bytes": len(emitted), "error": error}
+        output.write(json.dumps(header).encode() + b"\n" + emitted)
+        output.flush()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,95 @@
+"""Instruction levels: which instructions a kernel may use, and what this processor has.
+
+A level is chosen once per process. `LLMRUN_CPU_LEVEL` forces a lower one, so that a test or a doubtful user can run
+the code of another machine on this one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+from llmrun.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One instruction level. `baseline` is the processor LLVM targets when the level is forced below the host's."""
+
+    name: str
+    machines: tuple[str, ...]  # values of platform.machine(); empty: any
+    features: tuple[str, ...]  # LLVM feature names that must all be present
+    baseline: str  # LLVM processor name
+
+
+_X86 = ("x86_64", "AMD64")
+_ARM = ("aarch64", "arm64")
+
+AVX512_VNNI = Level(
+    "avx512vnni",
+    _X86,
+    ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"),
+    "icelake-server",
+)
+AVX2 = Level("avx2", _X86, ("avx2", "fma", "f16c"), "haswell")
+NEON_DOT = Level("neondot", _ARM, ("neon", "dotprod"), "cortex-a76")
+PORTABLE = Level("portable", (), (), "")
+
+LEVELS = (AVX512_VNNI, AVX2, NEON_DOT, PORTABLE)  # best first
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What LLVM is told to compile for."""
+
+    level: Level
+    triple: str
+    cpu: str
+    features: str
+
+
+def host_levels() -> list[Level]:
+    """The levels this processor runs, best first. LLVM's probe includes the operating system's consent (XCR0)."""
+    present = llvm.get_host_cpu_features()
+    machine = platform.machine()
+    return [
+        level
+        for level in LEVELS
+        if (not level.machines or machine in level.machines)
+        and all(present.get(feature, False) for feature in level.features)
+    ]
+
+
+def target_for(level: Level, best: Level) -> Target:
+    """The target that emits `level`; at the best level also the host's tuning and every feature it has."""
+    triple = llvm.get_default_triple()
+    if "linux" not in triple and not triple.endswith("-elf"):
+        triple += "-elf"  # one object format everywhere: the store reads ELF symbol tables only
+    if level is best and level is not PORTABLE:
+        return Target(level, triple, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    baseline = level.baseline or {"x86_64": "x86-64", "AMD64": "x86-64"}.get(platform.machine(), "generic")
+    return Target(level, triple, baseline, "")
+
+
+@functools.cache
+def host_target() -> Target:
+    """The target of this process: the best level, or the one LLMRUN_CPU_LEVEL asks for.
+
+    Raises UsageError for a level that does not exist or that this processor cannot run.
+    """
+    levels = host_levels()
+    forced = os.environ.get("LLMRUN_CPU_LEVEL", "")
+    if not forced:
+        return target_for(levels[0], levels[0])
+    for level in levels:
+        if level.name == forced:
+            return target_for(level, levels[0])
+    names = ", ".join(level.name for level in levels)
+    raise UsageError(
+        f"unknown instruction level: LLMRUN_CPU_LEVEL: {forced!r}, this processor runs {names}",
+        hint="unset LLMRUN_CPU_LEVEL",
+    )

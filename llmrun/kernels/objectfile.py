@@ -1,0 +1,59 @@
+"""The symbol table of an ELF object: what a kernel defines, and what it would call."""
+
+from __future__ import annotations
+
+import struct
+
+# Codegen may turn a loop into these, and every process has them. Anything else would be a call into a library that
+# the loading process may lack: `__extendhfsf2` jumps to address zero.
+ALLOWED_UNDEFINED = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_"})
+
+_SYMBOL_TABLE = 2  # sh_type SHT_SYMTAB
+_UNDEFINED = 0  # st_shndx SHN_UNDEF
+
+
+class ForeignSymbolError(Exception):
+    """A kernel would call a function that it may not call."""
+
+
+def symbols(image: bytes) -> tuple[set[str], set[str]]:
+    """(defined global names, undefined names) of a 64-bit little-endian ELF object."""
+    if image[:6] != b"\x7fELF\x02\x01":
+        raise ForeignSymbolError("a kernel's object file is not 64-bit little-endian ELF")
+    section_offset = struct.unpack_from("<Q", image, 0x28)[0]
+    entry_size, n_sections = struct.unpack_from("<HH", image, 0x3A)
+    defined: set[str] = set()
+    undefined: set[str] = set()
+    for index in range(n_sections):
+        header = section_offset + index * entry_size
+        kind = struct.unpack_from("<I", image, header + 4)[0]
+        if kind != _SYMBOL_TABLE:
+            continue
+        offset, size = struct.unpack_from("<QQ", image, header + 0x18)
+        strings_index = struct.unpack_from("<I", image, header + 0x28)[0]
+        strings_offset = struct.unpack_from("<Q", image, section_offset + strings_index * entry_size + 0x18)[
+            0
+        ]
+        for entry in range(offset, offset + size, 24):
+            name_offset, info, _, section = struct.unpack_from("<IBBH", image, entry)
+            start = strings_offset + name_offset
+            name = image[start : image.index(b"\0", start)].decode()
+            if not name:
+                continue
+            if section == _UNDEFINED:
+                undefined.add(name)
+            elif info >> 4:  # not STB_LOCAL
+                defined.add(name)
+    return defined, undefined
+
+
+def check_symbols(image: bytes, symbol: str) -> None:
+    """Raises ForeignSymbolError unless the object defines `symbol` and needs nothing beyond the allow-list."""
+    defined, undefined = symbols(image)
+    if symbol not in defined:
+        raise ForeignSymbolError(
+            f"a kernel's object file does not define {symbol}: it defines {sorted(defined)}"
+        )
+    foreign = undefined - ALLOWED_UNDEFINED
+    if foreign:
+        raise ForeignSymbolError(f"a kernel may not call {sorted(foreign)}")
