@@ -1,4 +1,4 @@
-"""GGUF files made for tests, written by gguf-py: any metadata and tensors, and a tiny but whole llama model."""
+"""GGUF files made for tests, written by gguf-py: any metadata, any tensors, and tiny whole llama models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-# A tensor is (weight type, float32 values) or (weight type, raw bytes, shape). Shapes are NumPy's: rows come last.
+# A tensor is (weight type, float32 values) or (weight type, raw bytes, shape); a shape is NumPy's, rows last.
 Tensor = tuple[str, NDArray[np.float32]] | tuple[str, bytes, tuple[int, ...]]
 
 CHATML = (
@@ -223,7 +223,7 @@ def tiny_llama(
 ) -> Path:
     """Write a whole llama model with random weights; llama.cpp runs it as well.
 
-    `rope_scaling` is None, "linear" (factor 4) or "llama3" (a `rope_freqs.weight` tensor, as in Llama 3.1 files).
+    `rope_scaling` is None, "linear" (factor 4) or "llama3" (a `rope_freqs.weight` tensor, as Llama 3.1 has).
     `head_size` other than width / heads is written as key_length, value_length and the rope dimension.
     `extra` is metadata to add or to replace.
     """
