@@ -1,0 +1,39 @@
+"""Which sampling parameters hold when the user gives none: the model's own, then the catalogue's, then llama.cpp's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmrun.errors import BadGGUF
+from llmrun.types import SamplingParams
+
+# The keys of gguf-py's constants.py that mean something to our samplers.
+_METADATA_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repeat_penalty",
+    "general.sampling.penalty_last_n": "penalty_last_n",
+}
+
+
+def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float] | None = None) -> SamplingParams:
+    """The parameters to start from.
+
+    metadata   of the GGUF file: its `general.sampling.*` numbers win
+    catalogue  field name of SamplingParams -> number, from models.toml
+
+    The seed is left at 0. Raises BadGGUF when a `general.sampling.*` value is not a number.
+    """
+    chosen: dict[str, Any] = dict(catalogue or {})
+    for key, name in _METADATA_KEYS.items():
+        if key not in metadata:
+            continue
+        value = metadata[key]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BadGGUF(f"sampling default is not a number: {key}: {value!r:.40}")
+        chosen[name] = int(value) if name in ("top_k", "penalty_last_n") else float(value)
+    return replace(SamplingParams(), **chosen)
