@@ -1,0 +1,47 @@
+"""Weights stored as plain floating-point numbers: F32, F16 and BF16.
+
+A block is one weight: 4, 2 and 2 little-endian bytes. F16 is IEEE 754 binary16. BF16 is the upper half of a
+binary32: the same exponent, 7 bits of fraction.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def dequantize_f32(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """uint8[..., 4 n] -> float32[..., n], exact. A view of `raw` where its layout allows one."""
+    return np.ascontiguousarray(raw).view("<f4").astype(np.float32, copy=False)
+
+
+def quantize_f32(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """float32[..., n] -> uint8[..., 4 n], exact."""
+    return np.ascontiguousarray(values, "<f4").view(np.uint8)
+
+
+def dequantize_f16(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """uint8[..., 2 n] -> float32[..., n], exact."""
+    return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
+
+
+def quantize_f16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """float32[..., n] -> uint8[..., 2 n], rounded to nearest even; beyond 65504 is infinity."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(values).astype("<f2").view(np.uint8)
+
+
+def dequantize_bf16(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """uint8[..., 2 n] -> float32[..., n], exact."""
+    halves = np.ascontiguousarray(raw).view("<u2").astype(np.uint32)
+    return (halves << np.uint32(16)).view(np.float32)
+
+
+def quantize_bf16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """float32[..., n] -> uint8[..., 2 n], rounded to nearest even; a NaN stays one, made quiet."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    # Half of the last kept bit, plus one when that bit is odd: a tie then goes to the even neighbour.
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x0040)
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.where(is_nan, quiet_nan, rounded).astype("<u2").view(np.uint8)
