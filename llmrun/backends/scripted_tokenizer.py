@@ -1,0 +1,91 @@
+"""The scripted backend's vocabulary: every byte, a few control tokens, and made-up words to fill it up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CONTROL_TOKENS = ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+BOS, END_OF_TEXT, IM_START, IM_END = range(256, 256 + len(CONTROL_TOKENS))
+FIRST_WORD = 256 + len(CONTROL_TOKENS)
+
+_MARK = "\ufdd0"  # a Unicode non-character: no text in any language has one
+_CONTROL = re.compile("|".join(re.escape(token) for token in CONTROL_TOKENS))
+
+
+class ScriptedTokenizer:
+    """Ids 0 to 255 are the bytes, then come the control tokens, then words (" w0", " w1", ...) that only a model
+    writes: `encode` never gives them."""
+
+    def __init__(self, vocabulary_size: int = FIRST_WORD) -> None:
+        if vocabulary_size < FIRST_WORD:
+            raise ValueError(f"a scripted vocabulary has at least {FIRST_WORD} tokens, not {vocabulary_size}")
+        self._size = vocabulary_size
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._size
+
+    @property
+    def bos_id(self) -> int | None:
+        return BOS
+
+    @property
+    def eos_id(self) -> int | None:
+        return IM_END
+
+    @property
+    def end_of_generation(self) -> frozenset[int]:
+        return frozenset((END_OF_TEXT, IM_END))
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
+        ids = self._split(text, str) if parse_special else list(_utf8(text))
+        if add_special and ids[:1] != [BOS]:
+            ids.insert(0, BOS)
+        return np.array(ids, np.int32)
+
+    def protect(self, text: str) -> str:
+        doubled = text.replace(_MARK, _MARK * 2)
+        return _CONTROL.sub(lambda found: found[0][0] + _MARK + found[0][1:], doubled)
+
+    def unprotect(self, text: str) -> str:
+        return re.sub(f"{_MARK}({_MARK}?)", r"\1", text)
+
+    def encode_rendered(self, text: str) -> NDArray[np.int32]:
+        ids = self._split(text, self.unprotect)
+        if ids[:1] != [BOS]:
+            ids.insert(0, BOS)
+        return np.array(ids, np.int32)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id < 256:
+            return bytes([token_id])
+        return b"" if token_id < FIRST_WORD else b" w%d" % (token_id - FIRST_WORD)
+
+    def token_text(self, token_id: int) -> str:
+        if 256 <= token_id < FIRST_WORD:
+            return CONTROL_TOKENS[token_id - 256]
+        return self.token_bytes(token_id).decode("latin-1")
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self.token_bytes(token) for token in ids)
+
+    def _split(self, text: str, plain: Callable[[str], str]) -> list[int]:
+        """Control strings become their tokens; what is between goes through `plain` and becomes bytes."""
+        ids: list[int] = []
+        end = 0
+        for found in _CONTROL.finditer(text):
+            ids += _utf8(plain(text[end : found.start()]))
+            ids.append(256 + CONTROL_TOKENS.index(found[0]))
+            end = found.end()
+        return ids + list(_utf8(plain(text[end:])))
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # a lone surrogate, as from a mistyped argument, is a question mark
