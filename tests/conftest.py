@@ -9,7 +9,7 @@ from hypothesis import settings
 
 CACHE = Path(__file__).resolve().parent.parent / ".tests-cache"
 
-for variable in [name for name in os.environ if name.startswith("LLMRUN_")]:
+for variable in [name for name in os.environ if name.startswith("LLMRUN_") and name != "LLMRUN_TEST_CACHE"]:
     del os.environ[variable]
 for variable in ("NO_COLOR", "FORCE_COLOR"):
     os.environ.pop(variable, None)

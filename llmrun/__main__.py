@@ -1,0 +1,15 @@
+"""`python -m llmrun`, and what the `llmrun` command calls."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    from llmrun.cli.app import main
+
+    sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

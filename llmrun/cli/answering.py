@@ -1,0 +1,85 @@
+"""One request while it runs: text as it comes, Ctrl-C, and the accounts at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from llmrun.cli.output import out
+from llmrun.cli.report import Answer, completion_body, logprob_fields, stats_fields
+from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
+from llmrun.errors import LlmrunError
+from llmrun.types import FinishReason
+
+if TYPE_CHECKING:
+    from llmrun.engine.engine import Engine
+
+
+def answer(engine: Engine, request: Request, *, model: str, as_json: bool) -> int:
+    """Run a request, write its answer and its statistics, and return the exit code.
+
+    Ctrl-C (or SIGTERM) ends the answer; what was written stays, and is accounted for like any other.
+    """
+    pieces: list[str] = []
+    logprobs: list[TokenLogprobs] = []
+    finished: Finished | None = None
+    with _cancelling(engine.cancel_current) as signals:
+        for event in engine.generate(request):
+            if isinstance(event, PrefillProgress):
+                out.progress(f"prefill {event.done}/{event.total}")
+            elif isinstance(event, TextDelta):
+                pieces.append(event.text)
+                logprobs.extend(event.logprobs)
+                if not as_json:
+                    out.answer(event.text)
+            elif isinstance(event, Finished):
+                finished = event
+    if finished is None:
+        raise LlmrunError("the engine ended a request without saying so")
+    done = Answer(model, engine.info, request, "".join(pieces), tuple(logprobs), finished)
+    if as_json:
+        out.json(completion_body(done))
+    else:
+        out.end_answer()
+        for token in logprobs:
+            out.fields(logprob_fields(token))
+    _explain_length(done)
+    out.fields(stats_fields(done))
+    return 128 + signals[0] if signals else 0
+
+
+def _explain_length(done: Answer) -> None:
+    """Say so when the context, not the user, ended the answer."""
+    asked = done.request.max_tokens
+    cut = done.finished.reason is FinishReason.LENGTH
+    if cut and (asked is None or done.finished.timings.generated_tokens < asked):
+        out.note(
+            f"the answer was cut: the context of {done.info.context_size} tokens is full (--ctx-size sets its size)"
+        )
+
+
+@contextmanager
+def _cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
+    """Let Ctrl-C and SIGTERM call `cancel` instead of ending the process; the second one ends it at once.
+
+    Yields the list of signals received. One that was ignored when we started (`nohup`, `&` in a script) stays so.
+    """
+    received: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        cancel()
+
+    heeded = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in heeded}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

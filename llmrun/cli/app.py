@@ -1,0 +1,115 @@
+"""The `llmrun` command: registers the commands, and catches what they raise. Nothing else catches everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from llmrun import __version__
+from llmrun.cli.generate import generate
+from llmrun.cli.messages import message_for
+from llmrun.cli.options import Debug
+from llmrun.cli.output import out, silence
+
+INTERRUPTED = 130  # 128 + SIGINT
+TERMINATED = 143  # 128 + SIGTERM
+CLOSED_PIPE = 141  # 128 + SIGPIPE
+
+app = typer.Typer(
+    name="llmrun",
+    help="Run quantized GGUF language models on the machine in front of you.",
+    add_completion=False,
+    rich_markup_mode=None,  # Rich's help costs 64 ms more
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def llmrun(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Debug = False,
+) -> None:
+    if version:
+        out.answer(f"llmrun {__version__}")
+        out.end_answer()
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        out.answer(context.get_help())
+        out.end_answer()
+
+
+app.command("generate")(generate)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command line and return the process's exit code."""
+    if not _prepare_streams():
+        return 1
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        out.clear_progress()
+        return INTERRUPTED
+    except BrokenPipeError:
+        silence(sys.stdout)
+        return CLOSED_PIPE
+    except Exception as error:  # noqa: BLE001  the only place: an error must end in words and a code
+        if _wants_traceback(arguments):
+            import traceback
+
+            traceback.print_exc()
+        message = message_for(error)
+        out.error(message.sentence, message.hint)
+        return message.exit_code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    # Not `app()`: Typer would answer exceptions itself, with exit code 1 for a closed pipe.
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("llmrun", list(arguments)) as context:
+            code = command.invoke(context)
+    except typer.Exit as stop:
+        code = stop.exit_code
+    sys.stdout.flush()
+    return code if isinstance(code, int) else 0
+
+
+def _prepare_streams() -> bool:
+    """Give all three streams an open file, in UTF-8 whatever the locale says. False when there is no stdout.
+
+    A closed descriptor would be taken by the next file that is opened, and the answer written into it.
+    """
+    nowhere = Path(os.devnull)
+    if sys.stdin is None:
+        sys.stdin = nowhere.open(encoding="utf-8")
+    closed = sys.stdout is None
+    if closed:
+        sys.stdout = nowhere.open("w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = nowhere.open("w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        # A path may hold bytes that are not UTF-8; "\udcff" is also how JSON writes such a byte.
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    if closed:
+        out.error("standard output: closed", "give the answer somewhere to go, /dev/null if nowhere")
+    return not closed
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(TERMINATED)
+
+
+def _wants_traceback(arguments: Sequence[str]) -> bool:
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--debug" in own or bool(os.environ.get("LLMRUN_DEBUG"))

@@ -1,0 +1,67 @@
+"""From an exception to what the user reads: one sentence, the next command to try, and the exit code."""
+
+from __future__ import annotations
+
+import errno
+from typing import NamedTuple
+
+from typer import TyperException
+
+from llmrun.errors import DoesNotFit, LlmrunError, UsageError
+
+
+class Message(NamedTuple):
+    sentence: str
+    hint: str
+    exit_code: int
+
+
+def message_for(error: Exception) -> Message:
+    """The words for any exception that reaches the top."""
+    if isinstance(error, LlmrunError):
+        return Message(str(error), error.hint, error.exit_code)
+    if isinstance(error, TyperException):
+        return _usage(error)
+    if isinstance(error, MemoryError):
+        return Message(
+            "memory: this machine has none left for the request",
+            "try a smaller model, or a smaller --ctx-size",
+            DoesNotFit.exit_code,
+        )
+    if isinstance(error, OSError) and error.strerror:
+        return _system(error)
+    return Message(f"internal: {type(error).__name__}: {error}", "run again with --debug, and report what it shows", 1)
+
+
+def _system(error: OSError) -> Message:
+    where = f"{error.filename}: " if error.filename is not None else ""
+    hint = {
+        errno.ENOSPC: "make room on the disk, or point LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to another one",
+        errno.EACCES: "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to folders you may write to",
+        errno.EROFS: "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to folders you may write to",
+    }.get(error.errno or 0, "")
+    code = DoesNotFit.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else LlmrunError.exit_code
+    return Message(f"system: {where}{error.strerror}", hint, code)
+
+
+def _usage(error: TyperException) -> Message:
+    """Typer's own usage errors, in our form. Its classes are not public, so their attributes are asked for."""
+    context = getattr(error, "ctx", None)
+    hint = f"see {context.command_path if context else 'llmrun'} --help"
+    sentence = error.message.rstrip(".")
+    parameter = getattr(error, "param", None)
+    option = getattr(error, "option_name", None)
+    if parameter is not None:
+        name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.human_readable_name
+        sentence = f"{name}: {sentence or 'a value is missing'}"
+    elif option is not None:
+        problem = "a value is missing" if "requires" in sentence else sentence.split(":")[0].lower()
+        sentence = f"{option}: {problem}"
+    else:
+        sentence = sentence[:1].lower() + sentence[1:]
+    if possibilities := getattr(error, "possibilities", None):
+        hint = "did you mean " + " or ".join(sorted(possibilities)) + "?"
+    elif "Did you mean" in error.message:
+        sentence, _, near = sentence.partition(". Did you mean ")
+        hint = f"did you mean {near}"
+    return Message(sentence, hint, UsageError.exit_code)

@@ -1,0 +1,55 @@
+"""From a model's name to an open engine, with the waiting shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.cli.output import out
+from llmrun.cli.progress import HubReporter, show_loading
+
+if TYPE_CHECKING:
+    from llmrun.engine.engine import Engine
+    from llmrun.settings import Settings
+    from llmrun.types import SamplingParams
+
+SCRIPTED = "scripted"  # a stand-in that answers without a model, for tests: its "model" is a script, or nothing
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """`name` is what to call the model: the catalogue's name for it, or the file's. The seed is not decided yet."""
+
+    engine: Engine
+    name: str
+    default_sampling: SamplingParams
+
+
+@contextmanager
+def open_model(settings: Settings, *, chat_template: str | None) -> Iterator[OpenModel]:
+    """Find the model's file, fetching it if need be, and open it. Raises every LlmrunError of hub and engine."""
+    from llmrun.engine.defaults import default_sampling
+    from llmrun.engine.engine import Engine
+
+    if settings.backend == SCRIPTED:
+        path, name, catalogue = Path(settings.model), Path(settings.model).stem, None
+    else:
+        from llmrun.hub.resolve import resolve
+
+        found = resolve(settings.model, offline=settings.offline, reporter=HubReporter())
+        path = found.path
+        name = found.entry.name if found.entry else path.stem
+        catalogue = found.entry.sampling if found.entry else None
+    with Engine.open(
+        path,
+        backend=settings.backend,
+        context_size=settings.ctx_size,
+        threads=settings.threads,
+        chat_template=chat_template,
+        progress=show_loading,
+    ) as engine:
+        out.clear_progress()
+        yield OpenModel(engine, name, default_sampling(engine.info.metadata, catalogue))

@@ -1,0 +1,78 @@
+"""The flags that several commands share. None means "not given": settings and the model decide then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str | None,
+    typer.Option("-m", "--model", metavar="NAME", help="A name of the catalogue, or a .gguf file."),
+]
+System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("-n", "--max-tokens", metavar="N", help="End the answer after N tokens.  [default: its own end]"),
+]
+ContextSize = Annotated[
+    int | None,
+    typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of context.  [default: the model's, up to 8192]"),
+]
+Threads = Annotated[
+    int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one a core]")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temp", "--temperature", metavar="T", help="0 takes the likeliest token, always."),
+]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Draw from the K likeliest tokens; 0: all.")]
+TopP = Annotated[
+    float | None,
+    typer.Option("--top-p", metavar="P", help="Draw from the likeliest tokens that together reach P; 1: all."),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option("--min-p", metavar="P", help="Leave out tokens below P times the likeliest one; 0: none."),
+]
+RepeatPenalty = Annotated[
+    float | None,
+    typer.Option("--repeat-penalty", metavar="R", help="Above 1: tokens seen lately are less likely."),
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option("--presence-penalty", metavar="R", help="Taken once from a token seen lately.")
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option("--frequency-penalty", metavar="R", help="Taken from a token for each time it was seen lately."),
+]
+RepeatLastN = Annotated[
+    int | None,
+    typer.Option("--repeat-last-n", metavar="N", min=-1, help="How many tokens are lately: 0 none, -1 all."),
+]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option("--logit-bias", metavar="ID=BIAS", help="Add BIAS to a token's logit; -inf bans it. Repeatable."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="The same seed gives the same text.  [default: random]"),
+]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before TEXT. Repeatable.")
+]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Backend = Annotated[str | None, typer.Option("--backend", metavar="NAME", help="auto or cpu.  [default: auto]")]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option("--chat-template", metavar="FILE", help="Jinja2 in place of the model's own template."),
+]
+ChatTemplateKwargs = Annotated[
+    str | None,
+    typer.Option("--chat-template-kwargs", metavar="JSON", help="More variables for the chat template."),
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Use only what is on this machine.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")]

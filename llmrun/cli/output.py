@@ -1,0 +1,157 @@
+"""`out`: the one place that writes. stdout carries the answer and nothing else; the rest goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from llmrun.cli.terminal import can_color, can_move_cursor, columns, is_terminal, visible, visible_line
+from llmrun.errors import LlmrunError
+
+RED = "31"
+YELLOW = "33"
+DIM = "2"
+
+_SHOW_AFTER_S = 0.15  # most waits are shorter, and a line that flashes is worse than none
+_REDRAW_S = 0.05
+_PLAIN_LINE_S = 10.0  # in a log file, one line is enough for a long wait
+
+
+class Output:
+    """Human output, or quiet: then stderr carries errors alone.
+
+    Writing the answer raises BrokenPipeError when its reader has gone, and LlmrunError when the disk is full. A
+    stderr that cannot be written is given up in silence: there is no one left to tell.
+    """
+
+    def __init__(self) -> None:
+        self.quiet = False
+        self.verbose = False
+        self.color = "auto"
+        self._answer_open = False
+        self._live_shown = False
+        self._waiting_since: float | None = None
+        self._last_drawn = 0.0
+
+    # The answer
+
+    def answer(self, text: str) -> None:
+        """Write a piece of the answer to stdout now. Control characters are shown when stdout is a terminal."""
+        if not text:
+            return
+        self.clear_progress()
+        self._answer_open = True
+        self._write_stdout(visible(text) if is_terminal(sys.stdout) else text)
+
+    def end_answer(self) -> None:
+        """The final newline, which every answer has, an empty one too."""
+        self._answer_open = False
+        self._write_stdout("\n")
+
+    def json(self, body: Mapping[str, Any]) -> None:
+        """The whole answer as one line of JSON."""
+        self.clear_progress()
+        self._write_stdout(json.dumps(body, ensure_ascii=False) + "\n")
+
+    # The rest
+
+    def note(self, text: str) -> None:
+        """One line that a careful user wants to know."""
+        if not self.quiet:
+            self._line("note:", text, YELLOW)
+
+    def detail(self, text: str) -> None:
+        """One line that only --verbose shows."""
+        if self.verbose and not self.quiet:
+            self._write_stderr(self._styled(visible_line(text), DIM) + "\n")
+
+    def fields(self, fields: Sequence[str]) -> None:
+        """Short facts on one line, on more when the terminal is too narrow for one."""
+        if self.quiet:
+            return
+        limit = columns() if is_terminal(sys.stderr) else sys.maxsize
+        lines: list[str] = []
+        for field in map(visible_line, fields):
+            if lines and len(lines[-1]) + len(field) + 3 <= limit:
+                lines[-1] += f" · {field}"
+            else:
+                lines.append(field)
+        self._write_stderr("".join(self._styled(line, DIM) + "\n" for line in lines))
+
+    def error(self, sentence: str, hint: str = "") -> None:
+        """`error: ...`, then what to try. Shown in quiet mode too."""
+        if self._answer_open:  # part of an answer is on the screen: do not glue the error to it
+            self._answer_open = False
+            if is_terminal(sys.stdout):
+                self._write_stdout("\n")
+        self._line("error:", sentence, RED)
+        if hint:
+            self._line("hint:", hint, DIM)
+
+    def progress(self, text: str) -> None:
+        """What is going on now: a line that lives until something else is written. In a log, a line now and then."""
+        if self.quiet:
+            return
+        now = time.monotonic()
+        live = can_move_cursor(sys.stderr)
+        if self._waiting_since is None:
+            self._waiting_since = self._last_drawn = now
+            return
+        if not live and now - self._last_drawn >= _PLAIN_LINE_S:
+            self._last_drawn = now
+            self._write(f"{visible_line(text)}\n")
+        elif live and now - self._waiting_since >= _SHOW_AFTER_S and now - self._last_drawn >= _REDRAW_S:
+            self._last_drawn = now
+            self._live_shown = True
+            width = columns() - 1
+            self._write("\r" + self._styled(visible_line(text)[:width].ljust(width), DIM))
+
+    def clear_progress(self) -> None:
+        """Erase the living line. Blanks rather than an escape sequence: that works on every terminal."""
+        self._waiting_since = None
+        if self._live_shown:
+            self._live_shown = False
+            self._write("\r" + " " * (columns() - 1) + "\r")
+
+    # How
+
+    def _line(self, label: str, text: str, style: str) -> None:
+        self._write_stderr(f"{self._styled(label, style)} {visible_line(text)}\n")
+
+    def _styled(self, text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if can_color(sys.stderr, self.color) else text
+
+    def _write_stderr(self, text: str) -> None:
+        self.clear_progress()
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            silence(sys.stderr)
+
+    def _write_stdout(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except OSError as error:
+            silence(sys.stdout)  # or Python would try again at exit, and complain in its own words
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise LlmrunError(f"standard output: cannot be written: {error.strerror}") from error
+
+
+def silence(stream: TextIO) -> None:
+    """Let everything written to a stream from now on, its unwritten buffer included, go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+out = Output()

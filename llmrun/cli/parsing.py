@@ -1,0 +1,70 @@
+"""From what was typed to what the engine takes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llmrun.cli.prompt import checked_text
+from llmrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmrun.settings import Settings
+    from llmrun.types import SamplingParams
+
+SAMPLING_SETTINGS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
+    """A conversation of one question. An empty system prompt is one too: it replaces a template's own."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": prompt}]
+
+
+def chosen_sampling(default: SamplingParams, settings: Settings) -> SamplingParams:
+    """The model's defaults, but for what the user chose."""
+    chosen: dict[str, Any] = {name: getattr(settings, name) for name in SAMPLING_SETTINGS}
+    return replace(default, **{name: value for name, value in chosen.items() if value is not None})
+
+
+def parse_stops(texts: Sequence[str]) -> tuple[str, ...]:
+    for text in texts:
+        if not checked_text(text, "--stop"):
+            raise UsageError("--stop: empty: would end every answer before it begins")
+    return tuple(texts)
+
+
+def parse_logit_bias(pairs: Sequence[str]) -> dict[int, float]:
+    """`["29889=-inf", "7=2.5"]` -> `{29889: -inf, 7: 2.5}`. Raises UsageError."""
+    biases: dict[int, float] = {}
+    for pair in pairs:
+        token, _, bias = pair.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise UsageError(f"--logit-bias: {pair!r} is not ID=BIAS, as in 29889=-2.5 or 29889=-inf") from None
+        if not biases[int(token)] < math.inf:
+            raise UsageError(f"--logit-bias: {pair!r}: a bias is a number or -inf")
+    return biases
+
+
+def parse_template_variables(text: str) -> dict[str, Any]:
+    """The object of --chat-template-kwargs. Raises UsageError."""
+    try:
+        variables = json.loads(checked_text(text, "--chat-template-kwargs"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--chat-template-kwargs: not JSON: {error}") from None
+    if not isinstance(variables, dict):
+        raise UsageError('--chat-template-kwargs: not a JSON object, as in {"enable_thinking": false}')
+    return variables

@@ -1,0 +1,143 @@
+"""What is told about an answer: one line for people, OpenAI's body for programs."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmrun.engine.requests import Finished, Request, TokenLogprobs
+from llmrun.types import ModelInfo, Timings, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished request and everything worth saying about it. `model` is the name to call it by."""
+
+    model: str
+    info: ModelInfo
+    request: Request
+    text: str
+    logprobs: Sequence[TokenLogprobs]
+    finished: Finished
+
+
+def stats_fields(answer: Answer) -> list[str]:
+    """The facts of the closing line, in the field's words (TTFT: time to first token; TPOT: time per output token).
+
+    At their usual lengths they fill one line of 100 columns.
+    """
+    timings, info = answer.finished.timings, answer.info
+    return [
+        f"{_shortened(answer.model)} {info.backend}×{info.threads}",
+        f"{timings.prompt_tokens - timings.cached_tokens} in {_rate(timings.prompt_per_second)}",
+        f"TTFT {duration(timings.ttft_s)}",
+        f"{timings.generated_tokens} out {_rate(timings.decode_per_second)}",
+        f"TPOT {duration(timings.tpot_s)}",
+        duration(timings.total_s),
+        f"ctx {answer.finished.context_used / info.context_size:.0%}",
+        f"seed {answer.request.sampling.seed}",
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Three digits at most, in the unit that suits: 840us, 12.3ms, 1.51s, 2m04s."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f}us"
+    if seconds < 1:
+        return _three_digits(seconds * 1e3) + "ms"
+    if seconds < 100:
+        return _three_digits(seconds) + "s"
+    return f"{int(seconds) // 60}m{int(seconds) % 60:02d}s"
+
+
+def _rate(per_second: float) -> str:
+    return _three_digits(per_second) + "/s"
+
+
+def _three_digits(number: float) -> str:
+    places = 2 if number < 9.995 else 1 if number < 99.95 else 0
+    return f"{number:.{places}f}"
+
+
+def _shortened(name: str, limit: int = 24) -> str:
+    return name if len(name) <= limit else name[: limit - 1] + "…"
+
+
+def logprob_fields(token: TokenLogprobs) -> list[str]:
+    """A token with its probability, then the likeliest ones at its place."""
+    return [_probability(token.chosen), *map(_probability, token.top)]
+
+
+def _probability(token: TokenLogprob) -> str:
+    return f"{token.text.decode('utf-8', 'backslashreplace')!r} {math.exp(token.logprob):.1%}"
+
+
+def completion_body(answer: Answer) -> dict[str, Any]:
+    """OpenAI's `chat.completion` object, with `seed`, `timings` (s, tok/s) and `run` (what answered) added."""
+    timings = answer.finished.timings
+    logprobs = None
+    if answer.request.logprobs is not None:
+        logprobs = {"content": [_openai_logprobs(token) for token in answer.logprobs], "refusal": None}
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": answer.model,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": logprobs,
+                "finish_reason": str(answer.finished.reason),
+            }
+        ],
+        "usage": {
+            "prompt_tokens": timings.prompt_tokens,
+            "completion_tokens": timings.generated_tokens,
+            "total_tokens": timings.prompt_tokens + timings.generated_tokens,
+            "prompt_tokens_details": {"cached_tokens": timings.cached_tokens},
+        },
+        "seed": answer.request.sampling.seed,
+        "timings": _timings(timings),
+        "run": _run(answer),
+    }
+
+
+def _timings(timings: Timings) -> dict[str, Any]:
+    return {
+        "load_s": timings.load_s,
+        "prefill_s": timings.prefill_s,
+        "ttft_s": timings.ttft_s,
+        "decode_s": timings.decode_s,
+        "tpot_s": timings.tpot_s,
+        "total_s": timings.total_s,
+        "prompt_per_second": timings.prompt_per_second,
+        "decode_per_second": timings.decode_per_second,
+    }
+
+
+def _run(answer: Answer) -> dict[str, Any]:
+    info = answer.info
+    return {
+        "backend": info.backend,
+        "device": info.device,
+        "threads": info.threads,
+        "context_used": answer.finished.context_used,
+        "context_size": info.context_size,
+    }
+
+
+def _openai_logprobs(token: TokenLogprobs) -> dict[str, Any]:
+    return _openai_logprob(token.chosen) | {"top_logprobs": [_openai_logprob(one) for one in token.top]}
+
+
+def _openai_logprob(token: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": token.text.decode("utf-8", "replace"),
+        "logprob": max(token.logprob, -9999.0),  # JSON has no infinity; OpenAI writes -9999 for "never"
+        "bytes": list(token.text),
+    }

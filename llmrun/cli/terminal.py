@@ -1,0 +1,49 @@
+"""What a stream can show, judged for each stream by itself, and how foreign text is made safe to look at."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TextIO
+
+# A model, a file or a server may have written an escape sequence that moves the cursor, sets the clipboard or answers
+# for the user. On a terminal every control character but newline and tab is shown as a picture of itself (U+2400 to
+# U+2421), the C1 ones, which have no pictures, by number.
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+_PICTURES[0x7F] = "\u2421"
+_PICTURES |= {code: f"<{code:02X}>" for code in range(0x80, 0xA0)}
+_ONE_LINE = _PICTURES | {ord("\n"): " ", ord("\t"): " "}
+
+
+def visible(text: str) -> str:
+    """Text with its control characters shown. One character at a time, so a sequence split over two tokens is too."""
+    return text.translate(_PICTURES)
+
+
+def visible_line(text: str) -> str:
+    """`visible`, and on one line."""
+    return text.translate(_ONE_LINE)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at this stream directly."""
+    return not stream.closed and stream.isatty()
+
+
+def can_move_cursor(stream: TextIO) -> bool:
+    """Whether a line may be overwritten in place."""
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
+def can_color(stream: TextIO, choice: str = "auto") -> bool:
+    """Whether to color this stream: NO_COLOR, then the user's setting, then FORCE_COLOR, then what the stream is."""
+    if os.environ.get("NO_COLOR") or choice == "never":
+        return False
+    if choice == "always" or os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return can_move_cursor(stream)
+
+
+def columns() -> int:
+    """Width of the terminal, 100 where there is none."""
+    return shutil.get_terminal_size(fallback=(100, 24)).columns
