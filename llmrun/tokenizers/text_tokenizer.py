@@ -1,0 +1,156 @@
+"""What both kinds of tokenizer do alike: special tokens, BOS and EOS, protected text, and ids back to bytes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.tokenizers.special import unmark
+from llmrun.tokenizers.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.tokenizers.vocabulary import Vocabulary
+
+# What a kernel is given: UTF-8, byte offsets at which its pieces end, and the control tokens between them (byte
+# offsets, ids).
+Pieces = tuple[bytes, "NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int32]"]
+
+
+class TextTokenizer(ABC):
+    """A `base.Tokenizer` on a vocabulary; a subclass knows how plain text becomes pieces, and pieces ids."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._bytes: dict[int, bytes] = {}
+
+    @abstractmethod
+    def _encode_pieces(self, pieces: Pieces) -> NDArray[np.int32]:
+        """Ids of the pieces, with the control tokens in between."""
+
+    @abstractmethod
+    def _split(self, text: str, *, after_special: bool) -> tuple[bytes, NDArray[np.int64]]:
+        """(UTF-8 of plain text as the vocabulary writes it, byte offsets at which its pieces end)."""
+
+    @abstractmethod
+    def _normal_bytes(self, text: bytes) -> bytes:
+        """What a normal token stands for, given its text in the vocabulary."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._vocabulary.tables.vocabulary_size
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._vocabulary.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        return self._vocabulary.eos_id
+
+    @property
+    def end_of_generation(self) -> frozenset[int]:
+        return self._vocabulary.end_of_generation
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
+        parts = self._vocabulary.special.partition(without_surrogates(text), parse_control=parse_special)
+        if add_special:
+            parts = self._with_bos(parts)
+            if self._vocabulary.add_eos and self._vocabulary.eos_id is not None:
+                parts = [*parts, self._vocabulary.eos_id]
+        return self._encode_parts(parts)
+
+    def protect(self, text: str) -> str:
+        return self._vocabulary.special.protect(without_surrogates(text))
+
+    def unprotect(self, text: str) -> str:
+        return unmark(text)[0]
+
+    def encode_rendered(self, text: str) -> NDArray[np.int32]:
+        plain, marks = unmark(without_surrogates(text))
+        parts = self._vocabulary.special.partition(plain, parse_control=True, marks=marks)
+        return self._encode_parts(self._with_bos(parts))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._bytes_of(self._checked(token_id))
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        if self._vocabulary.kinds[self._checked(token_id)] in (CONTROL, UNKNOWN):
+            return self._vocabulary.tables.text(token_id).decode(errors="replace")
+        return self.token_bytes(token_id).decode(errors="backslashreplace")
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        return b"".join([self.token_bytes(int(token)) for token in ids])
+
+    def _checked(self, token_id: int) -> int:
+        if not 0 <= token_id < self.vocabulary_size:
+            raise ValueError(f"token id out of range: {token_id}, the vocabulary has {self.vocabulary_size}")
+        return token_id
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        kind = int(self._vocabulary.kinds[token_id])
+        text = self._vocabulary.tables.text(token_id)
+        if kind == NORMAL:
+            return self._normal_bytes(text)
+        if kind == USER_DEFINED:
+            return text
+        if kind == BYTE:
+            return _byte_of(text)
+        return b""
+
+    def _with_bos(self, parts: list[str | int]) -> list[str | int]:
+        """BOS first if the vocabulary asks for it, once, whoever wrote it."""
+        bos_id = self._vocabulary.bos_id
+        if not self._vocabulary.add_bos or bos_id is None or parts[:1] == [bos_id]:
+            return parts
+        return [bos_id, *parts]
+
+    def _encode_parts(self, parts: Sequence[str | int]) -> NDArray[np.int32]:
+        texts: list[bytes] = []
+        ends: list[NDArray[np.int64]] = []
+        positions: list[int] = []
+        ids: list[int] = []
+        length = 0
+        after_special = True
+        for part in parts:
+            if isinstance(part, int):
+                positions.append(length)
+                ids.append(part)
+            else:
+                text, piece_ends = self._split(part, after_special=after_special)
+                texts.append(text)
+                ends.append(piece_ends + length)
+                length += len(text)
+            after_special = isinstance(part, int)
+        all_ends = np.concatenate(ends) if ends else np.empty(0, np.int64)
+        inserts = np.array(positions, np.int64), np.array(ids, np.int32)
+        return self._encode_pieces((b"".join(texts), all_ends, *inserts))
+
+
+def without_surrogates(text: str) -> str:
+    """Text that UTF-8 can hold: paired surrogates become their character, lone ones U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def longest_piece(ends: NDArray[np.int64]) -> int:
+    """Bytes of the longest piece."""
+    return int(np.diff(ends, prepend=0).max(initial=0))
+
+
+def _byte_of(text: bytes) -> bytes:
+    """The byte that a token `<0x41>` stands for."""
+    try:
+        return bytes([int(text[3:5], 16)])
+    except ValueError:
+        return b""

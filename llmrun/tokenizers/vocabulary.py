@@ -1,0 +1,131 @@
+"""What a GGUF file says of its vocabulary: texts, kinds, special tokens, and what is added around a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.errors import BadGGUF
+from llmrun.tokenizers.end_of_generation import KNOWN_TEXTS, find_ending_tokens
+from llmrun.tokenizers.special import MARK, SpecialToken, SpecialTokens
+from llmrun.tokenizers.tables import NOT_FOUND, TokenTables
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.gguf.reader import GGUFFile
+
+# Values of `tokenizer.ggml.token_type`.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+_NAMED_TOKENS = ("bos", "eos", "eot", "eom", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
+_FORMER_NAMES = ("prefix", "suffix", "middle")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds where the file says nothing; it differs between the kinds of tokenizer."""
+
+    bos_id: int | None
+    eos_id: int | None
+    add_bos: bool
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    tables: TokenTables
+    kinds: NDArray[np.int32]  # token_type, corrected for tokens that are control by their spelling
+    special: SpecialTokens
+    bos_id: int | None
+    eos_id: int | None
+    add_bos: bool
+    add_eos: bool
+    end_of_generation: frozenset[int]
+
+    def is_control(self) -> NDArray[np.bool_]:
+        """bool[tokens]: the tokens that no plain text becomes, and that stand for no text."""
+        return np.isin(self.kinds, (CONTROL, UNKNOWN))
+
+
+def read_vocabulary(file: GGUFFile, defaults: Defaults, *, merged: bool, required: Sequence[bytes] = ()) -> Vocabulary:
+    """Read the keys `tokenizer.ggml.*`; `merged` says that there are merges to read.
+
+    Raises BadGGUF for a repeated token, an array that is too short, or an id outside the vocabulary.
+    """
+    tokens = file.strings("tokenizer.ggml.tokens")
+    merges = file.strings("tokenizer.ggml.merges") if merged else None
+    tables = TokenTables(tokens, merges, required)
+    if tables.duplicate != NOT_FOUND:
+        raise BadGGUF(f"repeated token: tokenizer.ggml.tokens: index {tables.duplicate} is there before")
+    size = len(tokens)
+    named = _named_tokens(file, size)
+    known_ids = tables.find([text.encode() for text in KNOWN_TEXTS]).tolist()
+    known = {text: id_ for text, id_ in zip(KNOWN_TEXTS, known_ids, strict=True) if 0 <= id_ < size}
+    bos_id = named.get("bos_token_id", _inside(defaults.bos_id, size))
+    eos_id = named.get("eos_token_id", _inside(defaults.eos_id, size))
+    ending, control = find_ending_tokens(known, named, eos_id)
+    kinds = _kinds(file, size)
+    kinds[list(control)] = CONTROL
+    return Vocabulary(
+        tables=tables,
+        kinds=kinds,
+        special=_special_tokens(tables, kinds, file),
+        bos_id=bos_id,
+        eos_id=eos_id,
+        add_bos=file.boolean("tokenizer.ggml.add_bos_token", default=defaults.add_bos) and bos_id is not None,
+        add_eos=file.boolean("tokenizer.ggml.add_eos_token", default=False) and eos_id is not None,
+        end_of_generation=ending,
+    )
+
+
+def array_of(file: GGUFFile, key: str, size: int, dtype: type[np.generic]) -> NDArray[np.generic] | None:
+    """An array of one number per token, aligned and of its own; None if the file has none."""
+    if not file.has(key):
+        return None
+    values = np.array(file.numbers(key), dtype)
+    if len(values) < size:
+        raise BadGGUF(f"array too short: {key}: {len(values)} values for {size} tokens")
+    return values[:size]
+
+
+def _kinds(file: GGUFFile, size: int) -> NDArray[np.int32]:
+    kinds = array_of(file, "tokenizer.ggml.token_type", size, np.int32)
+    return np.full(size, NORMAL, np.int32) if kinds is None else kinds.astype(np.int32, copy=False)
+
+
+def _named_tokens(file: GGUFFile, size: int) -> dict[str, int]:
+    """The ids that the file's keys name, by the last part of the key."""
+    keys = [f"{name}_token_id" for name in (*_NAMED_TOKENS, *_FORMER_NAMES)]
+    return {
+        key: file.integer(f"tokenizer.ggml.{key}", minimum=0, maximum=size - 1)
+        for key in keys
+        if file.has(f"tokenizer.ggml.{key}")
+    }
+
+
+def _inside(token: int | None, size: int) -> int | None:
+    return token if token is not None and token < size else None
+
+
+def _special_tokens(tables: TokenTables, kinds: NDArray[np.int32], file: GGUFFile) -> SpecialTokens:
+    strips_right = _phi3_strips_right(file)
+    found = []
+    for token in np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN) | (kinds == USER_DEFINED)).tolist():
+        try:
+            text = tables.text(token).decode()
+        except UnicodeDecodeError:
+            continue  # no text holds it
+        if MARK in text:
+            continue  # a rendered text may hold marks of ours only
+        strips = strips_right and text not in ("<unk>", "<s>", "<|endoftext|>")
+        found.append(SpecialToken(token, text, kinds[token] != USER_DEFINED, strips))
+    return SpecialTokens(found)
+
+
+def _phi3_strips_right(file: GGUFFile) -> bool:
+    """Whether white space after a special token belongs to it: so for models named Phi-3; no key says it."""
+    name = file.string("general.name", default="").lower()
+    return "phi-3" in name or "phi3" in name
