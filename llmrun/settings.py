@@ -1,8 +1,8 @@
 """What the user wants when no flag says otherwise, and where llmrun keeps its files.
 
 A value is looked for in this order: the flag, the environment (`LLMRUN_THREADS`), `config.toml`
-(`threads = 4`), the default. A key of a wrong name, type or range is refused where it stands, so that a typing
-error never becomes a default in silence.
+(`threads = 4`), the default. A key of a wrong name, type or range is refused where it stands, so that no typing
+error becomes a default in silence.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 
 PREFIX = "LLMRUN_"
 
-# Variables that are not settings: folders, and switches that make no sense in a file.
-NOT_SETTINGS = frozenset({"LLMRUN_CACHE_DIR", "LLMRUN_DATA_DIR", "LLMRUN_CONFIG", "LLMRUN_DEBUG"})
+# Variables that are not settings: folders, and switches for one run that have no place in a file.
+NOT_SETTINGS = frozenset(
+    {"LLMRUN_CACHE_DIR", "LLMRUN_DATA_DIR", "LLMRUN_CONFIG", "LLMRUN_CPU_LEVEL", "LLMRUN_DEBUG", "LLMRUN_TEST_CACHE"}
+)
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
-    """What a setting may hold. `kind` is the type; bounds are inclusive; `choices` empty means any."""
+class Rule:
+    """What a setting may hold. `kind` is int, float, bool or str; bounds are inclusive; no `choices` means any."""
 
     kind: type
     minimum: float = -math.inf
@@ -72,7 +74,7 @@ class _Rule:
 
 
 def _setting(default: object, kind: type, **rule: Any) -> Any:
-    return field(default=default, metadata={"rule": _Rule(kind, **rule)})
+    return field(default=default, metadata={"rule": Rule(kind, **rule)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +100,26 @@ class Settings:
     quiet: bool = _setting(False, bool)
 
 
+RULES: Mapping[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Settings)}
+
+
 def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
     """Settings of this run: `flags` (None = not given) over environment over config.toml over defaults.
 
     Raises UsageError naming the file or variable, the key, the value seen and what it may be.
     """
-    rules: dict[str, _Rule] = {f.name: f.metadata["rule"] for f in fields(Settings)}
-    values = _from_config(config_file(), rules) | _from_environment(os.environ, rules)
+    values = _from_config(config_file()) | _from_environment(os.environ)
     for name, value in (flags or {}).items():
         if value is not None:
-            values[name] = _checked(rules[name], value, "flag", f"--{name.replace('_', '-')}")
+            values[name] = _checked(RULES[name], value, "flag", _flag(name))
     return Settings(**values)
 
 
-def _from_config(path: Path, rules: Mapping[str, _Rule]) -> dict[str, Any]:
+def _flag(name: str) -> str:
+    return "--temp" if name == "temperature" else "--" + name.replace("_", "-")
+
+
+def _from_config(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -127,39 +135,39 @@ def _from_config(path: Path, rules: Mapping[str, _Rule]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"config: {path}: not valid TOML: {error}") from error
     for name in table:
-        if name not in rules:
-            raise _unknown(f"config: {path}", name, rules)
-    return {name: _checked(rules[name], value, f"config: {path}", name) for name, value in table.items()}
+        if name not in RULES:
+            raise _unknown(f"config: {path}", name, list(RULES))
+    return {name: _checked(RULES[name], value, f"config: {path}", name) for name, value in table.items()}
 
 
-def _from_environment(environment: Mapping[str, str], rules: Mapping[str, _Rule]) -> dict[str, Any]:
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable in sorted(environment):
         text = environment[variable]
         if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or not text:
             continue
         name = variable.removeprefix(PREFIX).lower()
-        if name not in rules:
-            raise _unknown("environment", variable, [PREFIX + rule.upper() for rule in rules])
+        if name not in RULES:
+            raise _unknown("environment", variable, [PREFIX + rule.upper() for rule in RULES])
         try:
-            value = rules[name].parse(text)
+            value = RULES[name].parse(text)
         except ValueError:
             value = text  # refused below, by the same sentence as every other wrong value
-        values[name] = _checked(rules[name], value, "environment", variable)
+        values[name] = _checked(RULES[name], value, "environment", variable)
     return values
 
 
-def _checked(rule: _Rule, value: object, where: str, name: str) -> object:
+def _checked(rule: Rule, value: object, where: str, name: str) -> object:
     try:
         return rule.check(value)
     except ValueError:
         raise UsageError(f"{where}: {name}: {value!r} is not {rule.words}") from None
 
 
-def _unknown(where: str, name: str, known: Mapping[str, _Rule] | list[str]) -> UsageError:
+def _unknown(where: str, name: str, known: list[str]) -> UsageError:
     import difflib
 
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(known)
     return UsageError(f"{where}: {name}: no such setting", hint=hint)
 
@@ -186,9 +194,7 @@ def _named_path(variable: str) -> Path | None:
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError as error:
-        raise UsageError(
-            f"environment: {variable}: {text!r} names a home folder that does not exist"
-        ) from error
+        raise UsageError(f"environment: {variable}: {text!r} names a home folder that does not exist") from error
 
 
 def _platform() -> PlatformDirs:

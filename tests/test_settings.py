@@ -150,7 +150,7 @@ def test_any_text_in_a_flag_is_a_value_or_a_usage_error(flags: dict[str, object]
     if set(flags) <= {"model"} and flags.get("model") != "":
         assert load_settings(flags).model == flags.get("model", "smollm2:135m")
     else:
-        with pytest.raises(UsageError, match="^flag: --"):
+        with pytest.raises(UsageError, match=r"^flag: --"):
             load_settings(flags)
 
 
@@ -179,8 +179,6 @@ def test_a_home_that_does_not_exist_is_one_sentence(monkeypatch: pytest.MonkeyPa
 
 def test_importing_settings_loads_nothing_heavy() -> None:
     code = "import sys; import llmrun.settings; print(' '.join(sys.modules))"
-    modules = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "platformdirs", "tomllib", "difflib", "numba", "huggingface_hub"} & set(modules)
     assert settings.__name__ in modules
