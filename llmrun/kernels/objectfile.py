@@ -31,9 +31,7 @@ def symbols(image: bytes) -> tuple[set[str], set[str]]:
             continue
         offset, size = struct.unpack_from("<QQ", image, header + 0x18)
         strings_index = struct.unpack_from("<I", image, header + 0x28)[0]
-        strings_offset = struct.unpack_from("<Q", image, section_offset + strings_index * entry_size + 0x18)[
-            0
-        ]
+        strings_offset = struct.unpack_from("<Q", image, section_offset + strings_index * entry_size + 0x18)[0]
         for entry in range(offset, offset + size, 24):
             name_offset, info, _, section = struct.unpack_from("<IBBH", image, entry)
             start = strings_offset + name_offset
@@ -51,9 +49,7 @@ def check_symbols(image: bytes, symbol: str) -> None:
     """Raises ForeignSymbolError unless the object defines `symbol` and needs nothing beyond the allow-list."""
     defined, undefined = symbols(image)
     if symbol not in defined:
-        raise ForeignSymbolError(
-            f"a kernel's object file does not define {symbol}: it defines {sorted(defined)}"
-        )
+        raise ForeignSymbolError(f"a kernel's object file does not define {symbol}: it defines {sorted(defined)}")
     foreign = undefined - ALLOWED_UNDEFINED
     if foreign:
         raise ForeignSymbolError(f"a kernel may not call {sorted(foreign)}")

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import llvmlite.binding as llvm
 
@@ -32,9 +32,7 @@ from llmrun.errors import LlmrunError
 from llmrun.kernels.levels import Target, host_target
 
 _FOLDER = Path(__file__).parent
-_IMPORT = re.compile(
-    r"^(?:from llmrun\.kernels\.(\w+) import|from llmrun\.kernels import (.+))", re.MULTILINE
-)
+_IMPORT = re.compile(r"^(?:from llmrun\.kernels\.(\w+) import|from llmrun\.kernels import (.+))", re.MULTILINE)
 _DIGEST_BYTES = 32
 
 Progress = Callable[[int, int], None]  # (kernels ready, kernels to compile)
@@ -64,9 +62,7 @@ class Kernel:
 
     def run(self, op: int, step: int, thread: int, n_threads: int) -> None:
         """Call it; the GIL is released meanwhile."""
-        scratch = (
-            ctypes.c_int64 * 2
-        )()  # where Numba's calling convention returns None and an error nobody raises
+        scratch = (ctypes.c_int64 * 2)()  # where Numba's calling convention returns None and an error nobody raises
         base = ctypes.addressof(scratch)
         self._function(base, base + 8, op, step, thread, n_threads)
 
@@ -113,9 +109,7 @@ def object_image(name: KernelName, target: Target) -> bytes:
     return _images([name], target, None)[name]
 
 
-def _images(
-    names: Sequence[KernelName], target: Target, progress: Progress | None
-) -> dict[KernelName, bytes]:
+def _images(names: Sequence[KernelName], target: Target, progress: Progress | None) -> dict[KernelName, bytes]:
     images: dict[KernelName, bytes] = {}
     for name in names:
         image = _read(_path(_key(name, target)))
@@ -292,12 +286,10 @@ class _Child:
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
             line = stdout.readline()
-            header = json.loads(line) if line else {"error": self._last_words()}
-            image = stdout.read(header["bytes"]) if not header["error"] else b""
+            header: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+            image = stdout.read(int(header["bytes"])) if not header["error"] else b""
         except OSError as error:
-            raise KernelCompileError(
-                f"compiler process died: {name.module}.{name.function}: {error}"
-            ) from error
+            raise KernelCompileError(f"compiler process died: {name.module}.{name.function}: {error}") from error
         if header["error"]:
             raise KernelCompileError(
                 f"kernel does not compile: {name.module}.{name.function} {dict(name.parameters)}: "
@@ -313,10 +305,7 @@ class _Child:
 
     def _last_words(self) -> str:
         self._errors.seek(0)
-        return (
-            self._errors.read().decode(errors="replace").strip()
-            or "the compiler process ended without a word"
-        )
+        return self._errors.read().decode(errors="replace").strip() or "the compiler process ended without a word"
 
     def kill(self) -> None:
         self._process.kill()

@@ -1,0 +1,131 @@
+"""What every thread of the team runs: walk the plan, meet at barriers, sleep between steps.
+
+A barrier is a count of arrivals and a generation, read before arriving. Waiting threads spin for a while, because the
+others are usually microseconds away, then sleep on a futex, because another program may have their core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llmrun.kernels import records, simd
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.memory import atomic_add, atomic_load, atomic_store, call_c1, call_c6, call_kernel, load_i64
+
+_FUTEX_WAIT_PRIVATE = 128
+_FUTEX_WAKE_PRIVATE = 129
+_EVERYONE = 1 << 30
+
+SYNC_ARRIVED = records.SYNC_ARRIVED
+SYNC_GENERATION = records.SYNC_GENERATION
+SYNC_SLEEPERS = records.SYNC_SLEEPERS
+SYNC_STOP = records.SYNC_STOP
+SYNC_STEP = records.SYNC_STEP
+SYNC_PARKED = records.SYNC_PARKED
+SYNC_FINISHED = records.SYNC_FINISHED
+SYNC_DONE = records.SYNC_DONE
+SYNC_EXIT = records.SYNC_EXIT
+
+
+@inline_function
+def _sleep_while(sync: Any, word: Any, value: Any, timeout: Any) -> Any:
+    """Sleep until the low half of a word is no longer `value`, or is woken, or for `timeout` (address of a timespec,
+    0 for ever). Where there is no futex: give the core away once."""
+    futex = load_i64(sync + records.SYNC_FUTEX)
+    if futex != 0:
+        call_c6(load_i64(sync + records.SYNC_SYSCALL), futex, word, _FUTEX_WAIT_PRIVATE, value, timeout, 0)
+    else:
+        call_c1(load_i64(sync + records.SYNC_YIELD), 0)
+
+
+@inline_function
+def _wake_all(sync: Any, word: Any) -> Any:
+    futex = load_i64(sync + records.SYNC_FUTEX)
+    if futex != 0:
+        call_c6(load_i64(sync + records.SYNC_SYSCALL), futex, word, _FUTEX_WAKE_PRIVATE, _EVERYONE, 0, 0)
+
+
+@kernel_family
+def work(level: str) -> Callable[..., None]:
+    """A worker's whole life: run(step record), once per step, until SYNC_EXIT. `op` is unused."""
+    pause = simd.Operations(level).pause
+
+    @inline_function
+    def wait_for_change(sync: Any, word: Any, old: Any, sleepers: Any, spin: Any) -> Any:
+        for _ in range(spin):
+            if atomic_load(word) != old:
+                return
+            pause()
+        atomic_add(sleepers, 1)
+        while atomic_load(word) == old:
+            _sleep_while(sync, word, old, 0)
+        atomic_add(sleepers, -1)
+
+    @inline_function
+    def barrier(sync: Any, step: Any, n_threads: Any) -> Any:
+        """Wait for all; true when the step is cancelled. The last to arrive decides, so that all agree."""
+        generation = atomic_load(sync + SYNC_GENERATION)
+        if atomic_add(sync + SYNC_ARRIVED, 1) == n_threads - 1:
+            if load_i64(step + records.STEP_ABORT) != 0 and load_i64(sync + SYNC_STOP) == 0:
+                atomic_store(sync + SYNC_STOP, generation + 1)
+            atomic_store(sync + SYNC_ARRIVED, 0)
+            atomic_store(sync + SYNC_GENERATION, generation + 1)
+            if atomic_load(sync + SYNC_SLEEPERS) != 0:
+                _wake_all(sync, sync + SYNC_GENERATION)
+        else:
+            wait_for_change(
+                sync,
+                sync + SYNC_GENERATION,
+                generation,
+                sync + SYNC_SLEEPERS,
+                load_i64(sync + records.SYNC_SPIN),
+            )
+        stop = atomic_load(sync + SYNC_STOP)
+        return stop != 0 and stop <= generation + 1
+
+    @inline_function
+    def run_plan(sync: Any, step: Any, thread: Any, n_threads: Any) -> Any:
+        plan = load_i64(step + records.STEP_PLAN)
+        replicated = load_i64(step + records.STEP_REPLICATED)
+        for index in range(load_i64(step + records.STEP_N_OPS)):
+            op = plan + index * records.OP_BYTES
+            call_kernel(load_i64(op + records.OP_KERNEL), op, step, thread, n_threads)
+            flags = load_i64(op + records.OP_FLAGS)
+            apart = replicated != 0 and flags & records.FLAG_REPLICATED != 0
+            if flags & records.FLAG_BARRIER and not apart and barrier(sync, step, n_threads):
+                return
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        sync = load_i64(step + records.STEP_SYNC)
+        seen = 0
+        while True:
+            wait_for_change(sync, sync + SYNC_STEP, seen, sync + SYNC_PARKED, load_i64(sync + records.SYNC_IDLE_SPIN))
+            seen = atomic_load(sync + SYNC_STEP)
+            if atomic_load(sync + SYNC_EXIT) != 0:
+                return
+            run_plan(sync, step, thread, n_threads)
+            if atomic_add(sync + SYNC_FINISHED, 1) == n_threads - 1:
+                atomic_store(sync + SYNC_DONE, seen)
+                _wake_all(sync, sync + SYNC_DONE)
+
+    return run
+
+
+@kernel
+def start(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+    """Main thread: let the workers run step number `op`, or leave when SYNC_EXIT is set."""
+    sync = load_i64(step + records.STEP_SYNC)
+    atomic_store(sync + SYNC_STEP, op)
+    if atomic_load(sync + SYNC_PARKED) != 0:
+        _wake_all(sync, sync + SYNC_STEP)
+
+
+@kernel
+def wait(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+    """Main thread: sleep until a step is done, a signal comes or the timespec at `thread` is over. `op` is the number of
+    the step before."""
+    sync = load_i64(step + records.STEP_SYNC)
+    if atomic_load(sync + SYNC_DONE) == op:
+        _sleep_while(sync, sync + SYNC_DONE, op, thread)

@@ -1,0 +1,63 @@
+"""Where things lie in the records that Python and the kernels share. Words are int64.
+
+An op record describes one kernel call of the plan; the step record what changes from step to step. Kernels read both by
+address; only this file knows the positions.
+
+In a step of a single row ("replicated"), cheap row-wise ops are run by every thread for itself, each writing its own
+copy, so that no barrier is needed before the next op: 5 barriers a layer instead of 10. Thread t's copy is row t of
+the buffer, which has at least as many rows as there are threads.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+WORD: Final = 8  # bytes
+CACHE_LINE: Final = 64  # bytes
+
+# --- op record -------------------------------------------------------------------------------------------------------
+OP_WORDS: Final = 24
+OP_BYTES: Final = OP_WORDS * WORD
+OP_KERNEL: Final = 0 * WORD  # address of the machine code
+OP_FLAGS: Final = 1 * WORD
+OP_ROWS: Final = 2 * WORD  # offset in the step record of the number of rows: STEP_ROWS or STEP_WANTED
+OP_CLAIM: Final = 3 * WORD  # address of the claim counter, alone on its cache line
+OP_ARGS: Final = 4 * WORD  # the kernel's own words from here on
+
+FLAG_BARRIER: Final = 1  # wait for all threads after this op
+FLAG_REPLICATED: Final = 2  # in a step of one row: every thread runs it whole, and no barrier follows
+FLAG_PRIVATE_INPUT: Final = 4  # the input was written by a replicated op
+FLAG_PRIVATE_OUTPUT: Final = 8  # the output is written by this replicated op
+
+# --- step record -----------------------------------------------------------------------------------------------------
+STEP_ROWS: Final = 0 * WORD
+STEP_WANTED: Final = 1 * WORD  # rows whose logits are asked for
+STEP_REPLICATED: Final = 2 * WORD  # 1 when the step has one row
+STEP_TOKENS: Final = 3 * WORD  # int32[rows]
+STEP_POSITIONS: Final = 4 * WORD  # int32[rows]
+STEP_TABLES: Final = 5 * WORD  # int64[rows]: address of the row's block table, int32[blocks]
+STEP_WANTED_ROWS: Final = 6 * WORD  # int32[wanted]: row of each wanted one
+STEP_ROTATIONS: Final = 7 * WORD  # float32[rows, rotated pairs, 2]: cosine and sine
+STEP_LOGITS: Final = 8 * WORD  # float32[wanted, padded vocabulary]
+STEP_ABORT: Final = 9 * WORD  # 1: stop at the next barrier
+STEP_PLAN: Final = 10 * WORD  # address of the first op record
+STEP_N_OPS: Final = 11 * WORD
+STEP_SYNC: Final = 12 * WORD  # address of the words the team meets at
+STEP_WORDS: Final = 16
+
+# --- synchronization words, each on its own cache line -----------------------------------------------------------------
+SYNC_ARRIVED: Final = 0 * CACHE_LINE
+SYNC_GENERATION: Final = 1 * CACHE_LINE
+SYNC_SLEEPERS: Final = 2 * CACHE_LINE
+SYNC_STOP: Final = 3 * CACHE_LINE  # generation from which a cancelled step is over; 0: not cancelled
+SYNC_STEP: Final = 4 * CACHE_LINE  # number of the step to run; the workers wait for it to change
+SYNC_PARKED: Final = 5 * CACHE_LINE  # workers asleep between steps
+SYNC_FINISHED: Final = 6 * CACHE_LINE  # workers that finished the current step
+SYNC_DONE: Final = 7 * CACHE_LINE  # number of the last finished step; the main thread waits for it
+SYNC_EXIT: Final = 8 * CACHE_LINE  # 1: workers leave
+SYNC_SYSCALL: Final = 9 * CACHE_LINE  # constants: addresses and numbers of the operating system's calls
+SYNC_FUTEX: Final = SYNC_SYSCALL + WORD  # number of the futex call, 0 where there is none
+SYNC_YIELD: Final = SYNC_SYSCALL + 2 * WORD  # address of sched_yield
+SYNC_SPIN: Final = SYNC_SYSCALL + 3 * WORD  # pauses before a barrier sleeps
+SYNC_IDLE_SPIN: Final = SYNC_SYSCALL + 4 * WORD  # pauses before a worker parks between steps
+SYNC_BYTES: Final = 10 * CACHE_LINE

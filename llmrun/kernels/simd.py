@@ -1,0 +1,412 @@
+"""Vectors for kernels: a Numba type whose LLVM type is a vector, and the few operations kernels are written in.
+
+Generic operations (add, fma, convert, compare) are plain LLVM, which splits a 64-byte vector into what the processor
+has. Four things are not generic, and each instruction level supplies its own: the integer dot product, fused
+multiply-add, the conversions to and from f16, and the pause of a spin loop. `emit_*` functions build LLVM IR and are put
+together inside an @intrinsic; everything below the line of dashes can be called in a kernel directly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+LANES = 16  # floats in a vector, rows in a group of packed weights
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+F32X16 = ir.VectorType(F32, 16)
+F16X16 = ir.VectorType(F16, 16)
+I32X16 = ir.VectorType(I32, 16)
+I16X16 = ir.VectorType(I16, 16)
+I8X64 = ir.VectorType(I8, 64)
+
+
+class VectorType(types.Type):
+    """A vector, or an array of vectors, held in registers."""
+
+    def __init__(self, name: str, llvm_type: Any) -> None:
+        self.llvm_type = llvm_type
+        super().__init__(name=name)
+
+
+@register_model(VectorType)
+class VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, vector_type: VectorType) -> None:
+        super().__init__(manager, vector_type, vector_type.llvm_type)
+
+
+f32x16 = VectorType("f32x16", F32X16)
+i32x16 = VectorType("i32x16", I32X16)
+
+
+def tile_type(rows: int) -> VectorType:
+    """`rows` accumulators of 16 floats, as one value."""
+    return VectorType(f"f32x16x{rows}", ir.ArrayType(F32X16, rows))
+
+
+# --- building blocks of intrinsics ----------------------------------------------------------------------------------
+
+
+def constant(llvm_type: Any, value: float) -> Any:
+    """A vector constant with the same value in every lane."""
+    return ir.Constant(llvm_type, [value] * llvm_type.count)
+
+
+def emit_load(builder: Any, address: Any, llvm_type: Any, align: int = 1) -> Any:
+    value = builder.load(builder.inttoptr(address, llvm_type.as_pointer()))
+    value.align = align
+    return value
+
+
+def emit_store(builder: Any, address: Any, value: Any, align: int = 1) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = align
+
+
+def emit_store_or_add(builder: Any, address: Any, value: Any, adds: Any) -> None:
+    """Store a vector, or add it onto what is there when the i1 `adds` is set."""
+    with builder.if_else(adds) as (then, otherwise):
+        with then:
+            before = emit_load(builder, address, value.type, 4)
+            emit_store(builder, address, builder.fadd(before, value), 4)
+        with otherwise:
+            emit_store(builder, address, value, 4)
+
+
+def emit_offset(builder: Any, address: Any, n_bytes: int) -> Any:
+    return builder.add(address, ir.Constant(I64, n_bytes)) if n_bytes else address
+
+
+def emit_splat(builder: Any, value: Any, count: int = LANES) -> Any:
+    vector = ir.VectorType(value.type, count)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, count), [0] * count))
+
+
+def _call(builder: Any, name: str, returns: Any, args: list[Any]) -> Any:
+    function_type = ir.FunctionType(returns, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
+
+
+def emit_fma(builder: Any, level: str, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once where the level has the instruction."""
+    if level == "portable":  # llvm.fma would become a call of libm's fmaf
+        return builder.fadd(builder.fmul(a, b), c)
+    return _call(builder, "llvm.fma.v16f32", F32X16, [a, b, c])
+
+
+def emit_f16_to_f32(builder: Any, level: str, halves: Any) -> Any:
+    """16 halves to 16 floats, exact. `halves` is <16 x half>."""
+    if level != "portable":
+        return builder.fpext(halves, F32X16)
+    # Integer arithmetic: fpext would become a call of __extendhfsf2. A half's exponent and mantissa, moved to a
+    # float's place, are 2^-112 of the value; one multiplication mends normal and subnormal numbers alike.
+    bits = builder.zext(builder.bitcast(halves, I16X16), I32X16)
+    sign = builder.shl(builder.and_(bits, constant(I32X16, 0x8000)), constant(I32X16, 16))
+    magnitude = builder.and_(bits, constant(I32X16, 0x7FFF))
+    moved = builder.bitcast(builder.shl(magnitude, constant(I32X16, 13)), F32X16)
+    scaled = builder.bitcast(builder.fmul(moved, constant(F32X16, 2.0**112)), I32X16)
+    special = builder.icmp_unsigned(">=", magnitude, constant(I32X16, 0x7C00))
+    infinite = builder.or_(builder.shl(magnitude, constant(I32X16, 13)), constant(I32X16, 0x7F800000))
+    return builder.bitcast(builder.or_(sign, builder.select(special, infinite, scaled)), F32X16)
+
+
+def emit_f32_to_f16(builder: Any, level: str, floats: Any) -> Any:
+    """16 floats to 16 halves, round to nearest even."""
+    if level != "portable":
+        return builder.fptrunc(floats, F16X16)
+    bits = builder.bitcast(floats, I32X16)
+    sign = builder.lshr(builder.and_(bits, constant(I32X16, 0x80000000)), constant(I32X16, 16))
+    magnitude = builder.and_(bits, constant(I32X16, 0x7FFFFFFF))
+    # Subnormal halves: adding 0.5 leaves the value, correctly rounded, in the low bits of the sum.
+    summed = builder.fadd(builder.bitcast(magnitude, F32X16), constant(F32X16, 0.5))
+    subnormal = builder.sub(builder.bitcast(summed, I32X16), constant(I32X16, 0x3F000000))
+    odd = builder.and_(builder.lshr(magnitude, constant(I32X16, 13)), constant(I32X16, 1))
+    rebased = builder.add(magnitude, constant(I32X16, 0xC8000FFF - (1 << 32)))  # exponent - 112, half an ulp less one
+    normal = builder.lshr(builder.add(rebased, odd), constant(I32X16, 13))
+    is_subnormal = builder.icmp_unsigned("<", magnitude, constant(I32X16, 0x38800000))
+    is_nan = builder.icmp_unsigned(">", magnitude, constant(I32X16, 0x7F800000))
+    is_large = builder.icmp_unsigned(">=", magnitude, constant(I32X16, 0x47800000))
+    finite = builder.select(is_subnormal, subnormal, normal)
+    large = builder.select(is_nan, constant(I32X16, 0x7E00), constant(I32X16, 0x7C00))
+    half = builder.or_(sign, builder.select(is_large, large, finite))
+    return builder.bitcast(builder.trunc(half, I16X16), F16X16)
+
+
+def emit_bf16_to_f32(builder: Any, bits: Any) -> Any:
+    """16 bfloat16 bit patterns, <16 x i16>, to 16 floats, exact."""
+    return builder.bitcast(builder.shl(builder.zext(bits, I32X16), constant(I32X16, 16)), F32X16)
+
+
+def emit_dot(builder: Any, level: str, sums: Any, weights: Any, activations: Any) -> Any:
+    """sums[i] + weights[4i..4i+3] . activations[4i..4i+3] for 16 lanes; exact integers at every level.
+
+    sums <16 x i32>; weights <64 x i8> unsigned (at most 255); activations <64 x i8> signed, -127 to 127.
+    """
+    if level == "avx512vnni":
+        return _call(builder, "llvm.x86.avx512.vpdpbusd.512", I32X16, [sums, weights, activations])
+    if level == "neondot":
+        return _emit_dot_neon(builder, sums, weights, activations)
+    return _emit_dot_widening(builder, sums, weights, activations)
+
+
+def _quarter(builder: Any, vector: Any, index: int) -> Any:
+    size = vector.type.count // 4
+    lanes = list(range(index * size, (index + 1) * size))
+    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, size), lanes))
+
+
+def _emit_dot_neon(builder: Any, sums: Any, weights: Any, activations: Any) -> Any:
+    """`sdot` multiplies signed by signed: w = (w - 128) + 128, and 128 x the activations is a second dot product."""
+    i32x4, i8x16 = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
+    flipped = builder.xor(weights, constant(I8X64, -128))
+    parts = []
+    for index in range(4):
+        activation = _quarter(builder, activations, index)
+        part = _quarter(builder, sums, index)
+        name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+        part = _call(builder, name, i32x4, [part, _quarter(builder, flipped, index), activation])
+        for _ in range(2):  # 64 twice: 128 does not fit a signed byte
+            part = _call(builder, name, i32x4, [part, constant(i8x16, 64), activation])
+        parts.append(part)
+    low = builder.shuffle_vector(parts[0], parts[1], ir.Constant(ir.VectorType(I32, 8), list(range(8))))
+    high = builder.shuffle_vector(parts[2], parts[3], ir.Constant(ir.VectorType(I32, 8), list(range(8))))
+    return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, 16), list(range(16))))
+
+
+def _emit_dot_widening(builder: Any, sums: Any, weights: Any, activations: Any) -> Any:
+    """Through 16-bit lanes: even and odd bytes widen apart, so that LLVM finds `pmaddwd` and nothing saturates."""
+    for first in (0, 2):
+        lanes = [4 * lane + first + offset for lane in range(16) for offset in (0, 1)]
+        mask = ir.Constant(ir.VectorType(I32, 32), lanes)
+        wide = ir.VectorType(I32, 32)
+        w = builder.zext(builder.shuffle_vector(weights, weights, mask), wide)
+        x = builder.sext(builder.shuffle_vector(activations, activations, mask), wide)
+        product = builder.mul(w, x)
+        even = ir.Constant(ir.VectorType(I32, 16), list(range(0, 32, 2)))
+        odd = ir.Constant(ir.VectorType(I32, 16), list(range(1, 32, 2)))
+        pair = builder.add(
+            builder.shuffle_vector(product, product, even), builder.shuffle_vector(product, product, odd)
+        )
+        sums = builder.add(sums, pair)
+    return sums
+
+
+def emit_fold(builder: Any, vector: Any, combine: Any) -> Any:
+    """Fold 16 lanes in halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. The order is part of the definition."""
+    count = LANES
+    while count > 1:
+        count //= 2
+        mask_type = ir.VectorType(I32, count)
+        low = builder.shuffle_vector(vector, vector, ir.Constant(mask_type, list(range(count))))
+        high = builder.shuffle_vector(vector, vector, ir.Constant(mask_type, list(range(count, 2 * count))))
+        vector = combine(low, high)
+    return builder.extract_element(vector, I32(0))
+
+
+def emit_exp(builder: Any, level: str, x: Any) -> Any:
+    """e**x for x <= 0 (clamped at -87); at most 2 ulp off, with one rounding a step. Cody-Waite reduction, a polynomial of degree 7."""
+    x = builder.select(builder.fcmp_ordered("<", x, constant(F32X16, -87.0)), constant(F32X16, -87.0), x)
+    magic = constant(F32X16, 12582912.0)  # 1.5 * 2**23: adding it rounds to an integer in the low bits
+    shifted = emit_fma(builder, level, x, constant(F32X16, 1.4426950216293335), magic)
+    n = builder.fsub(shifted, magic)
+    r = emit_fma(builder, level, n, constant(F32X16, -0.693145751953125), x)
+    r = emit_fma(builder, level, n, constant(F32X16, -1.428606765330187e-06), r)
+    p = constant(F32X16, EXP_COEFFICIENTS[0])
+    for coefficient in EXP_COEFFICIENTS[1:]:
+        p = emit_fma(builder, level, p, r, constant(F32X16, coefficient))
+    exponent = builder.shl(builder.bitcast(shifted, I32X16), constant(I32X16, 23))
+    return builder.bitcast(builder.add(builder.bitcast(p, I32X16), exponent), F32X16)
+
+
+EXP_COEFFICIENTS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
+
+
+# --- callable in kernels ----------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def load_f32x16(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return emit_load(builder, args[0], F32X16, 4)
+
+    return f32x16(types.int64), codegen
+
+
+@intrinsic
+def store_f32x16(typingctx: Any, address: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit_store(builder, args[0], args[1], 4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, f32x16), codegen
+
+
+@intrinsic
+def splat(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return emit_splat(builder, args[0])
+
+    return f32x16(types.float32), codegen
+
+
+def _elementwise(operation: str) -> Any:
+    @intrinsic
+    def apply(typingctx: Any, a: Any, b: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return getattr(builder, operation)(args[0], args[1])
+
+        return f32x16(f32x16, f32x16), codegen
+
+    return apply
+
+
+add, subtract, multiply, divide = (_elementwise(name) for name in ("fadd", "fsub", "fmul", "fdiv"))
+
+
+@intrinsic
+def maximum(typingctx: Any, a: Any, b: Any) -> Any:
+    """The larger of each lane; b where a is NaN."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[0], args[1])
+
+    return f32x16(f32x16, f32x16), codegen
+
+
+@intrinsic
+def absolute(typingctx: Any, a: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[0], I32X16)
+        return builder.bitcast(builder.and_(bits, constant(I32X16, 0x7FFFFFFF)), F32X16)
+
+    return f32x16(f32x16), codegen
+
+
+@intrinsic
+def sum_lanes(typingctx: Any, a: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return emit_fold(builder, args[0], builder.fadd)
+
+    return types.float32(f32x16), codegen
+
+
+@intrinsic
+def max_lanes(typingctx: Any, a: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def larger(low: Any, high: Any) -> Any:
+            return builder.select(builder.fcmp_ordered(">", low, high), low, high)
+
+        return emit_fold(builder, args[0], larger)
+
+    return types.float32(f32x16), codegen
+
+
+@intrinsic
+def select_negative(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
+    """Lanes of a where `condition` is below zero, of b elsewhere."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        negative = builder.fcmp_ordered("<", args[0], constant(F32X16, 0.0))
+        return builder.select(negative, args[1], args[2])
+
+    return f32x16(f32x16, f32x16, f32x16), codegen
+
+
+@intrinsic
+def first_lane(typingctx: Any, vector: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], I32(0))
+
+    return types.float32(f32x16), codegen
+
+
+@intrinsic
+def keep_first(typingctx: Any, vector: Any, count: Any, other: Any) -> Any:
+    """Lanes 0..count-1 of vector, `other` in the rest."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = ir.Constant(ir.VectorType(I64, LANES), list(range(LANES)))
+        keep = builder.icmp_signed("<", lanes, emit_splat(builder, args[1]))
+        return builder.select(keep, args[0], emit_splat(builder, args[2]))
+
+    return f32x16(f32x16, types.int64, types.float32), codegen
+
+
+class Operations:
+    """The intrinsics that differ by instruction level."""
+
+    def __init__(self, level: str) -> None:
+        self.fma = _fma(level)
+        self.exp = _exp(level)
+        self.load_f16x16 = _load_f16x16(level)
+        self.store_f16 = _store_f16(level)
+        self.pause = _pause(level)
+
+
+def _fma(level: str) -> Any:
+    @intrinsic
+    def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return emit_fma(builder, level, *args)
+
+        return f32x16(f32x16, f32x16, f32x16), codegen
+
+    return fma
+
+
+def _exp(level: str) -> Any:
+    @intrinsic
+    def exp(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return emit_exp(builder, level, args[0])
+
+        return f32x16(f32x16), codegen
+
+    return exp
+
+
+def _load_f16x16(level: str) -> Any:
+    @intrinsic
+    def load_f16x16(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return emit_f16_to_f32(builder, level, emit_load(builder, args[0], F16X16, 2))
+
+        return f32x16(types.int64), codegen
+
+    return load_f16x16
+
+
+def _store_f16(level: str) -> Any:
+    @intrinsic
+    def store_f16x16(typingctx: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            emit_store(builder, args[0], emit_f32_to_f16(builder, level, args[1]), 2)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, f32x16), codegen
+
+    return store_f16x16
+
+
+def _pause(level: str) -> Any:
+    @intrinsic
+    def pause(typingctx: Any) -> Any:
+        """Tell the processor that this is a spin loop."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            if level in ("avx512vnni", "avx2"):
+                function = ir.FunctionType(ir.VoidType(), [])
+                builder.call(cgutils.get_or_insert_function(builder.module, function, "llvm.x86.sse2.pause"), [])
+            elif level == "neondot":
+                function = ir.FunctionType(ir.VoidType(), [I32])
+                builder.call(cgutils.get_or_insert_function(builder.module, function, "llvm.aarch64.hint"), [I32(1)])
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return pause
