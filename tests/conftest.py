@@ -11,7 +11,7 @@ CACHE = Path(__file__).resolve().parent.parent / ".tests-cache"
 
 for variable in [name for name in os.environ if name.startswith("LLMRUN_") and name != "LLMRUN_TEST_CACHE"]:
     del os.environ[variable]
-for variable in ("NO_COLOR", "FORCE_COLOR"):
+for variable in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"):
     os.environ.pop(variable, None)
 
 # Compiled kernels are kept between runs (seconds each); the folder is not the user's own.

@@ -27,7 +27,7 @@ def answer(engine: Engine, request: Request, *, model: str, as_json: bool) -> in
     pieces: list[str] = []
     logprobs: list[TokenLogprobs] = []
     finished: Finished | None = None
-    with _cancelling(engine.cancel_current) as signals:
+    with cancelling(engine.cancel_current) as signals:
         for event in engine.generate(request):
             if isinstance(event, PrefillProgress):
                 out.progress(f"prefill {event.done}/{event.total}")
@@ -63,7 +63,7 @@ def _explain_length(done: Answer) -> None:
 
 
 @contextmanager
-def _cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
+def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
     """Let Ctrl-C and SIGTERM call `cancel` instead of ending the process; the second one ends it at once.
 
     Yields the list of signals received. One that was ignored when we started (`nohup`, `&` in a script) stays so.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from llmrun import __version__
 from llmrun.cli.generate import generate
 from llmrun.cli.messages import message_for
 from llmrun.cli.options import Debug
-from llmrun.cli.output import out, silence
+from llmrun.cli.output import Stdout, out, silence
 
 INTERRUPTED = 130  # 128 + SIGINT
 TERMINATED = 143  # 128 + SIGTERM
@@ -86,7 +87,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _prepare_streams() -> bool:
-    """Give all three streams an open file, in UTF-8 whatever the locale says. False when there is no stdout.
+    """Give all three streams an open file. False when there is no stdout.
 
     A closed descriptor would be taken by the next file that is opened, and the answer written into it.
     """
@@ -94,13 +95,12 @@ def _prepare_streams() -> bool:
     if sys.stdin is None:
         sys.stdin = nowhere.open(encoding="utf-8")
     closed = sys.stdout is None
-    if closed:
+    if sys.stdout is None:
         sys.stdout = nowhere.open("w", encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = nowhere.open("w", encoding="utf-8")
-    for stream in (sys.stdout, sys.stderr):
-        # A path may hold bytes that are not UTF-8; "\udcff" is also how JSON writes such a byte.
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stdout = Stdout(sys.stdout.buffer)
+    sys.stderr = io.TextIOWrapper(sys.stderr.buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
     if closed:
         out.error("standard output: closed", "give the answer somewhere to go, /dev/null if nowhere")
     return not closed

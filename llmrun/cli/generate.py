@@ -14,6 +14,7 @@ from llmrun.cli.output import out
 from llmrun.cli.parsing import (
     chat_messages,
     chosen_sampling,
+    described_sampling,
     parse_logit_bias,
     parse_stops,
     parse_template_variables,
@@ -111,6 +112,7 @@ def generate(
         )
         if repeat_last_n is not None:
             sampling = replace(sampling, penalty_last_n=repeat_last_n)
+        out.detail(f"sampling   {described_sampling(sampling)}")
         request = Request(
             prompt=TextPrompt(text) if raw else ChatPrompt(messages, template_kwargs=variables),
             max_tokens=settings.max_tokens,

@@ -54,9 +54,10 @@ def _usage(error: TyperException) -> Message:
     if parameter is not None:
         name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.human_readable_name
         sentence = f"{name}: {sentence or 'a value is missing'}"
+    elif hasattr(error, "possibilities"):
+        sentence = f"{option}: no such option"
     elif option is not None:
-        problem = "a value is missing" if "requires" in sentence else sentence.split(":")[0].lower()
-        sentence = f"{option}: {problem}"
+        sentence = f"{option}: " + ("a value is missing" if "requires" in sentence else "takes no value")
     else:
         sentence = sentence[:1].lower() + sentence[1:]
     if possibilities := getattr(error, "possibilities", None):

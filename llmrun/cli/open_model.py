@@ -52,4 +52,19 @@ def open_model(settings: Settings, *, chat_template: str | None) -> Iterator[Ope
         progress=show_loading,
     ) as engine:
         out.clear_progress()
+        _describe(engine)
         yield OpenModel(engine, name, default_sampling(engine.info.metadata, catalogue))
+
+
+def _describe(engine: Engine) -> None:
+    """What --verbose says of a model."""
+    info, template = engine.info, engine.template
+    out.detail(f"model      {info.name}: {info.path}")
+    out.detail(
+        f"weights    {info.architecture}, {info.file_type}, {info.parameters / 1e6:.0f} million parameters, "
+        f"{info.file_bytes / 1e6:.1f} MB"
+    )
+    out.detail(f"backend    {info.backend}: {info.device}")
+    out.detail(f"context    {info.context_size} tokens; the model was trained for {info.train_context}")
+    out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
+    out.detail(f"loaded in  {engine.load_s:.2f} s")

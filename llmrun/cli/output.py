@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, TextIO
 
 from llmrun.cli.terminal import can_color, can_move_cursor, columns, is_terminal, visible, visible_line
 from llmrun.errors import LlmrunError
@@ -24,8 +26,7 @@ _PLAIN_LINE_S = 10.0  # in a log file, one line is enough for a long wait
 class Output:
     """Human output, or quiet: then stderr carries errors alone.
 
-    Writing the answer raises BrokenPipeError when its reader has gone, and LlmrunError when the disk is full. A
-    stderr that cannot be written is given up in silence: there is no one left to tell.
+    A stderr that cannot be written is given up in silence: there is no one left to tell.
     """
 
     def __init__(self) -> None:
@@ -137,13 +138,37 @@ class Output:
             silence(sys.stderr)
 
     def _write_stdout(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+class Stdout(io.TextIOWrapper):
+    """Standard output, in UTF-8 whatever the locale says, that fails in our words.
+
+    BrokenPipeError stays what it is; any other OSError becomes LlmrunError, which nobody can take for trouble with a
+    file: an OSError of a stream carries no name.
+    """
+
+    def __init__(self, buffer: BinaryIO) -> None:
+        # A path may hold bytes that are not UTF-8; "\udcff" is also how JSON writes such a byte.
+        super().__init__(buffer, encoding="utf-8", errors="backslashreplace", newline="")
+
+    def write(self, text: str) -> int:
+        with self._in_our_words():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._in_our_words():
+            super().flush()
+
+    @contextmanager
+    def _in_our_words(self) -> Iterator[None]:
         try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            yield
+        except BrokenPipeError:
+            raise
         except OSError as error:
-            silence(sys.stdout)  # or Python would try again at exit, and complain in its own words
-            if isinstance(error, BrokenPipeError):
-                raise
+            silence(self)  # or Python would try again at exit, and complain in its own words
             raise LlmrunError(f"standard output: cannot be written: {error.strerror}") from error
 
 

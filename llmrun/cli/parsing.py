@@ -38,6 +38,11 @@ def chosen_sampling(default: SamplingParams, settings: Settings) -> SamplingPara
     return replace(default, **{name: value for name, value in chosen.items() if value is not None})
 
 
+def described_sampling(sampling: SamplingParams) -> str:
+    """`temperature 0.8, top_k 40, ...`: what was decided, whoever decided it."""
+    return ", ".join(f"{name} {getattr(sampling, name):g}" for name in SAMPLING_SETTINGS)
+
+
 def parse_stops(texts: Sequence[str]) -> tuple[str, ...]:
     for text in texts:
         if not checked_text(text, "--stop"):

@@ -1,0 +1,117 @@
+"""Every exception ends in one sentence, a next step and the right code."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from llmrun import errors
+from llmrun.cli.messages import message_for
+from tests.support.commands import llmrun
+
+CODES = {
+    errors.LlmrunError: 1,
+    errors.UsageError: 2,
+    errors.ModelFileError: 3,
+    errors.BadGGUF: 3,
+    errors.UnsupportedModel: 3,
+    errors.BackendCrashed: 3,
+    errors.ModelNotFound: 4,
+    errors.NetworkError: 5,
+    errors.IntegrityError: 6,
+    errors.DoesNotFit: 7,
+    errors.KVFull: 7,
+    errors.ContextExceeded: 8,
+    errors.TemplateRefused: 9,
+    errors.Cancelled: 130,
+}
+
+
+def test_the_table_holds_the_whole_tree() -> None:
+    def below(kind: type[errors.LlmrunError]) -> set[type[errors.LlmrunError]]:
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    assert {kind for kind in below(errors.LlmrunError) if kind.__module__ == errors.__name__} == set(CODES)
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_our_errors_keep_their_words_and_code(kind: type[errors.LlmrunError]) -> None:
+    assert message_for(kind("what: where: 3, limit 2", hint="do this")) == (
+        "what: where: 3, limit 2",
+        "do this",
+        CODES[kind],
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), "system: /x/y: No space left on device", 7),
+        (OSError(errno.EACCES, "Permission denied", "/x/y"), "system: /x/y: Permission denied", 1),
+        (OSError(errno.EROFS, "Read-only file system", "/x"), "system: /x: Read-only file system", 1),
+        (OSError(errno.EIO, "Input/output error"), "system: Input/output error", 1),
+        (MemoryError(), "memory: this machine has none left for the request", 7),
+        (ValueError("oh\nno"), "internal: ValueError: oh\nno", 1),
+        (OSError("without a number"), "internal: OSError: without a number", 1),
+    ],
+)
+def test_foreign_errors_are_one_sentence(error: Exception, sentence: str, code: int) -> None:
+    message = message_for(error)
+    assert (message.sentence, message.exit_code) == (sentence, code)
+
+
+def test_an_internal_error_says_how_to_see_more() -> None:
+    assert "--debug" in message_for(ZeroDivisionError("x")).hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "hint"),
+    [
+        ("generate --seeed 1", "--seeed: no such option", "did you mean --seed?"),
+        ("generate --zzz", "--zzz: no such option", "see llmrun generate --help"),
+        ("--zzz", "--zzz: no such option", "see llmrun --help"),
+        ("generate --top-k many x", "--top-k: 'many' is not a valid int", "see llmrun generate --help"),
+        ("generate --logprobs -1 x", "--logprobs: -1 is not in the range x>=0", "see llmrun generate --help"),
+        ("generate x --seed", "--seed: a value is missing", "see llmrun --help"),
+        ("generat x", "no such command 'generat'", "did you mean 'generate'?"),
+        ("zzz", "no such command 'zzz'", "see llmrun --help"),
+        ("generate --quiet=3 x", "--quiet: takes no value", "see llmrun --help"),
+    ],
+)
+def test_usage_errors_are_two_lines_and_code_2(arguments: str, sentence: str, hint: str) -> None:
+    done = llmrun(*arguments.split())
+    assert done.stderr.decode() == f"error: {sentence}\nhint: {hint}\n"
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--temp -1", "--temp: -1.0"),
+        ("--temp nan", "--temp: nan"),
+        ("--top-p 1.5", "--top-p: 1.5"),
+        ("--min-p -0.1", "--min-p: -0.1"),
+        ("-n 0", "--max-tokens: 0"),
+        ("-c 0", "--ctx-size: 0"),
+        ("-t 0", "--threads: 0"),
+        ("--seed -1", "--seed: -1"),
+        ("--repeat-penalty 0", "--repeat-penalty: 0"),
+        ("--repeat-last-n -2", "--repeat-last-n: -2"),
+        ("--logit-bias 5", "--logit-bias: '5' is not ID=BIAS"),
+        ("--logit-bias 5=inf", "--logit-bias: '5=inf'"),
+        ("--logit-bias 5=nan", "--logit-bias: '5=nan'"),
+        ("--stop=", "--stop: empty"),
+        ("--chat-template-kwargs [1]", "--chat-template-kwargs: not a JSON object"),
+        ("--chat-template-kwargs {", "--chat-template-kwargs: not JSON"),
+        ("--chat-template /no/such/file", "--chat-template: /no/such/file: No such file or directory"),
+        ("--raw --system x", "--raw:"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused_in_one_line(arguments: str, words: str) -> None:
+    done = llmrun("generate", *arguments.split(), "a prompt")
+    first, *rest = done.stderr.decode().splitlines()
+    assert first.startswith("error: ")
+    assert words in first
+    assert len(rest) <= 1
+    assert (done.returncode, done.stdout) == (2, b"")

@@ -1,0 +1,203 @@
+"""Pipes, full disks, closed descriptors, terminals, and Ctrl-C: the real process on the scripted backend."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from tests.support.commands import LLMRUN, ROOT, on_terminal, screen_of, script_file, scripted, shell
+
+GENERATE = "$LLMRUN generate --backend scripted"
+LONG = "abcdefghij" * 500
+
+
+def test_a_pipe_holds_no_escape_byte() -> None:
+    done = scripted("-v", "--logprobs", "1", "hello")
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert b"\r" not in done.stdout + done.stderr
+
+
+def test_control_characters_of_the_model_pass_through_a_pipe_unchanged(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", "\x1b[31mred\x07\r\n")])
+    assert scripted("-q", "-m", script, "hello").stdout == b"\x1b[31mred\x07\r\n\n"
+
+
+def test_control_characters_of_the_model_are_shown_on_a_terminal(tmp_path: Path) -> None:
+    """The scripted backend's tokens are single bytes, so every sequence is split over several tokens."""
+    script = script_file(tmp_path, [("assistant\n", "\x1b]52;c;aGk=\x07\x9b31m")])
+    screen, code = screen_of("generate", "--backend", "scripted", "-q", "-m", script, "hello")
+    assert (screen, code) == ("␛]52;c;aGk=␇<9B>31m\n", 0)
+
+
+def test_a_reader_that_leaves_ends_the_run_at_once_and_in_silence(tmp_path: Path) -> None:
+    """5,000 tokens of 50 ms would take four minutes."""
+    script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.05)
+    done = shell(f"{GENERATE} -m {script} hello | head -c 10")
+    assert (done.returncode, done.stdout, done.stderr) == (141, b"abcdefghij", b"")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "generate --help", "--version"])
+def test_help_into_a_closed_pipe_is_silent(arguments: str) -> None:
+    done = shell(f"(sleep 1; exec $LLMRUN {arguments}) | true")
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("command", [f"{GENERATE} hello", f"{GENERATE} --json hello", "$LLMRUN --help"])
+def test_a_full_disk_is_one_line_and_code_1(command: str) -> None:
+    done = shell(f"{command} >/dev/full")
+    assert done.stderr == b"error: standard output: cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("command", [f"{GENERATE} hello", "$LLMRUN --version"])
+def test_a_closed_stdout_is_one_line_and_code_1(command: str) -> None:
+    done = shell(f"{command} >&-")
+    assert done.stderr.startswith(b"error: standard output: closed\n")
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2> >(exec true)"])
+def test_a_stderr_that_cannot_be_written_does_not_cost_the_answer(redirection: str) -> None:
+    done = shell(f"{GENERATE} hello {redirection}")
+    assert (done.returncode, done.stdout) == (0, b"You said: hello\n")
+
+
+def test_an_empty_environment_will_do() -> None:
+    done = scripted("-q", "hellö ✓", env={})
+    assert (done.stdout.decode(), done.stderr, done.returncode) == ("You said: hellö ✓\n", b"", 0)
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX", "en_US.ISO-8859-1", "no_SUCH.locale"])
+def test_output_is_utf_8_whatever_the_locale_says(locale: str) -> None:
+    env = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
+    done = scripted("-q", stdin="hellö ✓".encode(), env=env)
+    assert (done.stdout.decode(), done.returncode) == ("You said: hellö ✓\n", 0)
+
+
+def test_a_home_that_cannot_be_written_will_do() -> None:
+    env = {"HOME": "/dev/null", "PATH": os.environ["PATH"]}
+    done = scripted("-q", "hello", env=env)
+    assert (done.stdout, done.stderr, done.returncode) == (b"You said: hello\n", b"", 0)
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR=1", "TERM=dumb"])
+def test_a_terminal_that_wants_no_color_gets_none(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    name, _, value = variable.partition("=")
+    monkeypatch.setenv(name, value)
+    for arguments in (["hello"], ["--top-k", "x", "hello"]):
+        screen, _ = screen_of("generate", "--backend", "scripted", *arguments)
+        assert "\x1b" not in screen
+
+
+def test_a_terminal_gets_color_on_stderr_and_a_pipe_beside_it_none(tmp_path: Path) -> None:
+    screen, code = screen_of("generate", "--backend", "scripted", "hello")
+    assert screen.startswith("You said: hello\n\x1b[2m")
+    assert code == 0
+    answer = tmp_path / "answer"
+    process = pexpect.spawn(
+        "bash", ["-c", f"{' '.join(LLMRUN)} generate --backend scripted hello > {answer}"], cwd=str(ROOT)
+    )
+    assert b"\x1b[2m" in process.read()
+    assert answer.read_bytes() == b"You said: hello\n"
+
+
+def test_a_narrow_terminal_wraps_the_statistics_between_fields() -> None:
+    screen, _ = screen_of("generate", "--backend", "scripted", "hello", columns=40, NO_COLOR="1")
+    lines = screen.splitlines()[1:]
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 40
+
+
+def test_no_prompt_on_a_terminal_says_what_to_type() -> None:
+    screen, code = screen_of("generate", NO_COLOR="1")
+    assert screen == 'error: prompt: none given\nhint: llmrun generate "Why is the sky blue?"\n'
+    assert code == 2
+
+
+def slow_script(folder: Path) -> str:
+    return script_file(folder, [("assistant\n", LONG)], step_seconds=0.02)
+
+
+def test_ctrl_c_ends_the_answer_keeps_the_text_and_still_reports(tmp_path: Path) -> None:
+    process = on_terminal("generate", "--backend", "scripted", "-m", slow_script(tmp_path), "hello", NO_COLOR="1")
+    process.expect_exact("abcdefghij")
+    process.sendintr()
+    rest = process.read().decode()
+    process.close()
+    assert process.exitstatus == 130
+    answer, *lines = rest.replace("\r\n", "\n").splitlines()
+    assert answer.replace("^C", "") in LONG
+    assert "TTFT" in lines[-1]
+    assert "Traceback" not in rest
+
+
+def test_ctrl_c_in_json_still_gives_the_body(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*LLMRUN, "generate", "--backend", "scripted", "--json", "-m", slow_script(tmp_path), "hello"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    wait_until_it_answers(process.pid)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b'"finish_reason": "cancelled"' in stdout
+    assert b"Traceback" not in stderr
+
+
+def wait_until_it_answers(pid: int) -> None:
+    """Until the process has put its own handler in place of Python's for SIGTERM and SIGINT, and answers."""
+    handled = 1 << (signal.SIGTERM - 1)
+    status = Path(f"/proc/{pid}/status")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        caught = next(line for line in status.read_text().splitlines() if line.startswith("SigCgt"))
+        if int(caught.split()[1], 16) & handled:
+            time.sleep(1.5)
+            return
+        time.sleep(0.05)
+    raise AssertionError("the process never started")
+
+
+def test_sigterm_ends_the_answer_with_its_own_code(tmp_path: Path) -> None:
+    process = on_terminal("generate", "--backend", "scripted", "-m", slow_script(tmp_path), "hello", NO_COLOR="1")
+    process.expect_exact("abcdefghij")
+    process.kill(signal.SIGTERM)
+    assert "TTFT" in process.read().decode()
+    process.close()
+    assert process.exitstatus == 143
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
+    """Cancelling that gets stuck must not trap the user: here the handler's `cancel` does nothing."""
+    program = """
+import signal, sys, time
+from llmrun.cli.answering import cancelling
+with cancelling(lambda: None):
+    print("ready", flush=True)
+    time.sleep(100)
+    time.sleep(100)
+"""
+    process = pexpect.spawn(sys.executable, ["-c", program], cwd=str(ROOT), timeout=30)
+    process.expect_exact("ready")
+    process.sendintr()
+    time.sleep(0.5)  # two signals that wait at the same time are one
+    process.sendintr()
+    process.expect(pexpect.EOF)
+    process.close()
+    assert process.exitstatus == 130
+
+
+def test_ctrl_c_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", "abcdefghij" * 10)], step_seconds=0.02)
+    done = shell(f"trap '' INT; {GENERATE} -q -m {script} hello & sleep 1.5; kill -INT $!; wait $!; (exit $?)")
+    assert done.stdout == b"abcdefghij" * 10 + b"\n"
