@@ -70,9 +70,7 @@ def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     elif isinstance(value, bool):
         writer.add_key_value(key, value, kind.BOOL)
     elif isinstance(value, int):
-        writer.add_key_value(
-            key, value, kind.INT32 if value < 0 else kind.UINT32 if value < 2**32 else kind.UINT64
-        )
+        writer.add_key_value(key, value, kind.INT32 if value < 0 else kind.UINT32 if value < 2**32 else kind.UINT64)
     elif isinstance(value, float):
         writer.add_key_value(key, value, kind.FLOAT32)
     elif isinstance(value, Sequence):

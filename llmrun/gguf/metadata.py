@@ -1,0 +1,140 @@
+"""Metadata by type: a getter gives what its name says, or BadGGUF with the file, the key and what was seen.
+
+A key that is missing gives the default, or BadGGUF where none was given. A value of another type, or outside its
+limits, is BadGGUF even then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from types import EllipsisType
+from typing import TypeVar, cast, overload
+
+import numpy as np
+
+from llmrun.errors import BadGGUF
+from llmrun.gguf.problems import bad_gguf, shown
+from llmrun.gguf.values import NumberArray, StringArray, Value
+
+Default = TypeVar("Default")
+
+
+class Metadata:
+    """The keys and values of one file.
+
+    path      the file, for messages
+    metadata  key -> bool, int, float, str, NumPy array (a read-only view of the file) or StringArray
+    types     key -> the type it was written with: "u32", "str", "arr[f32]", ...
+    """
+
+    def __init__(self, path: Path, metadata: Mapping[str, Value], types: Mapping[str, str]) -> None:
+        self.path = path
+        self.metadata = metadata
+        self.types = types
+
+    def has(self, key: str) -> bool:
+        return key in self.metadata
+
+    def bad(self, key: str, seen: str) -> BadGGUF:
+        """The error for a value that breaks a rule: `seen` is what was found, and the limit."""
+        return bad_gguf(self.path, shown(key), seen)
+
+    @overload
+    def string(self, key: str) -> str: ...
+    @overload
+    def string(self, key: str, default: Default) -> str | Default: ...
+    def string(self, key: str, default: Default | EllipsisType = ...) -> str | Default:
+        if self._missing(key, default):
+            return cast(Default, default)
+        value = self.metadata[key]
+        if not isinstance(value, str):
+            raise self._wrong_type(key, "a string")
+        return value
+
+    @overload
+    def boolean(self, key: str) -> bool: ...
+    @overload
+    def boolean(self, key: str, default: Default) -> bool | Default: ...
+    def boolean(self, key: str, default: Default | EllipsisType = ...) -> bool | Default:
+        if self._missing(key, default):
+            return cast(Default, default)
+        value = self.metadata[key]
+        if not isinstance(value, bool):
+            raise self._wrong_type(key, "a boolean")
+        return value
+
+    @overload
+    def number(self, key: str) -> float: ...
+    @overload
+    def number(self, key: str, default: Default) -> float | Default: ...
+    def number(self, key: str, default: Default | EllipsisType = ...) -> float | Default:
+        """A finite float; an integer counts as one."""
+        if self._missing(key, default):
+            return cast(Default, default)
+        value = self.metadata[key]
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong_type(key, "a number")
+        if not isfinite(value):
+            raise self.bad(key, f"{value} seen, must be finite")
+        return float(value)
+
+    @overload
+    def integer(self, key: str, *, minimum: int | None = None, maximum: int | None = None) -> int: ...
+    @overload
+    def integer(
+        self, key: str, default: Default, *, minimum: int | None = None, maximum: int | None = None
+    ) -> int | Default: ...
+    def integer(
+        self,
+        key: str,
+        default: Default | EllipsisType = ...,
+        *,
+        minimum: int | None = None,
+        maximum: int | None = None,
+    ) -> int | Default:
+        """An integer of any width, within the limits, both included. The default is not held to them."""
+        if self._missing(key, default):
+            return cast(Default, default)
+        value = self.metadata[key]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._wrong_type(key, "an integer")
+        if minimum is not None and value < minimum:
+            raise self.bad(key, f"{value} seen, must be at least {minimum}")
+        if maximum is not None and value > maximum:
+            raise self.bad(key, f"{value} seen, must be at most {maximum}")
+        return value
+
+    def integers(self, key: str) -> NumberArray:
+        """An integer array of any width, [n]; a view of the file."""
+        return self._array(key, "iu", "an array of integers")
+
+    def numbers(self, key: str) -> NumberArray:
+        """A float or integer array of any width, [n]; a view of the file."""
+        return self._array(key, "fiu", "an array of numbers")
+
+    def strings(self, key: str) -> StringArray:
+        self._missing(key, ...)
+        value = self.metadata[key]
+        if not isinstance(value, StringArray):
+            raise self._wrong_type(key, "an array of strings")
+        return value
+
+    def _array(self, key: str, kinds: str, wanted: str) -> NumberArray:
+        self._missing(key, ...)
+        value = self.metadata[key]
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
+            raise self._wrong_type(key, wanted)
+        return value
+
+    def _missing(self, key: str, default: object) -> bool:
+        """Whether the default stands in. Raises BadGGUF when there is none."""
+        if key in self.metadata:
+            return False
+        if default is ...:
+            raise self.bad(key, "the key is missing")
+        return True
+
+    def _wrong_type(self, key: str, wanted: str) -> BadGGUF:
+        return self.bad(key, f"a value of type {self.types[key]}, must be {wanted}")

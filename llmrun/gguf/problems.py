@@ -1,0 +1,25 @@
+"""How a fault in a file is said: which file, which key, what was seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmrun.errors import BadGGUF
+
+_HINT = "Download the file again; if the same line comes back, the file was made wrong and another copy is needed."
+
+
+def bad_gguf(path: Path, where: str, seen: str) -> BadGGUF:
+    """The error for a broken rule: `where` is a key, a tensor or a part of the header, `seen` the value and limit."""
+    return BadGGUF(f"not a valid GGUF file: {shown(str(path), 300)}: {where}: {seen}", hint=_HINT)
+
+
+def shown(text: str | bytes, limit: int = 80) -> str:
+    r"""Text from a file, fit for a terminal line: what does not print (control characters, marks that turn the
+    writing direction, lone surrogates) as \x1b or \u202e, bytes that are not UTF-8 as \xff, and the middle of a long
+    text left out."""
+    if isinstance(text, bytes):
+        text = text[: 4 * limit].decode(errors="backslashreplace") + ("…" if len(text) > 4 * limit else "")
+    if len(text) > limit:
+        text = text[: limit * 2 // 3] + "…" + text[-(limit // 3) :]
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -1,0 +1,110 @@
+"""The second part of a file: where each tensor lies, and that they fill the rest of the file without a gap.
+
+For each tensor: its name (string), the number of dimensions (u32), the dimensions (u64 each, the row length first), its
+weight type (u32), its offset (u64) from the start of the data. The data begin at the next multiple of
+`general.alignment`; each tensor is padded to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from llmrun.gguf.cursor import Cursor
+from llmrun.gguf.header import Header, checked_name
+from llmrun.gguf.problems import shown
+from llmrun.quants.registry import BY_ID, WeightType
+
+MAX_DIMENSIONS = 4
+MAX_NAME_BYTES = 63  # ggml's GGML_MAX_NAME with its closing NUL
+MAX_WEIGHTS = 2**63 - 1
+
+# llama.cpp maps tensors where they lie in the file and aborts the process when the first of a buffer is not aligned
+# so (ggml's TENSOR_ALIGNMENT), whatever `general.alignment` allows.
+LEAST_ALIGNMENT = 32
+
+_REMOVED_IDS = {4, 5, 31, 32, 33, 36, 37, 38}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor in a file. `shape` is in GGUF's order, the row length first; `offset` counts from the file's start."""
+
+    name: str
+    type: WeightType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def n_rows(self) -> int:
+        return prod(self.shape[1:])
+
+
+def read_tensors(cursor: Cursor, header: Header) -> dict[str, TensorInfo]:
+    """Read every tensor's description, in file order. Raises BadGGUF."""
+    relative: dict[str, TensorInfo] = {}
+    for index in range(header.tensor_count):
+        tensor = _tensor(cursor, index)
+        if tensor.name in relative:
+            raise cursor.bad(shown(tensor.name), f"the tensor is there twice, again as tensor {index}")
+        relative[tensor.name] = tensor
+    cursor.align(header.alignment)
+    return _placed(cursor, relative, header.alignment)
+
+
+def _tensor(cursor: Cursor, index: int) -> TensorInfo:
+    where = f"name of tensor {index}"
+    raw = cursor.text(where)
+    if not 0 < len(raw) <= MAX_NAME_BYTES:
+        raise cursor.bad(where, f"'{shown(raw)}' is {len(raw)} bytes long, must be 1 to {MAX_NAME_BYTES}")
+    name = checked_name(cursor, raw, where)
+    where = shown(name)
+    shape = _shape(cursor, where)
+    type_ = _type(cursor, where)
+    if shape[0] % type_.block_weights:
+        row = f"rows of {shape[0]} weights"
+        raise cursor.bad(where, f"{row}, must be a multiple of {type_.name}'s block of {type_.block_weights}")
+    nbytes = type_.row_bytes(shape[0]) * prod(shape[1:])
+    return TensorInfo(name, type_, shape, cursor.u64(where), nbytes)
+
+
+def _shape(cursor: Cursor, where: str) -> tuple[int, ...]:
+    n = cursor.u32(where)
+    if not 1 <= n <= MAX_DIMENSIONS:
+        raise cursor.bad(where, f"{n} dimensions, must be 1 to {MAX_DIMENSIONS}")
+    shape = tuple(cursor.i64(where) for _ in range(n))
+    if min(shape) < 1:
+        raise cursor.bad(where, f"dimensions {shape}, must be positive")
+    if prod(shape) > MAX_WEIGHTS:
+        raise cursor.bad(where, f"dimensions {shape}, more than {MAX_WEIGHTS} weights")
+    return shape
+
+
+def _type(cursor: Cursor, where: str) -> WeightType:
+    type_id = cursor.u32(where)
+    type_ = BY_ID.get(type_id)
+    if type_ is not None:
+        return type_
+    if type_id in _REMOVED_IDS:
+        raise cursor.bad(where, f"weight type {type_id}, which the format has removed: convert the model again")
+    raise cursor.bad(where, f"weight type {type_id} seen, 0 to {max(BY_ID)} are known")
+
+
+def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
+    """The same tensors with offsets from the start of the file, each where the one before it ends."""
+    start, file_bytes = cursor.position, len(cursor.bytes)
+    expected = 0
+    placed: dict[str, TensorInfo] = {}
+    for name, tensor in relative.items():
+        where, offset = shown(name), start + tensor.offset
+        if tensor.offset != expected:
+            raise cursor.bad(where, f"offset {tensor.offset}, must be {expected}, where the tensor before it ends")
+        if offset % LEAST_ALIGNMENT:
+            raise cursor.bad(where, f"begins at byte {offset}, must be a multiple of {LEAST_ALIGNMENT}")
+        if offset + tensor.nbytes > file_bytes:
+            end = f"needs bytes {offset} to {offset + tensor.nbytes}"
+            raise cursor.bad(where, f"{end}, the file ends at {file_bytes}: it is cut off")
+        placed[name] = TensorInfo(name, tensor.type, tensor.shape, offset, tensor.nbytes)
+        expected += -(-tensor.nbytes // alignment) * alignment
+    return placed

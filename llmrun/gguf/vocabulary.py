@@ -1,0 +1,179 @@
+"""The rules of `tokenizer.ggml.*`: what llama.cpp's vocabulary loader and tokenizers rely on.
+
+Several of these are assertions there, or exceptions no C caller can catch: a file that breaks them ends the process,
+not the load. Which tokenizers we run ourselves is not decided here but in tokenizers/.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from llmrun.gguf.metadata import Metadata
+from llmrun.gguf.problems import shown
+from llmrun.gguf.values import StringArray
+
+PREFIX = "tokenizer.ggml."
+TOKENS = PREFIX + "tokens"
+MODEL = PREFIX + "model"
+MERGES = PREFIX + "merges"
+SCORES = PREFIX + "scores"
+TOKEN_TYPES = PREFIX + "token_type"
+SUPPRESSED = PREFIX + "suppress_tokens"
+
+TYPE_LIMIT = 6  # 0 undefined, 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
+
+# The misspelt one is the format's own spelling.
+SPECIAL_IDS = (
+    *("bos", "eos", "eot", "eom", "unknown", "seperator", "mask", "cls"),
+    *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
+    *("prefix", "suffix", "middle"),  # the older names of the first three fim ids
+)
+# Published models carry a padding id of -1 or one past the end. Nothing here or in llama.cpp generates from it, and
+# llama.cpp ignores it: only its type is checked.
+PADDING_ID = PREFIX + "padding_token_id"
+
+FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces")
+
+
+class _Defaults(NamedTuple):
+    """What llama.cpp assumes where a file is silent. It asserts that an id it must add exists."""
+
+    bos: int
+    eos: int
+    add_bos: bool
+
+
+_DEFAULTS = {"llama": _Defaults(1, 2, True), "gpt2": _Defaults(11, 11, False)}
+_NEEDS_MERGES = ("gpt2", "gemma4")
+
+
+def check_vocabulary(file: Metadata) -> None:
+    """Check the vocabulary of a file that has `tokenizer.ggml.tokens`. Raises BadGGUF naming the key."""
+    tokens = file.strings(TOKENS)
+    model = file.string(MODEL)
+    file.string(PREFIX + "pre", "")
+    if not len(tokens):
+        raise file.bad(TOKENS, "the vocabulary is empty")
+    _check_unique(file, tokens)
+    _check_scores(file, len(tokens))
+    _check_token_types(file, tokens)
+    _check_merges(file, model)
+    _check_special_ids(file, model, len(tokens))
+    if model == "llama":
+        _check_byte_fallback(file, tokens)
+
+
+def _check_unique(file: Metadata, tokens: StringArray) -> None:
+    """llama.cpp asserts that there are as many different strings as tokens. It reads a string up to its first NUL, and
+    gives an empty one a name made of its id."""
+    positions = tokens.positions()
+    empty = int(np.count_nonzero(tokens.lengths == 0))
+    if len(positions) + max(empty - 1, 0) != len(tokens):
+        _name_the_twins(file, tokens)
+    if empty:
+        for index in np.flatnonzero(tokens.lengths == 0).tolist():
+            other = positions.get(b"[EMPTY_%d]" % index)
+            if other is not None:
+                raise file.bad(TOKENS, f"token {other} has the name that empty token {index} is given")
+    if b"\0" in b"".join(positions):
+        index, text = next((index, text) for text, index in positions.items() if b"\0" in text)
+        raise file.bad(TOKENS, f"token {index}, '{shown(text)}', holds a NUL byte")
+
+
+def _name_the_twins(file: Metadata, tokens: StringArray) -> None:
+    first: dict[bytes, int] = {}
+    for index, text in enumerate(tokens.all_raw()):
+        if text and text in first:
+            raise file.bad(TOKENS, f"tokens {first[text]} and {index} are both '{shown(text)}', must be different")
+        first[text] = index
+
+
+def _check_scores(file: Metadata, n_tokens: int) -> None:
+    if not file.has(SCORES):
+        return
+    _check_array(file, SCORES, ("arr[f32]", "arr[i32]"), n_tokens)
+    bad = np.isnan(file.numbers(SCORES).astype(np.float32))
+    if bad.any():
+        raise file.bad(SCORES, f"the score of token {int(bad.argmax())} is not a number")
+
+
+def _check_token_types(file: Metadata, tokens: StringArray) -> None:
+    if not file.has(TOKEN_TYPES):
+        return
+    _check_array(file, TOKEN_TYPES, ("arr[i32]",), len(tokens))
+    types = file.integers(TOKEN_TYPES).astype(np.int32)
+    outside = (types < 0) | (types > TYPE_LIMIT)
+    if outside.any():
+        index = int(outside.argmax())
+        raise file.bad(TOKEN_TYPES, f"token {index} is of type {types[index]}, must be 0 to {TYPE_LIMIT}")
+
+
+def _check_array(file: Metadata, key: str, types: tuple[str, ...], n_tokens: int) -> None:
+    if file.types[key] not in types:
+        raise file.bad(key, f"a value of type {file.types[key]}, must be {' or '.join(types)}")
+    n = len(file.numbers(key))
+    if n != n_tokens:
+        raise file.bad(key, f"{n} entries, must be {n_tokens}, one for each token")
+
+
+def _check_merges(file: Metadata, model: str) -> None:
+    """A merge is two strings with a space between, and the left one may begin with a space: the first space from the
+    second byte on is the border."""
+    if not file.has(MERGES):
+        if model in _NEEDS_MERGES and file.string(PREFIX + "pre", "") != "kimi-k2":
+            raise file.bad(MERGES, f"the key is missing, and a '{shown(model)}' tokenizer needs it")
+        return
+    merges = file.strings(MERGES)
+    if not len(merges):
+        return
+    ends = merges.starts + merges.lengths
+    first, end = int(merges.starts[0]), int(ends[-1])
+    spaces = np.flatnonzero(merges.data[first:end] == ord(" ")) + first
+    # A length field may hold the byte of a space too; it lies outside every string, so comparing with `ends` drops it.
+    spaces = np.append(spaces, end)
+    border = spaces[np.searchsorted(spaces[:-1], merges.starts + 1)]
+    wrong = border >= ends - 1
+    if wrong.any():
+        index = int(wrong.argmax())
+        seen = f"merge {index}, '{shown(merges.raw(index))}'"
+        raise file.bad(MERGES, f"{seen}, must be two strings with a space between")
+
+
+def _check_special_ids(file: Metadata, model: str, n_tokens: int) -> None:
+    for name in SPECIAL_IDS:
+        key = f"{PREFIX}{name}_token_id"
+        if file.has(key):
+            _check_u32(file, key)
+            file.integer(key, maximum=n_tokens - 1)
+    if file.has(PADDING_ID):
+        _check_u32(file, PADDING_ID)
+    for name in FLAGS:
+        file.boolean(PREFIX + name, None)
+    if file.has(SUPPRESSED) and file.types[SUPPRESSED] != "arr[i32]":
+        raise file.bad(SUPPRESSED, f"a value of type {file.types[SUPPRESSED]}, must be arr[i32]")
+    defaults = _DEFAULTS.get(model)
+    if defaults is not None:
+        _check_added(file, "bos", defaults.bos, n_tokens, file.boolean(PREFIX + "add_bos_token", defaults.add_bos))
+        _check_added(file, "eos", defaults.eos, n_tokens, file.boolean(PREFIX + "add_eos_token", False))
+
+
+def _check_u32(file: Metadata, key: str) -> None:
+    if file.types[key] != "u32":
+        raise file.bad(key, f"a value of type {file.types[key]}, must be u32")
+
+
+def _check_added(file: Metadata, name: str, default: int, n_tokens: int, added: bool) -> None:
+    key = f"{PREFIX}{name}_token_id"
+    if added and not file.has(key) and default >= n_tokens:
+        flag = f"{PREFIX}add_{name}_token"
+        raise file.bad(key, f"the key is missing, and {flag} asks for that token in front of or behind every text")
+
+
+def _check_byte_fallback(file: Metadata, tokens: StringArray) -> None:
+    """A SentencePiece tokenizer spells what it has no piece for in bytes; llama.cpp throws where one is missing."""
+    positions = tokens.positions()
+    for byte in range(256):
+        if b"<0x%02X>" % byte not in positions and bytes([byte]) not in positions:
+            raise file.bad(TOKENS, f"no token for the byte 0x{byte:02X}, a 'llama' tokenizer needs all 256")
