@@ -100,20 +100,15 @@ def pair_slot(pairs: int, pair_mask: int, key: int) -> int:
 
 
 @inline_function
-def add_tokens(starts: int, lengths: int, n_tokens: int, table: int, mask: int) -> int:
-    """Enter every token; returns the first that repeats an earlier one, or NOT_FOUND."""
-    duplicate = NOT_FOUND
+def add_tokens(starts: int, lengths: int, n_tokens: int, table: int, mask: int) -> None:
+    """Enter every token; of equal ones the first."""
     for token in range(n_tokens):
         address = load_i64(starts + token * 8)
         length = load_i64(lengths + token * 8)
         state = hash_bytes(FNV_BASIS, address, length)
         known, slot = find_token(table, mask, starts, lengths, state, address, length, address, 0)
         if known == NOT_FOUND:
-            tag = finished_hash(state) & ~LOW_HALF
-            store_i64(table + slot * 8, tag | (token + 1))
-        elif duplicate == NOT_FOUND:
-            duplicate = token
-    return duplicate
+            store_i64(table + slot * 8, (finished_hash(state) & ~LOW_HALF) | (token + 1))
 
 
 @inline_function
@@ -150,13 +145,13 @@ def build(op: int, step: int, thread: int, n_threads: int) -> None:
     starts int64[n] (addresses), lengths int64[n], n, token table, its mask,
     query addresses int64[q], query lengths int64[q], q, query ids int32[q] (out; NOT_FOUND if no such token),
     merge addresses int64[m], merge lengths int64[m], m, pair table, its mask,
-    unresolved int32[m] (out: merges that name no token), counts int64[2] (out: how many of those; duplicate token)
+    unresolved int32[m] (out: merges that name a text without an id), their number int64[1] (out)
     """
     starts = load_i64(op)
     lengths = load_i64(op + 8)
     table = load_i64(op + 24)
     mask = load_i64(op + 32)
-    duplicate = add_tokens(starts, lengths, load_i64(op + 16), table, mask)
+    add_tokens(starts, lengths, load_i64(op + 16), table, mask)
 
     query_starts = load_i64(op + 40)
     query_lengths = load_i64(op + 48)
@@ -179,9 +174,7 @@ def build(op: int, step: int, thread: int, n_threads: int) -> None:
             store_i32(unresolved + n_unresolved * 4, rank)
             n_unresolved += 1
 
-    counts = load_i64(op + 120)
-    store_i64(counts, n_unresolved)
-    store_i64(counts + 8, duplicate)
+    store_i64(load_i64(op + 120), n_unresolved)
 
 
 @inline_function

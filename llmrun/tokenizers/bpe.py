@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.errors import UnsupportedModel
+from llmrun.gguf.problems import shown
 from llmrun.kernels.store import load_kernel
-from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS, PreTokenizer
+from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS, SUPPORTED_KINDS, PreTokenizer
 from llmrun.tokenizers.text_tokenizer import Pieces, TextTokenizer, longest_piece
 from llmrun.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 
@@ -32,19 +33,24 @@ def byte_characters() -> tuple[str, ...]:
     return tuple(chr(spelled[byte]) for byte in range(256))
 
 
+def _spellings() -> list[bytes]:
+    return [character.encode() for character in byte_characters()]
+
+
 def load_bpe(file: GGUFFile) -> BPETokenizer:
-    """Raises UnsupportedModel for a pre-tokenizer we do not know, BadGGUF for a broken vocabulary."""
-    name = file.string("tokenizer.ggml.pre", default="default") or "default"
+    """The tokenizer of a file whose `tokenizer.ggml.model` is `gpt2`. Raises UnsupportedModel for a pre-tokenizer that
+    is not in PRE_TOKENIZERS."""
+    name = file.string("tokenizer.ggml.pre", "") or "default"
     rule = PRE_TOKENIZERS.get(name)
     if rule is None:
         raise UnsupportedModel(
-            f"pre-tokenizer not supported: tokenizer.ggml.pre: {name!r}, known are {', '.join(PRE_TOKENIZERS)}",
-            hint="another model of the same size, or --backend llama, may run",
+            f"pre-tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.pre: '{shown(name)}', "
+            f"supported are {', '.join(SUPPORTED_KINDS)} and the names that mean one of these",
+            hint="Another model may run here, and this one may run with --backend llama.",
         )
     bos_id = _DEFAULT_ID if rule.has_default_bos else None
     defaults = Defaults(bos_id=bos_id, eos_id=_DEFAULT_ID, add_bos=rule.add_bos)
-    spellings = [character.encode() for character in byte_characters()]
-    return BPETokenizer(read_vocabulary(file, defaults, merged=True, required=spellings), rule)
+    return BPETokenizer(read_vocabulary(file, defaults, merged=True, required=_spellings()), rule)
 
 
 class BPETokenizer(TextTokenizer):
@@ -54,9 +60,8 @@ class BPETokenizer(TextTokenizer):
         self._merge = load_kernel("bpe_merge", "merge")
         self._byte_of_character = {character: byte for byte, character in enumerate(byte_characters())}
         tables = vocabulary.tables
-        spellings = [character.encode() for character in byte_characters()]
-        self._byte_symbols = tables.find(spellings)
-        self._spelling = np.array([[len(text), *text.ljust(2, b"\0"), 0] for text in spellings], np.uint8)
+        self._byte_symbols = tables.find(_spellings())
+        self._spelling = np.array([[len(text), *text.ljust(2, b"\0"), 0] for text in _spellings()], np.uint8)
         symbols = np.arange(len(tables.starts), dtype=np.int32)
         symbols[tables.vocabulary_size :] = -1
         symbols[: tables.vocabulary_size][vocabulary.is_control()] = -1

@@ -118,7 +118,10 @@ def _class_bytes() -> NDArray[np.uint8]:
 
 _LLAMA_BPE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 
-# Names whose patterns are the same differ in what llama.cpp does besides.
+# The names that stand for all the others in messages.
+SUPPORTED_KINDS = ("default", "gpt-2", "llama-bpe", "qwen2", "smollm")
+
+# Names whose patterns are the same may differ in what llama.cpp does besides.
 PRE_TOKENIZERS = {
     "default": PreTokenizer(_DEFAULT),
     **dict.fromkeys(

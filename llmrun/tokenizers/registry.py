@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.errors import UnsupportedModel
+from llmrun.gguf.problems import shown
+from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.tokenizers.bpe import load_bpe
 from llmrun.tokenizers.spm import load_spm
 
@@ -12,19 +16,43 @@ if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.tokenizers.base import Tokenizer
 
-_LOADERS = {"gpt2": load_bpe, "llama": load_spm}
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    load: Callable[[GGUFFile], Tokenizer]
+    merge_kernel: KernelName
+
+
+_TABLES = KernelName.of("token_table", "build")
+_KINDS = {
+    "gpt2": _Kind(load_bpe, KernelName.of("bpe_merge", "merge")),
+    "llama": _Kind(load_spm, KernelName.of("spm_merge", "merge")),
+}
+
+
+def tokenizer_kernels(file: GGUFFile) -> Sequence[KernelName]:
+    """The kernels that `load_tokenizer` will ask for, for whoever compiles all of a model's at once."""
+    return _TABLES, _kind_of(file).merge_kernel
 
 
 def load_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The tokenizer of a GGUF file. The file stays mapped as long as it lives.
+    """The tokenizer of an open GGUF file, whose mapping it keeps.
 
-    Raises UnsupportedModel for a kind of tokenizer or pre-tokenizer that is not supported, BadGGUF for a broken one.
+    Raises UnsupportedModel for a kind of tokenizer or pre-tokenizer that is not supported, BadGGUF for a file without
+    a vocabulary.
     """
-    kind = file.string("tokenizer.ggml.model")
-    load = _LOADERS.get(kind)
-    if load is None:
+    kind = _kind_of(file)
+    load_kernels(tokenizer_kernels(file))  # together, so that a first run compiles them side by side
+    return kind.load(file)
+
+
+def _kind_of(file: GGUFFile) -> _Kind:
+    model = file.string("tokenizer.ggml.model")
+    kind = _KINDS.get(model)
+    if kind is None:
         raise UnsupportedModel(
-            f"tokenizer not supported: tokenizer.ggml.model: {kind!r}, supported are {', '.join(_LOADERS)}",
-            hint="another model, or --backend llama, may run",
+            f"tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.model: '{shown(model)}', "
+            f"supported are {', '.join(_KINDS)}",
+            hint="Another model may run here, and this one may run with --backend llama.",
         )
-    return load(file)
+    return kind

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.errors import BadGGUF
 from llmrun.kernels.store import load_kernel
+from llmrun.tokenizers.tables import NOT_FOUND
 from llmrun.tokenizers.text_tokenizer import Pieces, TextTokenizer, longest_piece
-from llmrun.tokenizers.vocabulary import CONTROL, UNKNOWN, Defaults, Vocabulary, array_of, read_vocabulary
+from llmrun.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,16 +24,12 @@ _NEVER = 0x7FFFFFFF
 
 
 def load_spm(file: GGUFFile) -> SPMTokenizer:
-    """Raises BadGGUF for a broken vocabulary."""
+    """The tokenizer of a file whose `tokenizer.ggml.model` is `llama`."""
     vocabulary = read_vocabulary(file, Defaults(bos_id=1, eos_id=2, add_bos=True), merged=False)
-    size = vocabulary.tables.vocabulary_size
-    scores = array_of(file, "tokenizer.ggml.scores", size, np.float32)
-    if scores is None:
-        scores = np.zeros(size, np.float32)
-    if np.isnan(scores).any():
-        raise BadGGUF(f"not a number: tokenizer.ggml.scores: index {int(np.isnan(scores).argmax())}")
-    add_space = file.boolean("tokenizer.ggml.add_space_prefix", default=True)
-    return SPMTokenizer(vocabulary, scores.astype(np.float32), space_prefix=add_space)
+    scores = np.zeros(vocabulary.tables.vocabulary_size, np.float32)
+    if file.has("tokenizer.ggml.scores"):
+        scores[:] = file.numbers("tokenizer.ggml.scores")
+    return SPMTokenizer(vocabulary, scores, space_prefix=file.boolean("tokenizer.ggml.add_space_prefix", True))
 
 
 class SPMTokenizer(TextTokenizer):
@@ -82,12 +78,8 @@ def _priorities(scores: NDArray[np.float32]) -> NDArray[np.int32]:
 
 
 def _byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
-    """int32[256]: the token of each byte, `<0x41>` or the character itself, else the unknown token, else -1."""
+    """int32[256]: the token of each byte, `<0x41>` or else the character itself, unless that is a control token."""
     named = vocabulary.tables.find([b"<0x%02X>" % byte for byte in range(256)])
     plain = vocabulary.tables.find([bytes([byte]) for byte in range(256)])
-    kinds = vocabulary.kinds
-    plain[(plain >= 0) & np.isin(kinds[plain], (CONTROL, UNKNOWN))] = -1
-    unknown = np.flatnonzero(kinds == UNKNOWN)
-    fallback = int(unknown[0]) if len(unknown) else -1
-    ids = np.where(named >= 0, named, plain)
-    return np.where(ids >= 0, ids, fallback).astype(np.int32)
+    ids = np.where(named == NOT_FOUND, plain, named)
+    return np.where(vocabulary.is_control()[ids], NOT_FOUND, ids).astype(np.int32)

@@ -47,11 +47,11 @@ class TokenTables:
         """int32[texts]: the id of each text, NOT_FOUND where there is none."""
         addresses, lengths = self._keep_texts(texts)
         ids = np.empty(len(texts), np.int32)
-        counts = np.empty(2, np.int64)
+        n_unresolved = np.empty(1, np.int64)
         self._run(
             *(self.starts.ctypes.data, self.lengths.ctypes.data, 0, self.table.ctypes.data, self.mask),
             *(addresses.ctypes.data, lengths.ctypes.data, len(texts), ids.ctypes.data),
-            *(0, 0, 0, 0, 0, 0, counts.ctypes.data),
+            *(0, 0, 0, 0, 0, 0, n_unresolved.ctypes.data),
         )
         self._kept.pop()
         return ids
@@ -59,11 +59,6 @@ class TokenTables:
     def text(self, token: int) -> bytes:
         """A token's text as the vocabulary spells it."""
         return self._tokens.raw(token) or _name_of_empty(token)
-
-    @property
-    def duplicate(self) -> int:
-        """The first token whose text an earlier one has as well, or NOT_FOUND."""
-        return self._duplicate
 
     def _build(self) -> NDArray[np.int32]:
         """Fill the tables; returns the merges that name a text without an id."""
@@ -76,16 +71,15 @@ class TokenTables:
         merge_starts = merges.starts + merges.data.ctypes.data if merges is not None else np.empty(0, np.int64)
         merge_lengths = merges.lengths.astype(np.int64) if merges is not None else np.empty(0, np.int64)
         unresolved = np.empty(n_merges, np.int32)
-        counts = np.empty(2, np.int64)
+        n_unresolved = np.empty(1, np.int64)
         self._run(
             *(self.starts.ctypes.data, self.lengths.ctypes.data, len(self.starts)),
             *(self.table.ctypes.data, self.mask),
             *(0, 0, 0, 0),
             *(merge_starts.ctypes.data, merge_lengths.ctypes.data, n_merges),
-            *(self.pairs.ctypes.data, self.pair_mask, unresolved.ctypes.data, counts.ctypes.data),
+            *(self.pairs.ctypes.data, self.pair_mask, unresolved.ctypes.data, n_unresolved.ctypes.data),
         )
-        self._duplicate = int(counts[1])
-        return unresolved[: counts[0]]
+        return unresolved[: n_unresolved[0]]
 
     def _texts_of(self, merges: NDArray[np.int32]) -> list[bytes]:
         """The left sides, right sides and products of some merges."""

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.errors import BadGGUF
 from llmrun.tokenizers.end_of_generation import KNOWN_TEXTS, find_ending_tokens
 from llmrun.tokenizers.special import MARK, SpecialToken, SpecialTokens
-from llmrun.tokenizers.tables import NOT_FOUND, TokenTables
+from llmrun.tokenizers.tables import TokenTables
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,15 +52,14 @@ class Vocabulary:
 def read_vocabulary(file: GGUFFile, defaults: Defaults, *, merged: bool, required: Sequence[bytes] = ()) -> Vocabulary:
     """Read the keys `tokenizer.ggml.*`; `merged` says that there are merges to read.
 
-    Raises BadGGUF for a repeated token, an array that is too short, or an id outside the vocabulary.
+    What the kernels rely on (tokens are unique, arrays as long as the vocabulary, ids inside it) has been checked when
+    the file was opened.
     """
     tokens = file.strings("tokenizer.ggml.tokens")
     merges = file.strings("tokenizer.ggml.merges") if merged else None
     tables = TokenTables(tokens, merges, required)
-    if tables.duplicate != NOT_FOUND:
-        raise BadGGUF(f"repeated token: tokenizer.ggml.tokens: index {tables.duplicate} is there before")
     size = len(tokens)
-    named = _named_tokens(file, size)
+    named = _named_tokens(file)
     known_ids = tables.find([text.encode() for text in KNOWN_TEXTS]).tolist()
     known = {text: id_ for text, id_ in zip(KNOWN_TEXTS, known_ids, strict=True) if 0 <= id_ < size}
     bos_id = named.get("bos_token_id", _inside(defaults.bos_id, size))
@@ -81,29 +79,16 @@ def read_vocabulary(file: GGUFFile, defaults: Defaults, *, merged: bool, require
     )
 
 
-def array_of(file: GGUFFile, key: str, size: int, dtype: type[np.generic]) -> NDArray[np.generic] | None:
-    """An array of one number per token, aligned and of its own; None if the file has none."""
-    if not file.has(key):
-        return None
-    values = np.array(file.numbers(key), dtype)
-    if len(values) < size:
-        raise BadGGUF(f"array too short: {key}: {len(values)} values for {size} tokens")
-    return values[:size]
-
-
 def _kinds(file: GGUFFile, size: int) -> NDArray[np.int32]:
-    kinds = array_of(file, "tokenizer.ggml.token_type", size, np.int32)
-    return np.full(size, NORMAL, np.int32) if kinds is None else kinds.astype(np.int32, copy=False)
+    if not file.has("tokenizer.ggml.token_type"):
+        return np.full(size, NORMAL, np.int32)
+    return np.array(file.integers("tokenizer.ggml.token_type"), np.int32)
 
 
-def _named_tokens(file: GGUFFile, size: int) -> dict[str, int]:
+def _named_tokens(file: GGUFFile) -> dict[str, int]:
     """The ids that the file's keys name, by the last part of the key."""
     keys = [f"{name}_token_id" for name in (*_NAMED_TOKENS, *_FORMER_NAMES)]
-    return {
-        key: file.integer(f"tokenizer.ggml.{key}", minimum=0, maximum=size - 1)
-        for key in keys
-        if file.has(f"tokenizer.ggml.{key}")
-    }
+    return {key: file.integer(f"tokenizer.ggml.{key}") for key in keys if file.has(f"tokenizer.ggml.{key}")}
 
 
 def _inside(token: int | None, size: int) -> int | None:
