@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from llmrun.engine.requests import Event, Request
+import numpy as np
+
+from llmrun.engine.answer import Answer
+from llmrun.engine.requests import (
+    Event,
+    Failed,
+    PrefillProgress,
+    Prompt,
+    Request,
+    TextPrompt,
+    TokenPrompt,
+    check_request,
+)
+from llmrun.engine.slots import SequenceSlots, Slot
+from llmrun.engine.template import ChatTemplate, choose_template
+from llmrun.errors import Cancelled, ContextExceeded, KVFull, TemplateRefused, UsageError
+from llmrun.types import Batch, FinishReason
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
-    from llmrun.engine.template import ChatTemplate
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import ModelInfo
+
+ROWS_PER_STEP = 256  # prompt tokens run in one step: enough to fill the kernels, few enough to keep others waiting
+#                      (and Ctrl-C, and the progress bar) for no more than a second on a slow machine
+
+Work = list[tuple[Answer, Slot, list[int]]]  # answers, where they run, and the tokens of them this step runs
 
 
 class Engine:
@@ -23,8 +46,29 @@ class Engine:
     Not thread-safe, except for `cancel` and `cancel_current`.
     """
 
-    def __init__(self, backend: Backend, *, chat_template: str | None = None, load_s: float = 0.0) -> None:
-        """Take over an open backend. `chat_template` is Jinja source that replaces the model's own."""
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        chat_template: str | None = None,
+        load_s: float = 0.0,
+        rows_per_step: int = ROWS_PER_STEP,
+    ) -> None:
+        """Take over an open backend, and close it in `close`.
+
+        chat_template  Jinja source that replaces the model's own
+        load_s         seconds it took to open the backend, for the timings
+        rows_per_step  prompt tokens to run in one step; the answers do not depend on it
+        """
+        self._backend = backend
+        self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
+        self._rows_per_step = rows_per_step
+        self._waiting: deque[Answer] = deque()
+        self._running: dict[Answer, Slot] = {}  # in the order they were let in
+        self._crowded = False  # the cache was full with several running: let nobody in until one of them has ended
+        self._ids = itertools.count()
+        self.load_s = load_s
+        self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
 
     @classmethod
     def open(
@@ -40,62 +84,112 @@ class Engine:
     ) -> Engine:
         """Open a GGUF file on the backend named, or on the best one ("auto").
 
-        `chat_template` is Jinja source (not a path). `progress(what, fraction)` is told of loading and of kernels
-        being compiled. Raises ModelFileError, UnsupportedModel, DoesNotFit, UsageError.
+        `chat_template` is Jinja source (not a path). `progress(what, fraction)` is told of loading and of
+        kernels being compiled. Raises ModelFileError, UnsupportedModel, DoesNotFit, UsageError.
         """
-        raise NotImplementedError
+        from llmrun.backends.select import open_backend
+
+        started = time.perf_counter()
+        opened = open_backend(
+            path,
+            backend=backend,
+            context_size=context_size,
+            max_sequences=max_sequences,
+            threads=threads,
+            progress=progress,
+        )
+        return cls(opened, chat_template=chat_template, load_s=time.perf_counter() - started)
 
     @property
     def info(self) -> ModelInfo:
-        raise NotImplementedError
+        return self._backend.info
 
     @property
     def tokenizer(self) -> Tokenizer:
-        raise NotImplementedError
-
-    @property
-    def template(self) -> ChatTemplate | None:
-        """The chat template, `template.origin` saying where it is from; None when the file has none and its
-        vocabulary belongs to no known family: a base model, to be prompted with TextPrompt."""
-        raise NotImplementedError
-
-    @property
-    def load_s(self) -> float:
-        """Seconds `open` took."""
-        raise NotImplementedError
+        return self._backend.tokenizer
 
     @property
     def idle(self) -> bool:
         """No request is waiting or running."""
-        raise NotImplementedError
+        return not self._waiting and not self._running
 
     def submit(self, request: Request) -> int:
         """Queue a request and return its id, which its events carry.
 
-        Raises ContextExceeded (the prompt does not fit), TemplateRefused (also for a ChatPrompt when `template` is
-        None) and UsageError (a parameter that cannot be meant). The clock of `Timings` starts here.
+        Raises ContextExceeded (the prompt does not fit), TemplateRefused (also for a ChatPrompt when `template`
+        is None) and UsageError (a parameter that cannot be meant). The clock of `Timings` starts here.
         """
-        raise NotImplementedError
+        submitted = time.perf_counter()
+        check_request(request, self.info.vocabulary_size)
+        tokens = self._tokens_of(request.prompt)
+        limit = self._token_limit(len(tokens), request.max_tokens)
+        request_id = next(self._ids)
+        answer = Answer(request_id, request, self.tokenizer, tokens, limit, self.load_s, submitted)
+        self._waiting.append(answer)
+        return request_id
 
     def step(self) -> list[Event]:
-        """Run one forward pass for every request that can go on, and return what came of it."""
-        raise NotImplementedError
+        """Run one forward pass for all requests that can go on, and return what came of it.
+
+        Every answer under way gets its next token; the room that is left goes to prompts, first come first served.
+        When the backend raises anything but KVFull or Cancelled, the requests of that pass are gone.
+        """
+        events = self._end_cancelled()
+        self._admit()
+        work = self._pick_rows()
+        if not work:
+            return events
+        try:
+            logits = iter(self._backend.forward(_batch(work)))
+        except Cancelled:
+            return events + self._end_cancelled()
+        except KVFull:
+            return events + self._make_room()
+        except BaseException:
+            self._forget(work)
+            raise
+        for answer, slot, tokens in work:
+            slot.tokens += tokens
+            if answer.in_prefill:
+                events.append(PrefillProgress(answer.request_id, len(slot.tokens), answer.prompt_tokens))
+            if len(slot.tokens) == len(answer.tokens):
+                events += answer.accept(next(logits))
+        self._retire()
+        return events
 
     def generate(self, request: Request) -> Iterator[Event]:
         """Submit one request and yield its events to the Finished one; raises what `submit` and `Failed` would.
 
-        Closing the iterator early cancels the request. Raises UsageError while other requests are unfinished.
+        Nothing happens, and no clock runs, before the first event is asked for. Closing the iterator early drops
+        the request. Raises UsageError while other requests are unfinished.
         """
-        raise NotImplementedError
+        if not self.idle:
+            raise UsageError("generate runs one request alone: other requests are unfinished: use submit and step")
+        self.submit(request)
+        try:
+            while not self.idle:
+                for event in self.step():
+                    if isinstance(event, Failed):
+                        raise event.error
+                    yield event
+        finally:
+            self._drop_all()
 
     def cancel(self, request_id: int) -> None:
         """Let a request end with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
+        for answer in [*self._waiting, *self._running]:
+            answer.cancelled |= answer.request_id == request_id
 
     def cancel_current(self) -> None:
         """Cancel everything that is waiting or running, now: for a signal handler or another thread."""
+        for answer in [*self._waiting, *self._running]:
+            answer.cancelled = True
+        self._backend.cancel()
 
     def close(self) -> None:
-        """Close the backend. Idempotent."""
+        """Drop all requests and close the backend. Idempotent."""
+        self._drop_all()
+        self._backend.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -104,3 +198,127 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _tokens_of(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, TokenPrompt):
+            return list(prompt.tokens)
+        if isinstance(prompt, TextPrompt):
+            ids = self.tokenizer.encode(prompt.text, add_special=True, parse_special=True)
+        elif self.template is not None:
+            ids = self.tokenizer.encode_rendered(self.template.render(prompt, self.tokenizer))
+        else:
+            raise TemplateRefused(
+                f"no chat template: {self.info.path}: tokenizer.chat_template is absent, and the vocabulary is of "
+                "no known family",
+                hint="prompt it as it is with --raw, or give it a template with --chat-template FILE",
+            )
+        tokens: list[int] = ids.tolist()
+        return tokens
+
+    def _token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        """How many tokens prompt and answer may have together."""
+        context = min(self.info.context_size, self._backend.kv.capacity)
+        if prompt_tokens == 0:
+            raise UsageError("empty prompt: 0 tokens, at least 1 is needed")
+        if prompt_tokens >= context:
+            raise ContextExceeded(
+                f"prompt does not fit in the context: {self.info.name}: {prompt_tokens:,} tokens and one for the "
+                f"answer, limit {context:,}",
+                hint=f"shorten the prompt, or raise --ctx-size (the model was trained for {self.info.train_context:,})",
+            )
+        return context if max_tokens is None else min(context, prompt_tokens + max_tokens)
+
+    def _admit(self) -> None:
+        """Give waiting requests a slot, first come first served."""
+        while self._waiting and not self._crowded:
+            slot = self._slots.acquire(self._waiting[0].tokens)
+            if slot is None:
+                return
+            answer = self._waiting.popleft()
+            if answer.cached_tokens is None:
+                answer.cached_tokens = len(slot.tokens)
+            self._running[answer] = slot
+
+    def _pick_rows(self) -> Work:
+        """What each running request has to run next: an answer under way one token, a prompt a chunk."""
+        work: Work = []
+        prompts: Work = []
+        for answer, slot in self._running.items():
+            missing = answer.tokens[len(slot.tokens) :]
+            (work if len(missing) == 1 else prompts).append((answer, slot, missing))
+        room = max(self._rows_per_step - len(work), 1)
+        for answer, slot, missing in prompts:
+            if room > 0:
+                work.append((answer, slot, missing[:room]))
+                room -= len(missing[:room])
+        for answer, _, _ in work:
+            answer.prefill_started = answer.prefill_started or time.perf_counter()
+        return work
+
+    def _make_room(self) -> list[Event]:
+        """The cache is full: give up a prefix kept for later, else let the youngest request wait, else end the one
+        that is left. Nobody is let in again before one has ended, or two would push each other out for ever."""
+        if self._slots.forget_oldest_idle():
+            return []
+        answer, slot = next(reversed(self._running.items()))
+        if len(self._running) > 1:
+            del self._running[answer]
+            self._slots.forget(slot)
+            self._waiting.appendleft(answer)
+            self._crowded = True
+            return []
+        if answer.in_prefill:
+            error = ContextExceeded(
+                f"prompt does not fit in the KV cache: {self.info.name}: {answer.prompt_tokens} tokens, the cache "
+                f"is full at {len(slot.tokens)}",
+                hint="shorten the prompt",
+            )
+            events: list[Event] = [answer.fail(error)]
+        else:
+            events = answer.finish(FinishReason.LENGTH)
+        self._retire()
+        return events
+
+    def _end_cancelled(self) -> list[Event]:
+        events: list[Event] = []
+        for answer in [*self._waiting, *self._running]:
+            if answer.cancelled:
+                events += answer.finish(FinishReason.CANCELLED)
+        self._retire()
+        return events
+
+    def _retire(self) -> None:
+        """Let go of the requests that are over; their slots remember what they hold."""
+        for answer in [answer for answer in self._running if answer.over]:
+            self._slots.release(self._running.pop(answer))
+            self._crowded = False
+        if any(answer.over for answer in self._waiting):
+            self._waiting = deque(answer for answer in self._waiting if not answer.over)
+
+    def _drop_all(self) -> None:
+        self._waiting.clear()
+        while self._running:
+            self._slots.release(self._running.popitem()[1])
+        self._crowded = False
+
+    def _forget(self, work: Work) -> None:
+        """The backend failed in the middle of a pass: nothing is known about the sequences it ran."""
+        for answer, slot, _ in work:
+            del self._running[answer]
+            self._slots.forget(slot)
+        self._crowded = False
+
+
+def _batch(work: Work) -> Batch:
+    """The rows of one pass; of each request the last row's logits, if that is its last token."""
+    tokens: list[int] = []
+    seq: list[int] = []
+    pos: list[int] = []
+    want: list[bool] = []
+    for answer, slot, missing in work:
+        held = len(slot.tokens)
+        tokens += missing
+        seq += [slot.index] * len(missing)
+        pos += range(held, held + len(missing))
+        want += [False] * (len(missing) - 1) + [held + len(missing) == len(answer.tokens)]
+    return Batch(np.array(tokens, np.int32), np.array(seq, np.int32), np.array(pos, np.int32), np.array(want))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmrun.errors import LlmrunError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.types import FinishReason, SamplingParams, Timings, TokenLogprob
 
 
@@ -120,3 +121,42 @@ class Failed:
 
 
 Event = PrefillProgress | TextDelta | Finished | Failed
+
+
+def check_request(request: Request, vocabulary_size: int) -> None:
+    """Raise UsageError, naming the parameter, for what cannot be meant."""
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise UsageError(f"nothing to generate: max_tokens: {request.max_tokens}, at least 1")
+    if "" in request.stop:
+        raise UsageError("a stop string may not be empty: stop: 0 characters, at least 1")
+    if request.logprobs is not None and not 0 <= request.logprobs <= vocabulary_size:
+        raise UsageError(f"parameter out of range: logprobs: {request.logprobs}, 0 to {vocabulary_size}")
+    if isinstance(request.prompt, TokenPrompt):
+        _check_tokens("prompt", request.prompt.tokens, vocabulary_size)
+    _check_tokens("logit_bias", request.sampling.logit_bias, vocabulary_size)
+    _check_sampling(request.sampling)
+
+
+def _check_tokens(where: str, tokens: Iterable[int], vocabulary_size: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocabulary_size:
+            raise UsageError(f"no such token: {where}: id {token}, the vocabulary has {vocabulary_size}")
+
+
+def _check_sampling(params: SamplingParams) -> None:
+    ranges = {
+        "temperature": (0.0, math.inf),
+        "top_p": (0.0, 1.0),
+        "min_p": (0.0, 1.0),
+        "repeat_penalty": (1e-9, math.inf),
+        "presence_penalty": (-math.inf, math.inf),
+        "frequency_penalty": (-math.inf, math.inf),
+    }
+    for name, (low, high) in ranges.items():
+        value = getattr(params, name)
+        if not (math.isfinite(value) and low <= value <= high):
+            limits = "any finite number" if low == -math.inf else f"{low:g} to {high:g}"
+            raise UsageError(f"sampling parameter out of range: {name}: {value:g}, {limits}")
+    for token, bias in params.logit_bias.items():
+        if math.isnan(bias) or bias == math.inf:
+            raise UsageError(f"sampling parameter out of range: logit_bias of token {token}: {bias:g}, below inf")

@@ -9,13 +9,12 @@ alike everywhere (the last bit of NumPy's own exp depends on the instruction set
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import LlmrunError
 from llmrun.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -47,28 +46,6 @@ def sample(logits: Logits, history: Sequence[int], params: SamplingParams, posit
     candidates = top_p(candidates, params.top_p)
     candidates = min_p(candidates, params.min_p)
     return draw(candidates, params.temperature, uniform(params.seed, position))
-
-
-def check_sampling(params: SamplingParams, vocabulary_size: int) -> None:
-    """Raise UsageError, naming the parameter, for values that cannot be meant."""
-    ranges = {
-        "temperature": (0.0, math.inf),
-        "top_p": (0.0, 1.0),
-        "min_p": (0.0, 1.0),
-        "repeat_penalty": (_SMALLEST, math.inf),
-        "presence_penalty": (-math.inf, math.inf),
-        "frequency_penalty": (-math.inf, math.inf),
-    }
-    for name, (low, high) in ranges.items():
-        value = getattr(params, name)
-        if not (math.isfinite(value) and low <= value <= high):
-            limits = "any finite number" if low == -math.inf else f"{low:g} to {high:g}"
-            raise UsageError(f"sampling parameter out of range: {name}: {value:g}, {limits}")
-    for token, bias in params.logit_bias.items():
-        if not 0 <= token < vocabulary_size:
-            raise UsageError(f"no such token: logit_bias: id {token}, the vocabulary has {vocabulary_size}")
-        if math.isnan(bias) or bias == math.inf:
-            raise UsageError(f"sampling parameter out of range: logit_bias of token {token}: {bias:g}, below inf")
 
 
 def apply_logit_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:

@@ -1,18 +1,91 @@
-"""A conversation becomes one text: the model's chat template, run in Jinja2's immutable sandbox."""
+"""A conversation becomes one text: which chat template, with which variables, and what stays mere text in it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmrun.engine.families import family_of
+from llmrun.errors import BadGGUF, TemplateRefused, UsageError
+
+if TYPE_CHECKING:
+    from llmrun.engine.requests import ChatPrompt
+    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.types import ModelInfo
+
+_KEY = "tokenizer.chat_template"
+_TOOL_KEY = "tokenizer.chat_template.tool_use"  # a second template that some files bring for conversations with tools
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """A chat template's source and where it is from.
 
-    origin  "model" (the file's own), "user" (given by the caller) or "fallback" (chosen for the vocabulary)
-    name    "tokenizer.chat_template", "--chat-template", or the family's name ("chatml")
+    origin       "model" (the file's own), "user" (given by the caller) or "fallback" (chosen for the vocabulary)
+    name         "tokenizer.chat_template", "--chat-template", or the family's name ("chatml")
+    tool_source  used instead of `source` when the conversation has tools
     """
 
     source: str
     origin: str
     name: str
+    tool_source: str | None = None
+
+    def render(self, prompt: ChatPrompt, tokenizer: Tokenizer) -> str:
+        """The conversation as text for `tokenizer.encode_rendered`.
+
+        Every string of messages, tools and template_kwargs is protected, so that only the template's own words can
+        become control tokens. Raises TemplateRefused for all that can go wrong in a template, and UsageError when
+        template_kwargs sets what is set here.
+        """
+        from llmrun.engine.sandbox import render  # Jinja2 takes 100 ms to import
+
+        variables: dict[str, Any] = {
+            "add_generation_prompt": prompt.add_generation_prompt,
+            "bos_token": _spelled(tokenizer, tokenizer.bos_id),
+            "eos_token": _spelled(tokenizer, tokenizer.eos_id),
+        }
+        try:
+            variables["messages"] = _protected([*prompt.messages], tokenizer)
+            variables["tools"] = _protected([*prompt.tools], tokenizer) if prompt.tools else None
+            extra = _protected(prompt.template_kwargs, tokenizer)
+        except RecursionError as error:
+            raise TemplateRefused(f"conversation is nested too deeply for a chat template: {self.name}") from error
+        for name in extra:
+            if name in variables:
+                raise UsageError(f"not for the template's extra variables: {name}: it is set from the conversation")
+        source = self.tool_source if prompt.tools and self.tool_source else self.source
+        return render(source, self.name, {**extra, **variables})
+
+
+def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) -> ChatTemplate | None:
+    """The template given by the user, else the model's own, else its family's; None when there is none of them.
+
+    Raises BadGGUF when the file's template is not a string.
+    """
+    if given is not None:
+        return ChatTemplate(given, "user", "--chat-template")
+    for key in (_KEY, _TOOL_KEY):
+        if not isinstance(info.metadata.get(key, ""), str):
+            raise BadGGUF(f"chat template is not a string: {info.path}: {key}: {type(info.metadata[key]).__name__}")
+    own = info.metadata.get(_KEY, "")
+    if own.strip():
+        return ChatTemplate(own, "model", _KEY, info.metadata.get(_TOOL_KEY))
+    family = family_of(info, tokenizer)
+    return ChatTemplate(family.source, "fallback", family.name) if family else None
+
+
+def _spelled(tokenizer: Tokenizer, token: int | None) -> str:
+    return "" if token is None else tokenizer.token_text(token)
+
+
+def _protected(value: Any, tokenizer: Tokenizer) -> Any:
+    """A copy of a JSON-like value with every string in it, keys too, protected."""
+    if isinstance(value, str):
+        return tokenizer.protect(value)
+    if isinstance(value, Mapping):
+        return {_protected(key, tokenizer): _protected(item, tokenizer) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_protected(item, tokenizer) for item in value]
+    return value

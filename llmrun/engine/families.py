@@ -1,0 +1,153 @@
+"""Chat templates for files that bring none, one for each family that a vocabulary or a name gives away.
+
+The wordings are the families' own, as their model cards print them. A system message goes into the first user turn
+where the family has no system role. None writes a BOS of its own except between turns: `encode_rendered` sees to it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.types import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A way of writing conversations.
+
+    controls  control strings the vocabulary must have, each a token
+    end       the control string that ends a turn. A vocabulary whose EOS it is was made for chatting; base models of
+              the same family have the token too, but end their texts otherwise
+    named     the names of models that were made for chatting, where `end` does not tell
+    """
+
+    name: str
+    controls: tuple[str, ...]
+    end: str | None
+    named: str
+    source: str
+
+
+# Content may be text or, as in OpenAI's API, a list of parts.
+_TEXT = """\
+{%- macro text(message) -%}
+{%- if message.content is string -%}{{ message.content }}
+{%- elif message.content -%}{%- for part in message.content if part.text is string -%}{{ part.text }}{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+"""
+# `system` is the text of a leading system message, `turns` what follows it.
+_SYSTEM_APART = (
+    _TEXT
+    + """\
+{%- set system, turns = '', messages -%}
+{%- if messages and messages[0].role == 'system' -%}
+{%- set system, turns = text(messages[0]), messages[1:] -%}
+{%- endif -%}
+"""
+)
+_CHATML = (
+    _TEXT
+    + """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\n' + text(message) + '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+)
+_LLAMA_3 = (
+    _TEXT
+    + """\
+{%- for message in messages -%}
+{{ '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + text(message) | trim + '<|eot_id|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif -%}
+"""
+)
+_GEMMA = (
+    _SYSTEM_APART
+    + """\
+{%- for message in turns -%}
+{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}
+{%- if loop.first and system -%}{{ system | trim + '\n\n' }}{%- endif -%}
+{{ text(message) | trim + '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}
+"""
+)
+_PHI_3 = (
+    _TEXT
+    + """\
+{%- for message in messages -%}
+{{ '<|' + message.role + '|>\n' + text(message) + '<|end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|assistant|>\n' }}{%- endif -%}
+"""
+)
+_ZEPHYR = (
+    _TEXT
+    + """\
+{%- for message in messages -%}
+{{ '<|' + message.role + '|>\n' + text(message) + eos_token + '\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|assistant|>\n' }}{%- endif -%}
+"""
+)
+_MISTRAL = (
+    _SYSTEM_APART
+    + """\
+{%- for message in turns -%}
+{%- if message.role == 'assistant' -%}{{ ' ' + text(message) | trim + eos_token }}
+{%- else -%}{{ '[INST] ' + (system + '\n\n' if loop.first and system else '') + text(message) + ' [/INST]' }}
+{%- endif -%}
+{%- endfor -%}
+"""
+)
+_LLAMA_2 = (
+    _SYSTEM_APART
+    + """\
+{%- for message in turns -%}
+{%- if message.role == 'assistant' -%}{{ ' ' + text(message) | trim + ' ' + eos_token }}
+{%- else -%}
+{{ bos_token + '[INST] ' }}
+{%- if loop.first and system -%}{{ '<<SYS>>\n' + system + '\n<</SYS>>\n\n' }}{%- endif -%}
+{{ text(message) | trim + ' [/INST]' }}
+{%- endif -%}
+{%- endfor -%}
+"""
+)
+
+_CHATTING = r"instruct|chat|assistant|\bit\b"
+FAMILIES = (
+    Family("llama-3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "<|eot_id|>", _CHATTING, _LLAMA_3),
+    Family("chatml", ("<|im_start|>", "<|im_end|>"), "<|im_end|>", _CHATTING, _CHATML),
+    Family("gemma", ("<start_of_turn>", "<end_of_turn>"), "<end_of_turn>", _CHATTING, _GEMMA),
+    Family("phi-3", ("<|user|>", "<|assistant|>", "<|end|>"), "<|end|>", _CHATTING, _PHI_3),
+    Family("mistral", (), None, r"mi[sx]tral.*instruct", _MISTRAL),
+    Family("llama-2", (), None, r"llama[ _-]?2.*chat", _LLAMA_2),
+    Family("zephyr", (), None, r"zephyr|tinyllama.*chat", _ZEPHYR),
+)
+
+
+def family_of(info: ModelInfo, tokenizer: Tokenizer) -> Family | None:
+    """The family whose conversations the model was made for, or None: a base model, or one nobody told us of."""
+    names = " ".join(str(info.metadata.get(key, "")) for key in ("general.name", "general.finetune"))
+    names = f"{info.name} {names}".lower()
+    return next((family for family in FAMILIES if _fits(family, names, tokenizer)), None)
+
+
+def _fits(family: Family, names: str, tokenizer: Tokenizer) -> bool:
+    if any(_token(tokenizer, control) is None for control in family.controls):
+        return False
+    ends_turns = family.end is not None and _token(tokenizer, family.end) == tokenizer.eos_id
+    return ends_turns or re.search(family.named, names) is not None
+
+
+def _token(tokenizer: Tokenizer, control: str) -> int | None:
+    """The id of a control string, or None when it is not a token of its own."""
+    ids = tokenizer.encode(control, add_special=False, parse_special=True).tolist()
+    return ids[0] if len(ids) == 1 and tokenizer.token_text(ids[0]) == control else None

@@ -1,0 +1,91 @@
+"""Which tokens each sequence of the KV cache holds, so that a prefix it has seen is not run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import KVCache
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One sequence of the cache. `tokens` are in it now; an idle slot keeps them for a request that begins alike."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    busy: bool = False
+    released: int = 0  # when it was last released, by the count of releases
+
+
+class SequenceSlots:
+    """The book kept over a backend's KV cache. What it says is in the cache is there; the cache may hold more."""
+
+    def __init__(self, kv: KVCache, count: int) -> None:
+        self._kv = kv
+        self._slots = [Slot(index) for index in range(count)]
+        self._releases = 0
+
+    def acquire(self, tokens: Sequence[int]) -> Slot | None:
+        """An idle slot that holds as long a prefix of `tokens` as the cache can give it, or None when all are busy.
+
+        Never all of `tokens`: the last one has to be run for its logits.
+        """
+        idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.released)
+        if not idle:
+            return None
+        shared, source = max(
+            ((_common_prefix(slot.tokens, tokens), slot) for slot in [*idle, *self._slots]),
+            key=lambda pair: pair[0],
+        )
+        n = min(shared, len(tokens) - 1)
+        slot = _best_place(source, shared, idle)
+        if slot is source:
+            kept = self._kv.truncate(slot.index, n)
+        elif n > 0:
+            kept = self._kv.copy(source.index, slot.index, n)
+        else:
+            self._kv.free(slot.index)
+            kept = 0
+        slot.tokens = list(tokens[:kept])
+        slot.busy = True
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """The slot is idle from now on, and remembers what it holds."""
+        self._releases += 1
+        slot.busy = False
+        slot.released = self._releases
+
+    def forget(self, slot: Slot) -> None:
+        """Empty the slot and release it."""
+        slot.tokens = []
+        slot.busy = False
+        slot.released = 0
+        self._kv.free(slot.index)
+
+    def forget_oldest_idle(self) -> bool:
+        """Make room by emptying the idle slot that was released first; False when no idle slot holds anything."""
+        holding = [slot for slot in self._slots if not slot.busy and slot.tokens]
+        if not holding:
+            return False
+        self.forget(min(holding, key=lambda slot: slot.released))
+        return True
+
+
+def _best_place(source: Slot, shared: int, idle: list[Slot]) -> Slot:
+    """Where a request goes whose longest known prefix is in `source`: there, if it wants most of what is there (the
+    next turn of a conversation), else into the oldest idle slot, so that what `source` holds is not lost."""
+    others = [slot for slot in idle if slot is not source]
+    if not source.busy and (not others or (shared > 0 and 2 * shared >= len(source.tokens))):
+        return source
+    return others[0]
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
