@@ -22,13 +22,19 @@ from llmrun.types import Batch, ModelInfo
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    # All tokens of a sequence, as bytes with control tokens spelled out -> the next token to say, or None for noise.
-    Voice = Callable[[bytes], int | None]
+    # All tokens of a sequence, as a string of one character a token, chr(id) -> the next token, or None for noise.
+    Voice = Callable[[str], int | None]
 
-_USER = b"<|im_start|>user\n"
-_ASSISTANT = b"<|im_start|>assistant\n"
-_END = b"<|im_end|>"
-_SPOKEN_LOGIT = 24.0  # noise reaches 8: at temperature 0.8 a spoken token is drawn but once in e^20
+
+def as_characters(text: str) -> str:
+    """Text as a voice sees it: every byte and every control string is one character, chr(its id)."""
+    return "".join(map(chr, ScriptedTokenizer().encode(text, add_special=False, parse_special=True)))
+
+
+_USER = as_characters("<|im_start|>user\n")
+_ASSISTANT = as_characters("<|im_start|>assistant\n")
+_END = as_characters("<|im_end|>")
+_SPOKEN_LOGIT = 24.0  # noise reaches 8: at temperature 0.8 a noise token is e^-20 times as likely
 
 
 class SeamError(AssertionError):
@@ -40,31 +46,31 @@ def require(condition: bool, breach: str) -> None:
         raise SeamError(breach)
 
 
-def echo(text: bytes) -> int | None:
-    """Answer a chat with "You said: " and the last user message; to anything else, babble lower-case letters."""
-    _, asked, rest = text.rpartition(_ASSISTANT)
+def echo(history: str) -> int | None:
+    """Answer a chat with "You said: " and the last user message; go on from anything else in lower-case letters."""
+    before, asked, said = history.rpartition(_ASSISTANT)
     if not asked:
-        return b"etaoin shrdlu "[sum(text[-3:]) % 14]
-    question = text.rpartition(_ASSISTANT)[0].rpartition(_USER)[2].partition(_END)[0]
-    return _next_of(b"You said: " + question, rest)
+        return b"etaoin shrdlu "[sum(map(ord, history[-3:])) % 14]
+    question = before.rpartition(_USER)[2].partition(_END)[0]
+    return _next_of("You said: " + question, said)
 
 
 def scripted_answers(script: Sequence[tuple[str, str]]) -> Voice:
-    """A voice that says each answer after its cue: the pair whose cue stands last in the text counts. Before any cue,
-    and when the text has left the script, there is noise."""
-    pairs = [(cue.encode(), answer.encode()) for cue, answer in script]
+    """A voice that says each answer after its cue: the pair whose cue stands last in the history counts. Without a
+    cue, and when what was said is not the answer, there is noise."""
+    pairs = [(as_characters(cue), as_characters(answer)) for cue, answer in script]
 
-    def voice(text: bytes) -> int | None:
-        at, cue, answer = max((text.rfind(cue), cue, answer) for cue, answer in pairs)
-        return None if at < 0 else _next_of(answer, text[at + len(cue) :])
+    def voice(history: str) -> int | None:
+        at, cue, answer = max((history.rfind(cue), cue, answer) for cue, answer in pairs)
+        return None if at < 0 else _next_of(answer, history[at + len(cue) :])
 
     return voice
 
 
-def _next_of(answer: bytes, said: bytes) -> int | None:
+def _next_of(answer: str, said: str) -> int | None:
     if not answer.startswith(said):
         return None
-    return answer[len(said)] if len(said) < len(answer) else IM_END
+    return ord(answer[len(said)]) if len(said) < len(answer) else IM_END
 
 
 class ScriptedCache:
@@ -203,14 +209,10 @@ class ScriptedBackend:
         hashed ^= hashed >> np.uint64(29)
         hashed *= np.uint64(0xBF58476D1CE4E5B9)
         logits = (hashed >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-21)
-        spoken = None if self._voice is None else self._voice(self._spelled(tokens))
+        spoken = None if self._voice is None else self._voice("".join(map(chr, tokens)))
         if spoken is not None:
             logits[spoken] = _SPOKEN_LOGIT
         return logits
-
-    def _spelled(self, tokens: list[int]) -> bytes:
-        spell = self.tokenizer.token_text
-        return b"".join(bytes([token]) if token < 256 else spell(token).encode() for token in tokens)
 
     def _check(self, batch: Batch) -> None:
         require(not self._closed, "forward after close")
