@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -167,18 +167,17 @@ class ScriptedBackend:
     def open(cls, path: Path, *, context_size: int | None, max_sequences: int) -> ScriptedBackend:
         """The echoing backend, or, for a .json file, the one it describes: an object with "answers", a list of
         [cue, answer] pairs, and any of this class's keyword arguments."""
-        options: dict[str, object] = {}
-        voice: Voice = echo
-        if path.suffix == ".json":
-            try:
-                options = json.loads(path.read_text())
-                if "answers" in options:
-                    voice = scripted_answers(options.pop("answers"))  # type: ignore[arg-type]
-            except (OSError, ValueError, TypeError, AttributeError) as error:
-                raise UsageError(f"not a script for the scripted backend: {path}: {error}") from error
+        options: dict[str, Any] = {"max_sequences": max_sequences}
         if context_size is not None:
             options["context_size"] = context_size
-        return cls(voice, path=path, max_sequences=max_sequences, **options)  # type: ignore[arg-type]
+        if path.suffix != ".json":
+            return cls(path=path, **options)
+        try:
+            script = json.loads(path.read_text())
+            voice = scripted_answers(script.pop("answers")) if "answers" in script else echo
+            return cls(voice, path=path, **{**script, **options})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"not a script for the scripted backend: {path}: {error}") from error
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         self._cancelled.clear()

@@ -1,0 +1,55 @@
+"""Runs requests through an engine and gathers what each of them came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Failed, Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
+
+
+@dataclass
+class Gathered:
+    """The events of one request."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    progress: list[PrefillProgress] = field(default_factory=list)
+    last: Finished | Failed | None = None
+
+    @property
+    def finished(self) -> Finished:
+        assert isinstance(self.last, Finished), self.last
+        return self.last
+
+    @property
+    def failed(self) -> Failed:
+        assert isinstance(self.last, Failed), self.last
+        return self.last
+
+
+def run_to_the_end(engine: Engine, ids: Sequence[int], most_steps: int = 5000) -> list[Gathered]:
+    """Step until the engine is idle; what came of the requests, in the order of ids."""
+    answers = {request_id: Gathered() for request_id in ids}
+    for _ in range(most_steps):
+        for event in engine.step():
+            answer = answers[event.request_id]
+            assert answer.last is None, f"{event} after {answer.last}"
+            if isinstance(event, TextDelta):
+                answer.text += event.text
+                answer.tokens += event.tokens
+                answer.logprobs += event.logprobs
+            elif isinstance(event, PrefillProgress):
+                answer.progress.append(event)
+            else:
+                answer.last = event
+        if engine.idle:
+            return [answers[request_id] for request_id in ids]
+    raise AssertionError(f"not idle after {most_steps} steps")
+
+
+def answer_all(engine: Engine, requests: Sequence[Request]) -> list[Gathered]:
+    """Submit all requests at once and run them to the end."""
+    return run_to_the_end(engine, [engine.submit(request) for request in requests])

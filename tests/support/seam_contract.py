@@ -1,0 +1,226 @@
+"""What every backend promises the engine. A test file for a backend subclasses SeamContract and says how to open it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Request, TokenPrompt
+from llmrun.errors import Cancelled, KVFull
+from llmrun.types import Batch, SamplingParams
+from tests.support.answers import answer_all
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.backends.base import Backend
+
+CONTEXT = 128
+
+
+def rows(seq: int, start: int, tokens: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(token, sequence, position) of consecutive rows."""
+    return [(token, seq, start + offset) for offset, token in enumerate(tokens)]
+
+
+def batch_of(triples: Sequence[tuple[int, int, int]]) -> Batch:
+    """A batch that wants every row's logits."""
+    columns = np.array(triples, np.int32).reshape(-1, 3)
+    tokens, seq, pos = (np.ascontiguousarray(column) for column in columns.T)
+    return Batch(tokens, seq, pos, np.ones(len(triples), np.bool_))
+
+
+class SeamContract:
+    """Subclasses implement `open_backend`. `exact` is False for a backend whose floats depend on the batch."""
+
+    exact = True
+
+    def open_backend(self, *, context_size: int, max_sequences: int) -> Backend:
+        raise NotImplementedError
+
+    @contextmanager
+    def opened(self, max_sequences: int = 1, context_size: int = CONTEXT) -> Iterator[Backend]:
+        backend = self.open_backend(context_size=context_size, max_sequences=max_sequences)
+        try:
+            yield backend
+        finally:
+            backend.close()
+
+    def assert_same(self, actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+        assert actual.dtype == np.float32
+        if self.exact:
+            np.testing.assert_array_equal(actual, expected)
+        else:
+            np.testing.assert_allclose(actual, expected, rtol=0.05, atol=0.05 * float(np.ptp(expected)))
+
+    def tokens(self, backend: Backend, count: int, seed: int = 1) -> list[int]:
+        """Ids that are neither control tokens nor the end of anything."""
+        usable = [i for i in range(backend.info.vocabulary_size) if backend.tokenizer.token_bytes(i)]
+        return [usable[i] for i in np.random.default_rng(seed).integers(0, len(usable), count)]
+
+    def test_info_agrees_with_the_tokenizer_and_the_logits(self) -> None:
+        with self.opened() as backend:
+            logits = backend.forward(batch_of(rows(0, 0, self.tokens(backend, 3))))
+            assert logits.shape == (3, backend.info.vocabulary_size)
+            assert backend.tokenizer.vocabulary_size == backend.info.vocabulary_size
+            assert backend.info.context_size == CONTEXT
+            assert backend.kv.capacity >= CONTEXT
+
+    def test_only_the_wanted_rows_come_back_and_in_order(self) -> None:
+        with self.opened() as backend:
+            batch = batch_of(rows(0, 0, self.tokens(backend, 5)))
+            full = backend.forward(batch)
+            backend.kv.free(0)
+            want = np.array([False, True, False, False, True])
+            self.assert_same(backend.forward(Batch(batch.tokens, batch.seq, batch.pos, want)), full[want])
+
+    @pytest.mark.parametrize("chunk", [1, 7, 32])
+    def test_logits_do_not_depend_on_the_chunk(self, chunk: int) -> None:
+        with self.opened() as backend:
+            prompt = self.tokens(backend, 70)
+            whole = backend.forward(batch_of(rows(0, 0, prompt)))
+            backend.kv.free(0)
+            parts = [
+                backend.forward(batch_of(rows(0, at, prompt[at : at + chunk]))) for at in range(0, len(prompt), chunk)
+            ]
+            self.assert_same(np.concatenate(parts), whole)
+
+    def test_logits_do_not_depend_on_the_neighbours(self) -> None:
+        with self.opened(max_sequences=8) as backend:
+            prompts = [self.tokens(backend, 5 + 3 * seq, seed=seq) for seq in range(8)]
+            alone = []
+            for prompt in prompts:
+                alone.append(backend.forward(batch_of(rows(0, 0, prompt))))
+                backend.kv.free(0)
+            together = backend.forward(
+                batch_of([row for seq, prompt in enumerate(prompts) for row in rows(seq, 0, prompt)])
+            )
+            self.assert_same(together, np.concatenate(alone))
+
+    def test_a_truncated_sequence_goes_on_as_if_it_had_ended_there(self) -> None:
+        with self.opened() as backend:
+            prompt, other = self.tokens(backend, 40), self.tokens(backend, 10, seed=2)
+            backend.forward(batch_of(rows(0, 0, prompt)))
+            kept = backend.kv.truncate(0, 23)
+            assert 0 <= kept <= 23
+            continued = backend.forward(batch_of(rows(0, kept, prompt[kept:23] + other)))[-10:]
+            backend.kv.free(0)
+            self.assert_same(continued, backend.forward(batch_of(rows(0, 0, prompt[:23] + other)))[-10:])
+
+    def test_a_copied_prefix_is_shared_and_not_disturbed(self) -> None:
+        with self.opened(max_sequences=3) as backend:
+            prompt, left, right = (self.tokens(backend, n, seed=n) for n in (37, 9, 11))
+            backend.forward(batch_of(rows(0, 0, prompt)))
+            kept = backend.kv.copy(0, 1, 30)
+            assert 0 <= kept <= 30
+            branches = backend.forward(batch_of(rows(0, 37, left) + rows(1, kept, prompt[kept:30] + right)))
+            fresh_left = backend.forward(batch_of(rows(2, 0, prompt + left)))[-9:]
+            backend.kv.free(2)
+            fresh_right = backend.forward(batch_of(rows(2, 0, prompt[:30] + right)))[-11:]
+            self.assert_same(branches[:9], fresh_left)
+            self.assert_same(branches[-11:], fresh_right)
+
+    def test_copying_over_a_sequence_frees_it_first(self) -> None:
+        with self.opened(max_sequences=2) as backend:
+            prompt = self.tokens(backend, CONTEXT // 2)
+            backend.forward(batch_of(rows(0, 0, prompt)))
+            for _ in range(8):  # eight copies would not fit beside each other
+                kept = backend.kv.copy(0, 1, len(prompt) - 1)
+                backend.forward(batch_of(rows(1, kept, prompt[kept:])))
+
+    def test_a_freed_sequence_starts_anew(self) -> None:
+        with self.opened() as backend:
+            prompt = self.tokens(backend, 12)
+            first = backend.forward(batch_of(rows(0, 0, prompt)))
+            backend.kv.free(0)
+            self.assert_same(backend.forward(batch_of(rows(0, 0, prompt))), first)
+
+    def test_the_logits_belong_to_the_caller(self) -> None:
+        with self.opened() as backend:
+            prompt = self.tokens(backend, 12)
+            first = backend.forward(batch_of(rows(0, 0, prompt[:6])))
+            copy = first.copy()
+            backend.forward(batch_of(rows(0, 6, prompt[6:])))
+            np.testing.assert_array_equal(first, copy)
+
+    def test_cancel_leaves_no_trace(self) -> None:
+        """Whether it comes in time or not, and when nothing is running."""
+        with self.opened() as backend:
+            prompt, long = self.tokens(backend, 10), self.tokens(backend, 100, seed=2)
+            expected = backend.forward(batch_of(rows(0, 0, prompt + long)))[10:]
+            backend.kv.free(0)
+            backend.cancel()
+            backend.forward(batch_of(rows(0, 0, prompt)))
+            timer = threading.Timer(0.002, backend.cancel)
+            timer.start()
+            try:
+                actual = backend.forward(batch_of(rows(0, 10, long)))
+            except Cancelled:
+                timer.join()
+                actual = backend.forward(batch_of(rows(0, 10, long)))
+            self.assert_same(actual, expected)
+            timer.join()
+
+    def test_close_may_be_called_twice(self) -> None:
+        backend = self.open_backend(context_size=CONTEXT, max_sequences=1)
+        backend.close()
+        backend.close()
+
+    @pytest.mark.parametrize("temperature", [0.0, 0.8])
+    def test_the_same_seed_gives_the_same_tokens_at_any_chunk_and_in_any_company(self, temperature: float) -> None:
+        with self.opened(max_sequences=8) as backend:
+            requests = [
+                Request(
+                    TokenPrompt(self.tokens(backend, 20 + 4 * i, seed=i)),
+                    max_tokens=12,
+                    sampling=SamplingParams(temperature=temperature, seed=i),
+                )
+                for i in range(8)
+            ]
+            alone = [answer_all(Engine(backend), [request])[0].tokens for request in requests]
+            if not self.exact:
+                assert all(alone)
+                return
+            for rows_per_step in (1, 7, 256):
+                together = answer_all(Engine(backend, rows_per_step=rows_per_step), requests)
+                assert [answer.tokens for answer in together] == alone
+
+    def test_a_reused_prefix_changes_nothing_but_the_work(self) -> None:
+        with self.opened() as backend:
+            engine = Engine(backend)
+            prompt = self.tokens(backend, 60)
+            request = Request(TokenPrompt(prompt), max_tokens=8, sampling=SamplingParams(temperature=0))
+            [first] = answer_all(engine, [request])
+            [again] = answer_all(engine, [request])
+            [longer] = answer_all(engine, [Request(TokenPrompt(prompt + first.tokens), max_tokens=1)])
+            if self.exact:
+                assert again.tokens == first.tokens
+            assert again.finished.timings.cached_tokens <= 59
+            assert longer.finished.timings.cached_tokens <= 60 + len(first.tokens) - 1
+
+
+class FullCacheContract:
+    """For a backend whose cache can be made smaller than its sequences may grow."""
+
+    def open_with_capacity(self, capacity: int, *, context_size: int, max_sequences: int) -> Backend:
+        raise NotImplementedError
+
+    def test_a_full_cache_says_so_before_anything_changes(self) -> None:
+        backend = self.open_with_capacity(CONTEXT, context_size=CONTEXT, max_sequences=2)
+        try:
+            tokens = [i % 200 for i in range(backend.kv.capacity)]
+            expected = backend.forward(batch_of(rows(0, 0, tokens[:100])))
+            backend.kv.truncate(0, 50)
+            backend.kv.free(1)
+            with pytest.raises(KVFull):
+                backend.forward(batch_of(rows(1, 0, tokens)))
+            kept = backend.kv.truncate(0, 50)
+            np.testing.assert_array_equal(backend.forward(batch_of(rows(0, kept, tokens[kept:100])))[-1], expected[-1])
+        finally:
+            backend.close()
