@@ -3,8 +3,8 @@
     python -m llmrun.kernels.compiler
 
 reads one JSON request a line on stdin and answers each with a JSON header line and the object's bytes on stdout.
-Compiling in children keeps Numba (0.7 s, 100 MB) out of the process that answers the user, uses every core, and lets the
-parent be interrupted.
+Compiling in children keeps Numba (0.7 s, 100 MB) out of the process that answers the user, uses every core, and lets
+the parent be interrupted.
 """
 
 from __future__ import annotations

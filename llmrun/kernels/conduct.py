@@ -124,8 +124,8 @@ def start(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 
 @kernel
 def wait(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Main thread: sleep until a step is done, a signal comes or the timespec at `thread` is over. `op` is the number of
-    the step before."""
+    """Main thread: sleep until a step is done, a signal comes or the timespec at `thread` is over. `op` is the number
+    of the step before."""
     sync = load_i64(step + records.STEP_SYNC)
     if atomic_load(sync + SYNC_DONE) == op:
         _sleep_while(sync, sync + SYNC_DONE, op, thread)

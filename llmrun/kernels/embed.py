@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -76,7 +77,7 @@ def _unpack_block(level: str, weight: str) -> Any:
                 return simd.emit_f16_to_f32(builder, level, simd.emit_splat(builder, half))
 
             scale = half_at(0)
-            bytes16 = simd.ir.VectorType(simd.I8, 16)
+            bytes16 = ir.VectorType(simd.I8, 16)
             for part in range(2):
                 if weight == "q8_0":
                     raw = simd.emit_load(builder, simd.emit_offset(builder, source, 2 + 16 * part), bytes16)

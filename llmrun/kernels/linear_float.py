@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -96,7 +97,7 @@ def _tile(level: str, weight: str, rows: int) -> tuple[Any, Any, Any]:
     @intrinsic
     def zero(typingctx: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return simd.ir.Constant(tile.llvm_type, [simd.constant(simd.F32X16, 0.0)] * (rows * PARTIALS))
+            return ir.Constant(tile.llvm_type, [simd.constant(simd.F32X16, 0.0)] * (rows * PARTIALS))
 
         return tile(), codegen
 

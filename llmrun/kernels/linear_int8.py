@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -120,7 +121,7 @@ def _tile(level: str, weight: str, rows: int) -> tuple[Any, Any, Any]:
     @intrinsic
     def zero(typingctx: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return simd.ir.Constant(tile.llvm_type, [simd.constant(simd.F32X16, 0.0)] * rows)
+            return ir.Constant(tile.llvm_type, [simd.constant(simd.F32X16, 0.0)] * rows)
 
         return tile(), codegen
 
@@ -193,8 +194,8 @@ def _emit_unpacked(builder: Any, weight: str, quants: Any) -> list[Any]:
 def _emit_dots(builder: Any, level: str, weight: str, vectors: list[Any], x: Any, offset: Any) -> Any:
     """16 integer dot products of 32 columns, the weights' zero point taken off.
 
-    `offset` is the address of -8 x the sum of the block's activations: what Q4_0's zero point of 8 amounts to. Q8_0's is
-    128, 16 times as much. Two chains halve the latency; integers do not mind the order.
+    `offset` is the address of -8 x the sum of the block's activations: what Q4_0's zero point of 8 amounts to.
+    Q8_0's is 128, 16 times as much. Two chains halve the latency; integers do not mind the order.
     """
     first = simd.constant(simd.I32X16, 0)
     if weight != "q4_1":
@@ -216,8 +217,8 @@ def linear_reference(
     x: NDArray[np.int8],
     x_scales: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """The same in NumPy. integers int8[n, blocks, 32] with the zero point taken off, scales and mins float32[n, blocks];
-    x int8[rows, blocks, 32], x_scales float32[rows, blocks]. Returns float32[rows, n].
+    """The same in NumPy. integers int8[n, blocks, 32] with the zero point taken off, scales and mins
+    float32[n, blocks]; x int8[rows, blocks, 32], x_scales float32[rows, blocks]. Returns float32[rows, n].
 
     The integers are equal to the kernel's; the sum over blocks is float32 in the same order, so the two differ only by
     the fused multiply-add.

@@ -1,8 +1,8 @@
 """Weights from the file's layout into the kernels' layout: groups of 16 outputs, so that a vector is 16 outputs wide.
 
 Integer types, per group: a plane of scales float16[blocks, 16], for Q4_1 a plane of mins alike, and a plane of integers
-uint8[blocks, 4 or 8, 16, 4]: vector j of a block holds 4 columns of 16 rows, the 4-bit types two columns a byte as the file
-does (column c low, c + 16 high). Each plane starts on a cache line; the bytes are the file's, only moved.
+uint8[blocks, 4 or 8, 16, 4]: vector j of a block holds 4 columns of 16 rows, the 4-bit types two columns a byte as the
+file does (column c low, c + 16 high). Each plane starts on a cache line; the bytes are the file's, only moved.
 Float types, per group: [columns, 16] of the file's own type. Missing rows of the last group and the padding are zero.
 """
 
@@ -17,8 +17,7 @@ from llmrun.kernels.memory import load_i64, load_u16, load_u32, store_i16, store
 from llmrun.kernels.work import claim
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 ARG = records.OP_ARGS
 A_SOURCE, A_PACKED, A_ROWS, A_COLUMNS, A_ROW_BYTES, A_GROUP_BYTES, A_MINS, A_QUANTS = (ARG + 8 * i for i in range(8))

@@ -45,7 +45,7 @@ STEP_N_OPS: Final = 11 * WORD
 STEP_SYNC: Final = 12 * WORD  # address of the words the team meets at
 STEP_WORDS: Final = 16
 
-# --- synchronization words, each on its own cache line -----------------------------------------------------------------
+# --- synchronization words, each on its own cache line ------------------------------------------------------------
 SYNC_ARRIVED: Final = 0 * CACHE_LINE
 SYNC_GENERATION: Final = 1 * CACHE_LINE
 SYNC_SLEEPERS: Final = 2 * CACHE_LINE

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from llmrun.kernels import records, simd
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 ARG = records.OP_ARGS
 
 
-# --- rmsnorm -----------------------------------------------------------------------------------------------------------
+# --- rmsnorm -------------------------------------------------------------------------------------------------------
 
 A_NORM_X, A_NORM_X_STRIDE, A_NORM_Y, A_NORM_Y_STRIDE, A_NORM_WEIGHT, A_NORM_WIDTH, A_NORM_EPSILON, A_NORM_GATHER = (
     ARG + 8 * i for i in range(8)
@@ -33,8 +35,8 @@ A_NORM_X, A_NORM_X_STRIDE, A_NORM_Y, A_NORM_Y_STRIDE, A_NORM_WEIGHT, A_NORM_WIDT
 @intrinsic
 def _root(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        function = simd.ir.FunctionType(simd.F32, [simd.F32])
-        root = simd.cgutils.get_or_insert_function(builder.module, function, "llvm.sqrt.f32")
+        function = ir.FunctionType(simd.F32, [simd.F32])
+        root = cgutils.get_or_insert_function(builder.module, function, "llvm.sqrt.f32")
         return builder.call(root, args)
 
     return types.float32(types.float32), codegen
@@ -86,7 +88,7 @@ def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsil
     return result
 
 
-# --- quantize ----------------------------------------------------------------------------------------------------------
+# --- quantize -------------------------------------------------------------------------------------------------------
 
 A_QUANT_X, A_QUANT_X_STRIDE, A_QUANT_Y, A_QUANT_Y_STRIDE, A_QUANT_SCALES, A_QUANT_OFFSETS = (
     ARG + 8 * i for i in range(6)
@@ -108,7 +110,7 @@ def _quantize_vector(level: str) -> Any:
             scaled = builder.select(ordered, scaled, simd.constant(simd.F32X16, 0.0))
             shifted = builder.bitcast(builder.fadd(scaled, magic), simd.I32X16)
             rounded = builder.sub(shifted, simd.constant(simd.I32X16, 0x4B400000))
-            simd.emit_store(builder, address, builder.trunc(rounded, simd.ir.VectorType(simd.I8, 16)))
+            simd.emit_store(builder, address, builder.trunc(rounded, ir.VectorType(simd.I8, 16)))
             return builder.sext(simd.emit_fold(builder, rounded, builder.add), simd.I64)
 
         return types.int64(types.int64, simd.f32x16, types.float32), codegen
@@ -118,7 +120,7 @@ def _quantize_vector(level: str) -> Any:
 
 @kernel_family
 def quantize(level: str) -> Callable[..., None]:
-    """int8 per 32 values, with what the dot products need of each block: its scale, -8 x its sum and scale x its sum."""
+    """int8 per 32 values, and what dot products need of each block: its scale, -8 x its sum, scale x its sum."""
     quantize_vector = _quantize_vector(level)
 
     @kernel
@@ -157,13 +159,13 @@ def quantize(level: str) -> Callable[..., None]:
 
 
 def quantize_reference(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """x float32[rows, width], width a multiple of 32. Returns (int8[rows, blocks, 32], scales float32[rows, blocks])."""
+    """x float32[rows, width], width a multiple of 32. Returns int8[rows, blocks, 32] and scales float32[rows, blocks]."""
     import numpy as np
 
     blocks = x.reshape(len(x), -1, 32)
     largest = np.abs(blocks).max(-1)
     alive = largest > np.float32(1e-36)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=alive)
+    inverse = np.where(alive, np.float32(127) / np.where(alive, largest, np.float32(1)), np.float32(0))
     integers = np.rint(blocks * inverse[..., None]).astype(np.int8)
     return integers, np.where(alive, largest / np.float32(127), np.float32(0)).astype(np.float32)
 
@@ -211,5 +213,5 @@ def swiglu_reference(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDAr
     import numpy as np
 
     e = np.exp(-np.abs(gate))
-    result: NDArray[np.float32] = gate * (np.where(gate < 0, e, np.float32(1)) / (np.float32(1) + e)) * up
-    return result
+    top = np.where(gate < 0, e, np.float32(1)).astype(np.float32)
+    return gate * (top / (np.float32(1) + e)) * up

@@ -2,8 +2,8 @@
 
 Generic operations (add, fma, convert, compare) are plain LLVM, which splits a 64-byte vector into what the processor
 has. Four things are not generic, and each instruction level supplies its own: the integer dot product, fused
-multiply-add, the conversions to and from f16, and the pause of a spin loop. `emit_*` functions build LLVM IR and are put
-together inside an @intrinsic; everything below the line of dashes can be called in a kernel directly.
+multiply-add, the conversions to and from f16, and the pause of a spin loop. `emit_*` functions build LLVM IR and are
+put together inside an @intrinsic; everything below the line of dashes can be called in a kernel directly.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def emit_fold(builder: Any, vector: Any, combine: Any) -> Any:
 
 
 def emit_exp(builder: Any, level: str, x: Any) -> Any:
-    """e**x for x <= 0 (clamped at -87); at most 2 ulp off, with one rounding a step. Cody-Waite reduction, a polynomial of degree 7."""
+    """e**x for x <= 0, clamped at -87: Cody-Waite reduction and a polynomial of degree 7, at most 2 ulp off."""
     x = builder.select(builder.fcmp_ordered("<", x, constant(F32X16, -87.0)), constant(F32X16, -87.0), x)
     magic = constant(F32X16, 12582912.0)  # 1.5 * 2**23: adding it rounds to an integer in the low bits
     shifted = emit_fma(builder, level, x, constant(F32X16, 1.4426950216293335), magic)

@@ -1,0 +1,96 @@
+"""The tensors of a file against those an architecture expects: each there, of the right shape, and none left over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.errors import BadGGUF, UnsupportedModel
+from llmrun.gguf.problems import shown
+from llmrun.kernels.weights import SUPPORTED, Matrix
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.gguf.tensors import TensorInfo
+
+Shape = tuple[int, ...]
+
+
+def check_tensors(file: GGUFFile, required: Mapping[str, Shape], optional: Mapping[str, Shape]) -> None:
+    """Raises BadGGUF for a missing tensor or a wrong shape, UnsupportedModel for one that the architecture lacks.
+
+    Shapes are in GGUF's order: row length first.
+    """
+    for name, shape in {**required, **optional}.items():
+        tensor = file.tensors.get(name)
+        if tensor is None:
+            if name in required:
+                raise BadGGUF(f"tensor missing: {_path(file)}: {name}")
+            continue
+        if _trimmed(tensor.shape) != _trimmed(shape):
+            raise BadGGUF(
+                f"tensor of a wrong shape: {_path(file)}: {name}: {_dimensions(tensor.shape)} seen, "
+                f"{_dimensions(shape)} wanted by the metadata"
+            )
+    for name in file.tensors:
+        if name not in required and name not in optional:
+            raise UnsupportedModel(
+                f"tensor not supported: {_path(file)}: {shown(name)}: this architecture's engine does not know it",
+                hint="This model may run with --backend llama.",
+            )
+
+
+def matrix(file: GGUFFile, name: str) -> Matrix:
+    """A weight matrix. Raises UnsupportedModel for a weight type without kernels."""
+    tensor = file.tensors[name]
+    kind = tensor.type.name.lower()
+    if kind not in SUPPORTED:
+        names = ", ".join(sorted(kind.upper() for kind in SUPPORTED))
+        raise UnsupportedModel(
+            f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}, the CPU engine runs {names}",
+            hint="Choose a file of one of those types, such as Q8_0 or Q4_0.",
+        )
+    return Matrix(name, kind, tensor.n_rows, tensor.shape[0], file.bytes_of(tensor))
+
+
+def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:
+    """A small tensor as float32[n]. Raises UnsupportedModel for a type that cannot be read."""
+    tensor = file.tensors[name]
+    if tensor.type.dequantize is None:
+        raise UnsupportedModel(f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}")
+    return tensor.type.dequantize(file.bytes_of(tensor))
+
+
+def common_type(file: GGUFFile) -> str:
+    """The weight type that takes the most bytes: what people call the file's quantization."""
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes
+    return max(sizes, key=lambda name: sizes[name], default="none")
+
+
+def parameter_count(file: GGUFFile) -> int:
+    return sum(_weights(tensor) for tensor in file.tensors.values())
+
+
+def _weights(tensor: TensorInfo) -> int:
+    return tensor.n_rows * tensor.shape[0]
+
+
+def _trimmed(shape: Shape) -> Shape:
+    """A shape without the ones at its end, which GGUF may or may not write."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def _dimensions(shape: Shape) -> str:
+    return " x ".join(str(size) for size in shape)
+
+
+def _path(file: GGUFFile) -> str:
+    return shown(str(file.path), 300)

@@ -1,0 +1,156 @@
+"""Our own engine on the CPU: a GGUF file becomes a plan, packed weights, a paged cache and a team of threads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.archs.registry import architecture_of
+from llmrun.archs.tensors import common_type, parameter_count
+from llmrun.backends.cpu_count import default_threads
+from llmrun.backends.paged_kv import BLOCK, PagedKV
+from llmrun.errors import Cancelled
+from llmrun.kernels.arena import address_of, allocate
+from llmrun.kernels.levels import host_target
+from llmrun.kernels.lowering import kv_shape, lower
+from llmrun.kernels.team import Team
+from llmrun.kernels.weights import pack
+from llmrun.tokenizers.registry import load_tokenizer
+from llmrun.types import ModelInfo
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.types import Batch
+
+Progress = Callable[[str, float], None]  # (what is going on, share done)
+
+# Rows of one step. Larger does not prefill faster (the weights are in cache by then), and a step is how long a
+# progress report can take.
+MAX_ROWS = 256
+
+
+class CpuBackend:
+    """Backend over llmrun's kernels."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        *,
+        context_size: int,
+        max_sequences: int,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        architecture = architecture_of(file)
+        config = architecture.check(file)
+        self._plan = architecture.plan(file, config)
+        self.tokenizer: Tokenizer = load_tokenizer(file)
+        n_threads = threads or default_threads()
+        blocks = max_sequences * -(-context_size // BLOCK)
+        shape = kv_shape(self._plan.attention_shape, blocks)
+        memory = allocate(shape[0] * shape[1] * shape[2], "KV cache").reshape(shape)
+        packed = pack(self._plan.matrices, n_threads)
+        self._lowered = lower(
+            self._plan,
+            packed,
+            memory,
+            max_rows=MAX_ROWS,
+            n_threads=n_threads,
+            progress=_compile_progress(progress),
+        )
+        self.kv = PagedKV(memory, max_sequences, context_size)
+        self._team = Team(self._lowered, n_threads)
+        self._cancelled = False
+        self.info = _describe(file, config.train_context, context_size, max_sequences, n_threads)
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        """See Backend.forward. Runs at most MAX_ROWS rows a step of the team, in order."""
+        self._team.clear_cancel()
+        self._cancelled = False
+        self._check(batch)
+        growth = Counter(batch.seq.tolist())
+        before = {seq: self.kv.lengths[seq] for seq in growth}
+        self.kv.extend(growth)
+        logits = np.empty((int(batch.want.sum()), self._lowered.logits_width), np.float32)
+        try:
+            done = 0
+            for start in range(0, len(batch.tokens), MAX_ROWS):
+                if self._cancelled:
+                    raise Cancelled("generation stopped")
+                rows = slice(start, start + MAX_ROWS)
+                wanted = np.flatnonzero(batch.want[rows]).astype(np.int32)
+                self._run(batch, rows, wanted, logits[done:])
+                done += len(wanted)
+        except BaseException:
+            for seq, length in before.items():
+                self.kv.truncate(seq, length)
+            raise
+        return logits[:, : self.info.vocabulary_size]
+
+    def _run(self, batch: Batch, rows: slice, wanted: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
+        tables = self.kv.tables
+        positions = np.ascontiguousarray(batch.pos[rows], np.int32)
+        self._team.run(
+            np.ascontiguousarray(batch.tokens[rows], np.int32),
+            positions,
+            address_of(tables) + batch.seq[rows].astype(np.int64) * tables.strides[0],
+            wanted,
+            self._plan.rope.rotations(positions),
+            logits,
+        )
+
+    def _check(self, batch: Batch) -> None:
+        """Kernels index memory by what a batch says, so a mistake of the caller must not reach them."""
+        if len(batch.tokens) == 0:
+            raise ValueError("a batch has at least one row")
+        if batch.tokens.min() < 0 or batch.tokens.max() >= self.info.vocabulary_size:
+            raise ValueError(f"token ids must be 0 to {self.info.vocabulary_size - 1}")
+        if batch.seq.min() < 0 or batch.seq.max() >= self.info.max_sequences:
+            raise ValueError(f"sequences must be 0 to {self.info.max_sequences - 1}")
+        following = list(self.kv.lengths)
+        for seq, position in zip(batch.seq.tolist(), batch.pos.tolist(), strict=True):
+            if position != following[seq]:
+                raise ValueError(f"sequence {seq} goes on at position {following[seq]}, not {position}")
+            following[seq] += 1
+        if max(following) > self.info.context_size:
+            raise ValueError(f"a sequence of {max(following)} tokens in a context of {self.info.context_size}")
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._team.cancel()
+
+    def close(self) -> None:
+        self._team.close()
+
+
+def _compile_progress(progress: Progress | None) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    report = progress
+    return lambda done, total: report(f"compiling kernels {done}/{total} (first run only)", done / total)
+
+
+def _describe(file: GGUFFile, train_context: int, context_size: int, max_sequences: int, n_threads: int) -> ModelInfo:
+    scalars = {key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)}
+    return ModelInfo(
+        path=str(file.path),
+        name=file.string("general.name", file.path.stem),
+        architecture=file.string("general.architecture"),
+        file_type=common_type(file),
+        parameters=parameter_count(file),
+        file_bytes=file.file_bytes,
+        vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),
+        train_context=train_context,
+        context_size=context_size,
+        max_sequences=max_sequences,
+        backend="cpu",
+        device=f"{n_threads} thread{'s' if n_threads > 1 else ''}, {host_target().level.name}",
+        threads=n_threads,
+        metadata=scalars,
+    )

@@ -1,0 +1,52 @@
+"""From a path to an open backend. Every file passes the strict reader first, whichever backend runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import Backend
+
+DEFAULT_CONTEXT = 8192  # tokens, or the model's own if it has fewer
+
+BACKENDS = ("auto", "cpu", "scripted")
+
+
+def open_backend(
+    path: Path,
+    *,
+    backend: str = "auto",
+    context_size: int | None = None,
+    max_sequences: int = 1,
+    threads: int | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> Backend:
+    """Open a model file on the backend named; "auto" is the CPU engine.
+
+    context_size  tokens one sequence may hold; default: the model's own, at most DEFAULT_CONTEXT
+    threads       default: one a physical core
+    Raises ModelFileError, DoesNotFit, UsageError.
+    """
+    if backend == "scripted":
+        from llmrun.backends.scripted import ScriptedBackend
+
+        return ScriptedBackend(path=path, context_size=context_size or DEFAULT_CONTEXT, max_sequences=max_sequences)
+    if backend not in BACKENDS:
+        raise UsageError(f"unknown backend: --backend: '{backend}', known are auto, cpu")
+    from llmrun.archs.registry import architecture_of
+    from llmrun.backends.cpu import CpuBackend
+    from llmrun.gguf.reader import open_gguf
+
+    with open_gguf(path) as file:
+        train_context = architecture_of(file).check(file).train_context
+        return CpuBackend(
+            file,
+            context_size=context_size or min(train_context, DEFAULT_CONTEXT),
+            max_sequences=max_sequences,
+            threads=threads,
+            progress=progress,
+        )

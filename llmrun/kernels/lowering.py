@@ -1,0 +1,302 @@
+"""A plan becomes records: kernels chosen, buffers placed, activations quantized for integer weights, barriers set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.kernels import plan as ops
+from llmrun.kernels import records
+from llmrun.kernels.arena import address_of, allocate, round_up
+from llmrun.kernels.store import KernelName, load_kernels
+from llmrun.kernels.weights import PackedMatrix
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+KV_BLOCK = 32  # positions in a block of the KV cache
+_FLOAT = 4
+_LANES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Rows of activations in memory. Private: written by a replicated op, so a copy a thread in a step of one row."""
+
+    address: int
+    stride: int  # bytes from row to row
+    private: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedBuffer:
+    """A value as int8 per 32, with its scales, offsets and sums (rowwise.quantize)."""
+
+    integers: Buffer
+    scales: int
+    offsets: int
+    sums: int
+    scale_stride: int
+
+
+@dataclass(slots=True)
+class _Record:
+    """One op on its way to memory: `words` follow OP_ARGS."""
+
+    kernel: KernelName
+    rows: int
+    flags: int
+    words: list[int]
+    independent_input: ops.Value | None = None  # of a linear op: the next one with the same input needs no barrier
+
+
+@dataclass(slots=True)
+class Lowered:
+    """Records ready to run, and everything they point to."""
+
+    records: NDArray[np.int64]  # [ops, OP_WORDS]
+    counters: NDArray[np.int64]  # [ops, 8]: a claim counter on each cache line
+    logits_width: int  # vocabulary padded to whole vectors
+    keep: list[object] = field(default_factory=list)
+
+
+class _Rows:
+    """Row buffers for values: memory goes back only at a barrier that every thread passes.
+
+    A value whose width is no whole number of vectors keeps its memory: its padding must stay zero.
+    """
+
+    def __init__(self, n_rows: int) -> None:
+        self._n_rows = n_rows
+        self._free: dict[int, list[int]] = {}
+        self._released: list[tuple[int, int]] = []
+        self.memory: list[NDArray[np.uint8]] = []
+
+    def take(self, n_bytes: int) -> int:
+        """Address of `n_rows` rows of n_bytes each, which is a whole number of cache lines."""
+        waiting = self._free.get(n_bytes)
+        if waiting:
+            return waiting.pop()
+        self.memory.append(allocate(self._n_rows * n_bytes, "activations"))
+        return address_of(self.memory[-1])
+
+    def give_back(self, address: int, n_bytes: int) -> None:
+        self._released.append((address, n_bytes))
+
+    def barrier(self) -> None:
+        for address, n_bytes in self._released:
+            self._free.setdefault(n_bytes, []).append(address)
+        self._released.clear()
+
+
+class _Lowering:
+    def __init__(
+        self, plan: ops.Plan, packed: Mapping[str, PackedMatrix], kv: NDArray[np.uint8], max_rows: int, n_threads: int
+    ) -> None:
+        self._plan, self._packed, self._kv, self._n_threads = plan, packed, kv, n_threads
+        self._rows = _Rows(max(max_rows, n_threads))
+        self._buffers: dict[ops.Value, Buffer] = {}
+        self._quantized: dict[ops.Value, QuantizedBuffer] = {}
+        self._records: list[_Record] = []
+        self._keep: list[object] = []
+        self._last_use = {value: index for index, op in enumerate(plan.ops) for value in _inputs(op)}
+
+    def run(self, progress: Callable[[int, int], None] | None) -> Lowered:
+        for index, op in enumerate(self._plan.ops):
+            self._lower(op)
+            self._release(op, index)
+        kernels = load_kernels([record.kernel for record in self._records], progress)
+        words = np.zeros((len(self._records), records.OP_WORDS), np.int64)
+        counters = np.zeros((len(self._records), records.CACHE_LINE // records.WORD), np.int64)
+        for index, record in enumerate(self._records):
+            head = [kernels[record.kernel].address, self._flags(index), record.rows, address_of(counters[index])]
+            words[index, : len(head) + len(record.words)] = head + record.words
+        assert self._plan.logits is not None
+        width = round_up(self._plan.logits.width, _LANES)
+        return Lowered(words, counters, width, [*self._keep, *self._rows.memory, self._packed, self._kv])
+
+    def _flags(self, index: int) -> int:
+        """A barrier after every record, but not between linear ops that read the same value."""
+        record = self._records[index]
+        following = self._records[index + 1] if index + 1 < len(self._records) else None
+        if (
+            record.independent_input is not None
+            and following is not None
+            and following.independent_input is record.independent_input
+        ):
+            return record.flags
+        return record.flags | records.FLAG_BARRIER
+
+    def _release(self, op: ops.Op, index: int) -> None:
+        for value in _inputs(op):
+            if self._last_use[value] == index and value.width % _LANES == 0 and value in self._buffers:
+                buffer = self._buffers.pop(value)
+                self._rows.give_back(buffer.address, buffer.stride)
+                quantized = self._quantized.pop(value, None)
+                if quantized is not None:
+                    self._rows.give_back(quantized.integers.address, quantized.integers.stride)
+                    for address in (quantized.scales, quantized.offsets, quantized.sums):
+                        self._rows.give_back(address, quantized.scale_stride)
+        following = self._plan.ops[index + 1] if index + 1 < len(self._plan.ops) else None
+        shares_input = isinstance(op, ops.Linear) and isinstance(following, ops.Linear) and op.x is following.x
+        if not self._records[-1].flags & records.FLAG_REPLICATED and not shares_input:
+            self._rows.barrier()
+
+    def _place(self, value: ops.Value, *, private: bool) -> Buffer:
+        stride = round_up(value.width * _FLOAT, records.CACHE_LINE)
+        buffer = Buffer(self._rows.take(stride), stride, private)
+        self._buffers[value] = buffer
+        return buffer
+
+    def _emit(self, kernel: KernelName, value: ops.Value, flags: int, words: list[int]) -> _Record:
+        rows = records.STEP_WANTED if value.wanted else records.STEP_ROWS
+        record = _Record(kernel, rows, flags, words)
+        self._records.append(record)
+        return record
+
+    def _lower(self, op: ops.Op) -> None:
+        match op:
+            case ops.Embed():
+                self._embed(op)
+            case ops.RmsNorm():
+                self._rmsnorm(op)
+            case ops.Linear():
+                self._linear(op)
+            case ops.RopeStore():
+                self._rope_store(op)
+            case ops.Attention():
+                self._attention(op)
+            case ops.SwiGLU():
+                self._swiglu(op)
+
+    def _embed(self, op: ops.Embed) -> None:
+        out = self._place(op.out, private=False)
+        table = op.table
+        words = [address_of(table.data), table.row_bytes, table.columns, out.address, out.stride]
+        self._keep.append(table.data)
+        self._emit(KernelName.of("embed", "embed", weight=table.kind), op.out, 0, words)
+
+    def _rmsnorm(self, op: ops.RmsNorm) -> None:
+        x, out = self._buffers[op.x], self._place(op.out, private=True)
+        weight = np.zeros(round_up(op.x.width, _LANES), np.float32)
+        weight[: op.x.width] = op.weight
+        self._keep.append(weight)
+        words = [
+            *(x.address, x.stride, out.address, out.stride, address_of(weight), op.x.width),
+            _float_word(op.epsilon),
+            int(op.out.wanted and not op.x.wanted),
+        ]
+        self._emit(KernelName.of("rowwise", "rmsnorm"), op.out, _REPLICATED_OUTPUT, words)
+
+    def _quantize(self, value: ops.Value) -> QuantizedBuffer:
+        if value in self._quantized:
+            return self._quantized[value]
+        x = self._buffers[value]
+        n_blocks = value.width // 32
+        stride, scale_stride = round_up(value.width, records.CACHE_LINE), round_up(4 * n_blocks, records.CACHE_LINE)
+        integers = Buffer(self._rows.take(stride), stride, private=True)
+        scales, offsets, sums = (self._rows.take(scale_stride) for _ in range(3))
+        made = QuantizedBuffer(integers, scales, offsets, sums, scale_stride)
+        flags = _REPLICATED_OUTPUT | (records.FLAG_PRIVATE_INPUT if x.private else 0)
+        words = [x.address, x.stride, integers.address, stride, scales, offsets, sums, scale_stride, n_blocks]
+        self._emit(KernelName.of("rowwise", "quantize"), value, flags, words)
+        self._quantized[value] = made
+        return made
+
+    def _linear(self, op: ops.Linear) -> None:
+        packed = self._packed[op.weight.name]
+        layout = packed.layout
+        if op.weight.is_integer:
+            x = self._quantize(op.x)
+            source = x.integers
+            head = [packed.address, layout.n_groups, op.weight.columns // 32, layout.group_bytes]
+            head += [layout.mins, layout.integers, source.address, source.stride]
+            head += [x.scales, x.offsets, x.sums, x.scale_stride]
+            kernel = KernelName.of("linear_int8", "linear", weight=op.weight.kind)
+        else:
+            source = self._buffers[op.x]
+            head = [packed.address, layout.n_groups, round_up(op.weight.columns, 4), layout.group_bytes]
+            head += [source.address, source.stride]
+            kernel = KernelName.of("linear_float", "linear", weight=op.weight.kind)
+        is_logits = op.out is self._plan.logits
+        if is_logits:
+            out = Buffer(0, round_up(op.out.width, _LANES) * _FLOAT, private=False)
+        else:
+            out = self._buffers[op.out] if op.adds else self._place(op.out, private=False)
+        words = [*head, out.address, out.stride, int(op.adds), layout.chunk_groups, int(is_logits)]
+        flags = records.FLAG_PRIVATE_INPUT if source.private else 0
+        self._emit(kernel, op.out if is_logits else op.x, flags, words).independent_input = op.x
+
+    def _kv_layer(self, layer: int) -> tuple[int, int]:
+        """(address of a layer's first block, bytes of a block)."""
+        return address_of(self._kv[layer]), self._kv.shape[2]
+
+    def _rope_store(self, op: ops.RopeStore) -> None:
+        q, k, v = (self._buffers[value] for value in (op.q, op.k, op.v))
+        out = self._place(op.out, private=True)
+        shape = self._plan.attention_shape
+        words = [q.address, q.stride, k.address, k.stride, v.address, v.stride, out.address, out.stride]
+        words += [*self._kv_layer(op.layer), shape.heads, shape.kv_heads, self._plan.rope.frequencies.size]
+        kernel = KernelName.of("attention", "rope_store", head_size=shape.head_size)
+        self._emit(kernel, op.out, _REPLICATED_OUTPUT, words)
+
+    def _attention(self, op: ops.Attention) -> None:
+        q, out = self._buffers[op.q], self._place(op.out, private=False)
+        shape = self._plan.attention_shape
+        scratch = allocate(self._n_threads * 2 * records.CACHE_LINE, "attention scratch")
+        self._keep.append(scratch)
+        words = [q.address, q.stride, out.address, out.stride, *self._kv_layer(op.layer)]
+        words += [shape.kv_heads, shape.heads // shape.kv_heads, _float_word(shape.head_size**-0.5)]
+        words += [address_of(scratch), 2 * records.CACHE_LINE]
+        kernel = KernelName.of("attention", "attention", head_size=shape.head_size)
+        self._emit(kernel, op.out, records.FLAG_PRIVATE_INPUT, words)
+
+    def _swiglu(self, op: ops.SwiGLU) -> None:
+        gate, up, out = self._buffers[op.gate], self._buffers[op.up], self._place(op.out, private=True)
+        words = [gate.address, gate.stride, up.address, up.stride, out.address, out.stride, op.out.width]
+        self._emit(KernelName.of("rowwise", "swiglu"), op.out, _REPLICATED_OUTPUT, words)
+
+
+_REPLICATED_OUTPUT = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT
+
+
+def _inputs(op: ops.Op) -> list[ops.Value]:
+    match op:
+        case ops.Embed():
+            return []
+        case ops.RmsNorm():
+            return [op.x]
+        case ops.Linear():
+            return [op.x, op.out] if op.adds else [op.x]
+        case ops.RopeStore():
+            return [op.q, op.k, op.v]
+        case ops.Attention():
+            return [op.q]
+        case ops.SwiGLU():
+            return [op.gate, op.up]
+
+
+def _float_word(value: float) -> int:
+    """A float32 in the low half of a word."""
+    return int(np.float32(value).view(np.uint32))
+
+
+def kv_shape(shape: ops.AttentionShape, n_blocks: int) -> tuple[int, int, int]:
+    """Shape of the KV cache's bytes: [layers, blocks, bytes of a block]. Keys and values are float16."""
+    return shape.layers, n_blocks, shape.kv_heads * shape.head_size * KV_BLOCK * 2 * 2
+
+
+def lower(
+    plan: ops.Plan,
+    packed: Mapping[str, PackedMatrix],
+    kv: NDArray[np.uint8],
+    *,
+    max_rows: int,
+    n_threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> Lowered:
+    """Records for `plan` over packed weights and a KV cache of `kv_shape`; loads (or compiles) its kernels."""
+    return _Lowering(plan, packed, kv, max_rows, n_threads).run(progress)

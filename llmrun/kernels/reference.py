@@ -1,0 +1,101 @@
+"""A plan run with the kernels' NumPy twins: slow, short, and the definition of what the kernels compute.
+
+`exact` leaves activations and the KV cache in float32 and multiplies by dequantized weights: what the model means.
+`quantizing` rounds where the kernels round: activations to int8 for integer weights, keys and values to float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.kernels import plan as ops
+from llmrun.kernels.attention import attention_reference, rope_reference
+from llmrun.kernels.linear_float import linear_reference as linear_float
+from llmrun.kernels.linear_int8 import linear_reference as linear_int8
+from llmrun.kernels.rowwise import quantize_reference, rmsnorm_reference, swiglu_reference
+from llmrun.kernels.weights import BLOCK_COLUMNS, Matrix
+from llmrun.quants.registry import BY_NAME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_LinearLayer = Callable[[Matrix, "NDArray[np.float32]"], "NDArray[np.float32]"]
+_Store = Callable[["NDArray[np.float32]"], "NDArray[np.float32]"]
+
+_BLOCKS = {
+    "q4_0": np.dtype([("scale", "<f2"), ("integers", "u1", 16)]),
+    "q4_1": np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("integers", "u1", 16)]),
+    "q8_0": np.dtype([("scale", "<f2"), ("integers", "i1", 32)]),
+}
+
+
+def exact(plan: ops.Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Logits float32[n, vocabulary] of every position of one sequence, without any rounding of activations."""
+    return _run(plan, tokens, lambda matrix, x: x @ dequantized(matrix).T, lambda values: values)
+
+
+def quantizing(plan: ops.Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    """The same with every rounding of the kernels."""
+    return _run(plan, tokens, _linear_quantizing, lambda values: values.astype(np.float16).astype(np.float32))
+
+
+def dequantized(matrix: Matrix) -> NDArray[np.float32]:
+    """float32[rows, columns]."""
+    dequantize = BY_NAME[matrix.kind.upper()].dequantize
+    assert dequantize is not None
+    return dequantize(matrix.data.reshape(matrix.rows, -1))
+
+
+def integers_of(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]:
+    """(integers with the zero point taken off int8[rows, blocks, 32], scales, mins float32[rows, blocks] or None)."""
+    blocks = matrix.data.reshape(matrix.rows, -1).view(_BLOCKS[matrix.kind])
+    scales = blocks["scale"].astype(np.float32)
+    if matrix.kind == "q8_0":
+        return blocks["integers"], scales, None
+    nibbles = np.concatenate([blocks["integers"] & 15, blocks["integers"] >> 4], axis=-1).astype(np.int8)
+    if matrix.kind == "q4_0":
+        return nibbles - np.int8(8), scales, None
+    return nibbles, scales, blocks["minimum"].astype(np.float32)
+
+
+def _linear_quantizing(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    if not matrix.is_integer:
+        return linear_float(dequantized(matrix), x)
+    integers, scales = quantize_reference(x)
+    assert x.shape[1] % BLOCK_COLUMNS == 0
+    return linear_int8(*integers_of(matrix), integers, scales)
+
+
+def _run(plan: ops.Plan, tokens: NDArray[np.int32], linear: _LinearLayer, store: _Store) -> NDArray[np.float32]:
+    shape = plan.attention_shape
+    rotations = plan.rope.rotations(np.arange(len(tokens), dtype=np.int32))
+    values: dict[ops.Value, NDArray[np.float32]] = {}
+    keys_values: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+    for op in plan.ops:
+        match op:
+            case ops.Embed():
+                values[op.out] = dequantized(op.table)[tokens]
+            case ops.RmsNorm():
+                values[op.out] = rmsnorm_reference(values[op.x], op.weight, op.epsilon)
+            case ops.Linear():
+                product = linear(op.weight, values[op.x])
+                values[op.out] = values[op.out] + product if op.adds else product
+            case ops.RopeStore():
+                q, k, v = (values[value].reshape(len(tokens), -1, shape.head_size) for value in (op.q, op.k, op.v))
+                values[op.out] = rope_reference(q, rotations).reshape(len(tokens), -1)
+                keys_values[op.layer] = store(rope_reference(k, rotations)), store(v)
+            case ops.Attention():
+                keys, stored = keys_values[op.layer]
+                queries = values[op.q].reshape(len(tokens), -1, shape.head_size)
+                scale = shape.head_size**-0.5
+                rows = [
+                    attention_reference(query, keys[: i + 1], stored[: i + 1], scale) for i, query in enumerate(queries)
+                ]
+                values[op.out] = np.stack(rows).reshape(len(tokens), -1)
+            case ops.SwiGLU():
+                values[op.out] = swiglu_reference(values[op.gate], values[op.up])
+    assert plan.logits is not None
+    return values[plan.logits]

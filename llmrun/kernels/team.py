@@ -1,0 +1,166 @@
+"""The threads that run a plan. They live in machine code: a worker is one call that lasts as long as the team."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.errors import Cancelled, LlmrunError
+from llmrun.kernels import records
+from llmrun.kernels.arena import address_of, allocate
+from llmrun.kernels.store import Kernel, KernelName, load_kernels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.kernels.lowering import Lowered
+
+# Pauses a waiting thread spins before it sleeps. A pause is 10 to 40 ns.
+_SPIN = 4000
+_IDLE_SPIN = 4000
+_WAIT_SECONDS = 0.1  # longest the main thread sleeps before it looks for signals again
+
+_FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
+
+WORK = KernelName.of("conduct", "work")
+START = KernelName.of("conduct", "start")
+WAIT = KernelName.of("conduct", "wait")
+TEAM_KERNELS = (WORK, START, WAIT)
+
+
+class Team:
+    """`n_threads` workers for one lowered plan.
+
+    The caller's thread runs no kernel: it sleeps until the step is done, and wakes up for signals.
+    """
+
+    def __init__(self, lowered: Lowered, n_threads: int) -> None:
+        kernels = load_kernels(TEAM_KERNELS)
+        self._start, self._wait = kernels[START], kernels[WAIT]
+        self._lowered = lowered
+        self._process = os.getpid()
+        self._number = 0
+        self._step = np.zeros(records.STEP_WORDS, np.int64)
+        self._sync = allocate(records.SYNC_BYTES, "synchronization words").view(np.int64)
+        self._timeout = np.array([0, int(_WAIT_SECONDS * 1e9)], np.int64)  # struct timespec
+        self._describe_system()
+        self._set(records.STEP_SYNC, address_of(self._sync))
+        self._set(records.STEP_PLAN, address_of(lowered.records))
+        self._set(records.STEP_N_OPS, len(lowered.records))
+        self._threads = [
+            threading.Thread(
+                target=_live, args=(kernels[WORK], self._step, thread, n_threads), name=f"llmrun-{thread}", daemon=True
+            )
+            for thread in range(n_threads)
+        ]
+        for worker in self._threads:
+            worker.start()
+        # Also at interpreter exit, before the arrays that the workers look at are gone.
+        self._finalizer = weakref.finalize(
+            self, _dismiss, self._process, self._sync, self._step, self._start, self._threads
+        )
+
+    def _describe_system(self) -> None:
+        libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("kernel32")
+        give_way = libc.sched_yield if os.name == "posix" else libc.SwitchToThread
+        futex = _FUTEX_CALLS.get(platform.machine(), 0) if sys.platform == "linux" else 0
+        self._set_sync(records.SYNC_YIELD, _function_address(give_way))
+        self._set_sync(records.SYNC_FUTEX, futex)
+        self._set_sync(records.SYNC_SYSCALL, _function_address(libc.syscall) if futex else 0)
+        self._set_sync(records.SYNC_SPIN, _SPIN)
+        self._set_sync(records.SYNC_IDLE_SPIN, _IDLE_SPIN)
+
+    def _set(self, offset: int, value: int) -> None:
+        self._step[offset // records.WORD] = value
+
+    def _set_sync(self, offset: int, value: int) -> None:
+        self._sync[offset // records.WORD] = value
+
+    def run(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        tables: NDArray[np.int64],
+        wanted: NDArray[np.int32],
+        rotations: NDArray[np.float32],
+        logits: NDArray[np.float32],
+    ) -> None:
+        """Run one step; `logits` float32[wanted, padded width] is filled in.
+
+        tokens, positions int32[rows]; tables int64[rows] addresses of block tables; wanted int32[] row numbers;
+        rotations float32[rows, pairs, 2]. All contiguous. Raises Cancelled after `cancel`.
+        """
+        if os.getpid() != self._process:
+            raise LlmrunError("a forked process cannot use its parent's engine: open the model again in the child")
+        self._lowered.counters[:] = 0
+        for offset in (records.SYNC_ARRIVED, records.SYNC_STOP, records.SYNC_FINISHED):
+            self._set_sync(offset, 0)
+        self._set(records.STEP_ROWS, len(tokens))
+        self._set(records.STEP_WANTED, len(wanted))
+        self._set(records.STEP_REPLICATED, int(len(tokens) == 1))
+        self._set(records.STEP_TOKENS, address_of(tokens))
+        self._set(records.STEP_POSITIONS, address_of(positions))
+        self._set(records.STEP_TABLES, address_of(tables))
+        self._set(records.STEP_WANTED_ROWS, address_of(wanted))
+        self._set(records.STEP_ROTATIONS, address_of(rotations))
+        self._set(records.STEP_LOGITS, address_of(logits))
+        before = self._number
+        self._number += 1
+        self._start.run(self._number, address_of(self._step), 0, 0)
+        self._await(before)
+        if self._sync[records.SYNC_STOP // records.WORD]:
+            raise Cancelled("generation stopped")
+
+    def _await(self, before: int) -> None:
+        """Sleep until the step after `before` is done. An exception from a signal handler stops the step first: the
+        workers must not run on over arrays that are about to be freed."""
+        done = records.SYNC_DONE // records.WORD
+        try:
+            while self._sync[done] == before:
+                self._wait.run(before, address_of(self._step), address_of(self._timeout), 0)
+        except BaseException:
+            self.cancel()
+            while self._sync[done] == before:
+                self._wait.run(before, address_of(self._step), address_of(self._timeout), 0)
+            raise
+
+    def cancel(self) -> None:
+        """Stop the running step at its next barrier. Safe from another thread and from a signal handler."""
+        self._set(records.STEP_ABORT, 1)
+
+    def clear_cancel(self) -> None:
+        self._set(records.STEP_ABORT, 0)
+
+    def close(self) -> None:
+        """End the workers. Idempotent."""
+        self._finalizer()
+
+
+def _function_address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+def _live(work: Kernel, step: NDArray[np.int64], thread: int, n_threads: int) -> None:
+    if hasattr(signal, "pthread_sigmask"):
+        # Signals go to the main thread, whose sleep they interrupt.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    work.run(0, address_of(step), thread, n_threads)
+
+
+def _dismiss(
+    process: int, sync: NDArray[np.int64], step: NDArray[np.int64], start: Kernel, threads: list[threading.Thread]
+) -> None:
+    if os.getpid() != process:
+        return
+    sync[records.SYNC_EXIT // records.WORD] = 1
+    start.run(int(sync[records.SYNC_STEP // records.WORD]) + 1, address_of(step), 0, 0)
+    for thread in threads:
+        thread.join()
