@@ -1,0 +1,322 @@
+"""What a correct file gives: the values gguf-py reads, as views of the file, valid for as long as anyone holds them."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from llmrun.errors import BadGGUF, LlmrunError, ModelFileError, ModelNotFound
+from llmrun.gguf.reader import GGUFFile, open_gguf, read_gguf
+from llmrun.gguf.values import StringArray
+from llmrun.quants.registry import BY_NAME
+from tests.support.downloads import llama_cpp_source, smollm2
+from tests.support.gguf_bytes import CODES, RawGGUF, whole_file
+from tests.support.gguf_files import tiny_llama, tiny_spm_vocabulary, write_gguf
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return tiny_llama(tmp_path / "tiny.gguf", weight_type="Q4_1", tied=False, rope_scaling="llama3")
+
+
+def plain(value: Any) -> Any:
+    """A value of ours as gguf-py's `ReaderField.contents` gives it."""
+    if isinstance(value, StringArray):
+        return list(value)
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def assert_equal_to_gguf_py(path: Path) -> None:
+    theirs = gguf.GGUFReader(path)
+    with open_gguf(path) as ours:
+        expected = {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
+        assert {key: plain(value) for key, value in ours.metadata.items()} == expected
+        assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
+        for tensor in theirs.tensors:
+            info = ours.tensors[tensor.name]
+            assert info.type.name == tensor.tensor_type.name
+            assert info.shape == tuple(tensor.shape.tolist())
+            assert (info.offset, info.nbytes) == (tensor.data_offset, tensor.n_bytes)
+            assert info.n_rows == tensor.n_elements // info.shape[0]
+            np.testing.assert_array_equal(ours.bytes_of(info), tensor.data.view(np.uint8).reshape(-1))
+
+
+def test_a_model_gives_what_gguf_py_reads(tiny: Path) -> None:
+    assert_equal_to_gguf_py(tiny)
+
+
+def test_a_sentencepiece_model_gives_what_gguf_py_reads(tmp_path: Path) -> None:
+    assert_equal_to_gguf_py(tiny_llama(tmp_path / "spm.gguf", vocabulary=tiny_spm_vocabulary()))
+
+
+def test_every_value_type_gives_what_gguf_py_reads(tmp_path: Path) -> None:
+    path = tmp_path / "values.gguf"
+    path.write_bytes(whole_file().build())
+    with open_gguf(path) as file:
+        expected: dict[str, Any] = {f"test.scalar.{type_id}": 1 for type_id in CODES}
+        expected |= {f"test.array.{type_id}": [0, 1, 1] for type_id in CODES}
+        expected |= {"test.strings": ["one", "", "drei"], "test.no_strings": [], "test.no_numbers": []}
+        for key, value in expected.items():
+            assert plain(file.metadata[key]) == value, key
+        assert file.metadata["test.scalar.7"] is True
+        assert file.types["test.array.7"] == "arr[bool]"
+        assert file.types["test.scalar.10"] == "u64"
+        assert file.types["test.strings"] == "arr[str]"
+
+
+def test_the_real_model_is_read_whole() -> None:
+    with open_gguf(smollm2()) as file:
+        assert (file.version, file.alignment, file.file_bytes) == (3, 32, 98_362_432)
+        assert file.string("general.architecture") == "llama"
+        assert file.integer("llama.block_count") == 30
+        assert len(file.tensors) == 272
+        assert len(file.strings("tokenizer.ggml.tokens")) == 49_152
+        last = max(file.tensors.values(), key=lambda tensor: tensor.offset)
+        assert 0 <= file.file_bytes - (last.offset + last.nbytes) < 32
+
+
+def test_all_of_llama_cpps_vocabulary_files_open() -> None:
+    paths = sorted((llama_cpp_source() / "vendor/llama.cpp/models").glob("*.gguf"))
+    assert len(paths) > 15
+    for path in paths:
+        with open_gguf(path) as file:
+            assert len(file.strings("tokenizer.ggml.tokens")) > 1000
+
+
+def test_nothing_is_copied_and_nothing_can_be_written(tiny: Path) -> None:
+    with open_gguf(tiny) as file:
+        arrays = [file.bytes_of(file.tensors["output.weight"]), file.integers("tokenizer.ggml.token_type")]
+        arrays.append(file.strings("tokenizer.ggml.tokens").data)
+        for array in arrays:
+            assert not array.flags.owndata
+            assert not array.flags.writeable
+
+
+def test_a_quantized_tensor_dequantizes_to_the_values_that_were_written(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    path = write_gguf(tmp_path / "f32.gguf", {"general.architecture": "llama"}, {"w": ("F32", values)})
+    with open_gguf(path) as file:
+        tensor = file.tensors["w"]
+        assert tensor.type is BY_NAME["F32"]
+        assert tensor.type.dequantize is not None
+        np.testing.assert_array_equal(tensor.type.dequantize(file.bytes_of(tensor)).reshape(3, 64), values)
+
+
+def test_version_2_and_another_alignment_are_read(tmp_path: Path) -> None:
+    raw = whole_file()
+    raw.version = 2
+    assert read_gguf(raw.build(), tmp_path / "two").version == 2
+    values = np.ones((2, 32), np.float32)
+    metadata = {"general.alignment": 128}
+    path = write_gguf(tmp_path / "128.gguf", metadata, {"a": ("Q8_0", values), "b": ("F32", values)})
+    with open_gguf(path) as file:
+        assert file.alignment == 128
+        assert all(tensor.offset % 128 == 0 for tensor in file.tensors.values())
+
+
+def test_a_file_without_keys_and_tensors_is_a_file() -> None:
+    file = read_gguf(RawGGUF().build(), Path("empty"))
+    assert (dict(file.metadata), file.tensors) == ({}, {})
+
+
+def test_bytes_after_the_last_tensor_and_a_missing_last_padding_are_allowed() -> None:
+    data = whole_file().build()
+    file = read_gguf(data + b"more", Path("longer"))
+    last = file.tensors["output.weight"]
+    assert read_gguf(data[: last.offset + last.nbytes], Path("shorter")).tensors == file.tensors
+
+
+# Closing
+
+
+def test_views_outlive_the_file(tiny: Path) -> None:
+    with open_gguf(tiny) as file:
+        tensor = file.bytes_of(file.tensors["output_norm.weight"])
+        types = file.integers("tokenizer.ggml.token_type")
+        tokens = file.strings("tokenizer.ggml.tokens")
+        before = (tensor.tobytes(), types.tolist(), tokens[5])
+    file.close()
+    del file
+    gc.collect()
+    assert (tensor.tobytes(), types.tolist(), tokens[5]) == before
+
+
+def test_a_closed_file_keeps_its_scalars_and_gives_no_bytes(tiny: Path) -> None:
+    with open_gguf(tiny) as file:
+        tensor = file.tensors["output.weight"]
+    assert file.string("general.name") == "tiny llama"
+    with pytest.raises(ValueError, match="closed"):
+        file.bytes_of(tensor)
+
+
+def mapping_under(view: object) -> mmap.mmap:
+    while isinstance(view, np.ndarray):
+        view = view.base
+    assert isinstance(view, memoryview)
+    assert isinstance(view.obj, mmap.mmap)
+    return view.obj
+
+
+def test_the_mapping_ends_with_the_last_view(tiny: Path) -> None:
+    file = open_gguf(tiny)
+    view = file.bytes_of(file.tensors["output.weight"])
+    mapping = weakref.ref(mapping_under(view))
+    file.close()
+    gc.collect()
+    assert mapping() is not None
+    del view
+    gc.collect()
+    assert mapping() is None
+
+
+# Strings
+
+
+def strings_of(*values: str | bytes) -> StringArray:
+    raw = [value.encode() if isinstance(value, str) else value for value in values]
+    lengths = np.array([len(value) for value in raw], np.int64)
+    return StringArray(np.frombuffer(b"".join(raw), np.uint8), np.cumsum(lengths) - lengths, lengths)
+
+
+def test_a_string_array_is_a_sequence() -> None:
+    array = strings_of("a", "", "ünï", b"\xff!")
+    assert list(array) == ["a", "", "ünï", "\ufffd!"]
+    assert array[-2:] == ["ünï", "\ufffd!"]
+    assert array[-1] == "\ufffd!"
+    assert array.raw(3) == b"\xff!"
+    assert array.all_raw() == [b"a", b"", "ünï".encode(), b"\xff!"]
+    assert array.positions() == {b"a": 0, b"": 1, "ünï".encode(): 2, b"\xff!": 3}
+    assert "a" in array
+    assert len(array) == 4
+    with pytest.raises(IndexError):
+        array[4]
+
+
+def test_an_empty_string_array_is_empty() -> None:
+    array = strings_of()
+    assert (list(array), array.all_raw(), array.positions()) == ([], [], {})
+
+
+# Files that cannot be opened
+
+
+def refused(path: Path | str) -> LlmrunError:
+    with pytest.raises(LlmrunError) as caught:
+        open_gguf(path)
+    return caught.value
+
+
+def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.gguf", tmp_path / "none" / "none.gguf", "nul\0byte.gguf"):
+        error = refused(path)
+        assert type(error) is ModelNotFound
+        assert "such model file" in str(error)
+
+
+def test_a_folder_is_not_found_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    assert type(refused(tmp_path)) is ModelNotFound
+    os.mkfifo(tmp_path / "pipe")
+    assert type(refused(tmp_path / "pipe")) is ModelFileError
+
+
+def test_a_file_that_may_not_be_read_is_a_model_file_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "locked.gguf"
+    path.write_bytes(whole_file().build())
+
+    def deny(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", deny)
+    error = refused(path)
+    assert type(error) is ModelFileError
+    assert "locked.gguf: Permission denied" in str(error)
+
+
+def test_an_empty_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "empty.gguf").touch()
+    error = refused(tmp_path / "empty.gguf")
+    assert isinstance(error, BadGGUF)
+    assert "the file is empty" in str(error)
+
+
+def test_a_path_that_would_disturb_a_terminal_is_shown_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "\x1b[31m\u202egguf"
+    path.write_bytes(b"no")
+    message = str(refused(path))
+    assert r"\x1b[31m\u202egguf" in message
+    assert message.isprintable()
+
+
+# The typed getters
+
+
+@pytest.fixture
+def file() -> GGUFFile:
+    return read_gguf(whole_file().build(), Path("folder/whole.gguf"))
+
+
+def test_getters_give_values_of_their_type(file: GGUFFile) -> None:
+    assert file.string("general.architecture") == "llama"
+    assert file.integer("general.alignment", minimum=32, maximum=32) == 32
+    assert file.number("test.scalar.6") == 1.0
+    assert isinstance(file.number("test.scalar.4"), float)
+    assert file.boolean("test.scalar.7") is True
+    assert file.integers("test.array.0").tolist() == [0, 1, 1]
+    assert file.numbers("test.array.12").tolist() == [0, 1, 1]
+    assert file.numbers("test.array.5").tolist() == [0, 1, 1]
+    assert file.strings("test.strings")[2] == "drei"
+    assert file.has("test.empty")
+    assert not file.has("test.none")
+
+
+def test_a_missing_key_gives_the_default_or_names_itself(file: GGUFFile) -> None:
+    assert file.string("none", None) is None
+    assert file.integer("none", 5, minimum=7) == 5
+    assert file.number("none", default=0.5) == 0.5
+    assert file.boolean("none", default=True) is True
+    getters = (file.string, file.integer, file.number, file.boolean, file.integers, file.numbers, file.strings)
+    for getter in getters:
+        with pytest.raises(BadGGUF, match=r"folder/whole\.gguf: llama\.block_count: the key is missing"):
+            getter("llama.block_count")
+
+
+@pytest.mark.parametrize(
+    ("getter", "key", "message"),
+    [
+        ("string", "test.scalar.4", "a value of type u32, must be a string"),
+        ("integer", "test.scalar.7", "a value of type bool, must be an integer"),
+        ("integer", "test.scalar.6", "a value of type f32, must be an integer"),
+        ("number", "test.scalar.7", "a value of type bool, must be a number"),
+        ("number", "test.string", "a value of type str, must be a number"),
+        ("boolean", "test.scalar.0", "a value of type u8, must be a boolean"),
+        ("integers", "test.array.6", r"a value of type arr\[f32\], must be an array of integers"),
+        ("integers", "test.scalar.4", "a value of type u32, must be an array of integers"),
+        ("numbers", "test.array.7", r"a value of type arr\[bool\], must be an array of numbers"),
+        ("strings", "test.array.0", r"a value of type arr\[u8\], must be an array of strings"),
+    ],
+)
+def test_another_type_is_named_with_what_it_must_be(file: GGUFFile, getter: str, key: str, message: str) -> None:
+    with pytest.raises(BadGGUF, match=f"{key}: {message}"):
+        getattr(file, getter)(key)
+
+
+def test_an_integer_outside_its_limits_is_named_with_the_limit(file: GGUFFile) -> None:
+    with pytest.raises(BadGGUF, match=r"general\.alignment: 32 seen, must be at least 33"):
+        file.integer("general.alignment", minimum=33)
+    with pytest.raises(BadGGUF, match=r"general\.alignment: 32 seen, must be at most 31"):
+        file.integer("general.alignment", 8, maximum=31)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_is_refused(tmp_path: Path, value: float) -> None:
+    path = write_gguf(tmp_path / "nan.gguf", {"rope.freq_base": value}, {})
+    with open_gguf(path) as file, pytest.raises(BadGGUF, match=r"rope\.freq_base: .* must be finite"):
+        file.number("rope.freq_base")

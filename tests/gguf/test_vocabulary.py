@@ -1,0 +1,231 @@
+"""Each rule of the vocabulary, broken by hand: BadGGUF naming the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmrun.errors import BadGGUF
+from llmrun.gguf.reader import GGUFFile, read_gguf
+from llmrun.gguf.vocabulary import SPECIAL_IDS
+from tests.support.gguf_bytes import (
+    BOOL,
+    BPE_MERGES,
+    BPE_TOKENS,
+    F32,
+    I32,
+    U8,
+    U32,
+    U64,
+    RawGGUF,
+    bpe_vocabulary,
+    numbers,
+    scalar,
+    spm_vocabulary,
+    string,
+    strings,
+)
+
+PREFIX = "tokenizer.ggml."
+N = len(BPE_TOKENS)
+
+
+def opened(changes: dict[str, bytes | None], keys: dict[str | bytes, bytes] | None = None) -> GGUFFile:
+    """A file with a vocabulary, the byte-level one unless given, and changes to it; None takes a key away."""
+    keys = dict(bpe_vocabulary() if keys is None else keys)
+    for name, value in changes.items():
+        keys.pop(PREFIX + name, None)
+        if value is not None:
+            keys[PREFIX + name] = value
+    return read_gguf(RawGGUF(keys).build(), Path("model.gguf"))
+
+
+def refusal(changes: dict[str, bytes | None], keys: dict[str | bytes, bytes] | None = None) -> str:
+    with pytest.raises(BadGGUF) as caught:
+        opened(changes, keys)
+    return str(caught.value).removeprefix(f"not a valid GGUF file: model.gguf: {PREFIX}")
+
+
+def tokens_with(*replaced: tuple[int, str | bytes]) -> bytes:
+    tokens: list[str | bytes] = list(BPE_TOKENS)
+    for index, value in replaced:
+        tokens[index] = value
+    return strings(tokens)
+
+
+@pytest.mark.parametrize("keys", [bpe_vocabulary(), spm_vocabulary()], ids=["gpt2", "llama"])
+def test_the_vocabularies_these_tests_start_from_are_correct(keys: dict[str | bytes, bytes]) -> None:
+    assert opened({}, keys).has("tokenizer.ggml.tokens")
+
+
+def test_the_least_vocabulary_is_accepted() -> None:
+    optional = [str(key).removeprefix(PREFIX) for key in bpe_vocabulary()]
+    needed = {"model", "tokens", "merges", "add_eos_token"}
+    assert opened({name: None for name in optional if name not in needed})
+
+
+def test_tokens_are_strings_and_there_is_one() -> None:
+    assert refusal({"tokens": strings([])}) == "tokens: the vocabulary is empty"
+    assert refusal({"tokens": numbers(U8, [1])}) == "tokens: a value of type arr[u8], must be an array of strings"
+    assert refusal({"tokens": string("a")}).startswith("tokens: a value of type str")
+
+
+def test_the_model_is_named_by_a_string() -> None:
+    assert refusal({"model": None}) == "model: the key is missing"
+    assert refusal({"model": scalar(U32, 1)}) == "model: a value of type u32, must be a string"
+    assert refusal({"pre": scalar(U32, 1)}) == "pre: a value of type u32, must be a string"
+
+
+# Tokens are different
+
+
+def test_equal_tokens_are_refused_with_both_ids() -> None:
+    assert refusal({"tokens": tokens_with((9, "b"))}) == "tokens: tokens 3 and 9 are both 'b', must be different"
+    assert refusal({"tokens": strings(["a"] * 3 + ["x"] * (N - 3))}).startswith("tokens: tokens 0 and 1 are both 'a'")
+
+
+def test_empty_tokens_are_allowed_as_llama_cpp_renames_them() -> None:
+    assert opened({"tokens": tokens_with((9, ""))})
+    assert opened({"tokens": tokens_with((9, ""), (10, ""), (11, ""))})
+
+
+def test_equal_tokens_are_found_beside_empty_ones() -> None:
+    assert "tokens 2 and 4 are both 'a'" in refusal({"tokens": tokens_with((9, ""), (10, ""), (4, "a"))})
+
+
+def test_a_token_with_the_name_an_empty_one_is_given_is_refused() -> None:
+    message = refusal({"tokens": tokens_with((9, ""), (3, "[EMPTY_9]"))})
+    assert message == "tokens: token 3 has the name that empty token 9 is given"
+    assert opened({"tokens": tokens_with((9, ""), (3, "[EMPTY_8]"))})
+
+
+@pytest.mark.parametrize("token", ["\0", "a\0b", "b\0"])
+def test_a_token_with_a_nul_byte_is_refused(token: str) -> None:
+    assert refusal({"tokens": tokens_with((9, token))}).startswith("tokens: token 9, '")
+
+
+def test_a_token_that_is_not_utf_8_is_allowed() -> None:
+    assert opened({"tokens": tokens_with((9, b"\xff\xfe"))}).strings(PREFIX + "tokens")[9] == "\ufffd\ufffd"
+
+
+# Arrays beside the tokens
+
+
+@pytest.mark.parametrize("name", ["scores", "token_type"])
+@pytest.mark.parametrize("n", [0, 1, N - 1, N + 1])
+def test_an_array_of_another_length_is_refused(name: str, n: int) -> None:
+    value = numbers(F32 if name == "scores" else I32, [1] * n)
+    assert refusal({name: value}) == f"{name}: {n} entries, must be {N}, one for each token"
+
+
+@pytest.mark.parametrize("name", ["scores", "token_type"])
+@pytest.mark.parametrize("value", [numbers(U32, [1] * N), strings(["1"] * N), scalar(I32, 1)])
+def test_an_array_of_another_type_is_refused(name: str, value: bytes) -> None:
+    wanted = "arr[f32] or arr[i32]" if name == "scores" else "arr[i32]"
+    message = refusal({name: value})
+    assert message.startswith(f"{name}: a value of type ")
+    assert message.endswith(f", must be {wanted}")
+
+
+def test_a_score_that_is_not_a_number_is_refused() -> None:
+    scores = [0.0] * N
+    scores[5] = float("nan")
+    assert refusal({"scores": numbers(F32, scores)}) == "scores: the score of token 5 is not a number"
+    scores[5] = float("-inf")
+    assert opened({"scores": numbers(F32, scores)})
+    assert opened({"scores": numbers(I32, range(N))})
+
+
+@pytest.mark.parametrize("type_", [-1, 7, 2**31 - 1, -(2**31)])
+def test_a_token_type_outside_the_format_is_refused(type_: int) -> None:
+    types = [1] * N
+    types[4] = type_
+    assert refusal({"token_type": numbers(I32, types)}) == f"token_type: token 4 is of type {type_}, must be 0 to 6"
+
+
+# Merges
+
+
+@pytest.mark.parametrize("merge", ["", "a", " ", " a", "ab", "a ", "  ", "abcdefghijklmnopqrstuvwxyz012345"])
+@pytest.mark.parametrize("index", [0, 2, 4])
+def test_a_merge_that_is_not_two_strings_is_refused(merge: str, index: int) -> None:
+    merges = [*BPE_MERGES[:index], merge, *BPE_MERGES[index:]]
+    message = refusal({"merges": strings(merges)})
+    assert message == f"merges: merge {index}, '{merge}', must be two strings with a space between"
+
+
+@pytest.mark.parametrize("merge", ["a b", "  b", "a  ", "a b c", "ü ï", "x" * 32 + " y", "x" * 30 + " y"])
+def test_a_merge_of_two_strings_is_accepted(merge: str) -> None:
+    # Of 32 bytes as well: the length before it is then the byte of a space.
+    assert opened({"merges": strings([merge, "b c"])})
+    assert opened({"merges": strings(["b c", merge])})
+    assert opened({"merges": strings([merge])})
+
+
+def test_merges_are_needed_by_byte_level_tokenizers() -> None:
+    assert refusal({"merges": None}) == "merges: the key is missing, and a 'gpt2' tokenizer needs it"
+    assert opened({"merges": None, "pre": string("kimi-k2")})
+    assert opened({"merges": None, "model": string("rwkv")})
+    assert opened({"merges": strings([])})
+    assert refusal({"merges": numbers(U8, [1])}).startswith("merges: a value of type arr[u8]")
+
+
+# Special ids and flags
+
+
+@pytest.mark.parametrize("name", SPECIAL_IDS)
+@pytest.mark.parametrize("id_", [N, 2**31, 2**32 - 1])
+def test_a_special_id_outside_the_vocabulary_is_refused(name: str, id_: int) -> None:
+    assert refusal({f"{name}_token_id": scalar(U32, id_)}) == (f"{name}_token_id: {id_} seen, must be at most {N - 1}")
+
+
+@pytest.mark.parametrize("name", [*SPECIAL_IDS, "padding"])
+@pytest.mark.parametrize("value", [scalar(I32, -1), scalar(U64, 1), string("1"), numbers(U32, [1])])
+def test_a_special_id_of_another_type_is_refused(name: str, value: bytes) -> None:
+    assert refusal({f"{name}_token_id": value}).endswith("must be u32")
+
+
+@pytest.mark.parametrize("id_", [N, 2**32 - 1])
+def test_a_padding_id_outside_the_vocabulary_is_let_through(id_: int) -> None:
+    assert opened({"padding_token_id": scalar(U32, id_)})
+
+
+@pytest.mark.parametrize("name", ["add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix"])
+def test_a_flag_that_is_no_boolean_is_refused(name: str) -> None:
+    assert refusal({name: scalar(U8, 1)}) == f"{name}: a value of type u8, must be a boolean"
+
+
+def test_suppressed_tokens_are_i32() -> None:
+    message = "suppress_tokens: a value of type arr[u32], must be arr[i32]"
+    assert refusal({"suppress_tokens": numbers(U32, [1])}) == message
+
+
+@pytest.mark.parametrize("name", ["bos", "eos"])
+def test_a_token_that_is_to_be_added_must_exist(name: str) -> None:
+    """llama.cpp takes token 11 where a byte-level vocabulary names none, and asserts that it is there."""
+    few: dict[str, bytes | None] = {"tokens": strings(["a", "b"]), "scores": None, "token_type": None}
+    few |= {f"{id_}_token_id": None for id_ in (*SPECIAL_IDS, "padding")}
+    few |= {"add_bos_token": scalar(BOOL, 0), "add_eos_token": scalar(BOOL, 0)}
+    assert opened(few)
+    few[f"add_{name}_token"] = scalar(BOOL, 1)
+    assert refusal(few).startswith(f"{name}_token_id: the key is missing, and tokenizer.ggml.add_{name}_token asks")
+    few[f"{name}_token_id"] = scalar(U32, 1)
+    assert opened(few)
+
+
+# SentencePiece
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x41, 0xFF])
+def test_a_sentencepiece_vocabulary_spells_every_byte(byte: int) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁a"]
+    tokens[3 + byte] = "<0xZZ>"
+    message = refusal({"tokens": strings(tokens)}, spm_vocabulary())
+    assert message == f"tokens: no token for the byte 0x{byte:02X}, a 'llama' tokenizer needs all 256"
+
+
+def test_a_byte_may_be_spelt_as_itself() -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁a"]
+    tokens[3 + 0x41] = "A"
+    assert opened({"tokens": strings(tokens)}, spm_vocabulary())
