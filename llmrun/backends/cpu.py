@@ -16,9 +16,10 @@ from llmrun.errors import Cancelled
 from llmrun.kernels.arena import address_of, allocate
 from llmrun.kernels.levels import host_target
 from llmrun.kernels.lowering import kv_shape, lower
-from llmrun.kernels.team import Team
-from llmrun.kernels.weights import pack
-from llmrun.tokenizers.registry import load_tokenizer
+from llmrun.kernels.store import load_kernels
+from llmrun.kernels.team import TEAM_KERNELS, Team
+from llmrun.kernels.weights import fill, packing_kernels, reserve
+from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
 from llmrun.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -50,20 +51,18 @@ class CpuBackend:
         architecture = architecture_of(file)
         config = architecture.check(file)
         self._plan = architecture.plan(file, config)
-        self.tokenizer: Tokenizer = load_tokenizer(file)
         n_threads = threads or default_threads()
         blocks = max_sequences * -(-context_size // BLOCK)
         shape = kv_shape(self._plan.attention_shape, blocks)
         memory = allocate(shape[0] * shape[1] * shape[2], "KV cache").reshape(shape)
-        packed = pack(self._plan.matrices, n_threads)
-        self._lowered = lower(
-            self._plan,
-            packed,
-            memory,
-            max_rows=MAX_ROWS,
-            n_threads=n_threads,
-            progress=_compile_progress(progress),
-        )
+        packed = reserve(self._plan.matrices)
+        self._lowered = lower(self._plan, packed, memory, max_rows=MAX_ROWS, n_threads=n_threads)
+        # All at once, so that a first run compiles them side by side.
+        kernels = [*self._lowered.kernels, *packing_kernels(self._plan.matrices), *TEAM_KERNELS]
+        load_kernels([*kernels, *tokenizer_kernels(file)], _compile_progress(progress))
+        self._lowered.link()
+        self.tokenizer: Tokenizer = load_tokenizer(file)
+        fill(packed, n_threads, _load_progress(progress))
         self.kv = PagedKV(memory, max_sequences, context_size)
         self._team = Team(self._lowered, n_threads)
         self._cancelled = False
@@ -134,6 +133,13 @@ def _compile_progress(progress: Progress | None) -> Callable[[int, int], None] |
         return None
     report = progress
     return lambda done, total: report(f"compiling kernels {done}/{total} (first run only)", done / total)
+
+
+def _load_progress(progress: Progress | None) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    report = progress
+    return lambda done, total: report("loading weights", done / total)
 
 
 def _describe(file: GGUFFile, train_context: int, context_size: int, max_sequences: int, n_threads: int) -> ModelInfo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -59,8 +59,14 @@ class Lowered:
 
     records: NDArray[np.int64]  # [ops, OP_WORDS]
     counters: NDArray[np.int64]  # [ops, 8]: a claim counter on each cache line
+    kernels: list[KernelName]  # of each op
     logits_width: int  # vocabulary padded to whole vectors
     keep: list[object] = field(default_factory=list)
+
+    def link(self) -> None:
+        """Load the kernels and put their addresses into the records; must precede the first run."""
+        loaded = load_kernels(self.kernels)
+        self.records[:, records.OP_KERNEL // records.WORD] = [loaded[name].address for name in self.kernels]
 
 
 class _Rows:
@@ -104,19 +110,19 @@ class _Lowering:
         self._keep: list[object] = []
         self._last_use = {value: index for index, op in enumerate(plan.ops) for value in _inputs(op)}
 
-    def run(self, progress: Callable[[int, int], None] | None) -> Lowered:
+    def run(self) -> Lowered:
         for index, op in enumerate(self._plan.ops):
             self._lower(op)
             self._release(op, index)
-        kernels = load_kernels([record.kernel for record in self._records], progress)
         words = np.zeros((len(self._records), records.OP_WORDS), np.int64)
         counters = np.zeros((len(self._records), records.CACHE_LINE // records.WORD), np.int64)
         for index, record in enumerate(self._records):
-            head = [kernels[record.kernel].address, self._flags(index), record.rows, address_of(counters[index])]
+            head = [0, self._flags(index), record.rows, address_of(counters[index])]
             words[index, : len(head) + len(record.words)] = head + record.words
         assert self._plan.logits is not None
         width = round_up(self._plan.logits.width, _LANES)
-        return Lowered(words, counters, width, [*self._keep, *self._rows.memory, self._packed, self._kv])
+        kernels = [record.kernel for record in self._records]
+        return Lowered(words, counters, kernels, width, [*self._keep, *self._rows.memory, self._packed, self._kv])
 
     def _flags(self, index: int) -> int:
         """A barrier after every record, but not between linear ops that read the same value."""
@@ -296,7 +302,6 @@ def lower(
     *,
     max_rows: int,
     n_threads: int,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Lowered:
-    """Records for `plan` over packed weights and a KV cache of `kv_shape`; loads (or compiles) its kernels."""
-    return _Lowering(plan, packed, kv, max_rows, n_threads).run(progress)
+    """Records for `plan` over packed weights and a KV cache of `kv_shape`."""
+    return _Lowering(plan, packed, kv, max_rows, n_threads).run()

@@ -159,7 +159,10 @@ def quantize(level: str) -> Callable[..., None]:
 
 
 def quantize_reference(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """x float32[rows, width], width a multiple of 32. Returns int8[rows, blocks, 32] and scales float32[rows, blocks]."""
+    """x float32[rows, width], width a multiple of 32.
+
+    Returns int8[rows, blocks, 32] and scales float32[rows, blocks].
+    """
     import numpy as np
 
     blocks = x.reshape(len(x), -1, 32)
@@ -213,5 +216,5 @@ def swiglu_reference(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDAr
     import numpy as np
 
     e = np.exp(-np.abs(gate))
-    top = np.where(gate < 0, e, np.float32(1)).astype(np.float32)
-    return gate * (top / (np.float32(1) + e)) * up
+    top = np.where(gate < 0, e, np.float32(1))
+    return (gate * (top / (np.float32(1) + e)) * up).astype(np.float32)

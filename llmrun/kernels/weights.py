@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -94,34 +94,43 @@ class PackedMatrix:
         return address_of(self.data)
 
 
-def packing_kernel(kind: str) -> KernelName:
+def _packing_kernel(kind: str) -> KernelName:
     if kind in _SCALE_PLANES:
         return KernelName.of("pack", "pack_integers", weight=kind)
     return KernelName.of("pack", "pack_floats", element_bytes=_ELEMENT_BYTES[kind])
 
 
-def pack(
-    matrices: Sequence[Matrix], n_threads: int, progress: Callable[[int, int], None] | None = None
-) -> dict[str, PackedMatrix]:
-    """Pack matrices in parallel, into one allocation; by name. `progress` gets bytes done and bytes in all."""
+def reserve(matrices: Sequence[Matrix]) -> dict[str, PackedMatrix]:
+    """Zeroed memory for packed matrices, by name, in one allocation."""
     layouts = [PackedLayout.of(matrix) for matrix in matrices]
     sizes = [round_up(layout.n_bytes, records.CACHE_LINE) for layout in layouts]
     memory = allocate(sum(sizes), "packed weights")
-    kernels = load_kernels([packing_kernel(matrix.kind) for matrix in matrices])
-    packed: dict[str, PackedMatrix] = {}
-    start = 0
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return {
+        matrix.name: PackedMatrix(
+            matrix, layout, memory[start : start + layout.n_bytes].reshape(layout.n_groups, layout.group_bytes)
+        )
+        for matrix, layout, start in zip(matrices, layouts, starts, strict=True)
+    }
+
+
+def packing_kernels(matrices: Sequence[Matrix]) -> list[KernelName]:
+    return [_packing_kernel(matrix.kind) for matrix in matrices]
+
+
+def fill(
+    packed: Mapping[str, PackedMatrix], n_threads: int, progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Pack every matrix into its reserved memory, in parallel. `progress` gets matrices done and matrices in all."""
+    kernels = load_kernels(packing_kernels([entry.matrix for entry in packed.values()]))
     with ThreadPoolExecutor(n_threads) as pool:
-        for matrix, layout, size in zip(matrices, layouts, sizes, strict=True):
-            data = memory[start : start + layout.n_bytes].reshape(layout.n_groups, layout.group_bytes)
-            packed[matrix.name] = PackedMatrix(matrix, layout, data)
-            _pack_one(packed[matrix.name], kernels[packing_kernel(matrix.kind)], pool, n_threads)
-            start += size
+        for done, entry in enumerate(packed.values(), 1):
+            _fill_one(entry, kernels[_packing_kernel(entry.matrix.kind)], pool, n_threads)
             if progress is not None:
-                progress(start, memory.size)
-    return packed
+                progress(done, len(packed))
 
 
-def _pack_one(packed: PackedMatrix, kernel: Kernel, pool: ThreadPoolExecutor, n_threads: int) -> None:
+def _fill_one(packed: PackedMatrix, kernel: Kernel, pool: ThreadPoolExecutor, n_threads: int) -> None:
     matrix, layout = packed.matrix, packed.layout
     claims = np.zeros(1, np.int64)
     op = np.zeros(records.OP_WORDS, np.int64)
