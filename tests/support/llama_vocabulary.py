@@ -1,0 +1,55 @@
+"""llama.cpp's own tokenizer, through llama-cpp-python's low-level functions: the oracle for ours."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _silent(level: int, text: bytes, data: Any) -> None:
+    """llama.cpp logs every key of every file."""
+
+
+llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
+llama_cpp.llama_backend_init()
+
+
+class LlamaVocabulary:
+    """The vocabulary of a GGUF file as llama.cpp sees it; no weights are loaded."""
+
+    def __init__(self, path: Path) -> None:
+        parameters = llama_cpp.llama_model_default_params()
+        parameters.vocab_only = True
+        model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
+        if not model:
+            raise RuntimeError(f"llama.cpp does not load {path}")
+        self._vocabulary = llama_cpp.llama_model_get_vocab(model)
+        self._ids = (llama_cpp.llama_token * 1024)()
+        self._text = ctypes.create_string_buffer(1024)
+        self.size: int = llama_cpp.llama_vocab_n_tokens(self._vocabulary)
+        self.bos_id: int = llama_cpp.llama_vocab_bos(self._vocabulary)
+        self.eos_id: int = llama_cpp.llama_vocab_eos(self._vocabulary)
+        self.add_bos: bool = llama_cpp.llama_vocab_get_add_bos(self._vocabulary)
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        encoded = text.encode()
+        while True:
+            n: int = llama_cpp.llama_tokenize(
+                self._vocabulary, encoded, len(encoded), self._ids, len(self._ids), add_special, parse_special
+            )
+            if n >= 0:
+                return list(self._ids[:n])
+            self._ids = (llama_cpp.llama_token * -n)()
+
+    def end_of_generation(self) -> frozenset[int]:
+        is_ending = llama_cpp.llama_vocab_is_eog
+        return frozenset(token for token in range(self.size) if is_ending(self._vocabulary, token))
+
+    def token_bytes(self, token: int) -> bytes:
+        n: int = llama_cpp.llama_token_to_piece(self._vocabulary, token, self._text, len(self._text), 0, False)
+        assert n >= 0
+        return self._text.raw[:n]

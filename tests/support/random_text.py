@@ -1,0 +1,66 @@
+"""Random strings that are hard on a tokenizer: every class of character, broken words, long runs, special tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+_WORDS = (
+    *("the", "quick", "Brown", "fox", "don't", "I'll", "WE'RE", "you've", "12345", "3.14", "...", "!!!", "ſ", "'ſ"),
+    *("http://x.y/z", "<html>", "</s>", "<s>", "<unk>", "<0x0A>", "def f(x):\n\treturn\u3000x+1\n", "▁", "Ġ", "Ċ"),
+    *("é", "ñ", "İ", "ﬁ", "한국어", "русский", "ไทย", "עברית", "हिन्दी", "e\u0301", "\u00a0x"),
+)
+_SPACES = "\u0085\u00a0\u1680\u180e\u2003\u2028\u2029\u200b\u202f\u205f\u3000\ufeff"
+_EMOJI = "😀👍🏽👩\u200d🚀🇩🇪"
+
+
+def any_character(source: random.Random) -> str:
+    """Any Unicode character but a surrogate: assigned or not, in any plane."""
+    while 0xD800 <= (code_point := source.randrange(0x110000)) < 0xE000:
+        pass
+    return chr(code_point)
+
+
+def likely_character(source: random.Random) -> str:
+    choice = source.random()
+    if choice < 0.40:
+        return source.choice("abcdefghijklmnopqrstuvwxyzABCXYZ")
+    if choice < 0.50:
+        return source.choice("'''sStTmMdDrReEvVlL")
+    if choice < 0.60:
+        return source.choice("  \t\n\r\v\f\n")
+    if choice < 0.68:
+        return source.choice("0123456789٠١٢½²ⅫⅣ〇一")
+    if choice < 0.78:
+        return chr(source.randrange(0x80))
+    if choice < 0.86:
+        return chr(source.choice([source.randrange(0x80, 0x370), source.randrange(0x4E00, 0x9FFF)]))
+    if choice < 0.91:
+        return source.choice(_SPACES + _EMOJI)
+    return any_character(source)
+
+
+def random_text(source: random.Random, special: Sequence[str] = ()) -> str:
+    """Up to 12 parts; `special` strings come whole and cut short."""
+    parts = []
+    for _ in range(source.randrange(13)):
+        choice = source.random()
+        if choice < 0.5:
+            parts.append("".join([likely_character(source) for _ in range(source.randrange(1, 8))]))
+        elif choice < 0.75:
+            parts.append(source.choice(_WORDS))
+        elif choice < 0.85 and special:
+            text = source.choice(special)
+            parts.append(text if source.random() < 0.7 else text[: source.randrange(1, len(text) + 1)])
+        elif choice < 0.93:
+            parts.append(source.choice(" \n\t") * source.randrange(1, 30))
+        else:
+            parts.append(likely_character(source) * source.randrange(1, 60))
+        if source.random() < 0.4:
+            parts.append(" ")
+    return "".join(parts)
+
+
+def random_texts(seed: int, count: int, special: Sequence[str] = ()) -> Iterator[str]:
+    source = random.Random(seed)
+    return (random_text(source, special) for _ in range(count))

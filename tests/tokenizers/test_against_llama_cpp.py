@@ -1,0 +1,103 @@
+"""Our ids are llama.cpp's: on its own vectors, on random text, for every vocabulary that we take."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from tests.support.llama_vocabulary import LlamaVocabulary
+from tests.support.random_text import random_texts
+from tests.support.vocabularies import (
+    ALL,
+    SMOLLM2,
+    WITH_VECTORS,
+    llama_vocabulary,
+    our_tokenizer,
+    published_ids,
+)
+
+# 10,000 texts for every kind of pattern and merging; the other vocabularies differ from these in their tokens only.
+RANDOM_TEXTS = dict.fromkeys((SMOLLM2, "gpt-2", "llama-bpe", "qwen2", "gpt-neox", "llama-spm", "phi-3"), 10_000)
+
+
+def with_one_bos(ids: list[int], oracle: LlamaVocabulary) -> list[int]:
+    """llama.cpp adds a BOS to a text that begins with one, and warns. We do not."""
+    return ids[1:] if oracle.add_bos and ids[:2] == [oracle.bos_id] * 2 else ids
+
+
+def control_tokens(name: str) -> dict[int, str]:
+    """Tokens that stand for no text, with their spelling."""
+    tokenizer = our_tokenizer(name)
+    silent = [token for token in range(tokenizer.vocabulary_size) if not tokenizer.token_bytes(token)]
+    return {token: text for token in silent if (text := tokenizer.token_text(token))}
+
+
+@pytest.mark.parametrize("name", WITH_VECTORS)
+def test_llama_cpp_s_own_vectors(name: str) -> None:
+    vectors = published_ids(name)
+    assert len(vectors) == 46
+    tokenizer = our_tokenizer(name)
+    ours = [tokenizer.encode(text, add_special=False, parse_special=False).tolist() for text, _ in vectors]
+    assert ours == [ids for _, ids in vectors]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_random_text_has_llama_cpp_s_ids(name: str) -> None:
+    tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
+    control = control_tokens(name)
+    special = [*control.values(), "<|im_start|>", "<|im_end|>", "</s>", "<think>"]
+    flags = itertools.cycle([(False, False), (True, True), (False, True), (True, False)])
+    for text, (add, parse) in zip(random_texts(1, RANDOM_TEXTS.get(name, 2000), special), flags, strict=False):
+        ours = tokenizer.encode(text, add_special=add, parse_special=parse).tolist()
+        theirs = oracle.encode(text, add_special=add, parse_special=parse)
+        assert ours == (with_one_bos(theirs, oracle) if add else theirs), (text, add, parse)
+        if not add and not parse:
+            assert control.keys().isdisjoint(ours), text
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_long_pieces_have_llama_cpp_s_ids(name: str) -> None:
+    """Pieces on both sides of the length from which a heap takes over, and far beyond."""
+    tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
+    source = random.Random(2)
+    for alphabet in ("ab", "aAB", "abcdefghijklmnopqrstuvwxyz", " ", " \n", "é€𝄞a", "!?=-", "0123456789", "▁ a"):
+        for length in (22, 23, 24, 25, 26, 60, 400, 3000):
+            text = "".join(source.choices(alphabet, k=length))
+            ours = tokenizer.encode(text, add_special=False, parse_special=False).tolist()
+            assert ours == oracle.encode(text, add_special=False, parse_special=False), text
+
+
+@pytest.mark.parametrize("name", ["gpt-neox", "llama-bpe", SMOLLM2])
+def test_every_character_is_of_the_class_llama_cpp_gives_it(name: str) -> None:
+    """Whole planes 0 and 1, and samples beyond, each character beside letters, digits, spaces and itself."""
+    tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
+    blocks = [*range(0, 0x20000, 256), *range(0x20000, 0x40000, 0x800), *range(0xE0000, 0x110000, 0x1000)]
+    for first in blocks:
+        if 0xD800 <= first < 0xE000:
+            continue
+        text = "".join([f"a{c} {c}1{c}{c}b!{c}" for c in map(chr, range(first, first + 256))])
+        ours = tokenizer.encode(text, add_special=False, parse_special=False).tolist()
+        assert ours == oracle.encode(text, add_special=False, parse_special=False), hex(first)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_same_tokens_end_an_answer(name: str) -> None:
+    tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
+    assert tokenizer.vocabulary_size == oracle.size
+    assert tokenizer.end_of_generation == oracle.end_of_generation()
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (oracle.bos_id, oracle.eos_id)
+
+
+# command-r has normal tokens that are not spelled in byte characters: llama.cpp shows "[UNK_BYTE_0x...", we the text.
+@pytest.mark.parametrize("name", [name for name in ALL if name != "command-r"])
+def test_every_token_stands_for_the_same_bytes(name: str) -> None:
+    tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
+    different = [id_ for id_ in range(oracle.size) if tokenizer.token_bytes(id_) != oracle.token_bytes(id_)]
+    assert different == []
+
+
+def test_a_token_that_is_not_spelled_in_bytes_is_shown_as_it_is() -> None:
+    tokenizer = our_tokenizer("command-r")
+    assert tokenizer.token_bytes(264) == "\u200d".encode()

@@ -1,0 +1,213 @@
+"""Which tokenizers are taken, and what each name means: held against llama.cpp on tiny vocabularies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.errors import UnsupportedModel
+from llmrun.gguf.reader import open_gguf
+from llmrun.kernels.store import KernelName
+from llmrun.tokenizers.base import Tokenizer
+from llmrun.tokenizers.end_of_generation import ENDING_TEXTS, FILL_IN_MIDDLE, FILL_IN_MIDDLE_ENDING
+from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS
+from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
+from tests.support.gguf_files import (
+    CONTROL,
+    NORMAL,
+    UNUSED,
+    USER_DEFINED,
+    Vocabulary,
+    tiny_spm_vocabulary,
+    tiny_vocabulary,
+    write_gguf,
+)
+from tests.support.llama_vocabulary import LlamaVocabulary
+from tests.support.random_text import random_texts
+from tests.support.vocabularies import UNSUPPORTED, vocabulary_path
+
+
+def both(folder: Path, vocabulary: Vocabulary, **extra: Any) -> tuple[Tokenizer, LlamaVocabulary]:
+    """Our tokenizer and llama.cpp's for one vocabulary. `extra` replaces keys of `tokenizer.ggml.`, None removes."""
+    metadata = {"general.architecture": "llama", "general.name": "tiny", **vocabulary.metadata()}
+    metadata |= {f"tokenizer.ggml.{key}": value for key, value in extra.items()}
+    path = write_gguf(folder / "vocabulary.gguf", {k: v for k, v in metadata.items() if v is not None}, {})
+    return load_tokenizer(open_gguf(path)), LlamaVocabulary(path)
+
+
+def with_tokens(base: Vocabulary, *texts: str, kind: int = NORMAL) -> Vocabulary:
+    scores = (*base.scores, *(-50.0 for _ in texts)) if base.scores else ()
+    return replace(base, tokens=(*base.tokens, *texts), types=(*base.types, *(kind,) * len(texts)), scores=scores)
+
+
+def assert_same(ours: Tokenizer, oracle: LlamaVocabulary, *special: str) -> None:
+    assert (ours.bos_id, ours.eos_id) == tuple(id_ if id_ >= 0 else None for id_ in (oracle.bos_id, oracle.eos_id))
+    assert ours.end_of_generation == oracle.end_of_generation()
+    assert [ours.token_bytes(id_) for id_ in range(oracle.size)] == [
+        oracle.token_bytes(id_) for id_ in range(oracle.size)
+    ]
+    for text in random_texts(3, 60, [*special, "zqx", "<|im_end|>", " ", "12345 's 'LL"]):
+        for add in (False, True):
+            for parse in (False, True):
+                got = ours.encode(text, add_special=add, parse_special=parse).tolist()
+                expected = oracle.encode(text, add_special=add, parse_special=parse)
+                if add and oracle.add_bos and expected[:2] == [oracle.bos_id] * 2:
+                    expected = expected[1:]
+                assert got == expected, (text, add, parse)
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_a_pre_tokenizer_s_name_means_what_it_means_in_llama_cpp(name: str, tmp_path: Path) -> None:
+    """Patterns, whether BOS is added, default ids, and whether a piece that is a token ("zqx") is merged first."""
+    vocabulary = replace(with_tokens(tiny_vocabulary(), "zqx"), pre=name, bos=None, eos=None)
+    ours, oracle = both(tmp_path, vocabulary, add_bos_token=None)
+    assert_same(ours, oracle)
+
+
+def test_a_file_without_a_pre_tokenizer_has_the_default_one(tmp_path: Path) -> None:
+    ours, oracle = both(tmp_path, tiny_vocabulary(), pre=None)
+    assert_same(ours, oracle)
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+@pytest.mark.parametrize("add_eos", [True, False])
+@pytest.mark.parametrize("base", [tiny_vocabulary(), tiny_spm_vocabulary()], ids=["gpt2", "llama"])
+def test_bos_and_eos_are_added_as_the_file_says(base: Vocabulary, add_bos: bool, add_eos: bool, tmp_path: Path) -> None:
+    ours, oracle = both(tmp_path, base, add_bos_token=add_bos, add_eos_token=add_eos)
+    assert_same(ours, oracle, "<s>", "</s>", "<|im_start|>")
+    plain = ours.encode("x", add_special=False, parse_special=False).tolist()
+    # A template's answer is still to come: no EOS behind it, whatever the file says.
+    assert ours.encode_rendered("x").tolist() == ([ours.bos_id] if add_bos else []) + plain
+
+
+@pytest.mark.parametrize("base", [tiny_vocabulary(), tiny_spm_vocabulary()], ids=["gpt2", "llama"])
+def test_there_is_one_bos_whoever_writes_it(base: Vocabulary, tmp_path: Path) -> None:
+    ours, _ = both(tmp_path, base, add_bos_token=True)
+    assert ours.bos_id is not None
+    written = ours.token_text(ours.bos_id) + "a"
+    for ids in (
+        ours.encode("a", add_special=True, parse_special=True),
+        ours.encode(written, add_special=True, parse_special=True),
+        ours.encode_rendered("a"),
+        ours.encode_rendered(written),
+    ):
+        assert ids.tolist().count(ours.bos_id) == 1
+        assert ids[0] == ours.bos_id
+    typed = ours.encode_rendered(ours.protect(written)).tolist()
+    assert typed[0] == ours.bos_id
+    assert typed[1:] == ours.encode(written, add_special=False, parse_special=False).tolist()
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_space_goes_before_a_text_as_the_file_says(prefix: bool, tmp_path: Path) -> None:
+    ours, oracle = both(tmp_path, tiny_spm_vocabulary(), add_space_prefix=prefix)
+    assert_same(ours, oracle, "<s>", "</s>")
+    ids = ours.encode(" Hello", add_special=True, parse_special=False).tolist()
+    assert ours.decode(ids) == b" Hello"
+
+
+SINGLES = sorted({*ENDING_TEXTS, *(text for _, texts in (*FILL_IN_MIDDLE, *FILL_IN_MIDDLE_ENDING) for text in texts)})
+COMBINATIONS = {
+    "harmony": ("<|return|>", "<|call|>", "<|end|>"),
+    "harmony without call": ("<|return|>", "<|end|>"),
+    "solar": ("<|calls|>", "<|flush|>", "<|end|>"),
+    "solar without calls": ("<|flush|>", "<|end|>"),
+    "gemma 4": ("<|tool_response>", "</s>"),
+    "many turns": ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "</s>", "<EOT>"),
+    "fill in the middle": ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>", "<reponame>"),
+    **{text: (text,) for text in SINGLES},
+}
+
+
+@pytest.mark.parametrize("texts", COMBINATIONS.values(), ids=COMBINATIONS)
+def test_tokens_end_an_answer_by_their_spelling(texts: tuple[str, ...], tmp_path: Path) -> None:
+    base = tiny_vocabulary()
+    plain = replace(base, tokens=("<a>", "<b>", "<c>", *base.tokens[3:]), bos=0, eos=1)
+    ours, oracle = both(tmp_path, with_tokens(plain, *texts), unknown_token_id=None)
+    assert ours.end_of_generation == oracle.end_of_generation()
+    if "<|end|>" not in texts[1:]:
+        assert_same(ours, oracle, *texts)
+
+
+@pytest.mark.parametrize("name", ["harmony", "solar"])
+def test_a_control_token_that_ends_no_answer_is_control_all_the_same(name: str, tmp_path: Path) -> None:
+    """llama.cpp makes these words, which a user may then type; here no typed text becomes one."""
+    ours, _ = both(tmp_path, with_tokens(tiny_vocabulary(), *COMBINATIONS[name]))
+    end = ours.vocabulary_size - 1
+    assert ours.token_text(end) == "<|end|>"
+    assert ours.encode("<|end|>", add_special=False, parse_special=True).tolist() == [end]
+    assert end not in ours.encode("<|end|>", add_special=False, parse_special=False)
+    assert end not in ours.encode_rendered(ours.protect("<|end|>"))
+
+
+@pytest.mark.parametrize("key", ["eot", "eom", "fim_pad", "fim_rep", "fim_sep", "fim_pre", "prefix", "middle"])
+def test_a_key_names_a_token_that_its_spelling_does_not(key: str, tmp_path: Path) -> None:
+    vocabulary = with_tokens(tiny_vocabulary(), "<PAD>", "<REPO>", "<|file_sep|>", "<PRE>", "<MID>")
+    ours, oracle = both(tmp_path, vocabulary, **{f"{key}_token_id": 40})
+    assert_same(ours, oracle, "<PAD>", "<PRE>")
+
+
+@pytest.mark.parametrize("base", [tiny_vocabulary(), tiny_spm_vocabulary()], ids=["gpt2", "llama"])
+def test_tokens_of_every_kind(base: Vocabulary, tmp_path: Path) -> None:
+    vocabulary = with_tokens(base, "<word>", "  ", "   ", kind=USER_DEFINED)
+    vocabulary = with_tokens(vocabulary, "<not used>", "zzz", kind=UNUSED)
+    vocabulary = with_tokens(vocabulary, "<ctl>", "<ctl> ", "<ctl>x", kind=CONTROL)
+    ours, oracle = both(tmp_path, vocabulary)
+    assert_same(ours, oracle, "<word>", "   ", "<not used>", "<ctl>", "<ctl> x")
+
+
+def test_bytes_without_a_token_are_left_out_as_llama_cpp_does(tmp_path: Path) -> None:
+    base = tiny_vocabulary()
+    renamed = {"a": "<lost 1>", "Ġ": "<lost 2>", "Ã": "<lost 3>", "Ġthe": "<lost 4>"}
+    ours, oracle = both(tmp_path, replace(base, tokens=tuple(renamed.get(token, token) for token in base.tokens)))
+    for text in ["a cat and the hat", "ä", "the the", *random_texts(5, 200)]:
+        got = ours.encode(text, add_special=False, parse_special=False).tolist()
+        assert got == oracle.encode(text, add_special=False, parse_special=False), text
+
+
+def test_a_token_without_text_does_no_harm(tmp_path: Path) -> None:
+    ours, oracle = both(tmp_path, with_tokens(tiny_vocabulary(), "", "Ġ["))
+    empty = ours.vocabulary_size - 2
+    assert ours.token_bytes(empty) == oracle.token_bytes(empty) == f"[EMPTY_{empty}]".encode()
+    assert_same(ours, oracle, f"[EMPTY_{empty}]")
+
+
+def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
+    ours, _ = both(tmp_path, tiny_vocabulary())
+    ids = ours.encode("a\ud800b\ud83d\ude00", add_special=False, parse_special=False)
+    assert ours.decode(ids.tolist()).decode() == "a\ufffdb😀"
+    assert ours.unprotect(ours.protect("a\udfff")) == "a\ufffd"
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_an_id_outside_the_vocabulary_is_refused(token: int, tmp_path: Path) -> None:
+    ours, _ = both(tmp_path, tiny_vocabulary())
+    with pytest.raises(ValueError, match="out of range"):
+        ours.token_bytes(token)
+    with pytest.raises(ValueError, match="out of range"):
+        ours.token_text(token)
+
+
+def test_token_text_is_fit_to_be_shown(tmp_path: Path) -> None:
+    ours, _ = both(tmp_path, tiny_vocabulary())
+    assert ours.token_text(1) == "<|im_start|>"
+    assert ours.token_text(ours.encode(" the", add_special=False, parse_special=False)[0]) == " the"
+    assert ours.token_text(ours.encode("é", add_special=False, parse_special=False)[0]) == "\\xc3"
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_is_not_supported_is_named_with_what_is(name: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        load_tokenizer(open_gguf(vocabulary_path(name)))
+    assert "supported are" in str(caught.value)
+    assert "tokenizer.ggml." in str(caught.value)
+    assert caught.value.hint
+
+
+def test_the_kernels_to_compile_are_known_before_the_tokenizer_is_loaded(tmp_path: Path) -> None:
+    metadata = {"general.architecture": "llama", **tiny_spm_vocabulary().metadata()}
+    file = open_gguf(write_gguf(tmp_path / "vocabulary.gguf", metadata, {}))
+    assert list(tokenizer_kernels(file)) == [KernelName.of("token_table", "build"), KernelName.of("spm_merge", "merge")]
