@@ -122,7 +122,7 @@ def _flag(name: str) -> str:
 def _from_config(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if os.environ.get("LLMRUN_CONFIG"):
             raise UsageError(f"config: {path}: no such file", hint="unset LLMRUN_CONFIG") from None
         return {}

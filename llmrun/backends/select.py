@@ -34,7 +34,7 @@ def open_backend(
     if backend == "scripted":
         from llmrun.backends.scripted import ScriptedBackend
 
-        return ScriptedBackend(path=path, context_size=context_size or DEFAULT_CONTEXT, max_sequences=max_sequences)
+        return ScriptedBackend.open(path, context_size=context_size, max_sequences=max_sequences)
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend: --backend: '{backend}', known are auto, cpu")
     from llmrun.archs.registry import architecture_of

@@ -95,12 +95,13 @@ def _prepare_streams() -> bool:
     if sys.stdin is None:
         sys.stdin = nowhere.open(encoding="utf-8")
     closed = sys.stdout is None
-    if sys.stdout is None:
-        sys.stdout = nowhere.open("w", encoding="utf-8")
-    if sys.stderr is None:
-        sys.stderr = nowhere.open("w", encoding="utf-8")
-    sys.stdout = Stdout(sys.stdout.buffer)
-    sys.stderr = io.TextIOWrapper(sys.stderr.buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    sys.stdout = Stdout(sys.stdout.buffer if sys.stdout else nowhere.open("wb"))
+    sys.stderr = io.TextIOWrapper(
+        sys.stderr.buffer if sys.stderr else nowhere.open("wb"),
+        encoding="utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+    )
     if closed:
         out.error("standard output: closed", "give the answer somewhere to go, /dev/null if nowhere")
     return not closed

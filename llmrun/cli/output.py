@@ -77,8 +77,8 @@ class Output:
         limit = columns() if is_terminal(sys.stderr) else sys.maxsize
         lines: list[str] = []
         for field in map(visible_line, fields):
-            if lines and len(lines[-1]) + len(field) + 3 <= limit:
-                lines[-1] += f" · {field}"
+            if lines and len(lines[-1]) + len(field) + 2 <= limit:
+                lines[-1] += f"  {field}"
             else:
                 lines.append(field)
         self._write_stderr("".join(self._styled(line, DIM) + "\n" for line in lines))

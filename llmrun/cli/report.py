@@ -44,23 +44,18 @@ def stats_fields(answer: Answer) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Three digits at most, in the unit that suits: 840us, 12.3ms, 1.51s, 2m04s."""
+    """Two or three digits, in the unit that suits: 840us, 8.3ms, 123ms, 1.51s, 2m04s."""
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f}us"
-    if seconds < 1:
-        return _three_digits(seconds * 1e3) + "ms"
-    if seconds < 100:
-        return _three_digits(seconds) + "s"
-    return f"{int(seconds) // 60}m{int(seconds) % 60:02d}s"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.1f}ms" if seconds < 0.00995 else f"{seconds * 1e3:.0f}ms"
+    if seconds < 99.95:
+        return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s"
+    return f"{round(seconds) // 60}m{round(seconds) % 60:02d}s"
 
 
 def _rate(per_second: float) -> str:
-    return _three_digits(per_second) + "/s"
-
-
-def _three_digits(number: float) -> str:
-    places = 2 if number < 9.995 else 1 if number < 99.95 else 0
-    return f"{number:.{places}f}"
+    return f"{per_second:.1f}/s" if per_second < 99.95 else f"{per_second:.0f}/s"
 
 
 def _shortened(name: str, limit: int = 24) -> str:

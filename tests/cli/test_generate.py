@@ -21,10 +21,6 @@ def test_the_answer_and_one_newline_go_to_stdout_and_one_line_of_statistics_to_s
     assert done.returncode == 0
 
 
-def test_the_statistics_fit_100_columns() -> None:
-    assert len(scripted("hello", "-n", "99", "--seed", "123456").stderr.decode().rstrip("\n")) <= 100
-
-
 def test_quiet_leaves_stderr_empty() -> None:
     done = scripted("-q", "hello")
     assert (done.stdout, done.stderr) == (b"You said: hello\n", b"")
@@ -121,8 +117,9 @@ def test_raw_gives_the_model_the_prompt_and_nothing_else(tmp_path: Path) -> None
 
 
 def test_a_system_prompt_comes_before_the_question(tmp_path: Path) -> None:
-    script = script_file(tmp_path, [("system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>", "no")])
-    assert "no" in scripted("-q", "-n", "40", "-m", script, "-s", "be brief", "hello").stdout.decode()
+    asked = "system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    script = script_file(tmp_path, [(asked, "no")])
+    assert scripted("-q", "-m", script, "-s", "be brief", "hello").stdout == b"no\n"
 
 
 def test_what_a_user_types_never_becomes_a_control_token(tmp_path: Path) -> None:

@@ -118,10 +118,10 @@ def test_fields_are_one_line_in_a_log_and_wrap_between_fields_on_a_terminal(
     fields = ["a" * 18, "b" * 18, "c" * 18]
     stderr = io.StringIO()
     use(monkeypatch, io.StringIO(), stderr).fields(fields)
-    assert stderr.getvalue() == " · ".join(fields) + "\n"
+    assert stderr.getvalue() == "  ".join(fields) + "\n"
     stderr = Terminal()
     use(monkeypatch, io.StringIO(), stderr).fields(fields)
-    assert stderr.getvalue() == f"{fields[0]} · {fields[1]}\n{fields[2]}\n"
+    assert stderr.getvalue() == f"{fields[0]}  {fields[1]}\n{fields[2]}\n"
 
 
 def test_only_the_terminal_shows_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:

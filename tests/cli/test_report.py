@@ -1,0 +1,98 @@
+"""The closing line and the JSON body, from known numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from llmrun.cli.progress import download_line
+from llmrun.cli.report import Answer, completion_body, duration, logprob_fields, stats_fields
+from llmrun.engine.requests import Finished, Request, TextPrompt, TokenLogprobs
+from llmrun.types import FinishReason, ModelInfo, SamplingParams, Timings, TokenLogprob
+
+INFO = ModelInfo(
+    path="/models/x.gguf",
+    name="x",
+    architecture="llama",
+    file_type="Q4_1",
+    parameters=135_000_000,
+    file_bytes=98_000_000,
+    vocabulary_size=49152,
+    train_context=8192,
+    context_size=8192,
+    max_sequences=1,
+    backend="cpu",
+    device="2 threads, avx512vnni",
+    threads=2,
+)
+TIMINGS = Timings(
+    load_s=0.2,
+    prompt_tokens=138,
+    cached_tokens=0,
+    generated_tokens=128,
+    prefill_s=0.444,
+    ttft_s=0.446,
+    decode_s=1.38,
+    total_s=1.83,
+)
+
+
+def answer_of(reason: FinishReason = FinishReason.STOP) -> Answer:
+    request = Request(TextPrompt("x"), sampling=SamplingParams(seed=421_123), logprobs=2)
+    finished = Finished(0, reason, None, 266, TIMINGS)
+    token = TokenLogprobs(
+        TokenLogprob(5, "ä".encode()[:1], math.log(0.75)),
+        (TokenLogprob(5, "ä".encode()[:1], math.log(0.75)), TokenLogprob(6, b" b\x1b", -math.inf)),
+    )
+    return Answer("smollm2:135m", INFO, request, "answer", (token,), finished)
+
+
+def test_the_closing_line_says_it_all_in_100_columns() -> None:
+    line = "  ".join(stats_fields(answer_of()))
+    assert line == (
+        "smollm2:135m cpu×2  138 in 311/s  TTFT 446ms  128 out 92.0/s  TPOT 11ms  1.83s  ctx 3%  seed 421123"
+    )
+    assert len(line) <= 100
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0us"),
+        (0.00084, "840us"),
+        (0.0083, "8.3ms"),
+        (0.0123, "12ms"),
+        (0.9994, "999ms"),
+        (0.9996, "1.00s"),
+        (1.514, "1.51s"),
+        (12.34, "12.3s"),
+        (99.96, "1m40s"),
+        (124.4, "2m04s"),
+    ],
+)
+def test_durations_have_few_digits(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_the_json_body_is_json_whatever_the_model_said() -> None:
+    body = json.loads(json.dumps(completion_body(answer_of(FinishReason.CANCELLED)), allow_nan=False))
+    token = body["choices"][0]["logprobs"]["content"][0]
+    assert token["bytes"] == [0xC3]
+    assert token["token"] == "\ufffd"
+    assert [top["logprob"] for top in token["top_logprobs"]] == [math.log(0.75), -9999.0]
+    assert body["choices"][0]["finish_reason"] == "cancelled"
+    assert body["usage"]["completion_tokens"] == 128
+    assert body["timings"]["decode_per_second"] == pytest.approx(127 / 1.38)
+
+
+def test_a_token_is_listed_with_its_probability() -> None:
+    assert logprob_fields(answer_of().logprobs[0]) == ["'\\\\xc3' 75.0%", "'\\\\xc3' 75.0%", "' b\\x1b' 0.0%"]
+
+
+def test_a_download_shows_how_far_how_fast_and_how_long() -> None:
+    assert download_line("m", 40_000_000, 100_000_000, 0, 0.0) == "m  ████████░░░░░░░░░░░░  40%  40.0/100.0 MB"
+    assert download_line("m", 40_000_000, 100_000_000, 20_000_000, 2.0) == (
+        "m  ████████░░░░░░░░░░░░  40%  40.0/100.0 MB  10.0 MB/s  0:06 left"
+    )
