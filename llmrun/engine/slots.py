@@ -77,11 +77,12 @@ class SequenceSlots:
 
 def _best_place(source: Slot, shared: int, idle: list[Slot]) -> Slot:
     """Where a request goes whose longest known prefix is in `source`: there, if it wants most of what is there (the
-    next turn of a conversation), else into the oldest idle slot, so that what `source` holds is not lost."""
+    next turn of a conversation) or nothing at all (`source` is the oldest idle slot then), else into the oldest
+    other one, so that what `source` holds is not lost."""
     others = [slot for slot in idle if slot is not source]
-    if not source.busy and (not others or (shared > 0 and 2 * shared >= len(source.tokens))):
-        return source
-    return others[0]
+    if source.busy or (others and 0 < shared < len(source.tokens) / 2):
+        return others[0]
+    return source
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

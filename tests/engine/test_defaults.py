@@ -1,0 +1,41 @@
+"""The model's own sampling defaults win over the catalogue's, and those over llama.cpp's."""
+
+from __future__ import annotations
+
+import pytest
+from gguf import Keys
+
+from llmrun.engine.defaults import default_sampling
+from llmrun.errors import BadGGUF
+from llmrun.types import SamplingParams
+
+
+def test_without_anything_they_are_llama_cpps() -> None:
+    defaults = default_sampling({})
+    assert (defaults.temperature, defaults.top_k, defaults.top_p, defaults.min_p) == (0.8, 40, 0.95, 0.05)
+    assert (defaults.repeat_penalty, defaults.presence_penalty, defaults.frequency_penalty) == (1, 0, 0)
+    assert defaults == SamplingParams()
+
+
+def test_the_model_wins_over_the_catalogue() -> None:
+    metadata = {
+        Keys.General.SAMPLING_TEMP: 0.6,
+        Keys.General.SAMPLING_TOP_K: 20,
+        Keys.General.SAMPLING_TOP_P: 0.9,
+        Keys.General.SAMPLING_MIN_P: 0.0,
+        Keys.General.SAMPLING_PENALTY_REPEAT: 1.1,
+        Keys.General.SAMPLING_PENALTY_LAST_N: 32,
+    }
+    expected = SamplingParams(temperature=0.6, top_k=20, top_p=0.9, min_p=0.0, repeat_penalty=1.1, penalty_last_n=32)
+    assert default_sampling(metadata, {"temperature": 0.1, "top_k": 1}) == expected
+
+
+def test_the_catalogue_fills_in_what_the_model_leaves_open() -> None:
+    defaults = default_sampling({Keys.General.SAMPLING_TEMP: 1}, {"temperature": 0.2, "top_p": 0.5})
+    assert (defaults.temperature, defaults.top_p, defaults.top_k) == (1.0, 0.5, 40)
+
+
+@pytest.mark.parametrize("value", ["hot", None, [0.5], True])
+def test_a_default_that_is_no_number_is_a_bad_file(value: object) -> None:
+    with pytest.raises(BadGGUF, match=r"general\.sampling\.temp"):
+        default_sampling({Keys.General.SAMPLING_TEMP: value})
