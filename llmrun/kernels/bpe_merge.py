@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from llmrun.kernels.compiler import inline_function, kernel
 from llmrun.kernels.heap import heap_pop, heap_push
 from llmrun.kernels.memory import load_i32, load_i64, load_u8, store_i32, store_i64, store_u8
-from llmrun.kernels.token_table import LOW_HALF, NOT_FOUND, emit_inserted, find_text, pair_slot
+from llmrun.kernels.token_layout import NOT_FOUND
+from llmrun.kernels.token_table import LOW_HALF, emit_inserted, find_text, pair_slot
 
 # Symbols up to which rescanning beats the heap; prose hardly ever has longer pieces.
 SHORT_PIECE = 24
-SCRATCH_BYTES_PER_BYTE = 40
 NO_RANK = 0x7FFFFFFF
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from llmrun.kernels.compiler import inline_function, kernel
 from llmrun.kernels.heap import heap_pop, heap_push
 from llmrun.kernels.memory import load_i32, load_i64, load_u8, store_i32, store_i64
-from llmrun.kernels.token_table import LOW_HALF, NOT_FOUND, emit_inserted, find_text
+from llmrun.kernels.token_layout import NEVER, NOT_FOUND
+from llmrun.kernels.token_table import LOW_HALF, emit_inserted, find_text
 
-SCRATCH_BYTES_PER_BYTE = 40
-# A priority is minus the score, as an int32 whose order is that of the floats; this one is behind them all.
-NEVER = 0x7FFFFFFF
 NO_PAIR = 0x7FFFFFFFFFFFFFFF
 
 
@@ -128,7 +126,8 @@ def merge(op: int, step: int, thread: int, n_threads: int) -> None:
 
     text u8[], fragment ends int64[p], p, insert positions int64[k], insert ids int32[k], k,
     token table, its mask, token addresses int64[n], lengths int64[n], longest token in bytes,
-    priorities int32[n] (NEVER: plain text does not become this token), ids of the bytes int32[256] (or NOT_FOUND),
+    priorities int32[n] (the least first; NEVER: plain text does not become this token),
+    ids of the bytes int32[256] (or NOT_FOUND),
     scratch u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest fragment],
     ids int32[text bytes + k] (out), count int64[1] (out)
     """

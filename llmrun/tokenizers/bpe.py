@@ -11,6 +11,7 @@ import numpy as np
 from llmrun.errors import UnsupportedModel
 from llmrun.gguf.problems import shown
 from llmrun.kernels.store import load_kernel
+from llmrun.kernels.token_layout import NOT_FOUND, SCRATCH_BYTES_PER_BYTE
 from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS, SUPPORTED_KINDS, PreTokenizer
 from llmrun.tokenizers.text_tokenizer import Pieces, TextTokenizer, longest_piece
 from llmrun.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from llmrun.gguf.reader import GGUFFile
 
-_SCRATCH_BYTES_PER_BYTE = 40
 _DEFAULT_ID = 11  # llama.cpp's BOS and EOS for a file that names none
 
 
@@ -63,11 +63,11 @@ class BPETokenizer(TextTokenizer):
         self._byte_symbols = tables.find(_spellings())
         self._spelling = np.array([[len(text), *text.ljust(2, b"\0"), 0] for text in _spellings()], np.uint8)
         symbols = np.arange(len(tables.starts), dtype=np.int32)
-        symbols[tables.vocabulary_size :] = -1
-        symbols[: tables.vocabulary_size][vocabulary.is_control()] = -1
+        symbols[tables.vocabulary_size :] = NOT_FOUND
+        symbols[: tables.vocabulary_size][vocabulary.control_mask()] = NOT_FOUND
         self._emitted = symbols
         raw = tables.find([bytes([byte]) for byte in range(256)])
-        self._raw_byte_ids = np.where(raw < 0, raw, symbols[raw])
+        self._raw_byte_ids = np.where(raw == NOT_FOUND, NOT_FOUND, symbols[raw]).astype(np.int32)
         self._longest_whole = int(tables.lengths.max()) if rule.ignore_merges else 0
 
     def _split(self, text: str, *, after_special: bool) -> tuple[bytes, NDArray[np.int64]]:
@@ -82,7 +82,7 @@ class BPETokenizer(TextTokenizer):
     def _encode_pieces(self, pieces: Pieces) -> NDArray[np.int32]:
         text, ends, insert_at, insert_ids = pieces
         buffer = np.frombuffer(text + b"\0", np.uint8)
-        scratch = np.empty(_SCRATCH_BYTES_PER_BYTE * longest_piece(ends), np.uint8)
+        scratch = np.empty(SCRATCH_BYTES_PER_BYTE * longest_piece(ends), np.uint8)
         ids = np.empty(2 * len(text) + len(insert_ids), np.int32)
         count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables

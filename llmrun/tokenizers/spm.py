@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.kernels.store import load_kernel
-from llmrun.tokenizers.tables import NOT_FOUND
+from llmrun.kernels.token_layout import NEVER, NOT_FOUND, SCRATCH_BYTES_PER_BYTE
 from llmrun.tokenizers.text_tokenizer import Pieces, TextTokenizer, longest_piece
 from llmrun.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
 _SPACE = "▁".encode()
-_SCRATCH_BYTES_PER_BYTE = 40
-_NEVER = 0x7FFFFFFF
 
 
 def load_spm(file: GGUFFile) -> SPMTokenizer:
@@ -38,7 +36,7 @@ class SPMTokenizer(TextTokenizer):
         self._merge = load_kernel("spm_merge", "merge")
         self._space_prefix = space_prefix
         self._priorities = _priorities(scores)
-        self._priorities[vocabulary.is_control()] = _NEVER
+        self._priorities[vocabulary.control_mask()] = NEVER
         self._byte_ids = _byte_ids(vocabulary)
         self._longest = int(vocabulary.tables.lengths.max())
 
@@ -57,7 +55,7 @@ class SPMTokenizer(TextTokenizer):
     def _encode_pieces(self, pieces: Pieces) -> NDArray[np.int32]:
         text, ends, insert_at, insert_ids = pieces
         buffer = np.frombuffer(text + b"\0", np.uint8)
-        scratch = np.empty(_SCRATCH_BYTES_PER_BYTE * longest_piece(ends), np.uint8)
+        scratch = np.empty(SCRATCH_BYTES_PER_BYTE * longest_piece(ends), np.uint8)
         ids = np.empty(len(text) + len(insert_ids), np.int32)
         count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
@@ -82,4 +80,4 @@ def _byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
     named = vocabulary.tables.find([b"<0x%02X>" % byte for byte in range(256)])
     plain = vocabulary.tables.find([bytes([byte]) for byte in range(256)])
     ids = np.where(named == NOT_FOUND, plain, named)
-    return np.where(vocabulary.is_control()[ids], NOT_FOUND, ids).astype(np.int32)
+    return np.where(vocabulary.control_mask()[ids], NOT_FOUND, ids).astype(np.int32)

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmrun.kernels.store import load_kernel
+from llmrun.kernels.token_layout import NOT_FOUND
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.gguf.values import StringArray
 
-NOT_FOUND = -1
+
+@dataclass(frozen=True)
+class _Texts:
+    """Where some texts lie in memory: int64[n] addresses, int64[n] lengths in bytes, and what owns the memory."""
+
+    owner: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def in_file(cls, texts: StringArray) -> _Texts:
+        return cls(texts.data, texts.starts + texts.data.ctypes.data, texts.lengths.astype(np.int64))
+
+    @classmethod
+    def copied(cls, texts: Sequence[bytes]) -> _Texts:
+        owner = np.frombuffer(b"".join(texts) + b"\0", np.uint8)
+        lengths = np.array([len(text) for text in texts], np.int64)
+        return cls(owner, owner.ctypes.data + np.cumsum(lengths) - lengths, lengths)
 
 
 class TokenTables:
@@ -23,99 +43,87 @@ class TokenTables:
     A merge may name texts that are no tokens, and a byte may have no token: such texts get ids from
     `vocabulary_size` on, so that merging works on ids alone; none of them is ever an answer.
 
-    `starts` int64[symbols] are addresses (of the mapped file, or of bytes kept here), `lengths` int64[symbols] bytes;
+    `starts` int64[symbols] are addresses (in the mapped file, or of bytes kept here), `lengths` int64[symbols] bytes;
     `table`, `pairs` and the masks are described in kernels/token_table.py.
     """
 
     def __init__(self, tokens: StringArray, merges: StringArray | None = None, required: Sequence[bytes] = ()) -> None:
         """`required` are texts that must have an id, token or not."""
-        self._tokens = tokens
-        self._merges = merges
-        self._kept: list[NDArray[np.uint8]] = []
-        self._run = load_kernel("token_table", "build")
+        self._build_kernel = load_kernel("token_table", "build")
         self.vocabulary_size = len(tokens)
-        self.starts = tokens.starts + tokens.data.ctypes.data
-        self.lengths = tokens.lengths.astype(np.int64)
+        texts = _Texts.in_file(tokens)
+        self.starts, self.lengths = texts.starts, texts.lengths
+        self._owners = [texts.owner]
         self._name_empty_tokens()
-        unresolved = self._build()
-        missing = self._missing([*required, *self._texts_of(unresolved)])
+        unresolved = self._build(merges)
+        missing = self._missing([*required, *_sides_and_products(merges, unresolved)])
         if missing:
-            self._append(missing)
-            self._build()
+            more = self._own(missing)
+            self.starts = np.concatenate([self.starts, more.starts])
+            self.lengths = np.concatenate([self.lengths, more.lengths])
+            self._build(merges)
 
     def find(self, texts: Sequence[bytes]) -> NDArray[np.int32]:
         """int32[texts]: the id of each text, NOT_FOUND where there is none."""
-        addresses, lengths = self._keep_texts(texts)
+        wanted = _Texts.copied(texts)
         ids = np.empty(len(texts), np.int32)
-        n_unresolved = np.empty(1, np.int64)
-        self._run(
-            *(self.starts.ctypes.data, self.lengths.ctypes.data, 0, self.table.ctypes.data, self.mask),
-            *(addresses.ctypes.data, lengths.ctypes.data, len(texts), ids.ctypes.data),
-            *(0, 0, 0, 0, 0, 0, n_unresolved.ctypes.data),
-        )
-        self._kept.pop()
+        self._run(n_tokens=0, wanted=wanted, ids=ids, merges=_Texts.copied(()))
         return ids
 
     def text(self, token: int) -> bytes:
         """A token's text as the vocabulary spells it."""
-        return self._tokens.raw(token) or _name_of_empty(token)
+        return ctypes.string_at(int(self.starts[token]), int(self.lengths[token]))
 
-    def _build(self) -> NDArray[np.int32]:
+    def _build(self, merges: StringArray | None) -> NDArray[np.int32]:
         """Fill the tables; returns the merges that name a text without an id."""
-        merges = self._merges
-        n_merges = len(merges) if merges is not None else 0
+        merge_texts = _Texts.copied(()) if merges is None else _Texts.in_file(merges)
+        n_merges = len(merge_texts.starts)
         self.table = np.zeros(_slots(2 * len(self.starts)), np.int64)
         self.mask = len(self.table) - 1
         self.pairs = np.zeros((_slots(n_merges + n_merges // 2), 2), np.int64)
         self.pair_mask = len(self.pairs) - 1
-        merge_starts = merges.starts + merges.data.ctypes.data if merges is not None else np.empty(0, np.int64)
-        merge_lengths = merges.lengths.astype(np.int64) if merges is not None else np.empty(0, np.int64)
-        unresolved = np.empty(n_merges, np.int32)
+        nothing = _Texts.copied(())
+        return self._run(n_tokens=len(self.starts), wanted=nothing, ids=np.empty(0, np.int32), merges=merge_texts)
+
+    def _run(self, *, n_tokens: int, wanted: _Texts, ids: NDArray[np.int32], merges: _Texts) -> NDArray[np.int32]:
+        """Enter the first `n_tokens` texts, look up the wanted ones, enter the merges."""
+        unresolved = np.empty(len(merges.starts), np.int32)
         n_unresolved = np.empty(1, np.int64)
-        self._run(
-            *(self.starts.ctypes.data, self.lengths.ctypes.data, len(self.starts)),
+        self._build_kernel(
+            *(self.starts.ctypes.data, self.lengths.ctypes.data, n_tokens),
             *(self.table.ctypes.data, self.mask),
-            *(0, 0, 0, 0),
-            *(merge_starts.ctypes.data, merge_lengths.ctypes.data, n_merges),
-            *(self.pairs.ctypes.data, self.pair_mask, unresolved.ctypes.data, n_unresolved.ctypes.data),
+            *(wanted.starts.ctypes.data, wanted.lengths.ctypes.data, len(ids), ids.ctypes.data),
+            *(merges.starts.ctypes.data, merges.lengths.ctypes.data, len(merges.starts)),
+            *(self.pairs.ctypes.data, self.pair_mask),
+            *(unresolved.ctypes.data, n_unresolved.ctypes.data),
         )
         return unresolved[: n_unresolved[0]]
-
-    def _texts_of(self, merges: NDArray[np.int32]) -> list[bytes]:
-        """The left sides, right sides and products of some merges."""
-        texts = []
-        for rank in merges.tolist():
-            assert self._merges is not None
-            text = self._merges.raw(rank)
-            middle = text.index(b" ", 1)
-            texts += [text[:middle], text[middle + 1 :], text[:middle] + text[middle + 1 :]]
-        return texts
 
     def _missing(self, texts: Sequence[bytes]) -> list[bytes]:
         unique = list(dict.fromkeys(texts))
         return [text for text, id_ in zip(unique, self.find(unique).tolist(), strict=True) if id_ == NOT_FOUND]
 
-    def _append(self, texts: Sequence[bytes]) -> None:
-        addresses, lengths = self._keep_texts(texts)
-        self.starts = np.concatenate([self.starts, addresses])
-        self.lengths = np.concatenate([self.lengths, lengths])
-
     def _name_empty_tokens(self) -> None:
         """llama.cpp gives a token without text the name `[EMPTY_5]`."""
         empty = np.flatnonzero(self.lengths == 0)
         if len(empty):
-            addresses, lengths = self._keep_texts([_name_of_empty(token) for token in empty.tolist()])
-            self.starts[empty], self.lengths[empty] = addresses, lengths
+            names = self._own([b"[EMPTY_%d]" % token for token in empty.tolist()])
+            self.starts[empty], self.lengths[empty] = names.starts, names.lengths
 
-    def _keep_texts(self, texts: Sequence[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(addresses, lengths) of texts that are not in the file; the bytes stay alive with this object."""
-        self._kept.append(np.frombuffer(b"".join(texts) + b"\0", np.uint8))
-        lengths = np.array([len(text) for text in texts], np.int64)
-        return self._kept[-1].ctypes.data + np.cumsum(lengths) - lengths, lengths
+    def _own(self, texts: Sequence[bytes]) -> _Texts:
+        copied = _Texts.copied(texts)
+        self._owners.append(copied.owner)
+        return copied
 
 
-def _name_of_empty(token: int) -> bytes:
-    return b"[EMPTY_%d]" % token
+def _sides_and_products(merges: StringArray | None, ranks: NDArray[np.int32]) -> list[bytes]:
+    """The left sides, right sides and products of some merges."""
+    texts: list[bytes] = []
+    for text in [merges.raw(rank) for rank in ranks.tolist()] if merges is not None else []:
+        middle = text.index(b" ", 1)
+        left, right = text[:middle], text[middle + 1 :]
+        texts += [left, right, left + right]
+    return texts
 
 
 def _slots(n: int) -> int:

@@ -44,7 +44,7 @@ class Vocabulary:
     add_eos: bool
     end_of_generation: frozenset[int]
 
-    def is_control(self) -> NDArray[np.bool_]:
+    def control_mask(self) -> NDArray[np.bool_]:
         """bool[tokens]: the tokens that no plain text becomes, and that stand for no text."""
         return np.isin(self.kinds, (CONTROL, UNKNOWN))
 
