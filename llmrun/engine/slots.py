@@ -44,11 +44,8 @@ class SequenceSlots:
         slot = _best_place(source, shared, idle)
         if slot is source:
             kept = self._kv.truncate(slot.index, n)
-        elif n > 0:
-            kept = self._kv.copy(source.index, slot.index, n)
         else:
-            self._kv.free(slot.index)
-            kept = 0
+            kept = self._kv.copy(source.index, slot.index, n)
         slot.tokens = list(tokens[:kept])
         slot.busy = True
         return slot
