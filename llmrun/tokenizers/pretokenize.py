@@ -3,7 +3,7 @@
 A pattern never asks more of a character than its class, so the text is first collapsed to one byte per character:
 ASCII as it is, any other letter, number, punctuation mark or space as one of a few bytes from 0x80 on. Patterns then
 are ordinary `re` patterns over bytes. That fixes the Unicode version (see unicode_ranges), needs no library, and runs
-at about 15 MB/s.
+at 3 MB/s (default) to 18 MB/s (llama-bpe).
 
 Several patterns in a row are stages: each cuts the pieces of the one before it, and sees nothing beyond their ends.
 What a pattern does not match is a piece of its own.
