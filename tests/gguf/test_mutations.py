@@ -1,0 +1,84 @@
+"""Whatever the bytes are, the reader ends in a ModelFileError or a file that can be used: nothing else, and it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import llama_cpp._ggml as llama_cpp_ggml
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.gguf_mutations import base_files, mutant, outcome
+
+CORPUS = Path(__file__).parent / "corpus"
+CASES = 20_000
+SEED = 2
+
+
+class GGUFInitParams(ctypes.Structure):
+    """`struct gguf_init_params` of ggml's gguf.h."""
+
+    _fields_: ClassVar = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
+
+
+@pytest.fixture(autouse=True)
+def watchdog() -> Iterator[None]:
+    """A loop that never ends shows where it is and ends the run, instead of stopping it for ever."""
+    faulthandler.dump_traceback_later(600, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def test_the_files_that_are_mutated_are_correct() -> None:
+    assert [outcome(base.data) for base in base_files()] == ["opened"] * 3
+
+
+def test_20_000_mutants_end_in_a_model_file_error_or_a_file() -> None:
+    bases = base_files()
+    seen: Counter[str] = Counter()
+    for case in range(CASES):
+        try:
+            seen[outcome(mutant(bases, SEED, case))] += 1
+        except Exception as error:
+            raise AssertionError(f"seed {SEED}, case {case}: {type(error).__name__}: {error}") from error
+    # A mutator that breaks everything at the first byte, or nothing, would test nothing.
+    assert seen["BadGGUF"] > CASES // 2
+    assert seen["opened"] > CASES // 20
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), st.sampled_from([b"", b"GGUF", b"GGUF\3\0\0\0", b"GGUF\2\0\0\0" + bytes(7)]))
+def test_any_bytes_end_in_a_model_file_error_or_a_file(data: bytes, start: bytes) -> None:
+    assert outcome(start + data) in ("BadGGUF", "UnsupportedModel", "opened")
+
+
+def test_every_file_that_once_crashed_a_reader_ends_well() -> None:
+    paths = sorted(CORPUS.glob("*.gguf"))
+    assert paths
+    for path in paths:
+        assert outcome(path.read_bytes()) == "BadGGUF", path.name
+
+
+def test_what_opens_here_opens_in_llama_cpps_own_parser() -> None:
+    """Our rules are stricter throughout: of mutants it refuses, none may get past us."""
+    ggml = llama_cpp_ggml.libggml
+    ggml.gguf_init_from_buffer.restype = ctypes.c_void_p
+    ggml.gguf_init_from_buffer.argtypes = [ctypes.c_char_p, ctypes.c_size_t, GGUFInitParams]
+    ggml.gguf_free.argtypes = [ctypes.c_void_p]
+    bases = base_files()
+    opened = 0
+    for case in range(CASES // 4):
+        data = mutant(bases, SEED + 1, case)
+        if outcome(data) != "opened":
+            continue
+        opened += 1
+        parsed = ggml.gguf_init_from_buffer(data, len(data), GGUFInitParams(no_alloc=True, ctx=None))
+        assert parsed, f"seed {SEED + 1}, case {case}: opened here, refused by llama.cpp"
+        ggml.gguf_free(parsed)
+    assert opened > 100
