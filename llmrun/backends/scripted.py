@@ -121,7 +121,7 @@ class ScriptedBackend:
     """The seam, with nothing behind it.
 
     voice            None: noise alone, in which every token has a chance
-    vocabulary_size  at least 260; ids from 260 up are the words of ScriptedTokenizer
+    vocabulary_size  260 at least; ids from 260 up are the words of ScriptedTokenizer
     capacity         tokens the cache holds, None: enough for every sequence
     checkpoint       see ScriptedCache
     step_seconds     how long each forward pass takes, in which `cancel` can stop it
@@ -143,8 +143,9 @@ class ScriptedBackend:
         self._step_seconds = step_seconds
         self._cancelled = threading.Event()
         self._closed = False
-        self._ids = np.arange(vocabulary_size, dtype=np.uint64)
         self.tokenizer = ScriptedTokenizer(vocabulary_size)
+        vocabulary_size = self.tokenizer.vocabulary_size
+        self._ids = np.arange(vocabulary_size, dtype=np.uint64)
         self.kv = ScriptedCache(max_sequences, capacity or context_size * max_sequences, checkpoint)
         self.info = ModelInfo(
             path=str(path),

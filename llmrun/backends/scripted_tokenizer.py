@@ -16,17 +16,21 @@ BOS, END_OF_TEXT, IM_START, IM_END = range(256, 256 + len(CONTROL_TOKENS))
 FIRST_WORD = 256 + len(CONTROL_TOKENS)
 
 _MARK = "\ufdd0"  # a Unicode non-character: no text in any language has one
-_CONTROL = re.compile("|".join(re.escape(token) for token in CONTROL_TOKENS))
 
 
 class ScriptedTokenizer:
     """Ids 0 to 255 are the bytes, then come the control tokens, then words (" w0", " w1", ...) that only a model
-    writes: `encode` never gives them."""
+    writes: `encode` never gives them.
 
-    def __init__(self, vocabulary_size: int = FIRST_WORD) -> None:
-        if vocabulary_size < FIRST_WORD:
-            raise ValueError(f"a scripted vocabulary has at least {FIRST_WORD} tokens, not {vocabulary_size}")
-        self._size = vocabulary_size
+    more_control_tokens  follow CONTROL_TOKENS, for tests of templates that have others
+    """
+
+    def __init__(self, vocabulary_size: int = FIRST_WORD, *, more_control_tokens: Sequence[str] = ()) -> None:
+        self._controls = (*CONTROL_TOKENS, *more_control_tokens)
+        self._first_word = 256 + len(self._controls)
+        self._size = max(vocabulary_size, self._first_word)
+        longest_first = sorted(self._controls, key=len, reverse=True)
+        self._control = re.compile("|".join(re.escape(token) for token in longest_first))
 
     @property
     def vocabulary_size(self) -> int:
@@ -52,7 +56,7 @@ class ScriptedTokenizer:
 
     def protect(self, text: str) -> str:
         doubled = text.replace(_MARK, _MARK * 2)
-        return _CONTROL.sub(lambda found: found[0][0] + _MARK + found[0][1:], doubled)
+        return self._control.sub(lambda found: found[0][0] + _MARK + found[0][1:], doubled)
 
     def unprotect(self, text: str) -> str:
         return re.sub(f"{_MARK}({_MARK}?)", r"\1", text)
@@ -66,11 +70,11 @@ class ScriptedTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 256:
             return bytes([token_id])
-        return b"" if token_id < FIRST_WORD else b" w%d" % (token_id - FIRST_WORD)
+        return b"" if token_id < self._first_word else b" w%d" % (token_id - self._first_word)
 
     def token_text(self, token_id: int) -> str:
-        if 256 <= token_id < FIRST_WORD:
-            return CONTROL_TOKENS[token_id - 256]
+        if 256 <= token_id < self._first_word:
+            return self._controls[token_id - 256]
         return self.token_bytes(token_id).decode("latin-1")
 
     def decode(self, ids: Sequence[int]) -> bytes:
@@ -80,9 +84,9 @@ class ScriptedTokenizer:
         """Control strings become their tokens; what is between goes through `plain` and becomes bytes."""
         ids: list[int] = []
         end = 0
-        for found in _CONTROL.finditer(text):
+        for found in self._control.finditer(text):
             ids += _utf8(plain(text[end : found.start()]))
-            ids.append(256 + CONTROL_TOKENS.index(found[0]))
+            ids.append(256 + self._controls.index(found[0]))
             end = found.end()
         return ids + list(_utf8(plain(text[end:])))
 

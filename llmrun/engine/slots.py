@@ -42,10 +42,8 @@ class SequenceSlots:
         )
         n = min(shared, len(tokens) - 1)
         slot = _best_place(source, shared, idle)
-        if slot is source:
-            kept = self._kv.truncate(slot.index, n)
-        else:
-            kept = self._kv.copy(source.index, slot.index, n)
+        here = slot is source
+        kept = self._kv.truncate(slot.index, n) if here else self._kv.copy(source.index, slot.index, n)
         slot.tokens = list(tokens[:kept])
         slot.busy = True
         return slot
