@@ -50,6 +50,7 @@ def test_20_000_mutants_end_in_a_model_file_error_or_a_file() -> None:
     # A mutator that breaks everything at the first byte, or nothing, would test nothing.
     assert seen["BadGGUF"] > CASES // 2
     assert seen["opened"] > CASES // 20
+    assert seen["UnsupportedModel"] > 0
 
 
 @settings(max_examples=300, deadline=None)

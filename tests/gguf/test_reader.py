@@ -12,13 +12,15 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmrun.errors import BadGGUF, LlmrunError, ModelFileError, ModelNotFound
 from llmrun.gguf.reader import GGUFFile, open_gguf, read_gguf
 from llmrun.gguf.values import StringArray
 from llmrun.quants.registry import BY_NAME
 from tests.support.downloads import llama_cpp_source, smollm2
-from tests.support.gguf_bytes import CODES, RawGGUF, whole_file
+from tests.support.gguf_bytes import BOOL, CODES, F64, I32, RawGGUF, numbers, scalar, string, strings, whole_file
 from tests.support.gguf_files import tiny_llama, tiny_spm_vocabulary, write_gguf
 
 
@@ -70,6 +72,31 @@ def test_every_value_type_gives_what_gguf_py_reads(tmp_path: Path) -> None:
         assert file.types["test.array.7"] == "arr[bool]"
         assert file.types["test.scalar.10"] == "u64"
         assert file.types["test.strings"] == "arr[str]"
+
+
+def written_values() -> st.SearchStrategy[tuple[bytes, Any]]:
+    """A value's bytes in a file, and what must be read: strings and numbers, alone and in arrays."""
+    text = st.text(st.characters(codec="utf-8"), max_size=300)
+    number = st.integers(-(2**31), 2**31 - 1)
+    real = st.floats(allow_nan=False)
+    return st.one_of(
+        text.map(lambda value: (string(value), value)),
+        number.map(lambda value: (scalar(I32, value), value)),
+        real.map(lambda value: (scalar(F64, value), value)),
+        st.lists(text, max_size=20).map(lambda values: (strings(values), values)),
+        st.lists(number, max_size=20).map(lambda values: (numbers(I32, values), values)),
+        st.lists(real, max_size=20).map(lambda values: (numbers(F64, values), values)),
+        st.lists(st.booleans(), max_size=20).map(lambda values: (numbers(BOOL, values), values)),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), written_values()))
+def test_whatever_is_written_is_read(written: dict[str, tuple[bytes, Any]]) -> None:
+    keys: dict[str | bytes, bytes] = {f"test.{key}": raw for key, (raw, _) in written.items()}
+    file = read_gguf(RawGGUF(keys).build(), Path("written"))
+    expected = {f"test.{key}": value for key, (_, value) in written.items()}
+    assert {key: plain(value) for key, value in file.metadata.items()} == expected
 
 
 def test_the_real_model_is_read_whole() -> None:

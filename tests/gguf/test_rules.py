@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.errors import BadGGUF, UnsupportedModel
+from llmrun.gguf import cursor
 from llmrun.gguf.header import MAX_KEYS, MAX_TENSORS
 from llmrun.gguf.problems import shown
 from llmrun.gguf.reader import read_gguf
@@ -148,6 +149,14 @@ def test_a_string_array_that_ends_inside_a_length_is_refused() -> None:
     raw = RawGGUF({"a": u32(ARRAY) + u32(STRING) + u64(2) + text("x" * 20) + b"\x01\x00"})
     data = raw.header()
     assert refusal(data).startswith("a: string 1: 8 bytes needed, 2 bytes remain")
+
+
+def test_a_header_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = whole_file().build()
+    monkeypatch.setattr(cursor, "MAX_HEADER_BYTES", 700)
+    assert refusal(data).endswith("bytes of the 700 a header may have remain")
+    many = RawGGUF({"test.x": strings(["x" * 50] * 20)}).build() + bytes(10_000)
+    assert re.match(r"test\.x: string \d+: 50 bytes needed, \d+ bytes of the 700", refusal(many))
 
 
 # Keys and values

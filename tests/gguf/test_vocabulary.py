@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmrun.errors import BadGGUF
 from llmrun.gguf.reader import GGUFFile, read_gguf
@@ -161,6 +163,17 @@ def test_a_merge_of_two_strings_is_accepted(merge: str) -> None:
     assert opened({"merges": strings([merge, "b c"])})
     assert opened({"merges": strings(["b c", merge])})
     assert opened({"merges": strings([merge])})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.text(" ab", max_size=6) | st.text(" ab", min_size=31, max_size=33), min_size=1, max_size=6))
+def test_merges_are_accepted_exactly_when_llama_cpp_finds_two_strings_in_each(merges: list[str]) -> None:
+    # Strings of 32 bytes: their length is the byte of a space.
+    borders = [(merge.find(" ", 1), len(merge)) for merge in merges]
+    if all(0 < border < length - 1 for border, length in borders):
+        assert opened({"merges": strings(merges)})
+    else:
+        assert refusal({"merges": strings(merges)}).startswith("merges: merge ")
 
 
 def test_merges_are_needed_by_byte_level_tokenizers() -> None:

@@ -129,6 +129,7 @@ def every_value() -> dict[str | bytes, bytes]:
     keys: dict[str | bytes, bytes] = {
         "general.architecture": string("llama"),
         "general.alignment": scalar(U32, 32),
+        "split.count": scalar(U16, 1),
         "test.string": string("text, ünïcode and \x1b"),
         "test.empty": string(""),
         "test.strings": strings(["one", "", "drei"]),

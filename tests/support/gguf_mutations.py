@@ -52,7 +52,9 @@ class Layout:
     """A correct file and where its fields are."""
 
     data: bytes
-    integers: list[Span] = field(default_factory=list)  # u32 and u64: counts, lengths, types, dimensions, offsets
+    integers: list[Span] = field(
+        default_factory=list
+    )  # of 2, 4 or 8 bytes: counts, lengths, types, dimensions, offsets
     texts: list[Span] = field(default_factory=list)  # strings without their lengths
     keys: list[Span] = field(default_factory=list)  # a name and its value
     tensors: list[Span] = field(default_factory=list)  # a description
@@ -112,7 +114,7 @@ def _walk_element(layout: Layout, position: int, type_id: int) -> int:
     if type_id == STRING:
         return _walk_text(layout, position)
     size = struct.calcsize("<" + CODES[type_id])
-    if size >= 4:
+    if size >= 2:
         layout.integers.append(Span(position, position + size))
     return position + size
 
