@@ -11,7 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, TextIO
 
-from llmrun.cli.terminal import can_color, can_move_cursor, columns, is_terminal, visible, visible_line
+from llmrun.cli.terminal import (
+    can_color,
+    can_move_cursor,
+    columns,
+    is_terminal,
+    shortened,
+    visible,
+    visible_line,
+    width,
+)
 from llmrun.errors import LlmrunError
 
 RED = "31"
@@ -34,7 +43,7 @@ class Output:
         self.verbose = False
         self.color = "auto"
         self._answer_open = False
-        self._live_shown = False
+        self._live_width = 0  # columns of the living line that is on the screen
         self._waiting_since: float | None = None
         self._last_drawn = 0.0
 
@@ -77,7 +86,7 @@ class Output:
         limit = columns() if is_terminal(sys.stderr) else sys.maxsize
         lines: list[str] = []
         for field in map(visible_line, fields):
-            if lines and len(lines[-1]) + len(field) + 2 <= limit:
+            if lines and width(lines[-1]) + width(field) + 2 <= limit:
                 lines[-1] += f"  {field}"
             else:
                 lines.append(field)
@@ -107,16 +116,17 @@ class Output:
             self._write(f"{visible_line(text)}\n")
         elif live and now - self._waiting_since >= _SHOW_AFTER_S and now - self._last_drawn >= _REDRAW_S:
             self._last_drawn = now
-            self._live_shown = True
-            width = columns() - 1
-            self._write("\r" + self._styled(visible_line(text)[:width].ljust(width), DIM))
+            line = shortened(visible_line(text), columns() - 1)
+            rest = " " * (self._live_width - width(line))
+            self._live_width = width(line)
+            self._write("\r" + self._styled(line, DIM) + rest)
 
     def clear_progress(self) -> None:
         """Erase the living line. Blanks rather than an escape sequence: that works on every terminal."""
         self._waiting_since = None
-        if self._live_shown:
-            self._live_shown = False
-            self._write("\r" + " " * (columns() - 1) + "\r")
+        if self._live_width:
+            blanks, self._live_width = " " * self._live_width, 0
+            self._write(f"\r{blanks}\r")
 
     # How
 

@@ -31,15 +31,21 @@ def stats_fields(answer: Answer) -> list[str]:
     At their usual lengths they fill one line of 100 columns.
     """
     timings, info = answer.finished.timings, answer.info
+    name = f"{_shortened(answer.model)} {info.backend}×{info.threads}"
+    seed = f"seed {answer.request.sampling.seed}"
+    if timings.generated_tokens == 0:
+        return [name, f"stopped in prefill after {duration(timings.total_s)}", seed]
+    written = [f"{timings.generated_tokens} out"]
+    if timings.generated_tokens > 1:  # a single token has no pace
+        written = [f"{written[0]} {_rate(timings.decode_per_second)}", f"TPOT {duration(timings.tpot_s)}"]
     return [
-        f"{_shortened(answer.model)} {info.backend}×{info.threads}",
+        name,
         f"{timings.prompt_tokens - timings.cached_tokens} in {_rate(timings.prompt_per_second)}",
         f"TTFT {duration(timings.ttft_s)}",
-        f"{timings.generated_tokens} out {_rate(timings.decode_per_second)}",
-        f"TPOT {duration(timings.tpot_s)}",
+        *written,
         duration(timings.total_s),
-        f"ctx {answer.finished.context_used / info.context_size:.0%}",
-        f"seed {answer.request.sampling.seed}",
+        f"ctx {_percent(answer.finished.context_used / info.context_size)}",
+        seed,
     ]
 
 
@@ -56,6 +62,10 @@ def duration(seconds: float) -> str:
 
 def _rate(per_second: float) -> str:
     return f"{per_second:.1f}/s" if per_second < 99.95 else f"{per_second:.0f}/s"
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction:.1%}" if fraction < 0.0995 else f"{fraction:.0%}"
 
 
 def _shortened(name: str, limit: int = 24) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import unicodedata
 from typing import TextIO
 
 # A model, a file or a server may have written an escape sequence that moves the cursor, sets the clipboard or answers
@@ -47,3 +48,24 @@ def can_color(stream: TextIO, choice: str = "auto") -> bool:
 def columns() -> int:
     """Width of the terminal, 100 where there is none."""
     return shutil.get_terminal_size(fallback=(100, 24)).columns
+
+
+def width(text: str) -> int:
+    """Columns that text of one line takes."""
+    return sum(map(_columns_of, text))
+
+
+def shortened(text: str, limit: int) -> str:
+    """The beginning of text that fits into `limit` columns."""
+    taken = 0
+    for end, character in enumerate(text):
+        taken += _columns_of(character)
+        if taken > limit:
+            return text[:end]
+    return text
+
+
+def _columns_of(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -29,19 +30,19 @@ INFO = ModelInfo(
 )
 TIMINGS = Timings(
     load_s=0.2,
-    prompt_tokens=138,
+    prompt_tokens=38,
     cached_tokens=0,
     generated_tokens=128,
-    prefill_s=0.444,
-    ttft_s=0.446,
+    prefill_s=0.1222,
+    ttft_s=0.123,
     decode_s=1.38,
-    total_s=1.83,
+    total_s=1.50,
 )
 
 
-def answer_of(reason: FinishReason = FinishReason.STOP) -> Answer:
+def answer_of(reason: FinishReason = FinishReason.STOP, timings: Timings = TIMINGS) -> Answer:
     request = Request(TextPrompt("x"), sampling=SamplingParams(seed=421_123), logprobs=2)
-    finished = Finished(0, reason, None, 266, TIMINGS)
+    finished = Finished(0, reason, None, 166, timings)
     token = TokenLogprobs(
         TokenLogprob(5, "ä".encode()[:1], math.log(0.75)),
         (TokenLogprob(5, "ä".encode()[:1], math.log(0.75)), TokenLogprob(6, b" b\x1b", -math.inf)),
@@ -52,9 +53,16 @@ def answer_of(reason: FinishReason = FinishReason.STOP) -> Answer:
 def test_the_closing_line_says_it_all_in_100_columns() -> None:
     line = "  ".join(stats_fields(answer_of()))
     assert line == (
-        "smollm2:135m cpu×2  138 in 311/s  TTFT 446ms  128 out 92.0/s  TPOT 11ms  1.83s  ctx 3%  seed 421123"
+        "smollm2:135m cpu×2  38 in 311/s  TTFT 123ms  128 out 92.0/s  TPOT 11ms  1.50s  ctx 2.0%  seed 421123"
     )
     assert len(line) <= 100
+
+
+def test_the_closing_line_claims_no_pace_that_was_not_measured() -> None:
+    one = stats_fields(answer_of(timings=replace(TIMINGS, generated_tokens=1, decode_s=0.0)))
+    assert one[3:5] == ["1 out", "1.50s"]
+    none = stats_fields(answer_of(FinishReason.CANCELLED, replace(TIMINGS, generated_tokens=0)))
+    assert none[1:] == ["stopped in prefill after 1.50s", "seed 421123"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.cli.terminal import can_color, can_move_cursor, is_terminal, visible, visible_line
+from llmrun.cli.terminal import can_color, can_move_cursor, is_terminal, shortened, visible, visible_line, width
 
 
 class Terminal(io.StringIO):
@@ -79,3 +79,15 @@ def test_a_dumb_terminal_is_a_terminal_whose_cursor_stays(monkeypatch: pytest.Mo
     monkeypatch.setenv("TERM", "xterm")
     assert can_move_cursor(Terminal())
     assert not can_move_cursor(io.StringIO())
+
+
+@given(st.text(), st.integers(0, 20))
+def test_a_shortened_line_fits_and_is_as_long_as_can_be(text: str, limit: int) -> None:
+    line = shortened(text, limit)
+    assert text.startswith(line)
+    assert width(line) <= limit
+    assert line == text or width(text[: len(line) + 1]) > limit
+
+
+def test_width_knows_wide_and_combining_characters() -> None:
+    assert [width(text) for text in ("abc", "日本", "e\u0301", "")] == [3, 4, 1, 0]

@@ -1,0 +1,86 @@
+"""`llmrun generate` from end to end: a real model on the CPU engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.commands import ROOT, TIMEOUT_S, llmrun, on_terminal, shell
+from tests.support.downloads import smollm2
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    return str(smollm2())
+
+
+def test_it_knows_the_capital_of_france(model: str) -> None:
+    done = llmrun("generate", "-m", model, "--temp", "0", "-n", "24", "What is the capital of France?")
+    assert b"Paris" in done.stdout
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert f"{'SmolLM2-135M-Instruct.Q4_1'[:23]}… cpu×" in done.stderr.decode()
+    assert done.returncode == 0
+
+
+def test_the_same_seed_gives_the_same_text_over_threads(model: str) -> None:
+    flags = ["generate", "-q", "-m", model, "--seed", "11", "-n", "24", "Tell me a story."]
+    assert llmrun(*flags, "-t", "1").stdout == llmrun(*flags, "-t", "2").stdout != b""
+
+
+def test_json_counts_what_it_says(model: str) -> None:
+    done = llmrun("generate", "-q", "-m", model, "--json", "--logprobs", "3", "-n", "8", "--seed", "1", "Hello")
+    body = json.loads(done.stdout)
+    content = body["choices"][0]["logprobs"]["content"]
+    text = b"".join(bytes(token["bytes"]) for token in content).decode()
+    assert text == body["choices"][0]["message"]["content"]
+    assert body["usage"]["completion_tokens"] == 8
+    assert body["run"]["backend"] == "cpu"
+
+
+def test_a_reader_that_leaves_gives_141_and_silence(model: str) -> None:
+    done = shell(f"$LLMRUN generate -m {model} 'Write a very long story.' | head -c 10")
+    assert (done.returncode, len(done.stdout), done.stderr) == (141, 10, b"")
+
+
+def test_ctrl_c_keeps_the_text_and_reports(model: str) -> None:
+    process = on_terminal("generate", "-m", model, "Write a very long story.", NO_COLOR="1")
+    process.expect(rb"\w+ \w+ \w+ \w+")
+    process.sendintr()
+    rest = process.read().decode()
+    process.close()
+    assert process.exitstatus == 130
+    assert "TTFT" in rest
+    assert "Traceback" not in rest
+
+
+def test_ctrl_c_in_a_long_prefill_ends_it(model: str) -> None:
+    process = on_terminal("generate", "-m", model, "-t", "1", "word " * 6000)
+    process.expect_exact("prefill")
+    process.sendintr()
+    rest = process.read().decode()
+    process.close()
+    assert process.exitstatus == 130
+    assert "stopped in prefill" in rest
+    assert "Traceback" not in rest
+
+
+def test_a_prompt_beyond_the_context_is_code_8(model: str) -> None:
+    done = llmrun("generate", "-m", model, "-c", "64", "word " * 100)
+    assert (done.stdout, done.returncode) == (b"", 8)
+
+
+def test_a_warm_start_imports_neither_numba_nor_what_it_does_not_use(model: str) -> None:
+    program = """
+import sys
+from llmrun.cli.app import main
+code = main(sys.argv[1:])
+print(code, *[name for name in ("numba", "gguf", "huggingface_hub", "rich", "pydantic", "llama_cpp")
+              if name in sys.modules], file=sys.stderr)
+"""
+    command = [sys.executable, "-c", program, "generate", "-q", "-m", model, "-n", "1", "Hello"]
+    for _ in range(2):  # the first one may have kernels to compile
+        done = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, timeout=TIMEOUT_S, text=True)
+    assert done.stderr == "0\n"
