@@ -95,11 +95,13 @@ class Answer:
         return Failed(self.request_id, error)
 
     def _bytes_of(self, token: int) -> bytes:
-        """In a chat the first token starts a text of its own, so the space that some vocabularies put before every
-        text is not part of it; a raw prompt's continuation goes on in the middle of a text."""
-        if len(self.token_times) == 1 and isinstance(self.request.prompt, ChatPrompt):
-            return self.tokenizer.decode([token])
-        return self.tokenizer.token_bytes(token)
+        """The first token of a message starts a text of its own, so the space that some vocabularies put before
+        every text is not part of it. What continues a text goes on in the middle of one."""
+        prompt = self.request.prompt
+        begins = (
+            len(self.token_times) == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
+        )
+        return self.tokenizer.decode([token]) if begins else self.tokenizer.token_bytes(token)
 
     def _logprobs(self, logits: NDArray[np.float32], token: int) -> tuple[TokenLogprobs, ...]:
         if self.request.logprobs is None:

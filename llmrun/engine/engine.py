@@ -67,6 +67,7 @@ class Engine:
         self._running: dict[Answer, Slot] = {}  # in the order they were let in
         self._crowded = False  # the cache was full with several running: let nobody in until one of them has ended
         self._ids = itertools.count()
+        self._cancellations = 0  # how often everything was cancelled
         self.load_s = load_s
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
 
@@ -120,11 +121,13 @@ class Engine:
         is None) and UsageError (a parameter that cannot be meant). The clock of `Timings` starts here.
         """
         submitted = time.perf_counter()
+        cancellations = self._cancellations
         check_request(request, self.info.vocabulary_size)
         tokens = self._tokens_of(request.prompt)
         limit = self._token_limit(len(tokens), request.max_tokens)
         request_id = next(self._ids)
         answer = Answer(request_id, request, self.tokenizer, tokens, limit, self.load_s, submitted)
+        answer.cancelled = self._cancellations != cancellations
         self._waiting.append(answer)
         return request_id
 
@@ -181,7 +184,11 @@ class Engine:
             answer.cancelled |= answer.request_id == request_id
 
     def cancel_current(self) -> None:
-        """Cancel everything that is waiting or running, now: for a signal handler or another thread."""
+        """Cancel everything that is waiting or running, now: for a signal handler or another thread.
+
+        A request whose prompt is still being tokenized in `submit` is cancelled too.
+        """
+        self._cancellations += 1
         for answer in [*self._waiting, *self._running]:
             answer.cancelled = True
         self._backend.cancel()
