@@ -125,8 +125,9 @@ class Output:
         """Erase the living line. Blanks rather than an escape sequence: that works on every terminal."""
         self._waiting_since = None
         if self._live_width:
-            blanks, self._live_width = " " * self._live_width, 0
-            self._write(f"\r{blanks}\r")
+            blanks = min(self._live_width + len("^C"), columns() - 1)  # what the terminal echoes goes too
+            self._live_width = 0
+            self._write("\r" + " " * blanks + "\r")
 
     # How
 

@@ -61,7 +61,7 @@ def test_the_living_line_is_erased_before_anything_else_is_written(
     clock.now += 1
     out.progress("日本")
     out.answer("hello")
-    drawn = ["prefill 2/2␛[2J", "日本" + " " * 11, " " * 4, ""]
+    drawn = ["prefill 2/2␛[2J", "日本" + " " * 11, " " * 6, ""]
     assert stderr.getvalue() == "\r" + "\r".join(drawn)
 
 
