@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """tokens   the prompt's, then those drawn
-    limit    how many tokens there may be in all: the context, or less when the request wants less
+    """What the engine knows of a request until its last event.
+
+    tokens           the prompt's, then those drawn
+    limit            how many tokens there may be in all: the context, or less when the request wants less
     cached_tokens    of the prompt, taken over from the KV cache; None until it was first let in
     prefill_started  when its first forward pass began
     cancelled        may be set at any time, by another thread or a signal handler
@@ -98,9 +100,7 @@ class Answer:
         """The first token of a message starts a text of its own, so the space that some vocabularies put before
         every text is not part of it. What continues a text goes on in the middle of one."""
         prompt = self.request.prompt
-        begins = (
-            len(self.token_times) == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
-        )
+        begins = len(self.token_times) == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
         return self.tokenizer.decode([token]) if begins else self.tokenizer.token_bytes(token)
 
     def _logprobs(self, logits: NDArray[np.float32], token: int) -> tuple[TokenLogprobs, ...]:
