@@ -6,6 +6,7 @@ crash what reads it. llama.cpp accepts more, and aborts the process on some of t
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -24,6 +25,9 @@ from llmrun.gguf.problems import shown
 from llmrun.gguf.tensors import TensorInfo, read_tensors
 from llmrun.gguf.vocabulary import check_vocabulary
 
+# What a mistyped path can end in.
+_NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Map a file read-only and check it.
@@ -37,7 +41,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
         data = _mapped(path)
     except OSError as error:
         message = f"{shown(str(path), 300)}: {error.strerror or error}"
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
+        if error.errno in _NO_SUCH_FILE:
             raise ModelNotFound(f"no such model file: {message}", hint="Check the path.") from None
         raise ModelFileError(f"the model file cannot be read: {message}", hint="Check its permissions.") from error
     return read_gguf(data, path)

@@ -242,7 +242,11 @@ def refused(path: Path | str) -> LlmrunError:
 
 
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.gguf", tmp_path / "none" / "none.gguf", "nul\0byte.gguf"):
+    (tmp_path / "file").touch()
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    paths = (tmp_path / "none.gguf", tmp_path / "file" / "none.gguf", "nul\0byte.gguf", "x" * 5000, loop)
+    for path in paths:
         error = refused(path)
         assert type(error) is ModelNotFound
         assert "such model file" in str(error)
