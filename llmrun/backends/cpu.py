@@ -75,9 +75,9 @@ class CpuBackend:
         self._check(batch)
         growth = Counter(batch.seq.tolist())
         before = {seq: self.kv.lengths[seq] for seq in growth}
-        self.kv.extend(growth)
         logits = np.empty((int(batch.want.sum()), self._lowered.logits_width), np.float32)
         try:
+            self.kv.extend(growth)
             done = 0
             for start in range(0, len(batch.tokens), MAX_ROWS):
                 if self._cancelled:

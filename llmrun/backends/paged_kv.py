@@ -6,6 +6,7 @@ copied before one of them writes to it. The bytes belong to the caller: uint8[la
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,7 +57,7 @@ class PagedKV:
 
     def extend(self, growth: dict[int, int]) -> None:
         """Make room for `growth[seq]` more positions of each sequence. Raises KVFull before anything has changed."""
-        wanted = sum(self._blocks_wanted(seq, n) for seq, n in growth.items())
+        wanted = self._blocks_wanted(growth)
         if wanted > len(self._free):
             raise KVFull(
                 f"KV cache is full: {wanted} more blocks of {BLOCK} tokens wanted, {len(self._free)} free of "
@@ -69,9 +70,13 @@ class PagedKV:
                 self.tables[seq, index] = self._take()
             self.lengths[seq] += n
 
-    def _blocks_wanted(self, seq: int, n: int) -> int:
-        length = self.lengths[seq]
-        return -(-(length + n) // BLOCK) - -(-length // BLOCK) + int(self._shares_last_block(seq))
+    def _blocks_wanted(self, growth: dict[int, int]) -> int:
+        new = sum(-(-(self.lengths[seq] + n) // BLOCK) - -(-self.lengths[seq] // BLOCK) for seq, n in growth.items())
+        # Of the holders of a block that all write to it, the last one keeps it.
+        writers = Counter(
+            int(self.tables[seq, self.lengths[seq] // BLOCK]) for seq in growth if self._shares_last_block(seq)
+        )
+        return new + sum(min(n, int(self._references[block]) - 1) for block, n in writers.items())
 
     def _shares_last_block(self, seq: int) -> bool:
         """The next position falls into a block that another sequence holds too."""

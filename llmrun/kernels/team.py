@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -47,7 +48,6 @@ class Team:
         self._start, self._wait = kernels[START], kernels[WAIT]
         self._lowered = lowered
         self._process = os.getpid()
-        self._number = 0
         self._step = np.zeros(records.STEP_WORDS, np.int64)
         self._sync = allocate(records.SYNC_BYTES, "synchronization words").view(np.int64)
         self._timeout = np.array([0, int(_WAIT_SECONDS * 1e9)], np.int64)  # struct timespec
@@ -55,18 +55,15 @@ class Team:
         self._set(records.STEP_SYNC, address_of(self._sync))
         self._set(records.STEP_PLAN, address_of(lowered.records))
         self._set(records.STEP_N_OPS, len(lowered.records))
-        self._threads = [
-            threading.Thread(
+        threads: list[threading.Thread] = []
+        # Also at interpreter exit, and when not every worker could be started: before the arrays they look at are gone.
+        self._finalizer = weakref.finalize(self, _dismiss, self._process, self._sync, self._step, self._start, threads)
+        for thread in range(n_threads):
+            worker = threading.Thread(
                 target=_live, args=(kernels[WORK], self._step, thread, n_threads), name=f"llmrun-{thread}", daemon=True
             )
-            for thread in range(n_threads)
-        ]
-        for worker in self._threads:
             worker.start()
-        # Also at interpreter exit, before the arrays that the workers look at are gone.
-        self._finalizer = weakref.finalize(
-            self, _dismiss, self._process, self._sync, self._step, self._start, self._threads
-        )
+            threads.append(worker)
 
     def _describe_system(self) -> None:
         libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("kernel32")
@@ -100,6 +97,8 @@ class Team:
         """
         if os.getpid() != self._process:
             raise LlmrunError("a forked process cannot use its parent's engine: open the model again in the child")
+        if not self._finalizer.alive:
+            raise LlmrunError("the engine is closed: open the model again")
         self._lowered.counters[:] = 0
         for offset in (records.SYNC_ARRIVED, records.SYNC_STOP, records.SYNC_FINISHED):
             self._set_sync(offset, 0)
@@ -112,25 +111,31 @@ class Team:
         self._set(records.STEP_WANTED_ROWS, address_of(wanted))
         self._set(records.STEP_ROTATIONS, address_of(rotations))
         self._set(records.STEP_LOGITS, address_of(logits))
-        before = self._number
-        self._number += 1
-        self._start.run(self._number, address_of(self._step), 0, 0)
-        self._await(before)
+        self._run_step()
         if self._sync[records.SYNC_STOP // records.WORD]:
             raise Cancelled("generation stopped")
 
-    def _await(self, before: int) -> None:
-        """Sleep until the step after `before` is done. An exception from a signal handler stops the step first: the
-        workers must not run on over arrays that are about to be freed."""
-        done = records.SYNC_DONE // records.WORD
+    def _run_step(self) -> None:
+        """Start the workers and sleep until they are done. An exception from a signal handler, wherever it strikes,
+        stops them first: they must not run on over arrays that are about to be freed."""
+        number = int(self._sync[records.SYNC_STEP // records.WORD]) + 1
         try:
-            while self._sync[done] == before:
-                self._wait.run(before, address_of(self._step), address_of(self._timeout), 0)
+            self._start.run(number, address_of(self._step), 0, 0)
+            self._sleep_until_done(number)
         except BaseException:
             self.cancel()
-            while self._sync[done] == before:
-                self._wait.run(before, address_of(self._step), address_of(self._timeout), 0)
+            while self._sync[records.SYNC_STEP // records.WORD] >= number and not self._is_done(number):
+                # A second Ctrl-C must not get past this; the first one is on its way.
+                with contextlib.suppress(BaseException):
+                    self._sleep_until_done(number)
             raise
+
+    def _is_done(self, number: int) -> bool:
+        return bool(self._sync[records.SYNC_DONE // records.WORD] >= number)
+
+    def _sleep_until_done(self, number: int) -> None:
+        while not self._is_done(number):
+            self._wait.run(number - 1, address_of(self._step), address_of(self._timeout), 0)
 
     def cancel(self) -> None:
         """Stop the running step at its next barrier. Safe from another thread and from a signal handler."""
