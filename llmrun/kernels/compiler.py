@@ -94,6 +94,7 @@ def serve() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     output = sys.stdout.buffer
+    sys.stdout = sys.stderr  # a stray print must not land between an answer's header and its bytes
     for line in sys.stdin:
         request = json.loads(line)
         identity = request.pop("id")

@@ -1,12 +1,14 @@
 """Kernels by name, without importing Numba: object files in a content-addressed cache, compiled on first use.
 
 The key covers everything the machine code depends on: the sources of the kernel's file and of the files it imports, its
-parameters, the versions of Numba and llvmlite, and the target. An entry is its sha256 followed by the object; it is
-checked before every load, because of 60 single-bit flips in a cached object 6 crashed and one gave wrong results.
+parameters, the versions of Python, Numba and llvmlite, and the target. An entry is the sha256 of key and object, then
+the object; it is checked before every load, because of 60 single-bit flips in a cached object 6 crashed and one gave
+wrong results.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -112,13 +114,13 @@ def object_image(name: KernelName, target: Target) -> bytes:
 def _images(names: Sequence[KernelName], target: Target, progress: Progress | None) -> dict[KernelName, bytes]:
     images: dict[KernelName, bytes] = {}
     for name in names:
-        image = _read(_path(_key(name, target)))
+        image = _read(_key(name, target))
         if image is not None:
             images[name] = image
     missing = [name for name in names if name not in images]
     for done, (name, image) in enumerate(_compile(missing, target), 1):
         images[name] = image
-        _write(_path(_key(name, target)), image)
+        _write(_key(name, target), image)
         if progress is not None:
             progress(done, len(missing))
     return images
@@ -151,30 +153,35 @@ def _path(key: str) -> Path:
     return settings.cache_folder() / "kernels" / f"{key}.o"
 
 
-def _read(path: Path) -> bytes | None:
+def _digest(key: str, image: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + image).digest()
+
+
+def _read(key: str) -> bytes | None:
     """The object in a cache entry, or None when there is none that can be trusted."""
     try:
-        entry = path.read_bytes()
+        entry = _path(key).read_bytes()
     except OSError:
         return None
     digest, image = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
-    return image if hashlib.sha256(image).digest() == digest else None
+    return image if _digest(key, image) == digest else None
 
 
-def _write(path: Path, image: bytes) -> None:
+def _write(key: str, image: bytes) -> None:
     """Keep an object, all or nothing. A folder that cannot be written costs the next start a compile, no more."""
-    temporary = None
-    try:
+    path = _path(key)
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(hashlib.sha256(image).digest() + image)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+            try:
+                file.write(_digest(key, image) + image)
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+                Path(file.name).replace(path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
 
 
 @functools.cache
@@ -183,6 +190,7 @@ def _key(name: KernelName, target: Target) -> str:
         _source_digest(name.module),
         name.function,
         name.parameters,
+        sys.implementation.cache_tag,
         version("numba"),
         version("llvmlite"),
         target.level.name,
@@ -253,8 +261,9 @@ class _Child:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        environment = dict(
-            os.environ,
+        # The user's own NUMBA_* would change the machine code, or switch the compiler off, unseen by the key.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+        environment.update(
             NUMBA_CPU_NAME=target.cpu,
             NUMBA_CPU_FEATURES=target.features,
             PYTHONPATH=os.pathsep.join(path for path in sys.path if path),
@@ -281,15 +290,15 @@ class _Child:
             "features": self._target.features,
             "symbol": symbol,
         }
-        try:
-            stdin, stdout = self._pipes()
+        stdin, stdout = self._pipes()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and has said why on stderr
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
-            line = stdout.readline()
-            header: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
-            image = stdout.read(int(header["bytes"])) if not header["error"] else b""
-        except OSError as error:
-            raise KernelCompileError(f"compiler process died: {name.module}.{name.function}: {error}") from error
+        line = stdout.readline()
+        header: dict[str, Any] = json.loads(line) if line else {"error": self._last_words(), "bytes": 0}
+        image = stdout.read(header["bytes"])
+        if len(image) < header["bytes"]:
+            header["error"] = self._last_words()
         if header["error"]:
             raise KernelCompileError(
                 f"kernel does not compile: {name.module}.{name.function} {dict(name.parameters)}: "
@@ -304,6 +313,7 @@ class _Child:
         return self._process.stdin, self._process.stdout
 
     def _last_words(self) -> str:
+        self._process.wait()
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip() or "the compiler process ended without a word"
 
@@ -312,6 +322,7 @@ class _Child:
 
     def close(self) -> None:
         for pipe in self._pipes():
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):  # what was left to send, to a process that has ended
+                pipe.close()
         self._process.wait()
         self._errors.close()
