@@ -19,6 +19,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numba
 from numba import types
+from numba.core import codegen
 
 from llmrun.kernels import objectfile
 
@@ -38,7 +39,7 @@ def kernel_family(build: Callable[..., Callable[..., None]]) -> Callable[..., Ca
 
 
 # A helper that becomes part of the kernel that calls it.
-inline_function = numba.njit(forceinline=True, error_model="numpy")
+inline_function = numba.njit(forceinline=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def compile_kernel(
@@ -69,10 +70,11 @@ def compile_kernel(
 
 def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes:
     llvm_module = llvm.parse_assembly(text)
-    llvm_module.triple = triple
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default"
     )
+    llvm_module.triple = triple
+    llvm_module.data_layout = str(machine.target_data)
     # Inlined helpers keep a public copy each; two kernels would then define the same name.
     for function in llvm_module.functions:
         if not function.is_declaration and function.name != symbol:
@@ -89,8 +91,16 @@ def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes
     return emitted
 
 
+def _make_no_code_for_this_process() -> None:
+    """Numba turns every function into machine code for itself as well. Nothing runs it here, and for the intrinsics of
+    another processor's level LLVM would end the process."""
+    codegen.JITCodeLibrary._finalize_specific = lambda library: None
+    codegen.JITCPUCodegen.set_env = lambda codegen, name, environment: None
+
+
 def serve() -> None:
     """Answer requests until stdin ends."""
+    _make_no_code_for_this_process()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     output = sys.stdout.buffer

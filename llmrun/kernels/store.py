@@ -263,9 +263,10 @@ class _Child:
         self._target = target
         # The user's own NUMBA_* would change the machine code, or switch the compiler off, unseen by the key.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+        native = target.triple.partition("-")[0] == llvm.get_default_triple().partition("-")[0]
         environment.update(
-            NUMBA_CPU_NAME=target.cpu,
-            NUMBA_CPU_FEATURES=target.features,
+            NUMBA_CPU_NAME=target.cpu if native else "generic",
+            NUMBA_CPU_FEATURES=target.features if native else "",
             PYTHONPATH=os.pathsep.join(path for path in sys.path if path),
         )
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
