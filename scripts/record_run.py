@@ -19,7 +19,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "run.svg"
 COLUMNS = 100
-COMMAND = [
+COMMAND = ["llmrun", "generate", "--seed", "3", "Give me three tips for staying healthy."]
     "llmrun",
     "generate",
     "--seed",
