@@ -20,14 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "run.svg"
 COLUMNS = 100
 COMMAND = ["llmrun", "generate", "--seed", "3", "Give me three tips for staying healthy."]
-    "llmrun",
-    "generate",
-    "--seed",
-    "7",
-    "--max-tokens",
-    "120",
-    "Why is the sky blue? Answer in three sentences.",
-]
 
 
 def record(arguments: list[str]) -> str:
