@@ -50,7 +50,8 @@ class _Record:
     rows: int
     flags: int
     words: list[int]
-    independent_input: ops.Value | None = None  # of a linear op: the next one with the same input needs no barrier
+    # Of a linear op that does not add onto another's output: the next one with the same input needs no barrier.
+    independent_input: ops.Value | None = None
 
 
 @dataclass(slots=True)
@@ -234,7 +235,8 @@ class _Lowering:
             out = self._buffers[op.out] if op.adds else self._place(op.out, private=False)
         words = [*head, out.address, out.stride, int(op.adds), layout.chunk_groups, int(is_logits)]
         flags = records.FLAG_PRIVATE_INPUT if source.private else 0
-        self._emit(kernel, op.out if is_logits else op.x, flags, words).independent_input = op.x
+        record = self._emit(kernel, op.out if is_logits else op.x, flags, words)
+        record.independent_input = None if op.adds else op.x
 
     def _kv_layer(self, layer: int) -> tuple[int, int]:
         """(address of a layer's first block, bytes of a block)."""

@@ -1,0 +1,149 @@
+"""Run kernels in tests: at a chosen instruction level, one by one or as a small plan with a team of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from unittest import mock
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.kernels import records, store
+from llmrun.kernels.arena import address_of, allocate, round_up
+from llmrun.kernels.levels import LEVELS, Level, Target, host_levels, target_for
+from llmrun.kernels.lowering import lower
+from llmrun.kernels.plan import AttentionShape, Plan, Rope, Value
+from llmrun.kernels.store import KernelName, load_kernels
+from llmrun.kernels.team import Team
+from llmrun.kernels.weights import Matrix, fill, reserve
+
+INTEGER_TYPES = ("q8_0", "q4_0", "q4_1")
+FLOAT_TYPES = ("f32", "f16", "bf16")
+WEIGHT_TYPES = INTEGER_TYPES + FLOAT_TYPES
+
+LEVELS_HERE = tuple(level.name for level in host_levels())  # best first
+EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the most one float32 rounding is off, relatively
+
+
+def target_of(level_name: str) -> Target:
+    """The target that `LLMRUN_CPU_LEVEL=level_name` gives on this processor."""
+    levels = host_levels()
+    return target_for(next(level for level in levels if level.name == level_name), levels[0])
+
+
+def level_named(name: str) -> Level:
+    return next(level for level in LEVELS if level.name == name)
+
+
+@contextmanager
+def at_level(level_name: str) -> Iterator[None]:
+    """Kernels loaded inside belong to another level that this processor runs."""
+    target = target_of(level_name)
+    with mock.patch.object(store, "host_target", return_value=target):
+        yield
+
+
+def run_kernel(
+    name: KernelName,
+    words: Sequence[int],
+    step: Mapping[int, int],
+    *,
+    level: str = LEVELS_HERE[0],
+    threads: int = 1,
+    flags: int = 0,
+) -> None:
+    """One kernel over an op record with `words` as its arguments; `step` holds the words of the step record."""
+    kernel = load_kernels([name], target=target_of(level))[name]
+    claim = np.zeros(8, np.int64)
+    op = np.zeros(records.OP_WORDS, np.int64)
+    first = records.OP_ARGS // records.WORD
+    op[records.OP_FLAGS // records.WORD] = flags
+    op[records.OP_ROWS // records.WORD] = records.STEP_ROWS
+    op[records.OP_CLAIM // records.WORD] = address_of(claim)
+    op[first : first + len(words)] = words
+    step_words = np.zeros(records.STEP_WORDS, np.int64)
+    for offset, value in step.items():
+        step_words[offset // records.WORD] = value
+    with ThreadPoolExecutor(threads) as pool:
+        calls = [
+            pool.submit(kernel.run, address_of(op), address_of(step_words), thread, threads)
+            for thread in range(threads)
+        ]
+        for call in calls:
+            call.result()
+
+
+def padded_rows(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A copy whose rows end in zeros up to a whole number of vectors, as the kernels' buffers are."""
+    rows, width = values.shape
+    padded = allocate(rows * round_up(4 * width, records.CACHE_LINE), "rows of a test").view(np.float32)
+    padded = padded.reshape(rows, -1)
+    padded[:, :width] = values
+    return padded
+
+
+def matrix_of(kind: str, values: NDArray[np.float32], name: str = "w") -> Matrix:
+    """float32[rows, columns] quantized by gguf-py."""
+    encoded = gguf.quants.quantize(np.ascontiguousarray(values), gguf.GGMLQuantizationType[kind.upper()])
+    rows, columns = values.shape
+    return Matrix(name, kind, rows, columns, np.ascontiguousarray(encoded).view(np.uint8).reshape(-1))
+
+
+def matrix_of_integers(
+    kind: str,
+    integers: NDArray[np.int8],
+    scales: NDArray[np.float16],
+    mins: NDArray[np.float16] | None = None,
+    name: str = "w",
+) -> Matrix:
+    """A matrix with exactly these integers (the file's own, zero point included), scales and mins.
+
+    integers int8[rows, blocks, 32]: 0 to 15 for the 4-bit types; scales, mins float16[rows, blocks].
+    """
+    rows, blocks, _ = integers.shape
+    parts = [scales[..., None].view(np.uint8)]
+    if kind == "q4_1":
+        assert mins is not None
+        parts.append(mins[..., None].view(np.uint8))
+    if kind == "q8_0":
+        parts.append(integers.view(np.uint8))
+    else:
+        parts.append((integers[..., :16] | (integers[..., 16:] << 4)).view(np.uint8))
+    data = np.ascontiguousarray(np.concatenate(parts, axis=-1)).reshape(-1)
+    return Matrix(name, kind, rows, 32 * blocks, data)
+
+
+def run_plan(
+    build: Callable[[Plan, Value], None], x: NDArray[np.float32], *, level: str = LEVELS_HERE[0], threads: int = 1
+) -> NDArray[np.float32]:
+    """Ops that `build` appends, on rows x float32[rows, width]; returns float32[rows, width of the output].
+
+    The rows enter as an embedding of float32, of which row i is token i.
+    """
+    plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+    table = Matrix("x", "f32", len(x), x.shape[1], np.ascontiguousarray(x).view(np.uint8).reshape(-1))
+    build(plan, plan.embed(table))
+    assert plan.logits is not None
+    rows = np.arange(len(x), dtype=np.int32)
+    with at_level(level):
+        packed = reserve(plan.matrices)
+        fill(packed, threads)
+        lowered = lower(plan, packed, np.zeros((0, 0, 0), np.uint8), max_rows=len(x), n_threads=threads)
+        lowered.link()
+        team = Team(lowered, threads)
+    logits = np.full((len(x), lowered.logits_width), np.nan, np.float32)
+    try:
+        team.run(rows, rows, np.zeros(len(x), np.int64), rows, np.zeros((len(x), 0, 2), np.float32), logits)
+    finally:
+        team.close()
+    return logits[:, : plan.logits.width]
+
+
+def run_linear(
+    matrix: Matrix, x: NDArray[np.float32], *, level: str = LEVELS_HERE[0], threads: int = 1
+) -> NDArray[np.float32]:
+    """x . matrix, through packing, quantizing and the linear kernel."""
+    return run_plan(lambda plan, value: plan.output(value, matrix), x, level=level, threads=threads)
