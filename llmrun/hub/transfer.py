@@ -57,6 +57,8 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the system's refusals to write below `path` into one sentence with the numbers."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # from a reporter whose reader has gone: not about this file
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DoesNotFit(f"disk: {path.parent}: full") from error
@@ -69,9 +71,10 @@ def writing(path: Path) -> Iterator[None]:
 def require_space(folder: Path, needed: int, what: str) -> None:
     """Raise DoesNotFit unless `needed` bytes are free where `folder` is, or will be."""
     existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free
+    with writing(folder):
+        while not existing.exists():
+            existing = existing.parent
+        free = shutil.disk_usage(existing).free
     if free < needed:
         raise DoesNotFit(
             f"disk: {folder}: {what} needs {needed:,} bytes, {free:,} are free",
