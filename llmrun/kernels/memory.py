@@ -42,14 +42,11 @@ def _integer_store(llvm_type: Any) -> Any:
 
 
 load_u8 = _integer_load(_I8, signed=False)
-load_i8 = _integer_load(_I8, signed=True)
 load_u16 = _integer_load(_I16, signed=False)
-load_i16 = _integer_load(_I16, signed=True)
 load_u32 = _integer_load(_I32, signed=False)
 load_i32 = _integer_load(_I32, signed=True)
 load_i64 = _integer_load(_I64, signed=True)
-store_i8 = _integer_store(_I8)
-store_u8 = store_i8
+store_u8 = _integer_store(_I8)
 store_i16 = _integer_store(_I16)
 store_i32 = _integer_store(_I32)
 store_i64 = _integer_store(_I64)

@@ -344,7 +344,6 @@ class Operations:
         self.fma = _fma(level)
         self.exp = _exp(level)
         self.load_f16x16 = _load_f16x16(level)
-        self.store_f16 = _store_f16(level)
         self.pause = _pause(level)
 
 
@@ -379,18 +378,6 @@ def _load_f16x16(level: str) -> Any:
         return f32x16(types.int64), codegen
 
     return load_f16x16
-
-
-def _store_f16(level: str) -> Any:
-    @intrinsic
-    def store_f16x16(typingctx: Any, address: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            emit_store(builder, args[0], emit_f32_to_f16(builder, level, args[1]), 2)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, f32x16), codegen
-
-    return store_f16x16
 
 
 def _pause(level: str) -> Any:
