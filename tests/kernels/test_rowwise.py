@@ -1,0 +1,212 @@
+"""Row-wise kernels against their NumPy twins, at every level, with odd widths and rows of any kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from llmrun.kernels import records
+from llmrun.kernels.arena import address_of, allocate, round_up
+from llmrun.kernels.reference import dequantized
+from llmrun.kernels.rowwise import quantize_reference, rmsnorm_reference, swiglu_reference
+from llmrun.kernels.store import KernelName
+from tests.support.kernel_runs import LEVELS_HERE, WEIGHT_TYPES, matrix_of, padded_rows, run_kernel
+
+EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
+ROWS = (1, 2, 3, 7, 8, 9, 17)
+
+
+def float_word(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
+def ulps(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """The largest distance in units of expected's last place."""
+    return float((np.abs(actual - expected) / np.spacing(np.abs(expected))).max())
+
+
+# --- rmsnorm ----------------------------------------------------------------------------------------------------------
+
+
+def run_rmsnorm(
+    x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float, level: str, threads: int
+) -> NDArray[np.float32]:
+    padded, weights = padded_rows(x), padded_rows(weight[None])
+    y = np.zeros_like(padded)
+    words = [*(address_of(padded), padded.strides[0], address_of(y), y.strides[0], address_of(weights), x.shape[1])]
+    words += [float_word(epsilon), 0]
+    name = KernelName.of("rowwise", "rmsnorm")
+    run_kernel(name, words, {records.STEP_ROWS: len(x)}, level=level, threads=threads)
+    assert not y[:, x.shape[1] :].any(), "the padding of a row must stay zero"
+    return y[:, : x.shape[1]]
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("rows", ROWS)
+def test_rmsnorm_is_near_its_twin(level: str, rows: int) -> None:
+    """Within 6 units in the last place (4 were the most seen): the sums of squares are added in another order."""
+    for width in (1, 16, 33, 64, 576, 1000):
+        random = np.random.default_rng(width)
+        x = random.standard_normal((rows, width)).astype(np.float32) * np.float32(10)
+        weight = (1 + 0.1 * random.standard_normal(width)).astype(np.float32)
+        actual = run_rmsnorm(x, weight, 1e-5, level, threads=1 + rows % 4)
+        assert ulps(actual, rmsnorm_reference(x, weight, 1e-5)) <= 6
+
+
+@EVERY_LEVEL
+def test_rmsnorm_of_whole_squares_is_exact(level: str) -> None:
+    """Sums that no order of adding can round: the mean of 64 squares of 3 is 9."""
+    x = np.where(np.arange(64) % 2, 3, -3).astype(np.float32)[None]
+    actual = run_rmsnorm(x, np.full(64, 6, np.float32), 0.0, level, threads=1)
+    np.testing.assert_array_equal(actual, x * (np.float32(1) / np.float32(3)) * np.float32(6))
+
+
+@EVERY_LEVEL
+def test_rmsnorm_of_zeros_is_zero(level: str) -> None:
+    assert not run_rmsnorm(np.zeros((3, 40), np.float32), np.ones(40, np.float32), 1e-5, level, threads=2).any()
+
+
+@EVERY_LEVEL
+def test_rmsnorm_gathers_the_wanted_rows(level: str) -> None:
+    x = np.random.default_rng(0).standard_normal((9, 48)).astype(np.float32)
+    weight = np.ones(48, np.float32)
+    padded, weights, wanted = padded_rows(x), padded_rows(weight[None]), np.array([1, 4, 8], np.int32)
+    y = np.zeros((3, 48), np.float32)
+    words = [address_of(padded), padded.strides[0], address_of(y), y.strides[0], address_of(weights), 48]
+    words += [float_word(1e-5), 1]
+    step = {records.STEP_ROWS: 3, records.STEP_WANTED_ROWS: address_of(wanted)}
+    run_kernel(KernelName.of("rowwise", "rmsnorm"), words, step, level=level, threads=2)
+    np.testing.assert_array_equal(y, run_rmsnorm(x, weight, 1e-5, level, threads=1)[wanted])
+
+
+# --- quantize ---------------------------------------------------------------------------------------------------------
+
+
+def run_quantize(
+    x: NDArray[np.float32], level: str, threads: int = 1
+) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
+    """(integers int8[rows, blocks, 32], scales, offsets, sums, each [rows, blocks])."""
+    rows, blocks = len(x), x.shape[1] // 32
+    stride = round_up(4 * blocks, records.CACHE_LINE)
+    integers = allocate(rows * 32 * blocks, "integers").view(np.int8).reshape(rows, -1)
+    scales, offsets, sums = (allocate(rows * stride, "scales").reshape(rows, -1) for _ in range(3))
+    words = [address_of(x), x.strides[0], address_of(integers), integers.strides[0]]
+    words += [address_of(scales), address_of(offsets), address_of(sums), stride, blocks]
+    name = KernelName.of("rowwise", "quantize")
+    run_kernel(name, words, {records.STEP_ROWS: rows}, level=level, threads=threads)
+    return (
+        integers.reshape(rows, blocks, 32),
+        scales.view(np.float32)[:, :blocks],
+        offsets.view(np.int32)[:, :blocks],
+        sums.view(np.float32)[:, :blocks],
+    )
+
+
+ACTIVATIONS = hnp.arrays(
+    np.float32,
+    st.tuples(st.sampled_from(ROWS), st.sampled_from([32, 64, 96, 160])),
+    elements=st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**100), max_value=2.0**100),
+)
+
+
+@EVERY_LEVEL
+@given(x=ACTIVATIONS, threads=st.integers(1, 4))
+@settings(max_examples=60)
+def test_quantized_activations_equal_the_twin(level: str, x: NDArray[np.float32], threads: int) -> None:
+    integers, scales, offsets, sums = run_quantize(x, level, threads)
+    expected, expected_scales = quantize_reference(x)
+    np.testing.assert_array_equal(integers, expected)
+    np.testing.assert_array_equal(scales, expected_scales)
+    totals = expected.astype(np.int32).sum(-1)
+    np.testing.assert_array_equal(offsets, -8 * totals)
+    np.testing.assert_array_equal(sums, expected_scales * totals.astype(np.float32))
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("largest", [1e-45, 1e-38, 9e-37, 1.1e-36, 1e-30, 1.0, 3.4e38])
+def test_quantizing_any_magnitude_keeps_integers_in_range(level: str, largest: float) -> None:
+    x = (np.linspace(-1, 1, 32) * largest).astype(np.float32)[None]
+    integers, scales, _, _ = run_quantize(x, level)
+    assert np.abs(integers.astype(np.int32)).max() == (127 if largest > 1e-36 else 0)
+    np.testing.assert_allclose(integers[0, 0] * scales[0, 0], x[0], atol=max(largest / 253, 1e-36))
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_a_block_that_is_not_finite_harms_no_other(level: str, poison: float) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 96)).astype(np.float32)
+    clean = run_quantize(x, level)
+    x[1, 40] = poison
+    poisoned = run_quantize(x, level)
+    others = np.ones((3, 3), np.bool_)
+    others[1, 1] = False
+    for index in range(len(clean)):
+        np.testing.assert_array_equal(poisoned[index][others], clean[index][others])
+
+
+# --- gated activation -------------------------------------------------------------------------------------------------
+
+
+def run_swiglu(gate: NDArray[np.float32], up: NDArray[np.float32], level: str, threads: int) -> NDArray[np.float32]:
+    gates, ups = padded_rows(gate), padded_rows(up)
+    y = np.zeros_like(gates)
+    words = [address_of(gates), gates.strides[0], address_of(ups), ups.strides[0], address_of(y), y.strides[0]]
+    name = KernelName.of("rowwise", "swiglu")
+    run_kernel(name, [*words, gate.shape[1]], {records.STEP_ROWS: len(gate)}, level=level, threads=threads)
+    assert not y[:, gate.shape[1] :].any(), "the padding of a row must stay zero"
+    return y[:, : gate.shape[1]]
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("rows", ROWS)
+def test_swiglu_is_near_its_twin(level: str, rows: int) -> None:
+    """Within 5 units in the last place (4 were the most seen): exp is within 2, and its error reaches e / (1 + e)."""
+    random = np.random.default_rng(rows)
+    gate = np.clip(40 * random.standard_normal((rows, 101)), -87, 87).astype(np.float32)
+    up = random.standard_normal((rows, 101)).astype(np.float32)
+    actual = run_swiglu(gate, up, level, threads=1 + rows % 4)
+    assert ulps(actual, swiglu_reference(gate, up)) <= 5
+
+
+@EVERY_LEVEL
+def test_swiglu_at_its_ends(level: str) -> None:
+    gate = np.array([[0.0, -0.0, 200, -200, 3e38, np.inf, np.nan]], np.float32)
+    actual = run_swiglu(gate, np.ones_like(gate), level, threads=1)[0]
+    np.testing.assert_array_equal(actual[[0, 1, 2, 4, 5, 6]], np.array([0, 0, 200, 3e38, np.inf, np.nan], np.float32))
+    assert -1e-30 < actual[3] <= 0
+
+
+# --- embedding --------------------------------------------------------------------------------------------------------
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_embedded_rows_are_the_dequantized_ones(level: str, kind: str) -> None:
+    """Equal bits: both round twice at most, in the same places."""
+    columns = 96 if kind[0] == "q" else 37
+    values = np.random.default_rng(0).standard_normal((50, columns)).astype(np.float32)
+    table = matrix_of(kind, values * np.float32(1e-3))
+    tokens = np.array([49, 0, 7, 7, 31, 48, 1], np.int32)
+    y = np.zeros((len(tokens), round_up(columns, 16)), np.float32)
+    words = [address_of(table.data), table.row_bytes, columns, address_of(y), y.strides[0]]
+    step = {records.STEP_ROWS: len(tokens), records.STEP_TOKENS: address_of(tokens)}
+    run_kernel(KernelName.of("embed", "embed", weight=kind), words, step, level=level, threads=3)
+    np.testing.assert_array_equal(y[:, :columns], dequantized(table)[tokens])
+    assert not y[:, columns:].any()
+
+
+# --- a step of one row ------------------------------------------------------------------------------------------------
+
+
+def test_in_a_step_of_one_row_every_thread_writes_its_own_copy() -> None:
+    x = padded_rows(np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32))
+    weight, y = np.ones(64, np.float32), np.zeros((4, 64), np.float32)
+    words = [address_of(x), x.strides[0], address_of(y), y.strides[0], address_of(weight), 64, float_word(1e-5), 0]
+    step = {records.STEP_ROWS: 1, records.STEP_REPLICATED: 1}
+    flags = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT
+    run_kernel(KernelName.of("rowwise", "rmsnorm"), words, step, threads=4, flags=flags)
+    np.testing.assert_array_equal(y, np.repeat(run_rmsnorm(x, weight, 1e-5, LEVELS_HERE[0], threads=1), 4, axis=0))
