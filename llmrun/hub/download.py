@@ -13,9 +13,9 @@ from llmrun.hub.reporter import Reporter
 def download(entry: CatalogEntry, reporter: Reporter) -> Path:
     """Fetch a model that is not here and return its path. Safe to run in several processes at once.
 
-    A source that fails gives one line and the next one is tried. When none is left: DoesNotFit if room was missing
-    anywhere, IntegrityError if wrong bytes came, LlmrunError if a folder could not be written, otherwise
-    NetworkError; the message has every source and its reason.
+    A source that fails gives one line and the next one is tried. When none is left, one error has every source and
+    its reason: DoesNotFit if room was missing anywhere, else IntegrityError if wrong bytes came, else LlmrunError if
+    a folder could not be written, else NetworkError.
     """
     with store.locked(entry, reporter):
         present = store.find(entry, reporter)  # another process may have finished while this one waited
@@ -49,14 +49,14 @@ def _fetch(source: Source, entry: CatalogEntry, reporter: Reporter) -> Path:
 def _no_source_left(entry: CatalogEntry, failures: list[tuple[Source, LlmrunError]]) -> LlmrunError:
     reasons = "; ".join(f"{source}: {error}" for source, error in failures)
     errors = [error for _, error in failures]
-    hints = [error.hint for error in errors if error.hint]
-    for kind in (DoesNotFit, IntegrityError, NetworkError):
-        if kind is NetworkError and any(not isinstance(error, NetworkError) for error in errors):
-            break  # what is left is a folder that cannot be written: the user can mend that sooner than the network
+    own_copy = f"try again later, or fetch {entry.file} yourself and give its path with --model"
+    hint = next((error.hint for error in errors if error.hint), own_copy)
+    return _most_telling(errors)(f"{entry.name}: not downloaded: {reasons}", hint=hint)
+
+
+def _most_telling(errors: list[LlmrunError]) -> type[LlmrunError]:
+    """What the user can mend at home comes first: room, then wrong bytes, then a folder, then the network."""
+    for kind in (DoesNotFit, IntegrityError):
         if any(isinstance(error, kind) for error in errors):
-            return kind(f"{entry.name}: not downloaded: {reasons}", hint=hints[0] if hints else _own_copy(entry))
-    return LlmrunError(f"{entry.name}: not downloaded: {reasons}", hint=hints[0] if hints else "")
-
-
-def _own_copy(entry: CatalogEntry) -> str:
-    return f"try again later, or fetch {entry.file} yourself and give its path with --model"
+            return kind
+    return NetworkError if all(isinstance(error, NetworkError) for error in errors) else LlmrunError

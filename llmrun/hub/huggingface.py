@@ -52,7 +52,9 @@ def fetch(source: HubSource, entry: CatalogEntry, reporter: Reporter) -> Path:
         if not _is_whole(blob, entry, reporter):
             require_space(blob.parent, entry.size, f"{entry.name} from the Hugging Face Hub")
             chunks = _stream(source, commit)
-            save_verified(chunks, entry, partial_blob(source, entry.sha256), blob, reporter, "Hugging Face Hub")
+            save_verified(
+                chunks, entry, partial_blob(source, entry.sha256), blob, reporter, f"downloading {entry.name}"
+            )
         with writing(pointer):
             _point(pointer, blob)
             _write_reference(repository / "refs" / "main", commit)
@@ -61,7 +63,10 @@ def fetch(source: HubSource, entry: CatalogEntry, reporter: Reporter) -> Path:
 
 def _commit_holding(source: HubSource, entry: CatalogEntry) -> str:
     """The commit at `main`, once it is known that the file there is the one the catalogue means."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    try:
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    except ValueError as error:  # it takes HF_ENDPOINT apart while it is imported
+        raise NetworkError(f"network settings: {_plain(error)}", hint="check HF_ENDPOINT") from error
 
     def ask() -> HfFileMetadata:
         with _translated():
@@ -73,7 +78,7 @@ def _commit_holding(source: HubSource, entry: CatalogEntry) -> str:
         raise NetworkError("the answer is not a Hugging Face Hub's", hint="check HF_ENDPOINT and the proxy settings")
     if metadata.etag != entry.sha256 or metadata.size not in (None, entry.size):
         raise IntegrityError(
-            f"{entry.name}: {source} is now another file: sha256 {metadata.etag} ({metadata.size} bytes) seen, "
+            f"another file is there now: sha256 {_plain(metadata.etag)} ({metadata.size} bytes) seen, "
             f"{entry.sha256} ({entry.size} bytes) expected"
         )
     return metadata.commit_hash
@@ -136,14 +141,18 @@ def _translated() -> Iterator[None]:
         raise NetworkError("timed out") from error
     except httpx2.ConnectError as error:
         raise NetworkError(f"unreachable ({_plain(error)})") from error
-    # ImportError and ValueError come from proxy settings that httpx2 cannot use, OSError from certificate files.
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ImportError, ValueError) as error:
+    except (FileNotFoundError, ImportError, ValueError) as error:  # a certificate file, a proxy, a token, an endpoint
+        raise NetworkError(
+            f"network settings: {_plain(error)}",
+            hint="check HF_ENDPOINT, HF_TOKEN, SSL_CERT_FILE and the proxy variables",
+        ) from error
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         raise NetworkError(_plain(error) or type(error).__name__) from error
 
 
-def _plain(error: Exception) -> str:
-    """The first line of an error's text, without what a terminal would obey."""
-    lines = str(error).strip().splitlines()
+def _plain(words: object) -> str:
+    """The first line of what another machine said, without what a terminal would obey."""
+    lines = str(words).strip().splitlines()
     return "".join(letter for letter in lines[0] if letter.isprintable())[:160] if lines else ""
 
 

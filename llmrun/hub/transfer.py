@@ -30,16 +30,16 @@ def save_verified(
             for chunk in chunks:
                 done += len(chunk)
                 if done > entry.size:
-                    raise IntegrityError(f"{entry.name}: {label}: more bytes than the {entry.size:,} promised")
+                    raise IntegrityError(f"{done:,} bytes and more seen, {entry.size:,} expected")
                 file.write(chunk)
                 state.update(chunk)
                 reporter.progress(label, done, entry.size)
             if done < entry.size:
-                raise NetworkError(f"{entry.name}: {label}: ended after {done:,} of {entry.size:,} bytes")
+                raise NetworkError(f"ended after {done:,} of {entry.size:,} bytes")
             if state.hexdigest() != entry.sha256:
                 raise IntegrityError(
-                    f"{entry.name}: {label}: sha256 {state.hexdigest()} seen, {entry.sha256} expected",
-                    hint="nothing was kept; try again, or from another network",
+                    f"sha256 {state.hexdigest()} seen, {entry.sha256} expected; nothing was kept",
+                    hint="try again, or from another network",
                 )
             file.flush()
             os.fsync(file.fileno())
