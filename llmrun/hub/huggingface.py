@@ -29,7 +29,7 @@ from llmrun.hub.store import (
 from llmrun.hub.transfer import require_space, save_verified, writing
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfFileMetadata
+    from huggingface_hub.file_download import HfFileMetadata
 
 # Name resolution and connecting together. huggingface_hub's own limit is per address, and the Hub has eight.
 ANSWER_SECONDS = 10.0
@@ -63,8 +63,9 @@ def fetch(source: HubSource, entry: CatalogEntry, reporter: Reporter) -> Path:
 
 def _commit_holding(source: HubSource, entry: CatalogEntry) -> str:
     """The commit at `main`, once it is known that the file there is the one the catalogue means."""
+    # From the modules themselves: the package's lazy attributes print a failed import to stdout, where the answer goes.
     try:
-        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
     except ValueError as error:  # it takes HF_ENDPOINT apart while it is imported
         raise NetworkError(f"network settings: {_plain(error)}", hint="check HF_ENDPOINT") from error
 
