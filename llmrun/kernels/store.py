@@ -106,9 +106,9 @@ def load_kernels(
         return {name: _loaded[name, target] for name in names}
 
 
-def object_image(name: KernelName, target: Target) -> bytes:
-    """The ELF object of a kernel for any target, also one this processor cannot run."""
-    return _images([name], target, None)[name]
+def object_images(names: Sequence[KernelName], target: Target) -> dict[KernelName, bytes]:
+    """The ELF objects of kernels for any target, also one this processor cannot run. Raises KernelCompileError."""
+    return _images(names, target, None)
 
 
 def _images(names: Sequence[KernelName], target: Target, progress: Progress | None) -> dict[KernelName, bytes]:

@@ -24,6 +24,20 @@ INTEGER_TYPES = ("q8_0", "q4_0", "q4_1")
 FLOAT_TYPES = ("f32", "f16", "bf16")
 WEIGHT_TYPES = INTEGER_TYPES + FLOAT_TYPES
 
+# Every kernel there is; test_instructions.py holds this list against the sources.
+ALL_KERNELS = (
+    *(KernelName.of("linear_int8", "linear", weight=kind) for kind in INTEGER_TYPES),
+    *(KernelName.of("linear_float", "linear", weight=kind) for kind in FLOAT_TYPES),
+    *(KernelName.of("pack", "pack_integers", weight=kind) for kind in INTEGER_TYPES),
+    *(KernelName.of("pack", "pack_floats", element_bytes=size) for size in (2, 4)),
+    *(KernelName.of("embed", "embed", weight=kind) for kind in WEIGHT_TYPES),
+    *(KernelName.of("attention", name, head_size=32) for name in ("rope_store", "attention")),
+    *(KernelName.of("rowwise", name) for name in ("rmsnorm", "quantize", "swiglu")),
+    *(KernelName.of("conduct", name) for name in ("work", "start", "wait")),
+    *(KernelName.of(f"{model}_merge", "merge") for model in ("bpe", "spm")),
+    KernelName.of("token_table", "build"),
+)
+
 LEVELS_HERE = tuple(level.name for level in host_levels())  # best first
 EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the most one float32 rounding is off, relatively
 

@@ -1,0 +1,152 @@
+"""Every kernel's machine code, disassembled: no instruction or register above its level, no call of a library."""
+
+from __future__ import annotations
+
+import ast
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import capstone
+import pytest
+
+from llmrun import kernels
+from llmrun.kernels import objectfile
+from llmrun.kernels.levels import AVX2, AVX512_VNNI, NEON_DOT, PORTABLE, Target
+from llmrun.kernels.store import object_images
+from tests.support.kernel_runs import ALL_KERNELS
+
+X86_LINUX, ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+TARGETS = {
+    "portable": Target(PORTABLE, X86_LINUX, "x86-64", ""),
+    "avx2": Target(AVX2, X86_LINUX, AVX2.baseline, ""),
+    "avx512vnni": Target(AVX512_VNNI, X86_LINUX, AVX512_VNNI.baseline, ""),
+    "neondot": Target(NEON_DOT, ARM_LINUX, NEON_DOT.baseline, ""),
+}
+
+# Capstone's names for the extensions an instruction belongs to.
+ANY_X86 = {"mode64", "not64bitmode", "jump", "ret", "call", "branch_relative", "cmov", "sse1", "sse2"}
+HASWELL = {"avx", "avx2", "fma", "fc16", "bmi", "bmi2", "sse3", "ssse3", "sse41", "sse42", "novlx"}
+ICE_LAKE = {"avx512", "vlx", "bwi", "dqi", "cdi"}
+GROUPS = {"portable": ANY_X86, "avx2": ANY_X86 | HASWELL, "avx512vnni": ANY_X86 | HASWELL | ICE_LAKE}
+REGISTERS = {"portable": ("ymm", "zmm", "k", "tmm"), "avx2": ("zmm", "k", "tmm"), "avx512vnni": ("tmm",)}
+
+_EXECUTABLE = 4  # SHF_EXECINSTR
+
+
+def code_sections(image: bytes) -> Iterator[bytes]:
+    """The bytes of every section of machine code in an ELF object."""
+    section_offset = struct.unpack_from("<Q", image, 0x28)[0]
+    entry_size, n_sections = struct.unpack_from("<HH", image, 0x3A)
+    for index in range(n_sections):
+        header = section_offset + index * entry_size
+        flags = struct.unpack_from("<Q", image, header + 8)[0]
+        offset, size = struct.unpack_from("<QQ", image, header + 0x18)
+        if flags & _EXECUTABLE and size:
+            yield image[offset : offset + size]
+
+
+def disassembled(level: str, image: bytes) -> list[capstone.CsInsn]:
+    """Every instruction; fails on a byte that is none."""
+    arm = level == "neondot"
+    machine = (capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM) if arm else (capstone.CS_ARCH_X86, capstone.CS_MODE_64)
+    decoder = capstone.Cs(*machine)
+    decoder.detail = True
+    instructions: list[capstone.CsInsn] = []
+    for code in code_sections(image):
+        found = list(decoder.disasm(code, 0))
+        assert sum(instruction.size for instruction in found) == len(code), "an instruction nobody knows"
+        instructions += found
+    assert instructions
+    return instructions
+
+
+def registers_of(instruction: capstone.CsInsn) -> set[str]:
+    read, written = instruction.regs_access()
+    return {instruction.reg_name(register) for register in (*read, *written)}
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def level(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def code(level: str) -> dict[str, list[capstone.CsInsn]]:
+    images = object_images(ALL_KERNELS, TARGETS[level])
+    return {f"{name.module}.{name.function}{name.parameters}": disassembled(level, images[name]) for name in images}
+
+
+def test_no_instruction_is_above_its_level(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
+    if level == "neondot":
+        allowed = {"neon", "jump", "branch_relative", "return", "fparmv8", "crc", "call"}
+    else:
+        allowed = GROUPS[level]
+    for kernel, instructions in code.items():
+        for instruction in instructions:
+            groups = {instruction.group_name(group) for group in instruction.groups}
+            assert groups <= allowed, f"{kernel}: {instruction.mnemonic} {instruction.op_str}: {groups - allowed}"
+
+
+def test_no_register_is_above_its_level(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
+    too_high = REGISTERS.get(level, ("z", "p"))  # AArch64: SVE's
+    for kernel, instructions in code.items():
+        for instruction in instructions:
+            for register in registers_of(instruction):
+                above = register.rstrip("0123456789") in too_high
+                assert not above, f"{kernel}: {instruction.mnemonic} {instruction.op_str}"
+
+
+def test_the_integer_kernels_use_their_levels_dot_product(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
+    wanted = {"portable": "pmaddwd", "avx2": "vpmaddwd", "avx512vnni": "vpdpbusd", "neondot": "sdot"}[level]
+    for kernel, instructions in code.items():
+        if kernel.startswith("linear_int8."):
+            assert any(instruction.mnemonic == wanted for instruction in instructions), kernel
+
+
+def test_sums_of_products_are_fused_where_the_level_can(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
+    """And nowhere else: a compiler that fuses on its own would change results from version to version."""
+    for kernel, instructions in code.items():
+        fused = any("fmadd" in i.mnemonic or i.mnemonic in ("fmla", "fmadd") for i in instructions)
+        if level == "portable" or kernel.startswith(("embed.", "attention.rope_store", "conduct.", "pack.")):
+            assert not fused, kernel
+        elif kernel.startswith(("linear_", "attention.attention", "rowwise.rmsnorm")):
+            assert fused, kernel
+
+
+def test_spinning_threads_tell_the_processor(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
+    pause = {"portable": None, "neondot": "yield"}.get(level, "pause")
+    [work] = [instructions for kernel, instructions in code.items() if kernel.startswith("conduct.work")]
+    assert pause is None or any(instruction.mnemonic == pause for instruction in work)
+
+
+def test_no_kernel_needs_a_library(level: str) -> None:
+    for name, image in object_images(ALL_KERNELS, TARGETS[level]).items():
+        defined, undefined = objectfile.symbols(image)
+        assert len(defined) == 1, name
+        assert undefined <= objectfile.ALLOWED_UNDEFINED, name
+
+
+def test_the_list_of_kernels_is_whole() -> None:
+    """A kernel that this file does not know would not be disassembled."""
+    assert {(name.module, name.function) for name in ALL_KERNELS} == set(kernels_in_sources())
+
+
+def kernels_in_sources() -> Iterator[tuple[str, str]]:
+    """(module, function) of everything at the top level of a file that is marked as a kernel or a family of them."""
+    for path in Path(kernels.__path__[0]).glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
+                if marks & {"kernel", "kernel_family"}:
+                    yield path.stem, node.name
+
+
+def test_a_register_above_the_level_is_seen() -> None:
+    """The check itself, on kernels of a higher level."""
+    images = object_images(ALL_KERNELS[:1], TARGETS["avx512vnni"])
+    instructions = disassembled("avx512vnni", images[ALL_KERNELS[0]])
+    registers = {register.rstrip("0123456789") for i in instructions for register in registers_of(i)}
+    groups = {i.group_name(group) for i in instructions for group in i.groups}
+    assert registers & set(REGISTERS["avx2"])
+    assert groups - GROUPS["avx2"]
