@@ -1,0 +1,381 @@
+"""The kernel store: loading without Numba, and a cache that is either right or not used."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmrun import kernels
+from llmrun.kernels import store
+from llmrun.kernels.levels import PORTABLE, Target, host_target
+from llmrun.kernels.store import KernelCompileError, KernelName, load_kernel, load_kernels, object_images
+from llmrun.kernels.team import START, TEAM_KERNELS
+
+FOLDER = Path(kernels.__path__[0])
+# A kernel that adds two numbers would do; this one compiles in a twentieth of a second.
+NAME = START
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter, with this process's cache unless `environment` says otherwise."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+LOAD = """
+import sys
+from llmrun.kernels.store import KernelName, load_kernels
+from llmrun.kernels.team import TEAM_KERNELS
+done = []
+kernels = load_kernels(TEAM_KERNELS, lambda ready, total: done.append((ready, total)))
+assert all(kernel.address for kernel in kernels.values())
+print(done, "numba" in sys.modules)
+"""
+
+
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache; returns the folder that kernels will lie in."""
+    monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kernels"
+
+
+def entry_is_sound(path: Path) -> bool:
+    entry = path.read_bytes()
+    return hashlib.sha256(path.stem.encode() + entry[32:]).digest() == entry[:32]
+
+
+# --- warm and cold ------------------------------------------------------------------------------------------------
+
+
+def test_a_warm_start_imports_no_numba() -> None:
+    load_kernels(TEAM_KERNELS)
+    done = run_python(LOAD)
+    assert done.stdout == "[] False\n", done.stderr
+
+
+def test_a_cold_start_compiles_each_kernel_once_and_says_how_far_it_is(cold: Path) -> None:
+    done = run_python(LOAD)
+    assert done.stdout == "[(1, 3), (2, 3), (3, 3)] False\n", done.stderr
+    assert len(list(cold.iterdir())) == 3
+    assert run_python(LOAD).stdout == "[] False\n"
+
+
+def test_a_kernel_asked_for_twice_is_compiled_once(cold: Path) -> None:
+    reports: list[tuple[int, int]] = []
+    with mock.patch.object(store, "_loaded", {}):
+        load_kernels([NAME, NAME], lambda *report: reports.append(report))
+    assert reports == [(1, 1)]
+
+
+def test_a_loaded_kernel_is_not_loaded_again() -> None:
+    first = load_kernels([NAME])[NAME]
+    assert load_kernels([NAME])[NAME] is first
+
+
+def test_two_processes_may_compile_the_same_kernels_at_once(cold: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", LOAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for process in processes:
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        assert output.endswith("False\n")
+    assert len(list(cold.iterdir())) == 3
+    assert all(entry_is_sound(path) for path in cold.iterdir())
+
+
+def test_a_cache_that_cannot_be_written_costs_a_compile_and_no_more(tmp_path: Path) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    done = run_python(LOAD, LLMRUN_CACHE_DIR=str(blocked / "cache"))
+    assert done.stdout == "[(1, 3), (2, 3), (3, 3)] False\n", done.stderr
+
+
+def test_the_users_numba_settings_change_nothing(cold: Path) -> None:
+    """NUMBA_DISABLE_JIT would leave nothing to compile, NUMBA_OPT=0 slow code under the key of fast code."""
+    done = run_python(LOAD, NUMBA_DISABLE_JIT="1", NUMBA_OPT="0", NUMBA_CPU_NAME="generic")
+    assert done.returncode == 0, done.stderr
+    same = {path.name: path.read_bytes() for path in cold.iterdir()}
+    shutil.rmtree(cold)
+    run_python(LOAD)
+    assert {path.name: path.read_bytes() for path in cold.iterdir()} == same
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sound_entry() -> tuple[str, bytes]:
+    """(file name, bytes) of a good cache entry."""
+    key = store._key(NAME, host_target())
+    image = object_images([NAME], host_target())[NAME]
+    return f"{key}.o", store._digest(key, image) + image
+
+
+@pytest.fixture
+def damaged(cold: Path, sound_entry: tuple[str, bytes]) -> Iterator[Path]:
+    """The path of an entry for a test to damage; the compiler is at hand, but answers without compiling."""
+    name, entry = sound_entry
+    cold.mkdir(parents=True)
+    with mock.patch.object(store, "_compile", side_effect=lambda names, _: [(name, entry[32:]) for name in names]):
+        yield cold / name
+
+
+def assert_mends(path: Path, entry: bytes) -> None:
+    """A damaged entry is compiled again and replaced, and then used."""
+    compiler = store._compile
+    assert isinstance(compiler, mock.Mock)
+    compiler.reset_mock()
+    for _ in range(2):
+        assert object_images([NAME], host_target())[NAME] == entry[32:]
+    assert [list(call.args[0]) for call in compiler.call_args_list] == [[NAME], []]
+    assert path.read_bytes() == entry
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_any_flipped_bit_is_noticed(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
+    entry = sound_entry[1]
+
+    @given(st.integers(0, 8 * len(entry) - 1))
+    @settings(max_examples=150)
+    def flip(bit: int) -> None:
+        flipped = bytearray(entry)
+        flipped[bit // 8] ^= 1 << bit % 8
+        damaged.write_bytes(flipped)
+        assert_mends(damaged, entry)
+
+    flip()
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 500, -1])
+def test_a_truncated_entry_is_noticed(damaged: Path, sound_entry: tuple[str, bytes], length: int) -> None:
+    damaged.write_bytes(sound_entry[1][:length])
+    assert_mends(damaged, sound_entry[1])
+
+
+def test_an_entry_that_grew_is_noticed(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
+    damaged.write_bytes(sound_entry[1] + b"\0")
+    assert_mends(damaged, sound_entry[1])
+
+
+def test_an_entry_under_another_entrys_name_is_noticed(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
+    """Sound in itself, but it defines another symbol: a call of it would jump to address zero."""
+    stranger = b"another object"
+    damaged.write_bytes(store._digest("0" * 64, stranger) + stranger)
+    assert_mends(damaged, sound_entry[1])
+
+
+def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None:
+    run_python(LOAD)
+    victim = sorted(cold.iterdir())[0]
+    good = victim.read_bytes()
+    victim.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+    assert run_python(LOAD).stdout == "[(1, 1)] False\n"
+    assert victim.read_bytes() == good
+
+
+# --- interruption -----------------------------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import sys
+from llmrun.kernels.store import load_kernels
+from tests.support.kernel_runs import ALL_KERNELS
+load_kernels(ALL_KERNELS, lambda ready, total: print(ready, flush=True))
+"""
+
+
+def test_an_interrupted_compile_leaves_whole_entries_and_no_processes(cold: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    children = children_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert children
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    entries = list(cold.iterdir())
+    assert entries
+    assert all(path.suffix == ".o" and entry_is_sound(path) for path in entries)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_does_not_compile_is_one_sentence(cold: Path) -> None:
+    name = KernelName.of("linear_int8", "linear", weight="q9_9")
+    with pytest.raises(KernelCompileError, match="^kernel does not compile") as failure:
+        load_kernels([name])
+    assert str(failure.value) == "kernel does not compile: linear_int8.linear {'weight': 'q9_9'}: KeyError: 'q9_9'"
+    assert "Traceback" in str(failure.value.__cause__)
+    assert not list(cold.glob("*"))
+
+
+def test_one_bad_kernel_does_not_spoil_the_others(cold: Path) -> None:
+    with pytest.raises(KernelCompileError):
+        object_images([KernelName.of("rowwise", "no_such_kernel"), NAME], host_target())
+    assert object_images([NAME], host_target())[NAME]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import sys; sys.exit('numba is broken')", "numba is broken"),
+        ("import os; os._exit(3)", "ended without a word"),
+        ('input(); print(\'{"id": 0, "bytes": 5000, "error": ""}\')', "ended without a word"),
+    ],
+    ids=["says why", "silent", "dies while answering"],
+)
+def test_a_compiler_that_dies_is_reported(cold: Path, program: str, words: str) -> None:
+    real = subprocess.Popen
+
+    def broken_compiler(_: object, **options: object) -> object:
+        return real([sys.executable, "-c", program], **options)  # type: ignore[call-overload]
+
+    with (
+        mock.patch.object(subprocess, "Popen", side_effect=broken_compiler),
+        pytest.raises(KernelCompileError, match=words),
+    ):
+        object_images([NAME, *TEAM_KERNELS], host_target())
+    assert not list(cold.glob("*"))
+
+
+def test_a_progress_report_that_raises_stops_the_compilers(cold: Path) -> None:
+    def give_up(ready: int, total: int) -> None:
+        raise RuntimeError("enough")
+
+    before = set(children_of(os.getpid()))
+    with mock.patch.object(store, "_loaded", {}), pytest.raises(RuntimeError, match="enough"):
+        load_kernels(TEAM_KERNELS, give_up)
+    assert set(children_of(os.getpid())) <= before
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+
+
+def fresh_key(name: KernelName, target: Target) -> str:
+    store._source_digest.cache_clear()
+    key: str = store._key.__wrapped__(name, target)
+    return key
+
+
+def test_the_key_changes_with_everything_the_code_depends_on() -> None:
+    target = host_target()
+    name = KernelName.of("linear_int8", "linear", weight="q4_0")
+    keys = [
+        fresh_key(name, target),
+        fresh_key(KernelName.of("linear_int8", "linear", weight="q4_1"), target),
+        fresh_key(KernelName.of("linear_float", "linear", weight="q4_0"), target),
+        fresh_key(KernelName.of("linear_int8", "linear2", weight="q4_0"), target),
+        fresh_key(name, replace(target, level=PORTABLE)),
+        fresh_key(name, replace(target, triple="aarch64-unknown-linux-gnu")),
+        fresh_key(name, replace(target, cpu="another")),
+        fresh_key(name, replace(target, features="+another")),
+    ]
+    for newer in ("numba", "llvmlite"):
+        versions = {"numba": version("numba"), "llvmlite": version("llvmlite"), newer: "99"}
+        with mock.patch.object(store, "version", side_effect=versions.get):
+            keys.append(fresh_key(name, target))
+    with mock.patch.object(sys.implementation, "cache_tag", "cpython-399"):
+        keys.append(fresh_key(name, target))
+    assert len(set(keys)) == len(keys)
+    assert fresh_key(name, target) == keys[0]
+
+
+@pytest.mark.parametrize("changed", ["linear_int8", "simd", "memory", "records", "work", "compiler", "objectfile"])
+def test_the_key_changes_with_the_kernels_file_and_every_file_it_imports(tmp_path: Path, changed: str) -> None:
+    name = KernelName.of("linear_int8", "linear", weight="q4_0")
+    before = fresh_key(name, host_target())
+    copy = Path(shutil.copytree(FOLDER, tmp_path / "kernels"))
+    with mock.patch.object(store, "_FOLDER", copy):
+        assert fresh_key(name, host_target()) == before
+        (copy / "attention.py").write_text("another attention")
+        assert fresh_key(name, host_target()) == before
+        with (copy / f"{changed}.py").open("a") as file:
+            file.write("\n")
+        assert fresh_key(name, host_target()) != before
+    store._source_digest.cache_clear()
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_the_key_sees_every_import_of_a_kernels_file(path: Path) -> None:
+    """The store finds imports by their spelling, so a kernel's file may spell them in no other way."""
+    source = path.read_text()
+    if not re.search("^@kernel", source, re.MULTILINE):
+        return
+    spelled = {
+        part.strip()
+        for direct, listed in store._IMPORT.findall(source)
+        for part in ([direct] if direct else listed.split(","))
+    }
+    imported: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("llmrun") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llmrun"):
+            module = (node.module or "").split(".")
+            assert module[1] == "kernels", f"{path.name}: {node.module} lies outside the kernels' folder"
+            imported |= {module[2]} if len(module) == 3 else {alias.name for alias in node.names}
+    assert spelled == imported
+
+
+# --- calling ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernels_name_does_not_depend_on_the_order_of_its_parameters() -> None:
+    assert KernelName.of("m", "f", a=1, b="x") == KernelName.of("m", "f", b="x", a=1)
+
+
+def test_one_kernel_by_name() -> None:
+    assert load_kernel("conduct", "start").address == load_kernels([START])[START].address
+
+
+def test_requests_to_the_compiler_are_lines_of_json(cold: Path) -> None:
+    """What the compiler answers is what the store wants, without the store."""
+    target = host_target()
+    request = {
+        "id": 7,
+        "module": NAME.module,
+        "name": NAME.function,
+        "parameters": {},
+        "level_name": target.level.name,
+        "triple": target.triple,
+        "cpu": target.cpu,
+        "features": target.features,
+        "symbol": "here",
+    }
+    compiler = [sys.executable, "-m", "llmrun.kernels.compiler"]
+    done = subprocess.run(compiler, input=json.dumps(request).encode(), capture_output=True, check=True, timeout=120)
+    header, _, image = done.stdout.partition(b"\n")
+    assert json.loads(header) == {"id": 7, "bytes": len(image), "error": ""}
+    assert image.startswith(b"\x7fELF")
