@@ -56,14 +56,17 @@ class Team:
         self._set(records.STEP_PLAN, address_of(lowered.records))
         self._set(records.STEP_N_OPS, len(lowered.records))
         threads: list[threading.Thread] = []
-        # Also at interpreter exit, and when not every worker could be started: before the arrays they look at are gone.
+        # Also at interpreter exit, before the arrays that the workers look at are gone.
         self._finalizer = weakref.finalize(self, _dismiss, self._process, self._sync, self._step, self._start, threads)
-        for thread in range(n_threads):
-            worker = threading.Thread(
-                target=_live, args=(kernels[WORK], self._step, thread, n_threads), name=f"llmrun-{thread}", daemon=True
-            )
-            worker.start()
-            threads.append(worker)
+        try:
+            for thread in range(n_threads):
+                arguments = (kernels[WORK], self._step, thread, n_threads)
+                worker = threading.Thread(target=_live, args=arguments, name=f"llmrun-{thread}", daemon=True)
+                worker.start()
+                threads.append(worker)
+        except BaseException:
+            self.close()
+            raise
 
     def _describe_system(self) -> None:
         libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("kernel32")

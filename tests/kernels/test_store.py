@@ -234,7 +234,7 @@ def children_of(pid: int) -> list[int]:
 
 def test_a_kernel_that_does_not_compile_is_one_sentence(cold: Path) -> None:
     name = KernelName.of("linear_int8", "linear", weight="q9_9")
-    with pytest.raises(KernelCompileError, match="^kernel does not compile") as failure:
+    with pytest.raises(KernelCompileError, match="kernel does not compile") as failure:
         load_kernels([name])
     assert str(failure.value) == "kernel does not compile: linear_int8.linear {'weight': 'q9_9'}: KeyError: 'q9_9'"
     assert "Traceback" in str(failure.value.__cause__)
