@@ -104,11 +104,14 @@ def test_no_thread_passes_a_barrier_before_the_others(threads: int) -> None:
 def test_threads_that_sleep_at_once_are_all_woken(threads: int) -> None:
     """No spinning at all: every barrier and every step goes through sleeping and waking."""
     random = np.random.default_rng(threads)
-    with mock.patch("llmrun.kernels.team._SPIN", 0), mock.patch("llmrun.kernels.team._IDLE_SPIN", 0):
-        with team_of(threads) as team:
-            for _ in range(300):
-                tokens = random.integers(0, 100, 3).astype(np.int32)
-                np.testing.assert_array_equal(run(team, tokens), expected(tokens, 8))
+    with (
+        mock.patch("llmrun.kernels.team._SPIN", 0),
+        mock.patch("llmrun.kernels.team._IDLE_SPIN", 0),
+        team_of(threads) as team,
+    ):
+        for _ in range(300):
+            tokens = random.integers(0, 100, 3).astype(np.int32)
+            np.testing.assert_array_equal(run(team, tokens), expected(tokens, 8))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
