@@ -31,7 +31,7 @@ from llmrun.hub.transfer import require_space, save_verified, writing
 if TYPE_CHECKING:
     from huggingface_hub.file_download import HfFileMetadata
 
-# Name resolution and connecting together. huggingface_hub's own limit is per address, and the Hub has eight.
+# For name resolution and connecting together: huggingface_hub's own limit is per address, and a host has several.
 ANSWER_SECONDS = 10.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -152,8 +152,8 @@ def _translated() -> Iterator[None]:
 
 
 def _plain(words: object) -> str:
-    """The first line of what another machine said, without what a terminal would obey."""
-    lines = str(words).strip().splitlines()
+    """The first line of what a library or another machine said, without what a terminal would obey."""
+    lines = re.sub(r"^\[Errno -?\d+\] ", "", str(words).strip()).splitlines()
     return "".join(letter for letter in lines[0] if letter.isprintable())[:160] if lines else ""
 
 

