@@ -33,24 +33,25 @@ EOF
     return 1
 }
 
-# run_step WORDS COMMAND...: one calm line while it runs; its output only if it fails.
+# run_step WORDS COMMAND...: one calm line while it runs; its output only if it fails. The command is in the
+# foreground, so that Ctrl-C reaches it and everything it started; the clock is what runs beside it.
 run_step() {
     words=$1
     shift
     log=$(mktemp)
     started=$(date +%s)
-    "$@" >"$log" 2>&1 </dev/null &
-    job=$!
-    trap 'kill "$job" 2>/dev/null || true; rm -f "$log"; echo >&2; exit 130' INT TERM
-    [ -t 2 ] || printf '%s ...\n' "$words" >&2
-    while kill -0 "$job" 2>/dev/null; do
-        [ -t 2 ] && printf '\r%s ... %s' "$words" "$(clock "$started")" >&2
-        sleep 1
-    done
+    ticker=
+    if [ -t 2 ]; then
+        tick "$words" "$started" &
+        ticker=$!
+    else
+        printf '%s ...\n' "$words" >&2
+    fi
+    trap 'stop_ticking; rm -f "$log"; exit 130' INT TERM
     status=0
-    wait "$job" || status=$?
+    "$@" >"$log" 2>&1 </dev/null || status=$?
     trap - INT TERM
-    [ -t 2 ] && printf '\r' >&2
+    stop_ticking
     if [ "$status" -eq 0 ]; then
         printf '%s: done in %s\n' "$words" "$(clock "$started")" >&2
     else
@@ -59,6 +60,20 @@ run_step() {
     fi
     rm -f "$log"
     return "$status"
+}
+
+tick() {
+    while kill -0 $$ 2>/dev/null; do
+        printf '\r%s ... %s' "$1" "$(clock "$2")" >&2
+        sleep 1
+    done
+}
+
+stop_ticking() {
+    [ -n "$ticker" ] || return 0
+    kill "$ticker" 2>/dev/null || true
+    wait "$ticker" 2>/dev/null || true
+    printf '\r' >&2
 }
 
 clock() {

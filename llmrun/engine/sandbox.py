@@ -29,7 +29,7 @@ WIDEST_INTEGER = 4096  # bits
 _WIDE_FIELD = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)")  # a `%` format that pads by itself, or by an argument
 
 
-class _Refusal(Exception):  # noqa: N818 - named for what the template says, which is not an error of ours
+class _Refusal(Exception):  # named for what the template says, which is not an error of ours
     """`raise_exception` was called."""
 
 
