@@ -47,7 +47,7 @@ run_step() {
     else
         printf '%s ...\n' "$words" >&2
     fi
-    trap 'stop_ticking; rm -f "$log"; exit 130' INT TERM
+    trap 'stop_ticking; echo >&2; rm -f "$log"; exit 130' INT TERM
     status=0
     "$@" >"$log" 2>&1 </dev/null || status=$?
     trap - INT TERM

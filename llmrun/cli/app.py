@@ -29,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,  # Rich's help costs 64 ms more
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
