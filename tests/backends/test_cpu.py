@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -20,8 +21,9 @@ from llmrun.gguf.reader import open_gguf
 from llmrun.kernels import records, store
 from llmrun.types import Batch
 from tests.support.downloads import smollm2
-from tests.support.gguf_files import Tensor, tiny_llama, tiny_vocabulary, write_gguf
+from tests.support.gguf_files import Tensor, tiny_llama, tiny_vocabulary
 from tests.support.seam_contract import SeamContract, batch_of, rows
+from tests.support.tiny_models import changed_copy
 
 VOCABULARY = len(tiny_vocabulary().tokens)
 
@@ -264,24 +266,12 @@ def test_the_file_may_be_closed_and_deleted_once_the_model_is_open(tmp_path: Pat
 def test_an_unsupported_weight_type_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     before = threading.active_count()
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type="F32", width=256, feed_forward=256)
-    mixed = write_with_q6_k(path, tmp_path / "mixed.gguf")
+    mixed = changed_copy(path, tmp_path / "mixed.gguf", make_one_matrix_q6_k)
     with pytest.raises(UnsupportedModel, match=r"blk\.0\.attn_q\.weight: Q6_K, the CPU engine runs BF16, F16"):
         open_backend(mixed)
     assert threading.active_count() == before
 
 
-def write_with_q6_k(source: Path, target: Path) -> Path:
-    """A copy in which one matrix is Q6_K."""
-    with open_gguf(source) as file:
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in file.tensors.items():
-            shape = tensor.shape[::-1]
-            if name == "blk.0.attn_q.weight":
-                tensors[name] = ("Q6_K", bytes(shape[0] * shape[1] // 256 * 210), shape)
-            else:
-                tensors[name] = (tensor.type.name, bytes(file.bytes_of(tensor)), shape)
-        metadata = {
-            key: list(value) if not isinstance(value, str | int | float | bool | np.ndarray) else value
-            for key, value in file.metadata.items()
-        }
-        return write_gguf(target, metadata, tensors)
+def make_one_matrix_q6_k(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    rows, columns = tensors["blk.0.attn_q.weight"][-1]
+    tensors["blk.0.attn_q.weight"] = ("Q6_K", bytes(rows * columns // 256 * 210), (rows, columns))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.gguf_files import tiny_llama
+import numpy as np
+
+from llmrun.gguf.reader import GGUFFile, open_gguf
+from tests.support.gguf_files import Tensor, tiny_llama, write_gguf
+
+Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
 # Arguments of tiny_llama. Every weight type; tied and untied output; grouped-query attention; both rope scalings;
 # heads whose sizes do not add up to the width; widths and rows that are no whole number of vectors.
@@ -26,3 +32,32 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
 def tiny_model(folder: Path, name: str) -> Path:
     """Write the model of that name; its path."""
     return tiny_llama(folder / f"{name.replace(' ', '-')}.gguf", **TINY_MODELS[name])
+
+
+def changed_copy(source: Path, target: Path, change: Change) -> Path:
+    """Write `source` again after `change` had its metadata and tensors in hand; returns `target`."""
+    with open_gguf(source) as file:
+        plain = str | bool | int | float | np.ndarray
+        metadata = {key: value if isinstance(value, plain) else list(value) for key, value in file.metadata.items()}
+        tensors: dict[str, Tensor] = {
+            name: (tensor.type.name, bytes(file.bytes_of(tensor)), tensor.shape[::-1])
+            for name, tensor in file.tensors.items()
+        }
+        change(metadata, tensors)
+    return write_gguf(target, metadata, tensors)
+
+
+def dequantized_copy(source: Path, target: Path) -> Path:
+    """The same model with every weight as the float32 it stands for; returns `target`."""
+
+    def values_of(file: GGUFFile, name: str) -> Tensor:
+        tensor = file.tensors[name]
+        assert tensor.type.dequantize is not None
+        values = tensor.type.dequantize(file.bytes_of(tensor).reshape(tensor.n_rows, -1))
+        return ("F32", values.reshape(tensor.shape[::-1]))
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        with open_gguf(source) as file:
+            tensors |= {name: values_of(file, name) for name in tensors}
+
+    return changed_copy(source, target, change)

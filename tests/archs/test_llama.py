@@ -1,0 +1,281 @@
+"""The llama architecture reads its metadata strictly and writes down the right model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmrun.archs import llama
+from llmrun.archs.registry import ARCHITECTURES, architecture_of
+from llmrun.archs.tensors import common_type, matrix, parameter_count, vector
+from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
+from llmrun.gguf.reader import GGUFFile, open_gguf
+from llmrun.kernels.plan import Attention, Linear, RmsNorm
+from tests.support.gguf_files import Tensor, llama3_rope_factors, tiny_llama
+from tests.support.tiny_models import Change, changed_copy
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
+    return open_gguf(tiny_llama(tmp_path_factory.mktemp("archs") / "tiny.gguf", weight_type="F32", tied=False))
+
+
+def changed(tiny: GGUFFile, folder: Path, change: Change) -> GGUFFile:
+    """The tiny model with something about it changed, opened again."""
+    return open_gguf(changed_copy(tiny.path, folder / "changed.gguf", change))
+
+
+def with_metadata(**values: Any) -> Change:
+    """Keys below `llama.`, with `__` for a dot; a value of None takes the key away."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            key = f"llama.{name.replace('__', '.')}"
+            metadata.pop(key, None)
+            if value is not None:
+                metadata[key] = value
+
+    return change
+
+
+def check(file: GGUFFile) -> llama.Config:
+    config = architecture_of(file).check(file)
+    assert isinstance(config, llama.Config)
+    return config
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_config_is_the_metadata(tiny: GGUFFile) -> None:
+    config = check(tiny)
+    assert (config.layers, config.width, config.feed_forward) == (2, 64, 96)
+    assert (config.heads, config.kv_heads, config.head_size, config.rope_dimensions) == (4, 2, 16, 16)
+    assert (config.train_context, config.rope_base, config.rope_linear_factor) == (512, 10_000.0, 1.0)
+    assert config.norm_epsilon == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "expected"),
+    [
+        ({"attention__head_count_kv": None}, "kv_heads", 4),
+        ({"rope__freq_base": None}, "rope_base", 10_000.0),
+        ({"rope__dimension_count": None}, "rope_dimensions", 16),
+        ({"rope__dimension_count": 8}, "rope_dimensions", 8),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, "rope_linear_factor", 4.0),
+        ({"rope__scaling__factor": 4.0}, "rope_linear_factor", 4.0),
+        ({"rope__scale_linear": 2.0}, "rope_linear_factor", 2.0),
+        ({"rope__scale_linear": 2.0, "rope__scaling__factor": 4.0}, "rope_linear_factor", 4.0),
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, "rope_linear_factor", 1.0),
+        ({"expert_count": 0}, "heads", 4),
+        ({"rope__scaling__attn_factor": 1.0}, "heads", 4),
+    ],
+)
+def test_keys_that_may_be_absent_have_llama_cpps_defaults(
+    tiny: GGUFFile, tmp_path: Path, values: Mapping[str, Any], field: str, expected: object
+) -> None:
+    file = changed(tiny, tmp_path, with_metadata(**values))
+    assert getattr(llama.Config.read(file), field) == expected
+
+
+# --- refusing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "words"),
+    [
+        ({"block_count": None}, BadGGUF, "llama.block_count"),
+        ({"block_count": 0}, BadGGUF, "llama.block_count"),
+        ({"block_count": 1 << 30}, BadGGUF, "llama.block_count"),
+        ({"embedding_length": 0}, BadGGUF, "llama.embedding_length"),
+        ({"attention__head_count": 0}, BadGGUF, "llama.attention.head_count"),
+        ({"attention__head_count_kv": 3}, BadGGUF, "3 seen, must divide 4 heads"),
+        ({"attention__head_count_kv": 8}, BadGGUF, "llama.attention.head_count_kv"),
+        ({"attention__layer_norm_rms_epsilon": None}, BadGGUF, "layer_norm_rms_epsilon"),
+        ({"attention__layer_norm_rms_epsilon": 0.0}, BadGGUF, "0.0 seen, must be above 0"),
+        ({"attention__layer_norm_rms_epsilon": float("nan")}, BadGGUF, "layer_norm_rms_epsilon"),
+        ({"rope__freq_base": -1.0}, BadGGUF, "-1.0 seen, must be above 0"),
+        ({"rope__freq_base": float("inf")}, BadGGUF, "freq_base"),
+        ({"rope__scaling__factor": 0.0}, BadGGUF, "0.0 seen, must be above 0"),
+        ({"rope__dimension_count": 7}, BadGGUF, "7 seen, must be even"),
+        ({"rope__dimension_count": 18}, BadGGUF, "llama.rope.dimension_count"),
+        ({"context_length": 0}, BadGGUF, "llama.context_length"),
+        ({"context_length": "many"}, BadGGUF, "llama.context_length"),
+        ({"attention__key_length": 32}, UnsupportedModel, "keys of 32 and values of 16 features"),
+        ({"attention__head_count": 8}, UnsupportedModel, "heads of 8 features, must be a multiple of 16"),
+        ({"expert_count": 8}, UnsupportedModel, "a mixture of 8 experts"),
+        ({"feed_forward_length": [96, 96]}, UnsupportedModel, "a llama.feed_forward_length for each layer"),
+        ({"attention__head_count_kv": [2, 2]}, UnsupportedModel, "a llama.attention.head_count_kv for each layer"),
+        ({"rope__scaling__type": "yarn"}, UnsupportedModel, "rope scaling 'yarn', supported are none, linear"),
+        ({"rope__scaling__type": "longrope"}, UnsupportedModel, "rope scaling 'longrope'"),
+        ({"rope__scaling__attn_factor": 1.3}, UnsupportedModel, "attn_factor"),
+    ],
+)
+def test_metadata_that_cannot_be_run_is_refused(
+    tiny: GGUFFile, tmp_path: Path, values: Mapping[str, Any], error: type[LlmrunError], words: str
+) -> None:
+    file = changed(tiny, tmp_path, with_metadata(**values))
+    with pytest.raises(error) as refused:
+        check(file)
+    assert type(refused.value) is error
+    assert words in str(refused.value)
+    assert "changed.gguf" in str(refused.value)
+    assert refused.value.exit_code == 3
+    assert "\n" not in str(refused.value)
+
+
+def without(name: str) -> Change:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        del tensors[name]
+
+    return change
+
+
+def with_tensor(name: str, kind: str, shape: tuple[int, ...]) -> Change:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors[name] = (kind, np.ones(shape, np.float32)) if kind == "F32" else (kind, bytes(shape[0] * 144), shape)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token_embd.weight",
+        "output_norm.weight",
+        "blk.0.attn_q.weight",
+        "blk.1.ffn_down.weight",
+        "blk.1.ffn_norm.weight",
+    ],
+)
+def test_a_missing_tensor_is_named(tiny: GGUFFile, tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadGGUF, match=f"tensor missing: .*: {name}$"):
+        check(changed(tiny, tmp_path, without(name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("blk.0.attn_q.weight", (64, 32), "32 x 64 seen, 64 x 64 wanted"),
+        ("blk.0.attn_k.weight", (64, 64), "64 x 64 seen, 64 x 32 wanted"),
+        ("blk.1.ffn_down.weight", (96, 64), "64 x 96 seen, 96 x 64 wanted"),
+        ("blk.1.attn_norm.weight", (63,), "63 seen, 64 wanted"),
+        ("output_norm.weight", (2, 64), "64 x 2 seen, 64 wanted"),
+        ("token_embd.weight", (100, 64), "64 x 100 seen"),
+        ("output.weight", (100, 64), "64 x 100 seen"),
+        ("rope_freqs.weight", (16,), "16 seen, 8 wanted"),
+    ],
+)
+def test_a_tensor_of_a_wrong_shape_is_named(
+    tiny: GGUFFile, tmp_path: Path, name: str, shape: tuple[int, ...], words: str
+) -> None:
+    """Kernels read as far as the metadata says."""
+    with pytest.raises(BadGGUF, match=f"tensor of a wrong shape: .*: {name}: {words}"):
+        check(changed(tiny, tmp_path, with_tensor(name, "F32", shape)))
+
+
+def test_ones_at_the_end_of_a_shape_are_no_difference(tiny: GGUFFile, tmp_path: Path) -> None:
+    check(changed(tiny, tmp_path, with_tensor("blk.0.attn_norm.weight", "F32", (1, 64))))
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.2.attn_norm.weight", "blk.0.ffn_gate_exps.weight", "x"])
+def test_a_tensor_nobody_asked_for_is_not_ignored(tiny: GGUFFile, tmp_path: Path, name: str) -> None:
+    """A bias left out would be another model."""
+    with pytest.raises(UnsupportedModel, match=f"tensor not supported: .*: {name}: this architecture") as error:
+        check(changed(tiny, tmp_path, with_tensor(name, "F32", (64,))))
+    assert error.value.hint
+
+
+def test_a_weight_type_without_kernels_is_named(tiny: GGUFFile, tmp_path: Path) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata |= {"llama.embedding_length": 256, "llama.attention.head_count": 16, "llama.block_count": 0}
+        tensors.clear()
+        tensors["w"] = ("Q4_K", bytes(4 * 144), (4, 256))
+
+    file = changed(tiny, tmp_path, change)
+    with pytest.raises(UnsupportedModel, match="w: Q4_K, the CPU engine runs BF16, F16, F32, Q4_0, Q4_1, Q8_0"):
+        matrix(file, "w")
+    with pytest.raises(UnsupportedModel, match="w: Q4_K"):
+        vector(file, "w")
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_rope_factors_must_be_positive_and_finite(tiny: GGUFFile, tmp_path: Path, bad: float) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        factors = np.ones(8, np.float32)
+        factors[3] = bad
+        tensors["rope_freqs.weight"] = ("F32", factors)
+
+    file = changed(tiny, tmp_path, change)
+    with pytest.raises(BadGGUF, match=r"rope_freqs\.weight"):
+        llama.plan(file, check(file))
+
+
+# --- the plan --------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_reads_like_the_model(tiny: GGUFFile) -> None:
+    plan = llama.plan(tiny, check(tiny))
+    layer = ["RmsNorm", "Linear", "Linear", "Linear", "RopeStore", "Attention", "Linear"]
+    layer += ["RmsNorm", "Linear", "Linear", "SwiGLU", "Linear"]
+    assert [type(op).__name__ for op in plan.ops] == ["Embed", *layer, *layer, "RmsNorm", "Linear"]
+    assert [op.layer for op in plan.ops if isinstance(op, Attention)] == [0, 1]
+    last = plan.ops[-1]
+    assert isinstance(last, Linear)
+    assert last.weight.name == "output.weight"
+    assert plan.logits is last.out
+
+
+def test_only_the_wanted_rows_reach_the_output(tiny: GGUFFile) -> None:
+    plan = llama.plan(tiny, check(tiny))
+    norms = [op for op in plan.ops if isinstance(op, RmsNorm)]
+    assert [op.out.wanted for op in norms] == [False] * 4 + [True]
+    assert plan.logits is not None
+    assert plan.logits.wanted
+
+
+def test_a_tied_output_is_the_embedding(tmp_path: Path) -> None:
+    with open_gguf(tiny_llama(tmp_path / "tied.gguf")) as file:
+        plan = llama.plan(file, check(file))
+        last = plan.ops[-1]
+        assert isinstance(last, Linear)
+        assert last.weight.name == "token_embd.weight"
+        assert [weight.name for weight in plan.matrices].count("token_embd.weight") == 1
+
+
+def test_frequencies_fall_from_one_by_the_base(tiny: GGUFFile) -> None:
+    frequencies = llama.plan(tiny, check(tiny)).rope.frequencies
+    np.testing.assert_allclose(frequencies, 10_000.0 ** (-np.arange(8) / 8))
+
+
+def test_llama_3s_factors_and_the_linear_one_both_divide(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "both.gguf", rope_scaling="llama3", extra={"llama.rope.scaling.factor": 2.0})
+    with open_gguf(path) as file:
+        frequencies = llama.plan(file, check(file)).rope.frequencies
+    factors = llama3_rope_factors(16, 10_000.0).astype(np.float64)
+    np.testing.assert_allclose(frequencies, 10_000.0 ** (-np.arange(8) / 8) / 2 / factors)
+
+
+def test_bytes_and_multiplications_of_a_token(tiny: GGUFFile) -> None:
+    plan = llama.plan(tiny, check(tiny))
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96) + check(tiny).vocabulary_size * 64
+    assert plan.multiplications == weights
+    assert plan.weight_bytes == 4 * weights
+
+
+# --- the registry and the small readers ------------------------------------------------------------------------------
+
+
+def test_every_architecture_has_a_file_of_its_name() -> None:
+    for name, architecture in ARCHITECTURES.items():
+        assert architecture.plan.__module__ == f"llmrun.archs.{name.replace('-', '_')}"
+
+
+def test_the_common_type_is_the_one_of_most_bytes(tmp_path: Path) -> None:
+    with open_gguf(tiny_llama(tmp_path / "tiny.gguf", weight_type="Q4_1")) as file:
+        assert common_type(file) == "Q4_1"
+        assert parameter_count(file) == sum(int(np.prod(tensor.shape)) for tensor in file.tensors.values())
