@@ -1,0 +1,222 @@
+"""Lowering: barriers where threads meet in memory, none where they do not, and no memory handed out too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmrun.archs import llama
+from llmrun.gguf.reader import open_gguf
+from llmrun.kernels import records
+from llmrun.kernels.arena import address_of, allocate
+from llmrun.kernels.lowering import Lowered, kv_shape, lower
+from llmrun.kernels.plan import AttentionShape, Plan, Rope, Value
+from llmrun.kernels.weights import reserve
+from tests.support.kernel_runs import matrix_of
+from tests.support.tiny_models import TINY_MODELS, tiny_model
+
+# Words of an op record, counted from its arguments: what a kernel reads and what it writes.
+READS = {
+    "embed": [0],
+    "rmsnorm": [0],
+    "quantize": [0],
+    "linear_int8": [6, 8, 9, 10],
+    "linear_float": [4],
+    "rope_store": [0, 2, 4],
+    "attention": [0, 4],
+    "swiglu": [0, 2],
+}
+WRITES = {
+    "embed": [3],
+    "rmsnorm": [2],
+    "quantize": [2, 4, 5, 6],
+    "linear_int8": [12],
+    "linear_float": [6],
+    "rope_store": [6, 8],
+    "attention": [2],
+    "swiglu": [4],
+}
+CACHE_WORDS = {("rope_store", 8), ("attention", 4)}
+
+
+@dataclass(frozen=True)
+class Access:
+    """One record's use of one buffer."""
+
+    record: int
+    address: int
+    writes: bool
+    private: bool  # each thread has a copy in a step of one row
+    replicated: bool  # every thread writes the same bytes
+
+
+def accesses(lowered: Lowered) -> Iterator[list[Access]]:
+    """What each record touches, in order."""
+    first = records.OP_ARGS // records.WORD
+    for index, (name, words) in enumerate(zip(lowered.kernels, lowered.records.tolist(), strict=True)):
+        kernel = name.module if name.function == "linear" else name.function
+        flags = words[records.OP_FLAGS // records.WORD]
+        uses = [(word, False, records.FLAG_PRIVATE_INPUT) for word in READS[kernel]]
+        uses += [(word, True, records.FLAG_PRIVATE_OUTPUT) for word in WRITES[kernel]]
+        yield [
+            Access(
+                index,
+                words[first + word],
+                writes,
+                bool(flags & private) and (kernel, word) not in CACHE_WORDS,
+                bool(flags & records.FLAG_REPLICATED),
+            )
+            for word, writes, private in uses
+            if words[first + word]  # the logits' address comes with each step
+        ]
+
+
+def races(lowered: Lowered, *, one_row: bool) -> list[tuple[Access, Access]]:
+    """Pairs of uses of one buffer, one of them writing, that no barrier keeps apart and no thread has for itself."""
+    found = []
+    since_barrier: list[Access] = []
+    flags = lowered.records[:, records.OP_FLAGS // records.WORD].tolist()
+    for uses, flag in zip(accesses(lowered), flags, strict=True):
+        for use in uses:
+            for other in since_barrier:
+                if use.address != other.address or not (use.writes or other.writes):
+                    continue
+                own_copies = one_row and use.private and other.private
+                if not own_copies:
+                    found.append((other, use))
+        since_barrier += uses
+        alone = one_row and flag & records.FLAG_REPLICATED
+        if flag & records.FLAG_BARRIER and not alone:
+            since_barrier = []
+    return [(a, b) for a, b in found if not (one_row and a.replicated and shared_cache(lowered, a))]
+
+
+def shared_cache(lowered: Lowered, use: Access) -> bool:
+    """In a step of one row every thread stores the same keys and values, and reads back what it wrote itself."""
+    first = records.OP_ARGS // records.WORD
+    return any(
+        name.function == kernel and words[first + word] == use.address
+        for name, words in zip(lowered.kernels, lowered.records.tolist(), strict=True)
+        for kernel, word in CACHE_WORDS
+    )
+
+
+def lowered_plan(plan: Plan, max_rows: int = 16, threads: int = 3) -> Lowered:
+    shape = kv_shape(plan.attention_shape, 4)
+    kv = allocate(shape[0] * shape[1] * shape[2], "a test's cache").reshape(shape)
+    return lower(plan, reserve(plan.matrices), kv, max_rows=max_rows, n_threads=threads)
+
+
+@pytest.fixture
+def model_plan(tmp_path: Path) -> Callable[[str], Plan]:
+    def plan_of(name: str) -> Plan:
+        with open_gguf(tiny_model(tmp_path, name)) as file:
+            return llama.plan(file, llama.check(file))
+
+    return plan_of
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_no_two_threads_meet_in_memory(model_plan: Callable[[str], Plan], name: str, one_row: bool) -> None:
+    assert races(lowered_plan(model_plan(name)), one_row=one_row) == []
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+def test_a_missing_barrier_would_be_seen(model_plan: Callable[[str], Plan], one_row: bool) -> None:
+    """The check itself: take any one barrier away that is not the last, and there is a race."""
+    lowered = lowered_plan(model_plan("Q4_0 untied"))
+    column = lowered.records[:, records.OP_FLAGS // records.WORD]
+    barriers = np.flatnonzero(column & records.FLAG_BARRIER)[:-1]
+    for index in barriers:
+        if one_row and column[index] & records.FLAG_REPLICATED:
+            continue  # no barrier in such a step
+        column[index] &= ~records.FLAG_BARRIER
+        assert races(lowered, one_row=one_row), lowered.kernels[index]
+        column[index] |= records.FLAG_BARRIER
+
+
+def count_barriers(lowered: Lowered, *, one_row: bool) -> int:
+    flags = lowered.records[:, records.OP_FLAGS // records.WORD]
+    waits = (flags & records.FLAG_BARRIER) != 0
+    if one_row:
+        waits &= (flags & records.FLAG_REPLICATED) == 0
+    return int(waits.sum())
+
+
+def test_a_layer_takes_five_barriers_in_a_step_of_one_row(model_plan: Callable[[str], Plan]) -> None:
+    """After q, k and v; attention; the output projection; gate and up; down. Two more for embedding and output."""
+    for name, layers in (("Q4_0 untied", 3), ("F32", 2), ("Q4_1 llama3 rope", 2)):
+        assert count_barriers(lowered_plan(model_plan(name)), one_row=True) == 5 * layers + 2
+
+
+def test_linear_ops_on_one_input_run_into_each_other(model_plan: Callable[[str], Plan]) -> None:
+    lowered = lowered_plan(model_plan("Q4_0 untied"))
+    flags = lowered.records[:, records.OP_FLAGS // records.WORD]
+    linear = [index for index, name in enumerate(lowered.kernels) if name.function == "linear"]
+    waits = [bool(flags[index] & records.FLAG_BARRIER) for index in linear]
+    layer = [False, False, True, True, False, True, True]  # q k v, o, gate up, down
+    assert waits == layer * 3 + [True]
+
+
+def test_an_op_that_adds_waits_for_what_it_adds_to() -> None:
+    plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+    square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
+    x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
+    y = plan.linear(x, square)
+    plan.linear_add(x, square, to=y)
+    plan.output(y, square)
+    for one_row in (True, False):
+        assert races(lowered_plan(plan), one_row=one_row) == []
+
+
+def test_memory_does_not_grow_with_the_layers() -> None:
+    """Buffers go round: a value's memory is another's once all have passed a barrier."""
+
+    def buffers(layers: int) -> int:
+        plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+        square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
+        norm = np.ones(64, np.float32)
+        x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
+        for _ in range(layers):
+            h = plan.rmsnorm(x, norm, 1e-5)
+            plan.linear_add(plan.swiglu(plan.linear(h, square), plan.linear(h, square)), square, to=x)
+        plan.output(x, square)
+        return len({use.address for uses in accesses(lowered_plan(plan)) for use in uses if use.writes})
+
+    assert buffers(4) == buffers(12)
+
+
+def test_values_of_an_odd_width_keep_their_memory() -> None:
+    """Their padding must stay zero, and another value would write into it."""
+    plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+    odd = matrix_of("f32", np.ones((33, 33), np.float32))
+    value: Value = plan.embed(matrix_of("f32", np.ones((4, 33), np.float32), "table"))
+    for _ in range(4):
+        value = plan.linear(value, odd)
+    plan.output(value, odd)
+    written = [use.address for uses in accesses(lowered_plan(plan)) for use in uses if use.writes]
+    assert len(written) == len(set(written)) == 5
+
+
+@pytest.mark.parametrize(("max_rows", "threads"), [(1, 4), (16, 2)])
+def test_a_buffer_has_a_row_for_every_row_and_for_every_thread(max_rows: int, threads: int) -> None:
+    plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+    square = matrix_of("f32", np.eye(64, dtype=np.float32))
+    plan.output(plan.rmsnorm(plan.embed(square), np.ones(64, np.float32), 1e-5), square)
+    lowered = lowered_plan(plan, max_rows, threads)
+    regions = {address_of(array): array.nbytes for array in lowered.keep if isinstance(array, np.ndarray)}
+    [embedded, normalized] = [use.address for uses in accesses(lowered) for use in uses if use.writes]
+    for address in (embedded, normalized):
+        assert regions[address] >= max(max_rows, threads) * 256
+
+
+def test_every_op_has_a_claim_counter_on_its_own_cache_line(model_plan: Callable[[str], Plan]) -> None:
+    lowered = lowered_plan(model_plan("F32"))
+    counters = lowered.records[:, records.OP_CLAIM // records.WORD]
+    assert len(set(counters.tolist())) == len(counters)
+    assert (np.diff(counters) == records.CACHE_LINE).all()
