@@ -1,0 +1,101 @@
+"""SmolLM2 predicts what llama.cpp predicts, in every weight type the CPU engine runs.
+
+The oracle is llama.cpp on the same weights dequantized to F32, with an F32 KV cache and plain attention.
+`scripts/fidelity` prints all the numbers, over more text.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmrun.kernels.plan import Rope
+from tests.support.downloads import smollm2
+from tests.support.fidelity import (
+    ENGINE_FLOOR,
+    ENGINE_RATIO,
+    PERPLEXITY_BOUND,
+    TWIN_BOUND,
+    WINDOW,
+    LlmrunModel,
+    divergences,
+    exact_twin,
+    perplexities,
+    plan_of,
+)
+from tests.support.llama_cpp_oracle import LlamaCppModel
+from tests.support.llama_vocabulary import LlamaVocabulary
+from tests.support.prompts import long_text, prompts
+from tests.support.real_weights import RealWeights, real_weights
+
+# Positions of a prompt that are compared. One position of Q4_0 (the first token "#!/", whose activations are huge) is
+# a tenth of the sum over 64: a change of 1e-6 in its activations moves its divergence between 0.4 and 1.9. So Q4_0 gets
+# more positions than the others.
+PROMPT_TOKENS = {"Q4_1": 64, "Q4_0": 512, "Q8_0": 64, "F16": 64, "F32": 64}
+TWIN_PROMPTS = 4
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> LlamaVocabulary:
+    return LlamaVocabulary(smollm2())
+
+
+@pytest.fixture(scope="module", params=PROMPT_TOKENS)
+def weights(request: pytest.FixtureRequest) -> Iterator[tuple[str, RealWeights]]:
+    """One weight type at a time; the files go at once, where pytest would keep those of three runs."""
+    with tempfile.TemporaryDirectory(prefix="llmrun-fidelity-") as folder:
+        yield request.param, real_weights(request.param, Path(folder))
+
+
+def test_the_twin_without_rounding_is_the_oracle(weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary) -> None:
+    _, files = weights
+    twin = exact_twin(plan_of(files.path))
+    with LlamaCppModel.oracle(files.dequantized) as oracle:
+        measured = divergences(oracle.logits, {"twin": twin}, prompts(vocabulary, 64)[:TWIN_PROMPTS])
+    assert measured["twin"].mean <= TWIN_BOUND
+
+
+def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(
+    weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary
+) -> None:
+    weight_type, files = weights
+    asked = prompts(vocabulary, PROMPT_TOKENS[weight_type])
+    assert len(asked) >= 50
+    with (
+        LlamaCppModel.oracle(files.dequantized) as oracle,
+        LlamaCppModel(files.path, kv_type="F16", flash_attention=False) as theirs,
+        LlmrunModel(files.path) as ours,
+    ):
+        measured = divergences(oracle.logits, {"ours": ours.logits, "theirs": theirs.logits}, asked)
+    engine, llama_cpp = measured["ours"], measured["theirs"]
+    assert engine.mean <= max(ENGINE_RATIO * llama_cpp.mean, ENGINE_FLOOR), (
+        f"{engine.mean:.2e} nats, llama.cpp {llama_cpp.mean:.2e}, ratio in {engine.ratio_interval(llama_cpp)}"
+    )
+
+
+def test_the_perplexity_is_llama_cpps(vocabulary: LlamaVocabulary) -> None:
+    text = long_text(vocabulary)[: 16 * WINDOW]
+    with (
+        LlamaCppModel(smollm2(), kv_type="F16", flash_attention=False) as theirs,
+        LlmrunModel(smollm2()) as ours,
+    ):
+        measured = perplexities({"theirs": theirs.logits, "ours": ours.logits}, text)
+    assert measured["ours"].predicted >= 8000
+    assert measured["ours"].value == pytest.approx(measured["theirs"].value, rel=PERPLEXITY_BOUND)
+
+
+@pytest.mark.parametrize("weights", ["Q4_1"], indirect=True)
+def test_the_oracle_sees_rotations_off_by_one_percent(
+    weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary
+) -> None:
+    """That the bound on the twin is one a mistake would break."""
+    _, files = weights
+    plan = plan_of(files.path)
+    wrong = replace(plan, rope=Rope(1.01 * plan.rope.frequencies))
+    with LlamaCppModel.oracle(files.dequantized) as oracle:
+        measured = divergences(oracle.logits, {"wrong": exact_twin(wrong)}, prompts(vocabulary, 64)[:1])
+    assert measured["wrong"].mean > TWIN_BOUND

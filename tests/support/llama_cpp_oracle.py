@@ -1,0 +1,98 @@
+"""llama.cpp as an oracle of logits, and as a maker of model files: llama-cpp-python's low-level functions."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import llama_cpp
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+CONTEXT = 512  # tokens: the longest sequence these models are asked about
+
+_GGML_TYPES = {"F32": 0, "F16": 1}
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
+_FLASH_OFF, _FLASH_ON = 0, 1
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _silent(level: int, text: bytes, data: Any) -> None:
+    """llama.cpp logs every key of every file."""
+
+
+llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
+llama_cpp.llama_backend_init()
+
+
+def requantize(source: Path, target: Path, weight_type: str) -> Path:
+    """Write `source` again with its matrices as `weight_type`, by llama.cpp itself; returns `target`.
+
+    "F32" is the dequantized model. For the 4-bit types llama.cpp keeps the token embedding at Q8_0, as it does when
+    it makes such a file from the original weights.
+    """
+    parameters = llama_cpp.llama_model_quantize_default_params()
+    parameters.ftype = _FILE_TYPES[weight_type]
+    parameters.allow_requantize = True
+    parameters.nthread = 1
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(parameters)) != 0:
+        raise RuntimeError(f"llama.cpp does not write {source} as {weight_type}")
+    return target
+
+
+class LlamaCppModel:
+    """A model in llama.cpp, on one thread of the CPU; one sequence of at most CONTEXT tokens at a time."""
+
+    def __init__(self, path: Path, *, kv_type: str, flash_attention: bool) -> None:
+        parameters = llama_cpp.llama_model_default_params()
+        parameters.n_gpu_layers = 0
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
+        if not self._model:
+            raise RuntimeError(f"llama.cpp does not load {path}")
+        options = llama_cpp.llama_context_default_params()
+        options.n_ctx = options.n_batch = options.n_ubatch = CONTEXT
+        options.n_threads = options.n_threads_batch = 1
+        options.type_k = options.type_v = _GGML_TYPES[kv_type]
+        options.flash_attn_type = _FLASH_ON if flash_attention else _FLASH_OFF
+        self._context = llama_cpp.llama_init_from_model(self._model, options)
+        if not self._context:
+            llama_cpp.llama_model_free(self._model)
+            raise RuntimeError(f"llama.cpp makes no context for {path}")
+        self._batch = llama_cpp.llama_batch_init(CONTEXT, 0, 1)
+        self.vocabulary_size: int = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+
+    @classmethod
+    def oracle(cls, dequantized: Path) -> Self:
+        """As exact as llama.cpp can be, for a file of F32 weights: keys and values F32, plain attention."""
+        return cls(dequantized, kv_type="F32", flash_attention=False)
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """float32[len(tokens), vocabulary]: what follows each position of this sequence, and of nothing before it."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for index, token in enumerate(tokens):
+            batch.token[index], batch.pos[index] = token, index
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
+            batch.logits[index] = True
+        status = llama_cpp.llama_decode(self._context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode of {len(tokens)} tokens: status {status}")
+        rows = llama_cpp.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(rows, shape=(len(tokens), self.vocabulary_size)).copy()
+
+    def close(self) -> None:
+        llama_cpp.llama_batch_free(self._batch)
+        llama_cpp.llama_free(self._context)
+        llama_cpp.llama_model_free(self._model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
