@@ -1,0 +1,58 @@
+"""What SmolLM2 is not: other shapes, ropes, vocabularies and weight types, with random weights.
+
+Random logits have a standard deviation of 1, so the bound that a real model is held to is loose here: the twin reads
+2e-13 to 6e-13 over all of these, and is held to 1e-10.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.fidelity import ENGINE_FLOOR, ENGINE_RATIO, LlmrunModel, divergences, exact_twin, plan_of
+from tests.support.gguf_files import tiny_llama, tiny_spm_vocabulary
+from tests.support.llama_cpp_oracle import LlamaCppModel, requantize
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "untied": {"tied": False},
+    "linear rope": {"rope_scaling": "linear"},
+    "llama 3.1 rope": {"rope_scaling": "llama3", "rope_base": 500_000.0, "width": 128, "heads": 2, "kv_heads": 1},
+    "wide heads": {"head_size": 32},
+    "one kv head": {"kv_heads": 1},
+    "a kv head each": {"kv_heads": 4},
+    "three layers": {"layers": 3, "feed_forward": 160},
+    "sentencepiece": {"vocabulary": tiny_spm_vocabulary()},
+}
+FLOAT_SHAPES: dict[str, dict[str, Any]] = {
+    "no width a multiple of 32": {"width": 80, "heads": 5, "kv_heads": 5, "feed_forward": 100},
+}
+FLOAT_TYPES = ("F32", "F16", "BF16")
+TYPES = (*FLOAT_TYPES, "Q8_0", "Q4_0", "Q4_1")
+
+TWIN_BOUND = 1e-10  # nats
+PROMPTS, PROMPT_TOKENS = 8, 100
+
+CASES = [("tied", weight_type) for weight_type in TYPES]
+CASES += [(shape, weight_type) for shape in SHAPES if shape != "tied" for weight_type in ("F32", "Q4_1")]
+CASES += [(shape, weight_type) for shape in FLOAT_SHAPES for weight_type in FLOAT_TYPES]
+
+
+@pytest.mark.parametrize(("shape", "weight_type"), CASES)
+def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, shape: str, weight_type: str) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf", weight_type=weight_type, **(SHAPES | FLOAT_SHAPES)[shape])
+    dequantized = requantize(path, tmp_path / "dequantized.gguf", "F32")
+    random = np.random.default_rng(0)
+    with (
+        LlamaCppModel.oracle(dequantized) as oracle,
+        LlamaCppModel(path, kv_type="F16", flash_attention=False) as theirs,
+        LlmrunModel(path) as ours,
+    ):
+        prompts = random.integers(3, oracle.vocabulary_size, (PROMPTS, PROMPT_TOKENS)).tolist()
+        models = {"twin": exact_twin(plan_of(path)), "ours": ours.logits, "theirs": theirs.logits}
+        measured = {name: divergence.mean for name, divergence in divergences(oracle.logits, models, prompts).items()}
+    assert measured["twin"] <= TWIN_BOUND
+    assert measured["ours"] <= max(ENGINE_RATIO * measured["theirs"], ENGINE_FLOOR), measured
