@@ -10,6 +10,7 @@ import numpy as np
 
 from llmrun.archs.registry import architecture_of
 from llmrun.archs.tensors import common_type, parameter_count
+from llmrun.backends.base import DEFAULT_CONTEXT
 from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.paged_kv import BLOCK, PagedKV
 from llmrun.errors import Cancelled
@@ -43,7 +44,7 @@ class CpuBackend:
         self,
         file: GGUFFile,
         *,
-        context_size: int,
+        context_size: int | None,
         max_sequences: int,
         threads: int | None = None,
         progress: Progress | None = None,
@@ -52,6 +53,7 @@ class CpuBackend:
         config = architecture.check(file)
         self._plan = architecture.plan(file, config)
         n_threads = threads or default_threads()
+        context_size = context_size or min(config.train_context, DEFAULT_CONTEXT)
         blocks = max_sequences * -(-context_size // BLOCK)
         shape = kv_shape(self._plan.attention_shape, blocks)
         memory = allocate(shape[0] * shape[1] * shape[2], "KV cache").reshape(shape)

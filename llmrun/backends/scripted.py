@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmrun.backends.base import DEFAULT_CONTEXT
 from llmrun.backends.scripted_tokenizer import FIRST_WORD, IM_END, ScriptedTokenizer
 from llmrun.errors import Cancelled, KVFull, UsageError
 from llmrun.types import Batch, ModelInfo
@@ -133,7 +134,7 @@ class ScriptedBackend:
         *,
         path: Path = Path("scripted"),
         vocabulary_size: int = FIRST_WORD,
-        context_size: int = 8192,
+        context_size: int = DEFAULT_CONTEXT,
         max_sequences: int = 1,
         capacity: int | None = None,
         checkpoint: int | None = None,

@@ -11,8 +11,6 @@ from llmrun.errors import UsageError
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
 
-DEFAULT_CONTEXT = 8192  # tokens, or the model's own if it has fewer
-
 BACKENDS = ("auto", "cpu", "scripted")
 
 
@@ -27,7 +25,7 @@ def open_backend(
 ) -> Backend:
     """Open a model file on the backend named; "auto" is the CPU engine.
 
-    context_size  tokens one sequence may hold; default: the model's own, at most DEFAULT_CONTEXT
+    context_size  tokens one sequence may hold; default: the model's own, at most base.DEFAULT_CONTEXT
     threads       default: one a physical core
     Raises ModelFileError, DoesNotFit, UsageError.
     """
@@ -37,15 +35,13 @@ def open_backend(
         return ScriptedBackend.open(path, context_size=context_size, max_sequences=max_sequences)
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend: --backend: '{backend}', known are auto, cpu")
-    from llmrun.archs.registry import architecture_of
     from llmrun.backends.cpu import CpuBackend
     from llmrun.gguf.reader import open_gguf
 
     with open_gguf(path) as file:
-        train_context = architecture_of(file).check(file).train_context
         return CpuBackend(
             file,
-            context_size=context_size or min(train_context, DEFAULT_CONTEXT),
+            context_size=context_size,
             max_sequences=max_sequences,
             threads=threads,
             progress=progress,

@@ -31,12 +31,12 @@ SYNC_EXIT = records.SYNC_EXIT
 @inline_function
 def _sleep_while(sync: Any, word: Any, value: Any, timeout: Any) -> Any:
     """Sleep until the low half of a word is no longer `value`, or is woken, or for `timeout` (address of a timespec,
-    0 for ever). Where there is no futex: give the core away once."""
+    0 for ever). Where there is no futex: doze once."""
     futex = load_i64(sync + records.SYNC_FUTEX)
     if futex != 0:
         call_c6(load_i64(sync + records.SYNC_SYSCALL), futex, word, _FUTEX_WAIT_PRIVATE, value, timeout, 0)
     else:
-        call_c1(load_i64(sync + records.SYNC_YIELD), 0)
+        call_c1(load_i64(sync + records.SYNC_DOZE), load_i64(sync + records.SYNC_DOZE_FOR))
 
 
 @inline_function

@@ -70,9 +70,12 @@ class Team:
 
     def _describe_system(self) -> None:
         libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("kernel32")
-        give_way = libc.sched_yield if os.name == "posix" else libc.SwitchToThread
+        # Without a futex, waiting is dozing: 50 us, or Windows' least, a millisecond. Yielding would burn every core of
+        # an idle chat.
+        doze, doze_for = (libc.usleep, 50) if os.name == "posix" else (libc.Sleep, 1)
         futex = _FUTEX_CALLS.get(platform.machine(), 0) if sys.platform == "linux" else 0
-        self._set_sync(records.SYNC_YIELD, _function_address(give_way))
+        self._set_sync(records.SYNC_DOZE, _function_address(doze))
+        self._set_sync(records.SYNC_DOZE_FOR, doze_for)
         self._set_sync(records.SYNC_FUTEX, futex)
         self._set_sync(records.SYNC_SYSCALL, _function_address(libc.syscall) if futex else 0)
         self._set_sync(records.SYNC_SPIN, _SPIN)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.backends.base import DEFAULT_CONTEXT
 from llmrun.backends.cpu import CpuBackend
 from llmrun.backends.scripted import ScriptedBackend
-from llmrun.backends.select import DEFAULT_CONTEXT, open_backend
+from llmrun.backends.select import open_backend
 from llmrun.errors import BadGGUF, ModelNotFound, UnsupportedModel, UsageError
 from tests.support.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
 
