@@ -5,8 +5,10 @@ A measurement takes functions from the token ids of a sequence to the logits of 
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -42,15 +44,16 @@ class LlmrunModel:
 
     def __init__(self, path: Path) -> None:
         self._backend = open_backend(path, backend="cpu", context_size=WINDOW, threads=1)
-        self.tokenizer = self._backend.tokenizer
+        self._one_at_a_time = threading.Lock()
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """float32[tokens, vocabulary]: what follows each position of this sequence, and of nothing before it."""
         n = len(tokens)
-        self._backend.kv.free(0)
         positions = np.arange(n, dtype=np.int32)
         batch = Batch(np.array(tokens, np.int32), np.zeros(n, np.int32), positions, np.ones(n, np.bool_))
-        return self._backend.forward(batch)
+        with self._one_at_a_time:
+            self._backend.kv.free(0)
+            return self._backend.forward(batch)
 
     def close(self) -> None:
         self._backend.close()
@@ -189,12 +192,19 @@ def _surprise(logits: NDArray[np.float32], following: NDArray[np.int64]) -> floa
 def _all_logits(
     models: Sequence[LogitsOf], sequences: Iterable[Sequence[int]]
 ) -> Iterator[tuple[Sequence[int], list[NDArray[np.float32]]]]:
-    """Each sequence with the logits of every model, two models at a time.
-
-    Each runs on one thread: llama.cpp's threads wait for each other by spinning, and on a machine that has anything
-    else to do two of them took ten times as long.
-    """
+    """Each sequence with the logits of every model. Two run at a time, and the next sequence is begun early."""
+    waiting: deque[tuple[Sequence[int], list[Future[NDArray[np.float32]]]]] = deque()
     with ThreadPoolExecutor(2) as pool:
         for sequence in sequences:
-            running = [pool.submit(logits_of, sequence) for logits_of in models]
-            yield sequence, [future.result() for future in running]
+            waiting.append((sequence, [pool.submit(logits_of, sequence) for logits_of in models]))
+            if len(waiting) == 2:
+                yield _collected(waiting)
+        while waiting:
+            yield _collected(waiting)
+
+
+def _collected(
+    waiting: deque[tuple[Sequence[int], list[Future[NDArray[np.float32]]]]],
+) -> tuple[Sequence[int], list[NDArray[np.float32]]]:
+    sequence, running = waiting.popleft()
+    return sequence, [future.result() for future in running]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
 import llama_cpp
@@ -46,7 +47,11 @@ def requantize(source: Path, target: Path, weight_type: str) -> Path:
 
 
 class LlamaCppModel:
-    """A model in llama.cpp, on one thread of the CPU; one sequence of at most CONTEXT tokens at a time."""
+    """A model in llama.cpp on the CPU, asked for sequences of at most CONTEXT tokens, by two threads at a time.
+
+    A context computes on the thread that asks. llama.cpp's own threads wait for each other by spinning: on a machine
+    with anything else to do, two of them took ten times as long as one.
+    """
 
     def __init__(self, path: Path, *, kv_type: str, flash_attention: bool) -> None:
         parameters = llama_cpp.llama_model_default_params()
@@ -54,41 +59,54 @@ class LlamaCppModel:
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
         if not self._model:
             raise RuntimeError(f"llama.cpp does not load {path}")
-        options = llama_cpp.llama_context_default_params()
-        options.n_ctx = options.n_batch = options.n_ubatch = CONTEXT
-        options.n_threads = options.n_threads_batch = 1
-        options.type_k = options.type_v = _GGML_TYPES[kv_type]
-        options.flash_attn_type = _FLASH_ON if flash_attention else _FLASH_OFF
-        self._context = llama_cpp.llama_init_from_model(self._model, options)
-        if not self._context:
-            llama_cpp.llama_model_free(self._model)
-            raise RuntimeError(f"llama.cpp makes no context for {path}")
-        self._batch = llama_cpp.llama_batch_init(CONTEXT, 0, 1)
         self.vocabulary_size: int = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._contexts = [self._new_context(kv_type, flash_attention) for _ in range(2)]
+        self._idle: SimpleQueue[Any] = SimpleQueue()
+        for context in self._contexts:
+            self._idle.put(context)
 
     @classmethod
     def oracle(cls, dequantized: Path) -> Self:
         """As exact as llama.cpp can be, for a file of F32 weights: keys and values F32, plain attention."""
         return cls(dequantized, kv_type="F32", flash_attention=False)
 
+    def _new_context(self, kv_type: str, flash_attention: bool) -> Any:
+        options = llama_cpp.llama_context_default_params()
+        options.n_ctx = options.n_batch = options.n_ubatch = CONTEXT
+        options.n_threads = options.n_threads_batch = 1
+        options.type_k = options.type_v = _GGML_TYPES[kv_type]
+        options.flash_attn_type = _FLASH_ON if flash_attention else _FLASH_OFF
+        context = llama_cpp.llama_init_from_model(self._model, options)
+        if not context:
+            raise RuntimeError(f"llama.cpp makes no context with a {kv_type} KV cache")
+        return context
+
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """float32[len(tokens), vocabulary]: what follows each position of this sequence, and of nothing before it."""
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
-        batch = self._batch
+        context = self._idle.get()
+        try:
+            return self._decode(context, tokens)
+        finally:
+            self._idle.put(context)
+
+    def _decode(self, context: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for index, token in enumerate(tokens):
             batch.token[index], batch.pos[index] = token, index
             batch.n_seq_id[index], batch.seq_id[index][0] = 1, 0
             batch.logits[index] = True
-        status = llama_cpp.llama_decode(self._context, batch)
+        status = llama_cpp.llama_decode(context, batch)
+        llama_cpp.llama_batch_free(batch)
         if status != 0:
             raise RuntimeError(f"llama_decode of {len(tokens)} tokens: status {status}")
-        rows = llama_cpp.llama_get_logits(self._context)
+        rows = llama_cpp.llama_get_logits(context)
         return np.ctypeslib.as_array(rows, shape=(len(tokens), self.vocabulary_size)).copy()
 
     def close(self) -> None:
-        llama_cpp.llama_batch_free(self._batch)
-        llama_cpp.llama_free(self._context)
+        for context in self._contexts:
+            llama_cpp.llama_free(context)
         llama_cpp.llama_model_free(self._model)
 
     def __enter__(self) -> Self:
