@@ -38,17 +38,24 @@ Completions = Callable[[str], Sequence[Completion]]  # from what stands before t
 
 
 class Turns(Protocol):
-    """Where the user's turns come from."""
+    """Where the user's turns come from.
+
+    interactive  a person types them and can try again: an error is told and the chat goes on. Otherwise (a pipe)
+                 the first error ends it with its exit code
+    """
+
+    @property
+    def interactive(self) -> bool: ...
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
         '''The next turn as it was typed, without its last newline; None at the end of input.
 
         It may have several lines. A block that begins with `"""` is handed over whole, with its quotes:
-        `commands.is_unfinished(text)` says whether more lines belong to it. `draft` is a text to begin with, for the
+        `blocks.is_unfinished(text)` says whether more lines belong to it. `draft` is a text to begin with, for the
         user to edit; where nothing can be edited it is ignored.
 
-        Whoever can clear a line does so at Ctrl-C and goes on. KeyboardInterrupt out of here ends the chat with
-        exit code 130, UsageError (bytes that are not UTF-8) with its own.
+        At Ctrl-C the line is cleared and another one is read. A KeyboardInterrupt that gets out of here starts a new
+        prompt when `interactive`, and ends the chat with exit code 130 when not.
         '''
 
     def answering(self) -> AbstractContextManager[None]:
