@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,7 +46,7 @@ def check_tensors(file: GGUFFile, required: Mapping[str, Shape], optional: Mappi
 
 
 def matrix(file: GGUFFile, name: str) -> Matrix:
-    """A weight matrix. Raises UnsupportedModel for a weight type without kernels."""
+    """A weight matrix, to be read while the file is open. Raises UnsupportedModel for a weight type without kernels."""
     tensor = file.tensors[name]
     kind = tensor.type.name.lower()
     if kind not in SUPPORTED:
@@ -54,7 +55,7 @@ def matrix(file: GGUFFile, name: str) -> Matrix:
             f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}, the CPU engine runs {names}",
             hint="Choose a file of one of those types, such as Q8_0 or Q4_0.",
         )
-    return Matrix(name, kind, tensor.n_rows, tensor.shape[0], file.bytes_of(tensor))
+    return Matrix(name, kind, tensor.n_rows, tensor.shape[0], tensor.nbytes, partial(file.read_into, tensor))
 
 
 def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:
@@ -62,7 +63,7 @@ def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:
     tensor = file.tensors[name]
     if tensor.type.dequantize is None:
         raise UnsupportedModel(f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}")
-    return tensor.type.dequantize(file.bytes_of(tensor))
+    return tensor.type.dequantize(file.read(tensor))
 
 
 def common_type(file: GGUFFile) -> str:

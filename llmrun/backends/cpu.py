@@ -65,6 +65,7 @@ class CpuBackend:
         self._lowered.link()
         self.tokenizer: Tokenizer = load_tokenizer(file)
         fill(packed, n_threads, _load_progress(progress))
+        file.check_unchanged()
         self.kv = PagedKV(memory, max_sequences, context_size)
         self._team = Team(self._lowered, n_threads)
         self._cancelled = False

@@ -73,10 +73,9 @@ def read_header(cursor: Cursor) -> Header:
 
 
 def _check_magic(cursor: Cursor) -> None:
-    size = len(cursor.bytes)
-    if size == 0:
+    if cursor.file_bytes == 0:
         raise cursor.bad("magic", "the file is empty")
-    start = cursor.bytes[:32].tobytes()
+    start = cursor.start(32)
     if start[:4] == MAGIC:
         cursor.u32("magic")
         return

@@ -25,7 +25,7 @@ class Metadata:
     """The keys and values of one file.
 
     path      the file, for messages
-    metadata  key -> bool, int, float, str, NumPy array (a read-only view of the file) or StringArray
+    metadata  key -> bool, int, float, str, NumPy array (a read-only view of the header) or StringArray
     types     key -> the type it was written with: "u32", "str", "arr[f32]", ...
     """
 
@@ -107,11 +107,11 @@ class Metadata:
         return value
 
     def integers(self, key: str) -> NumberArray:
-        """An integer array of any width, [n]; a view of the file."""
+        """An integer array of any width, [n]; a view of the header."""
         return self._array(key, "iu", "an array of integers")
 
     def numbers(self, key: str) -> NumberArray:
-        """A float or integer array of any width, [n]; a view of the file."""
+        """A float or integer array of any width, [n]; a view of the header."""
         return self._array(key, "fiu", "an array of numbers")
 
     def strings(self, key: str) -> StringArray:

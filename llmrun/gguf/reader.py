@@ -1,4 +1,4 @@
-"""Opening a GGUF file: mapped, checked from end to end of its header, nothing copied.
+"""Opening a GGUF file: checked from end to end of its header, and read, not mapped.
 
 Everything a backend later relies on is checked here or in the architecture's own file: a file that opens does not
 crash what reads it. llama.cpp accepts more, and aborts the process on some of that.
@@ -6,10 +6,7 @@ crash what reads it. llama.cpp accepts more, and aborts the process on some of t
 
 from __future__ import annotations
 
-import errno
-import mmap
 import os
-import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,60 +14,42 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.errors import ModelFileError, ModelNotFound
-from llmrun.gguf.cursor import Buffer, Cursor
+from llmrun.errors import BadGGUF
+from llmrun.gguf.cursor import Cursor
 from llmrun.gguf.header import Header, read_header
 from llmrun.gguf.metadata import Metadata
-from llmrun.gguf.problems import shown
+from llmrun.gguf.source import FileSource, MemorySource, Source
 from llmrun.gguf.tensors import TensorInfo, read_tensors
 from llmrun.gguf.vocabulary import check_vocabulary
 
-# What a mistyped path can end in.
-_NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Map a file read-only and check it.
+    """Open a file, read its header into memory and check it. Tensors are read when they are asked for.
 
     Raises ModelNotFound (there is no such file), BadGGUF (a rule of the format is broken), UnsupportedModel (one
-    part of a split model) and ModelFileError (it cannot be read). A file that is cut off while it is open kills the
-    process (SIGBUS): no program can map a file and prevent that.
+    part of a split model) and ModelFileError (it cannot be read, or is being written to).
     """
     path = Path(path)
+    source = FileSource(path)
     try:
-        data = _mapped(path)
-    except OSError as error:
-        message = f"{shown(str(path), 300)}: {error.strerror or error}"
-        if error.errno in _NO_SUCH_FILE:
-            raise ModelNotFound(f"no such model file: {message}", hint="Check the path.") from None
-        raise ModelFileError(f"the model file cannot be read: {message}", hint="Check its permissions.") from error
-    return read_gguf(data, path)
+        return _read(source, path)
+    except BadGGUF:
+        source.check_unchanged()  # or a copy that is still under way would be called a broken file
+        raise
 
 
-def read_gguf(data: Buffer, path: Path) -> GGUFFile:
+def read_gguf(data: bytes, path: Path) -> GGUFFile:
     """Check a file that is already in memory; `path` is for messages. Raises as `open_gguf` does."""
-    cursor = Cursor(data, path)
+    return _read(MemorySource(data), path)
+
+
+def _read(source: Source, path: Path) -> GGUFFile:
+    cursor = Cursor(source, path)
     header = read_header(cursor)
-    file = GGUFFile(path, cursor.bytes, header, read_tensors(cursor, header))
+    file = GGUFFile(path, source, header, read_tensors(cursor, header))
     if file.has("tokenizer.ggml.tokens"):
         check_vocabulary(file)
     return file
-
-
-def _mapped(path: Path) -> Buffer:
-    try:
-        status = path.stat()
-    except ValueError:
-        raise ModelNotFound(f"no such model file: {shown(str(path), 300)}: a NUL byte in the name") from None
-    if stat.S_ISDIR(status.st_mode):
-        raise ModelNotFound(f"not a model file: {shown(str(path), 300)}: a folder", hint="Name the .gguf file in it.")
-    if not stat.S_ISREG(status.st_mode):
-        # Opening a named pipe would wait for a writer for ever.
-        raise ModelFileError(f"not a model file: {shown(str(path), 300)}: a device or a pipe")
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return b""
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 class GGUFFile(Metadata):
@@ -82,18 +61,18 @@ class GGUFFile(Metadata):
     version     2 or 3
     alignment   bytes each tensor is padded to
     file_bytes  its size
-    metadata    key -> bool, int, float, str, NumPy array (a read-only view of the file) or StringArray
+    metadata    key -> bool, int, float, str, NumPy array (a read-only view of the header) or StringArray
     types       key -> the type it was written with: "u32", "str", "arr[f32]", ...
     tensors     name -> TensorInfo, in file order
     """
 
-    def __init__(self, path: Path, data: NDArray[np.uint8], header: Header, tensors: dict[str, TensorInfo]) -> None:
+    def __init__(self, path: Path, source: Source, header: Header, tensors: dict[str, TensorInfo]) -> None:
         super().__init__(path, header.metadata, header.types)
         self.version = header.version
         self.alignment = header.alignment
-        self.file_bytes = len(data)
+        self.file_bytes = source.size
         self.tensors = tensors
-        self._data: NDArray[np.uint8] | None = data
+        self._source = source
 
     def __enter__(self) -> Self:
         return self
@@ -104,13 +83,27 @@ class GGUFFile(Metadata):
         self.close()
 
     def close(self) -> None:
-        """Let go of the mapping. It ends when the last array taken from it does, so none is left dangling."""
-        self._data = None
+        """Close the file, and let go of the header's arrays. Idempotent."""
+        self._source.close()
         kept = {key: value for key, value in self.metadata.items() if isinstance(value, bool | int | float | str)}
         self.metadata = kept
 
-    def bytes_of(self, tensor: TensorInfo) -> NDArray[np.uint8]:
-        """uint8[tensor.nbytes], a read-only view of the file."""
-        if self._data is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._data[tensor.offset : tensor.offset + tensor.nbytes]
+    def read(self, tensor: TensorInfo) -> NDArray[np.uint8]:
+        """uint8[tensor.nbytes], the caller's own. Raises ModelFileError (the file has changed, or cannot be read)."""
+        data = np.empty(tensor.nbytes, np.uint8)
+        self.read_into(tensor, 0, data)
+        return data
+
+    def read_into(self, tensor: TensorInfo, start: int, into: NDArray[np.uint8]) -> None:
+        """Fill `into`, uint8[n], contiguous, with a tensor's bytes from byte `start` of it on. From any thread.
+
+        Raises ModelFileError as `read` does, and ValueError for bytes outside the tensor or a closed file.
+        """
+        if start < 0 or start + len(into) > tensor.nbytes:
+            raise ValueError(f"bytes {start} to {start + len(into)} of a tensor of {tensor.nbytes}")
+        self._source.read(tensor.offset + start, into)
+
+    def check_unchanged(self) -> None:
+        """Raises ModelFileError when the file was written to since it was opened. To be asked after the last read:
+        a model put together from two versions of a file would answer nonsense."""
+        self._source.check_unchanged()

@@ -93,7 +93,7 @@ def _type(cursor: Cursor, where: str) -> WeightType:
 
 def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
     """The same tensors with offsets from the start of the file, each where the one before it ends."""
-    start, file_bytes = cursor.position, len(cursor.bytes)
+    start, file_bytes = cursor.position, cursor.file_bytes
     expected = 0
     placed: dict[str, TensorInfo] = {}
     for name, tensor in relative.items():

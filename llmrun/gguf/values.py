@@ -1,4 +1,4 @@
-"""The values a GGUF header holds. Numbers and strings in arrays stay in the mapped file until somebody asks."""
+"""The values a GGUF header holds. Numbers and strings in arrays stay as they were read until somebody asks."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ NUMBER_TYPES: dict[int, NumberType] = {
     12: _number("f64", "d", "<f8"),
 }
 
-# Views of the file: read-only, and not aligned in memory, because the format aligns only tensors.
+# Views of the header: read-only, and not aligned in memory, because the format aligns only tensors.
 NumberArray = NDArray[np.generic]
 
 
 class StringArray(Sequence[str]):
-    """An array of strings in a mapped file, decoded one by one when asked for.
+    """An array of strings in a header, decoded one by one when asked for.
 
-    data     uint8[file bytes], the whole file
+    data     uint8[], the whole header
     starts   int64[n], where each string begins in data
     lengths  int64[n], its bytes
     """

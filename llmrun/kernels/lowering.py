@@ -181,10 +181,11 @@ class _Lowering:
 
     def _embed(self, op: ops.Embed) -> None:
         out = self._place(op.out, private=False)
-        table = op.table
-        words = [address_of(table.data), table.row_bytes, table.columns, out.address, out.stride]
-        self._keep.append(table.data)
-        self._emit(KernelName.of("embed", "embed", weight=table.kind), op.out, 0, words)
+        table = self._packed[op.table.name]
+        layout = table.layout
+        words = [table.address, layout.group_bytes, layout.mins, layout.integers, op.table.columns]
+        words += [out.address, out.stride]
+        self._emit(KernelName.of("embed", "embed", weight=op.table.kind), op.out, 0, words)
 
     def _rmsnorm(self, op: ops.RmsNorm) -> None:
         x, out = self._buffers[op.x], self._place(op.out, private=True)

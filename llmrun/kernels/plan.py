@@ -148,13 +148,14 @@ class Plan:
 
     @property
     def matrices(self) -> list[Matrix]:
-        """Every matrix a linear op multiplies by, once, in order of use."""
-        return list({op.weight.name: op.weight for op in self.ops if isinstance(op, Linear)}.values())
+        """Every matrix that is looked up or multiplied by, once, in order of use."""
+        found = [op.table if isinstance(op, Embed) else op.weight for op in self.ops if isinstance(op, Embed | Linear)]
+        return list({matrix.name: matrix for matrix in found}.values())
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights one token's decode reads."""
-        return sum(op.weight.data.size for op in self.ops if isinstance(op, Linear))
+        return sum(op.weight.n_bytes for op in self.ops if isinstance(op, Linear))
 
     @property
     def multiplications(self) -> int:

@@ -46,12 +46,12 @@ def dequantized(matrix: Matrix) -> NDArray[np.float32]:
     """float32[rows, columns]."""
     dequantize = BY_NAME[matrix.kind.upper()].dequantize
     assert dequantize is not None
-    return dequantize(matrix.data.reshape(matrix.rows, -1))
+    return dequantize(matrix.read())
 
 
 def integers_of(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]:
     """(integers with the zero point taken off int8[rows, blocks, 32], scales, mins float32[rows, blocks] or None)."""
-    blocks = matrix.data.reshape(matrix.rows, -1).view(_BLOCKS[matrix.kind])
+    blocks = matrix.read().view(_BLOCKS[matrix.kind])
     scales = blocks["scale"].astype(np.float32)
     if matrix.kind == "q8_0":
         return blocks["integers"], scales, None

@@ -1,13 +1,12 @@
-"""What a correct file gives: the values gguf-py reads, as views of the file, valid for as long as anyone holds them."""
+"""What a correct file gives: the values gguf-py reads, valid for as long as anyone holds them."""
 
 from __future__ import annotations
 
 import gc
-import mmap
 import os
-import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gguf
 import numpy as np
@@ -16,7 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun.errors import BadGGUF, LlmrunError, ModelFileError, ModelNotFound
+from llmrun.gguf import cursor
+from llmrun.gguf.header import read_header
 from llmrun.gguf.reader import GGUFFile, open_gguf, read_gguf
+from llmrun.gguf.source import MemorySource
+from llmrun.gguf.tensors import read_tensors
 from llmrun.gguf.values import StringArray
 from llmrun.quants.registry import BY_NAME
 from tests.support.downloads import llama_cpp_source, smollm2
@@ -27,6 +30,13 @@ from tests.support.gguf_files import tiny_llama, tiny_spm_vocabulary, write_gguf
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     return tiny_llama(tmp_path / "tiny.gguf", weight_type="Q4_1", tied=False, rope_scaling="llama3")
+
+
+def read_header_of(source: MemorySource, path: Path) -> int:
+    """Parse the header; its bytes."""
+    at = cursor.Cursor(source, path)
+    read_tensors(at, read_header(at))
+    return at.position
 
 
 def plain(value: Any) -> Any:
@@ -48,7 +58,7 @@ def assert_equal_to_gguf_py(path: Path) -> None:
             assert info.shape == tuple(tensor.shape.tolist())
             assert (info.offset, info.nbytes) == (tensor.data_offset, tensor.n_bytes)
             assert info.n_rows == tensor.n_elements // info.shape[0]
-            np.testing.assert_array_equal(ours.bytes_of(info), tensor.data.view(np.uint8).reshape(-1))
+            np.testing.assert_array_equal(ours.read(info), tensor.data.view(np.uint8).reshape(-1))
 
 
 def test_a_model_gives_what_gguf_py_reads(tiny: Path) -> None:
@@ -118,13 +128,48 @@ def test_all_of_llama_cpps_vocabulary_files_open() -> None:
             assert len(file.strings("tokenizer.ggml.tokens")) > 1000
 
 
-def test_nothing_is_copied_and_nothing_can_be_written(tiny: Path) -> None:
+def test_the_headers_arrays_are_views_that_cannot_be_written(tiny: Path) -> None:
     with open_gguf(tiny) as file:
-        arrays = [file.bytes_of(file.tensors["output.weight"]), file.integers("tokenizer.ggml.token_type")]
-        arrays.append(file.strings("tokenizer.ggml.tokens").data)
-        for array in arrays:
+        for array in (file.integers("tokenizer.ggml.token_type"), file.strings("tokenizer.ggml.tokens").data):
             assert not array.flags.owndata
             assert not array.flags.writeable
+
+
+def test_a_tensor_is_read_whole_or_in_parts(tiny: Path) -> None:
+    with open_gguf(tiny) as file:
+        tensor = file.tensors["output.weight"]
+        whole = file.read(tensor)
+        assert whole.tobytes() == tiny.read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
+        parts = np.zeros(tensor.nbytes, np.uint8)
+        for start in range(0, tensor.nbytes, 100):
+            file.read_into(tensor, start, parts[start : start + 100])
+        np.testing.assert_array_equal(parts, whole)
+
+
+@pytest.mark.parametrize(("start", "length"), [(-1, 1), (0, 10**9), (10**9, 0), (10**9, 1)])
+def test_bytes_outside_a_tensor_are_not_read(tiny: Path, start: int, length: int) -> None:
+    with open_gguf(tiny) as file:
+        tensor = file.tensors["output.weight"]
+        with pytest.raises(ValueError, match=f"of a tensor of {tensor.nbytes}"):
+            file.read_into(tensor, start, np.zeros(length, np.uint8))
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_a_header_is_read_in_steps_of_any_size(tiny: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_gguf(tiny) as file:
+        expected = {key: plain(value) for key, value in file.metadata.items()}
+        tensors = file.tensors
+    monkeypatch.setattr(cursor, "_WINDOW_STEP", step)
+    with open_gguf(tiny) as file:
+        assert {key: plain(value) for key, value in file.metadata.items()} == expected
+        assert file.tensors == tensors
+
+
+def test_no_more_of_a_file_than_its_header_is_read_to_open_it(tiny: Path) -> None:
+    source = MemorySource(tiny.read_bytes() + bytes(50 << 20))
+    with mock.patch.object(source, "read", wraps=source.read) as reads:
+        header_bytes = read_header_of(source, tiny)
+    assert header_bytes <= sum(len(call.args[1]) for call in reads.call_args_list) <= header_bytes + (1 << 20)
 
 
 def test_a_quantized_tensor_dequantizes_to_the_values_that_were_written(tmp_path: Path) -> None:
@@ -134,7 +179,7 @@ def test_a_quantized_tensor_dequantizes_to_the_values_that_were_written(tmp_path
         tensor = file.tensors["w"]
         assert tensor.type is BY_NAME["F32"]
         assert tensor.type.dequantize is not None
-        np.testing.assert_array_equal(tensor.type.dequantize(file.bytes_of(tensor)).reshape(3, 64), values)
+        np.testing.assert_array_equal(tensor.type.dequantize(file.read(tensor)).reshape(3, 64), values)
 
 
 def test_version_2_and_another_alignment_are_read(tmp_path: Path) -> None:
@@ -164,9 +209,9 @@ def test_bytes_after_the_last_tensor_and_a_missing_last_padding_are_allowed() ->
 # Closing
 
 
-def test_views_outlive_the_file(tiny: Path) -> None:
+def test_what_was_read_outlives_the_file(tiny: Path) -> None:
     with open_gguf(tiny) as file:
-        tensor = file.bytes_of(file.tensors["output_norm.weight"])
+        tensor = file.read(file.tensors["output_norm.weight"])
         types = file.integers("tokenizer.ggml.token_type")
         tokens = file.strings("tokenizer.ggml.tokens")
         before = (tensor.tobytes(), types.tolist(), tokens[5])
@@ -181,27 +226,7 @@ def test_a_closed_file_keeps_its_scalars_and_gives_no_bytes(tiny: Path) -> None:
         tensor = file.tensors["output.weight"]
     assert file.string("general.name") == "tiny llama"
     with pytest.raises(ValueError, match="closed"):
-        file.bytes_of(tensor)
-
-
-def mapping_under(view: object) -> mmap.mmap:
-    while isinstance(view, np.ndarray):
-        view = view.base
-    assert isinstance(view, memoryview)
-    assert isinstance(view.obj, mmap.mmap)
-    return view.obj
-
-
-def test_the_mapping_ends_with_the_last_view(tiny: Path) -> None:
-    file = open_gguf(tiny)
-    view = file.bytes_of(file.tensors["output.weight"])
-    mapping = weakref.ref(mapping_under(view))
-    file.close()
-    gc.collect()
-    assert mapping() is not None
-    del view
-    gc.collect()
-    assert mapping() is None
+        file.read(tensor)
 
 
 # Strings

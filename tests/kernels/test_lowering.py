@@ -31,7 +31,7 @@ READS = {
     "swiglu": [0, 2],
 }
 WRITES = {
-    "embed": [3],
+    "embed": [5],
     "rmsnorm": [2],
     "quantize": [2, 4, 5, 6],
     "linear_int8": [12],

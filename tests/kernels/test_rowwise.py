@@ -14,6 +14,7 @@ from llmrun.kernels.arena import address_of, allocate, round_up
 from llmrun.kernels.reference import dequantized
 from llmrun.kernels.rowwise import quantize_reference, rmsnorm_reference, swiglu_reference
 from llmrun.kernels.store import KernelName
+from llmrun.kernels.weights import fill, reserve
 from tests.support.kernel_runs import LEVELS_HERE, WEIGHT_TYPES, matrix_of, padded_rows, run_kernel
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
@@ -192,7 +193,10 @@ def test_embedded_rows_are_the_dequantized_ones(level: str, kind: str) -> None:
     table = matrix_of(kind, values * np.float32(1e-3))
     tokens = np.array([49, 0, 7, 7, 31, 48, 1], np.int32)
     y = np.zeros((len(tokens), round_up(columns, 16)), np.float32)
-    words = [address_of(table.data), table.row_bytes, columns, address_of(y), y.strides[0]]
+    packed = reserve([table])[table.name]
+    fill({table.name: packed}, 1)
+    layout = packed.layout
+    words = [packed.address, layout.group_bytes, layout.mins, layout.integers, columns, address_of(y), y.strides[0]]
     step = {records.STEP_ROWS: len(tokens), records.STEP_TOKENS: address_of(tokens)}
     run_kernel(KernelName.of("embed", "embed", weight=kind), words, step, level=level, threads=3)
     np.testing.assert_array_equal(y[:, :columns], dequantized(table)[tokens])

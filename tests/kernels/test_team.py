@@ -37,7 +37,7 @@ def lowered_chain(length: int, threads: int, *, max_rows: int = 64, width: int =
     table = np.arange(100 * width, dtype=np.float32).reshape(100, width)
     permutation = np.eye(width, dtype=np.float32)[np.random.default_rng(0).permutation(width)]
     plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
-    x = plan.embed(Matrix("table", "f32", 100, width, table.view(np.uint8).reshape(-1)))
+    x = plan.embed(Matrix.of_bytes("table", "f32", 100, width, table.view(np.uint8).reshape(-1)))
     permute = matrix_of("f32", permutation, "permute")
     for _ in range(length - 1):
         x = plan.linear(x, permute)

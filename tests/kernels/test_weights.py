@@ -82,8 +82,8 @@ def test_packing_is_the_same_at_every_level(level: str, kind: str) -> None:
 def test_missing_rows_of_the_last_group_are_zero_bytes(kind: str) -> None:
     """Their products must vanish: the kernels write them behind the end of a row."""
     small, large = random_matrix(kind, 17, 64), random_matrix(kind, 17, 64)
-    zeros = Matrix("zeros", kind, 15, 64, np.zeros(15 * large.row_bytes, np.uint8))
-    whole = Matrix("whole", kind, 32, 64, np.concatenate([large.data, zeros.data]))
+    zeros = Matrix.of_bytes("zeros", kind, 15, 64, np.zeros(15 * large.row_bytes, np.uint8))
+    whole = Matrix.of_bytes("whole", kind, 32, 64, np.concatenate([large.read(), zeros.read()]).reshape(-1))
     np.testing.assert_array_equal(packed_from(small).data, packed_from(whole).data)
 
 
@@ -110,14 +110,14 @@ def test_packing_adds_little_to_the_files_bytes() -> None:
     """At the widths of real models. The scales of a short row are padded to a cache line."""
     for kind in WEIGHT_TYPES:
         for rows, columns in ((576, 576), (1536, 576), (576, 1536), (2048, 8192)):
-            matrix = Matrix("w", kind, rows, columns, random_matrix(kind, 1, columns).data.repeat(rows))
-            assert PackedLayout.of(matrix).n_bytes <= 1.02 * matrix.data.size
+            data = random_matrix(kind, 1, columns).read().repeat(rows)
+            assert PackedLayout.of(Matrix.of_bytes("w", kind, rows, columns, data)).n_bytes <= 1.02 * data.size
 
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize(("rows", "columns"), [(16, 32), (576, 576), (49152, 576), (128256, 2048)])
 def test_chunks_are_worth_claiming_and_not_too_few(kind: str, rows: int, columns: int) -> None:
-    layout = PackedLayout.of(Matrix("w", kind, rows, columns, np.zeros(0, np.uint8)))
+    layout = PackedLayout.of(Matrix.of_bytes("w", kind, rows, columns, np.zeros(0, np.uint8)))
     chunks = -(-layout.n_groups // layout.chunk_groups)
     assert 1 <= chunks <= 512
     assert chunks == 1 or layout.chunk_groups * layout.group_bytes >= 16 << 10

@@ -66,7 +66,7 @@ class LlmrunModel:
 
 
 def plan_of(path: Path) -> Plan:
-    """The plan of a model file; its weights are views of the mapping, which they keep alive."""
+    """The plan of a model file, which stays open for as long as somebody may read its weights."""
     file = open_gguf(path)
     architecture = architecture_of(file)
     return architecture.plan(file, architecture.check(file))
@@ -79,7 +79,7 @@ def dequantized_once(plan: Plan) -> Plan:
     def once(matrix: Matrix) -> Matrix:
         if matrix.name not in done:
             raw = reference.dequantized(matrix).view(np.uint8).reshape(-1)
-            done[matrix.name] = replace(matrix, kind="f32", data=raw)
+            done[matrix.name] = Matrix.of_bytes(matrix.name, "f32", matrix.rows, matrix.columns, raw)
         return done[matrix.name]
 
     def changed(op: Op) -> Op:

@@ -253,7 +253,7 @@ def use(file: GGUFFile) -> None:
     end = 0
     for tensor in file.tensors.values():
         assert tensor.offset >= end
-        assert file.bytes_of(tensor).nbytes == tensor.nbytes == tensor.type.row_bytes(tensor.shape[0]) * tensor.n_rows
+        assert file.read(tensor).nbytes == tensor.nbytes == tensor.type.row_bytes(tensor.shape[0]) * tensor.n_rows
         end = tensor.offset + tensor.nbytes
     assert end <= file.file_bytes
     for value in file.metadata.values():

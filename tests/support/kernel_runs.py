@@ -103,7 +103,7 @@ def matrix_of(kind: str, values: NDArray[np.float32], name: str = "w") -> Matrix
     """float32[rows, columns] quantized by gguf-py."""
     encoded = gguf.quants.quantize(np.ascontiguousarray(values), gguf.GGMLQuantizationType[kind.upper()])
     rows, columns = values.shape
-    return Matrix(name, kind, rows, columns, np.ascontiguousarray(encoded).view(np.uint8).reshape(-1))
+    return Matrix.of_bytes(name, kind, rows, columns, np.ascontiguousarray(encoded).view(np.uint8).reshape(-1))
 
 
 def matrix_of_integers(
@@ -127,7 +127,7 @@ def matrix_of_integers(
     else:
         parts.append((integers[..., :16] | (integers[..., 16:] << 4)).view(np.uint8))
     data = np.ascontiguousarray(np.concatenate(parts, axis=-1)).reshape(-1)
-    return Matrix(name, kind, rows, 32 * blocks, data)
+    return Matrix.of_bytes(name, kind, rows, 32 * blocks, data)
 
 
 def run_plan(
@@ -138,7 +138,7 @@ def run_plan(
     The rows enter as an embedding of float32, of which row i is token i.
     """
     plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
-    table = Matrix("x", "f32", len(x), x.shape[1], np.ascontiguousarray(x).view(np.uint8).reshape(-1))
+    table = Matrix.of_bytes("x", "f32", len(x), x.shape[1], np.ascontiguousarray(x).view(np.uint8).reshape(-1))
     build(plan, plan.embed(table))
     assert plan.logits is not None
     rows = np.arange(len(x), dtype=np.int32)

@@ -40,7 +40,7 @@ def changed_copy(source: Path, target: Path, change: Change) -> Path:
         plain = str | bool | int | float | np.ndarray
         metadata = {key: value if isinstance(value, plain) else list(value) for key, value in file.metadata.items()}
         tensors: dict[str, Tensor] = {
-            name: (tensor.type.name, bytes(file.bytes_of(tensor)), tensor.shape[::-1])
+            name: (tensor.type.name, bytes(file.read(tensor)), tensor.shape[::-1])
             for name, tensor in file.tensors.items()
         }
         change(metadata, tensors)
@@ -53,7 +53,7 @@ def dequantized_copy(source: Path, target: Path) -> Path:
     def values_of(file: GGUFFile, name: str) -> Tensor:
         tensor = file.tensors[name]
         assert tensor.type.dequantize is not None
-        values = tensor.type.dequantize(file.bytes_of(tensor).reshape(tensor.n_rows, -1))
+        values = tensor.type.dequantize(file.read(tensor).reshape(tensor.n_rows, -1))
         return ("F32", values.reshape(tensor.shape[::-1]))
 
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:

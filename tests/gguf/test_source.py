@@ -1,0 +1,227 @@
+"""A file that changes while it is read ends in one line: at whatever moment, and however it is changed."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmrun.backends.cpu import CpuBackend
+from llmrun.errors import LlmrunError, ModelFileError
+from llmrun.gguf import cursor
+from llmrun.gguf.reader import open_gguf
+from llmrun.gguf.source import FileSource
+from tests.support.gguf_files import tiny_llama
+
+CHANGED = "the model file changed while it was being read"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny_llama(tmp_path / "tiny.gguf", weight_type="Q4_1", tied=False, rope_scaling="llama3")
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+def write_into(path: Path) -> None:
+    """The same number of bytes, some of them others."""
+    with path.open("r+b") as file:
+        file.seek(-10, os.SEEK_END)
+        file.write(b"x")
+    os.utime(path, ns=(0, 0))  # not to depend on how fine the file system's clock is
+
+
+def replace_by_another(path: Path) -> None:
+    """As a download does it when it is done."""
+    other = path.with_suffix(".part")
+    other.write_bytes(b"another file")
+    other.replace(path)
+
+
+def load(path: Path) -> None:
+    with open_gguf(path) as file:
+        CpuBackend(file, context_size=64, max_sequences=1, threads=2).close()
+
+
+def load_with_trouble(path: Path, at_read: int, trouble: Callable[[Path], None]) -> int:
+    """Load the model; `trouble` strikes just before the file is read for the n-th time. The number of reads."""
+    numbers = itertools.count()  # threads read side by side
+    read = FileSource.read
+
+    def counted(self: FileSource, offset: int, into: NDArray[np.uint8]) -> None:
+        if next(numbers) == at_read:
+            trouble(path)
+        read(self, offset, into)
+
+    with mock.patch.object(FileSource, "read", counted):
+        load(path)
+    return next(numbers)
+
+
+def test_a_file_cut_off_before_any_of_its_reads_says_what_happened(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursor, "_WINDOW_STEP", 1000)  # several reads for the header
+    whole = model.read_bytes()
+    n = load_with_trouble(model, -1, cut_off)
+    assert n > 25
+    for at_read in range(n):
+        model.write_bytes(whole)
+        with pytest.raises(ModelFileError) as caught:
+            load_with_trouble(model, at_read, cut_off)
+        assert str(caught.value) == f"{CHANGED}: {model}: was {len(whole)} bytes, is 100"
+
+
+def test_a_file_written_to_before_any_of_its_reads_is_not_run(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor, "_WINDOW_STEP", 1000)
+    n = load_with_trouble(model, -1, write_into)
+    for at_read in range(n):
+        os.utime(model)
+        with pytest.raises(ModelFileError, match=f"{CHANGED}: .*: it was written to"):
+            load_with_trouble(model, at_read, write_into)
+
+
+def test_a_copy_that_is_still_under_way_is_not_called_broken(model: Path) -> None:
+    def overwrite(path: Path) -> None:
+        path.write_bytes(b"GGUF" + bytes(100))
+
+    with pytest.raises(ModelFileError, match=f"{CHANGED}: .*, is 104"):
+        load_with_trouble(model, 0, overwrite)
+
+
+def test_a_file_replaced_by_another_of_its_name_goes_on_as_it_was(model: Path) -> None:
+    whole = model.read_bytes()
+    n = load_with_trouble(model, -1, replace_by_another)
+    for at_read in range(n):
+        model.write_bytes(whole)
+        assert load_with_trouble(model, at_read, replace_by_another) == n
+        assert model.read_bytes() == b"another file"
+
+
+@pytest.mark.parametrize("trouble", [cut_off, write_into])
+def test_a_file_that_changes_after_it_was_loaded_is_nobodys_business(
+    model: Path, trouble: Callable[[Path], None]
+) -> None:
+    with open_gguf(model) as file:
+        backend = CpuBackend(file, context_size=64, max_sequences=1, threads=2)
+    trouble(model)
+    backend.close()
+    with open_gguf(model) if trouble is write_into else pytest.raises(ModelFileError):
+        open_gguf(model).close()
+
+
+@pytest.mark.parametrize("at_read", [0, 10, 20])
+def test_the_command_ends_in_one_line_and_exit_code_3(model: Path, at_read: int) -> None:
+    program = f"""
+import os
+from llmrun.gguf.source import FileSource
+from llmrun.__main__ import main
+
+reads, read = [], FileSource.read
+
+def counted(self, offset, into):
+    reads.append(offset)
+    if len(reads) == {at_read + 1}:
+        os.truncate({str(model)!r}, 100)
+    read(self, offset, into)
+
+FileSource.read = counted
+main()
+"""
+    command = [sys.executable, "-c", program, "generate", "-m", str(model), "--backend", "cpu", "--raw", "-n", "1", "a"]
+    size = model.stat().st_size
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    error, hint = done.stderr.splitlines()
+    assert error == f"error: {CHANGED}: {model}: was {size} bytes, is 100"
+    assert hint.startswith("hint: ")
+
+
+def test_a_disk_that_fails_is_said_with_the_place(model: Path) -> None:
+    with open_gguf(model) as file:
+        tensor = file.tensors["output.weight"]
+        with (
+            mock.patch.object(os, "preadv", side_effect=OSError(5, "Input/output error")),
+            pytest.raises(ModelFileError, match=f"at byte {tensor.offset}: Input/output error"),
+        ):
+            file.read(tensor)
+
+
+# File descriptors
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/dev/fd"))  # noqa: PTH208 - Path.iterdir would have it closed before it is counted
+
+
+def test_a_hundred_opens_leave_no_descriptor_open(model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(model.read_bytes()[:-64])
+    gc.collect()
+    before = open_descriptors()
+    for _ in range(100):
+        with open_gguf(model) as file:
+            assert open_descriptors() == before + 1
+            file.read(file.tensors["output.weight"])
+        forgotten = open_gguf(model)
+        del forgotten
+        with pytest.raises(LlmrunError):
+            open_gguf(broken)
+    gc.collect()
+    assert open_descriptors() == before
+
+
+def test_closing_twice_is_closing_once(model: Path) -> None:
+    file = open_gguf(model)
+    file.close()
+    file.close()
+
+
+# Reading
+
+
+@pytest.mark.parametrize("has_preadv", [True, False])
+def test_threads_read_side_by_side_each_its_own_bytes(
+    model: Path, has_preadv: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows has no preadv, and one position for everybody."""
+    if not has_preadv:
+        monkeypatch.delattr(os, "preadv")
+    data = np.frombuffer(model.read_bytes(), np.uint8)
+    source = FileSource(model)
+
+    def read_everywhere(seed: int) -> None:
+        for start, length in np.random.default_rng(seed).integers(0, len(data) // 2, (200, 2)).tolist():
+            into = np.zeros(length, np.uint8)
+            source.read(start, into)
+            np.testing.assert_array_equal(into, data[start : start + length])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read_everywhere, range(8)))
+    source.close()
+
+
+def test_a_read_that_gives_less_than_was_asked_goes_on(model: Path) -> None:
+    """Linux gives at most 2 GiB at once, a network file system what it has."""
+    preadv = os.preadv
+
+    def little(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        return preadv(descriptor, [buffers[0][:7]], offset)
+
+    with open_gguf(model) as file:
+        tensor = file.tensors["output.weight"]
+        expected = file.read(tensor)
+        with mock.patch.object(os, "preadv", little):
+            np.testing.assert_array_equal(file.read(tensor), expected)
