@@ -94,6 +94,7 @@ class Settings:
     repeat_penalty: float | None = _setting(None, float, minimum=0.01, maximum=100.0)
     presence_penalty: float | None = _setting(None, float, minimum=-100.0, maximum=100.0)
     frequency_penalty: float | None = _setting(None, float, minimum=-100.0, maximum=100.0)
+    repeat_last_n: int | None = _setting(None, int, minimum=-1)  # tokens that the penalties look at; -1: all
     seed: int | None = _setting(None, int, minimum=0, maximum=2**64 - 1)
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)

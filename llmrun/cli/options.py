@@ -49,7 +49,7 @@ FrequencyPenalty = Annotated[
 ]
 RepeatLastN = Annotated[
     int | None,
-    typer.Option("--repeat-last-n", metavar="N", min=-1, help="How many tokens are lately: 0 none, -1 all."),
+    typer.Option("--repeat-last-n", metavar="N", help="How many tokens are lately: 0 none, -1 all."),
 ]
 LogitBias = Annotated[
     list[str] | None,

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, TextIO
 
@@ -91,6 +91,14 @@ class Output:
             else:
                 lines.append(field)
         self._write_stderr("".join(self._styled(line, DIM) + "\n" for line in lines))
+
+    def reply(self, lines: Iterable[str]) -> None:
+        """What the user asked the program itself, not the model: shown in quiet mode too."""
+        self._write_stderr("".join(visible(line) + "\n" for line in lines))
+
+    def prompt(self, text: str) -> None:
+        """What stands before the line that the user types, on a terminal that can do no more."""
+        self._write_stderr(visible(text))
 
     def error(self, sentence: str, hint: str = "") -> None:
         """`error: ...`, then what to try. Shown in quiet mode too."""

@@ -23,7 +23,11 @@ SAMPLING_SETTINGS = (
     "repeat_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "repeat_last_n",
 )
+RANDOM_SEEDS = 1_000_000  # short enough to read out and type again, many enough for a thousand samples
+
+_FIELDS = {"repeat_last_n": "penalty_last_n"}  # of SamplingParams, where they are called otherwise
 
 
 def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
@@ -34,13 +38,19 @@ def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
 
 def chosen_sampling(default: SamplingParams, settings: Settings) -> SamplingParams:
     """The model's defaults, but for what the user chose."""
-    chosen: dict[str, Any] = {name: getattr(settings, name) for name in SAMPLING_SETTINGS}
+    chosen: dict[str, Any] = {_FIELDS.get(name, name): getattr(settings, name) for name in SAMPLING_SETTINGS}
     return replace(default, **{name: value for name, value in chosen.items() if value is not None})
+
+
+def sampling_value(sampling: SamplingParams, name: str) -> int | float:
+    """The value of one of SAMPLING_SETTINGS."""
+    value: int | float = getattr(sampling, _FIELDS.get(name, name))
+    return value
 
 
 def described_sampling(sampling: SamplingParams) -> str:
     """`temperature 0.8, top_k 40, ...`: what was decided, whoever decided it."""
-    return ", ".join(f"{name} {getattr(sampling, name):g}" for name in SAMPLING_SETTINGS)
+    return ", ".join(f"{name} {sampling_value(sampling, name):g}" for name in SAMPLING_SETTINGS)
 
 
 def parse_stops(texts: Sequence[str]) -> tuple[str, ...]:
@@ -64,8 +74,10 @@ def parse_logit_bias(pairs: Sequence[str]) -> dict[int, float]:
     return biases
 
 
-def parse_template_variables(text: str) -> dict[str, Any]:
-    """The object of --chat-template-kwargs. Raises UsageError."""
+def parse_template_variables(text: str | None) -> dict[str, Any]:
+    """The object of --chat-template-kwargs; an empty one when it was not given. Raises UsageError."""
+    if text is None:
+        return {}
     try:
         variables = json.loads(checked_text(text, "--chat-template-kwargs"))
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,75 @@
+"""The flags of every command that answers, as one value, so that no command spells them out again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from llmrun.cli import options
+from llmrun.cli.output import out
+from llmrun.settings import RULES, Settings, load_settings
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFlags:
+    """What was typed; None, or False, was not. In the order of --help."""
+
+    model: options.Model = None
+    system: options.System = None
+    max_tokens: options.MaxTokens = None
+    ctx_size: options.ContextSize = None
+    threads: options.Threads = None
+    temperature: options.Temperature = None
+    top_k: options.TopK = None
+    top_p: options.TopP = None
+    min_p: options.MinP = None
+    repeat_penalty: options.RepeatPenalty = None
+    presence_penalty: options.PresencePenalty = None
+    frequency_penalty: options.FrequencyPenalty = None
+    repeat_last_n: options.RepeatLastN = None
+    seed: options.Seed = None
+    stop: options.Stop = None
+    chat_template: options.ChatTemplate = None
+    chat_template_kwargs: options.ChatTemplateKwargs = None
+    backend: options.Backend = None
+    offline: options.Offline = False
+    quiet: options.Quiet = False
+    verbose: options.Verbose = False
+    debug: options.Debug = False
+
+    def given(self) -> dict[str, object]:
+        """The settings among them that were typed, but for the system prompt, which as a flag may be empty."""
+        names = [field.name for field in fields(self) if field.name in RULES and field.name != "system"]
+        return {name: getattr(self, name) for name in names if not _is_unsaid(getattr(self, name))}
+
+    def settings(self) -> Settings:
+        """The settings of this run; `out` obeys them from here on. Raises UsageError."""
+        settings = load_settings(self.given())
+        out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
+        return settings
+
+
+def _is_unsaid(value: object) -> bool:
+    return value is None or value is False  # by identity: 0 equals False
+
+
+def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:
+    """Let Typer see the fields of AnswerFlags in place of the command's parameter `flags`."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
+    names = list(signature.parameters)
+    shared = list(inspect.signature(AnswerFlags, eval_str=True).parameters.values())
+    place = names.index("flags")
+
+    @functools.wraps(command)
+    def with_flags(**values: Any) -> int:
+        flags = AnswerFlags(**{parameter.name: values.pop(parameter.name) for parameter in shared})
+        return command(flags=flags, **values)
+
+    parameters = [*own[:place], *shared, *own[place:]]
+    with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_flags
