@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from llmrun import __version__
+from llmrun.cli.chat import chat
 from llmrun.cli.generate import generate
 from llmrun.cli.messages import message_for
 from llmrun.cli.options import Debug
@@ -48,6 +49,7 @@ def llmrun(
         out.end_answer()
 
 
+app.command("chat")(chat)
 app.command("generate")(generate)
 
 

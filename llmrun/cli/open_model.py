@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,15 @@ class OpenModel:
     engine: Engine
     name: str
     default_sampling: SamplingParams
+
+
+def lasting_name(settings: Settings) -> str:
+    """What finds the same model again from any folder: a name of the catalogue, or an absolute path."""
+    from llmrun.hub.resolve import is_path
+
+    if settings.backend == SCRIPTED or is_path(settings.model):
+        return os.path.abspath(os.path.expanduser(settings.model))  # noqa: PTH100, PTH111  (Path's own may raise)
+    return settings.model
 
 
 @contextmanager

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 QUOTES = '"""'
+
+_OPENING = re.compile(rf"\s*(?:/\w+\s+)?{QUOTES}")  # a command's argument may be a block, too
 
 
 def is_unfinished(typed: str) -> bool:
     """Whether a block has begun in what was typed and has not ended yet."""
-    return typed.lstrip().startswith(QUOTES) and not _closes(typed.strip())
+    opening = _OPENING.match(typed)
+    return opening is not None and not _closes(typed[opening.end() - len(QUOTES) :].rstrip())
 
 
 def without_quotes(typed: str) -> str | None:

@@ -1,0 +1,154 @@
+"""`llmrun chat`: a conversation with a model, saved as it goes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmrun.cli.flags import AnswerFlags, takes_answer_flags
+from llmrun.cli.output import out
+from llmrun.cli.parsing import parse_stops, parse_template_variables
+from llmrun.cli.prompt import checked_text, read_text
+from llmrun.cli.terminal import is_terminal
+from llmrun.errors import LlmrunError, TemplateRefused, UsageError
+from llmrun.settings import RULES, Settings, data_folder, load_settings
+
+if TYPE_CHECKING:
+    from llmrun.cli.chatting.events import Event
+    from llmrun.cli.chatting.record import Record
+    from llmrun.cli.chatting.screen import AnswerView, Turns
+    from llmrun.cli.chatting.store import Store
+    from llmrun.cli.open_model import OpenModel
+
+
+@takes_answer_flags
+def chat(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="A name of the catalogue, or a .gguf file; as -m.")
+    ] = None,
+    continued: Annotated[
+        bool, typer.Option("--continue", help="Take up the last conversation, with its settings and its model.")
+    ] = False,
+    *,
+    flags: AnswerFlags,
+) -> int:
+    """Talk with a model. /help lists the commands; every conversation is saved as it goes.
+
+    From a pipe every line is a turn, and triple quotes begin and end one of several lines.
+    """
+    if name is not None and flags.model is not None:
+        raise UsageError("model: given twice: as an argument and as --model")
+    flags = flags if name is None else replace(flags, model=name)
+    settings = flags.settings()
+    template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
+    variables = parse_template_variables(flags.chat_template_kwargs)
+    from llmrun.cli.chatting.store import Store
+
+    said = list(_said(flags, settings))
+    store = Store(data_folder() / "conversations")
+    with closing(_last(store) if continued else _new(store, settings)) as record:
+        for event in said:
+            record.add(event)
+        from llmrun.cli.open_model import open_model
+
+        with open_model(_for_opening(settings, record), chat_template=template) as opened:
+            return _talk(opened, store, record, _unsaid(flags), variables)
+
+
+def _said(flags: AnswerFlags, settings: Settings) -> Iterator[Event]:
+    """The flags that belong to a conversation, and are kept with it. Raises UsageError."""
+    from llmrun.cli.chatting.events import ModelChanged, PreferenceSet, SystemSet
+    from llmrun.cli.chatting.preferences import NAMES, STOP, checked_value
+    from llmrun.cli.open_model import lasting_name
+
+    if flags.model is not None:
+        yield ModelChanged(lasting_name(settings))
+    if flags.system is not None:
+        yield SystemSet(checked_text(flags.system, "--system"))
+    for key, value in flags.given().items():
+        if key in NAMES:
+            yield PreferenceSet(key, checked_value(key, value))
+    if flags.stop:
+        yield PreferenceSet(STOP, [*parse_stops(flags.stop)])
+
+
+def _unsaid(flags: AnswerFlags) -> Settings:
+    """What holds for a conversation that says nothing itself."""
+    from llmrun.cli.chatting.preferences import NAMES
+
+    return load_settings({key: value for key, value in flags.given().items() if key not in NAMES})
+
+
+def _new(store: Store, settings: Settings) -> Record:
+    from llmrun.cli.chatting.conversation import new_conversation
+    from llmrun.cli.chatting.record import Record
+    from llmrun.cli.open_model import lasting_name
+
+    conversation = new_conversation(lasting_name(settings))
+    conversation.system = settings.system
+    return Record(store, conversation)
+
+
+def _last(store: Store) -> Record:
+    from llmrun.cli.chatting.actions import summary
+    from llmrun.cli.chatting.record import take_up
+
+    path = store.latest()
+    if path is None:
+        raise LlmrunError("--continue: there is no conversation yet", hint="llmrun chat begins one")
+    record, found = take_up(store, path)
+    out.note(f"going on with {summary(found)}")
+    return record
+
+
+def _for_opening(settings: Settings, record: Record) -> Settings:
+    conversation = record.conversation
+    chosen: dict[str, Any] = {key: value for key, value in conversation.preferences.items() if key in RULES}
+    return replace(settings, model=conversation.model, **chosen)
+
+
+def _talk(opened: OpenModel, store: Store, record: Record, settings: Settings, variables: Mapping[str, Any]) -> int:
+    from llmrun.cli.chatting.session import Chat
+    from llmrun.cli.chatting.signals import Signals
+
+    engine = opened.engine
+    if engine.template is None:
+        raise TemplateRefused(
+            f"no chat template: {engine.info.path}: tokenizer.chat_template is absent, and the vocabulary is of no "
+            "known family",
+            hint="give it one with --chat-template FILE, or complete texts with llmrun generate --raw",
+        )
+    with (
+        closing(_turns(store)) as turns,
+        Signals(engine.cancel_current, turns.restore) as signals,
+    ):
+        conversing = Chat(
+            opened,
+            store=store,
+            record=record,
+            settings=settings,
+            variables=variables,
+            turns=turns,
+            view=_view(),
+            signals=signals,
+        )
+        if turns.interactive:
+            out.fields([opened.name, f"context {engine.info.context_size:,} tokens", "/help lists the commands"])
+        return conversing.run()
+
+
+def _turns(store: Store) -> Turns:
+    from llmrun.cli.chatting.plain import PlainTurns
+
+    return PlainTurns(sys.stdin.buffer, interactive=is_terminal(sys.stdin))
+
+
+def _view() -> AnswerView:
+    from llmrun.cli.chatting.plain import PlainView
+
+    return PlainView()

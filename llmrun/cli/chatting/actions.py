@@ -1,0 +1,228 @@
+"""What each slash command does. The table they stand in is in commands.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.cli.chatting import blocks, preferences
+from llmrun.cli.chatting.events import Cleared, PreferenceSet, SystemSet, Undone
+from llmrun.cli.chatting.record import take_up
+from llmrun.cli.chatting.store import Recording, in_our_words, read_conversation
+from llmrun.cli.parsing import described_sampling
+from llmrun.cli.terminal import visible_line
+from llmrun.errors import LlmrunError, UsageError
+
+if TYPE_CHECKING:
+    from llmrun.cli.chatting.session import Chat
+
+DEFAULT = "default"  # as an argument: what holds when nothing is said
+MOST_LISTED = 10  # of the conversations without a name
+
+
+def system(chat: Chat, text: str) -> None:
+    if text:
+        quoted = blocks.without_quotes(text)
+        chosen = chat.default_system if text == DEFAULT else "" if text == '""' else text if quoted is None else quoted
+        chat.record.add(SystemSet(chosen))
+    chat.reply(_system_lines(chat))
+
+
+def set_preference(chat: Chat, argument: str) -> None:
+    argument = argument.removeprefix("parameter ").strip()  # as Ollama has it
+    typed, _, value = argument.partition(" ")
+    if not typed:
+        chat.reply(_preference_lines(chat))
+        return
+    name = preferences.name_of(typed)
+    value = value.strip()
+    if value and name == preferences.CONTEXT:
+        raise UsageError(
+            f"/set: {name}: decided when the model is opened",
+            hint=f"llmrun chat --continue --ctx-size {visible_line(value):.20}",
+        )
+    if value:
+        chosen = None if value == DEFAULT else preferences.parse_value(name, value)
+        chat.record.add(PreferenceSet(name, chosen))
+    chat.reply([f"{name} {_shown(chat.preference(name))}"])
+
+
+def show(chat: Chat, argument: str) -> None:
+    if argument and argument not in _SHOWN:
+        raise UsageError(f"/show: {argument}: no such thing", hint="known: " + ", ".join(_SHOWN))
+    if argument:
+        chat.reply(_SHOWN[argument](chat))
+        return
+    for lines in (_model_lines, _system_lines, _preference_lines, _meter_lines):
+        chat.reply(lines(chat))
+
+
+def clear(chat: Chat, argument: str) -> None:
+    chat.record.add(Cleared())
+    chat.reply(["cleared; the system prompt and the settings stay"])
+
+
+def undo(chat: Chat, argument: str) -> None:
+    if not chat.conversation.exchanges:
+        raise UsageError("/undo: there is nothing to take back")
+    question = chat.conversation.exchanges[-1].question
+    chat.record.add(Undone())
+    chat.offer(question)
+    chat.reply([f"taken back: {visible_line(question):.100}"])
+
+
+def regenerate(chat: Chat, argument: str) -> None:
+    if not chat.conversation.exchanges:
+        raise UsageError("/regen: there is no question to answer again")
+    chat.answer_again()
+
+
+def save(chat: Chat, name: str) -> None:
+    if not chat.conversation.exchanges:
+        raise UsageError("/save: there is nothing to save yet")
+    if name:
+        with in_our_words("/save"):
+            path = chat.store.save(name, chat.conversation)
+        chat.reply([f"saved as {path.stem}; /load {path.stem} goes on with it"])
+    elif chat.record.path:
+        chat.reply([f"saved as it goes in {chat.record.path}; /save NAME keeps a copy by name"])
+    else:
+        raise UsageError("/save: this conversation is not saved as it goes", hint="/save NAME tries to keep a copy")
+
+
+def load(chat: Chat, name: str) -> None:
+    if not name:
+        with in_our_words("/load"):
+            chat.reply(_listed(chat))
+        return
+    with in_our_words("/load"):
+        path = chat.store.find(name)
+        if path == chat.record.path:
+            raise UsageError(f"/load: {path.stem}: you are in it")
+        record, found = take_up(chat.store, path)
+    chat.go_on_with(record)
+    lines = [f"loaded {summary(found)}"]
+    if found.conversation.model != chat.model:
+        lines.append(f"it was held with {visible_line(found.conversation.model)}; {visible_line(chat.model)} goes on")
+    chat.reply(lines)
+
+
+def stats(chat: Chat, argument: str) -> None:
+    chat.reply(chat.totals.lines())
+
+
+def leave(chat: Chat, argument: str) -> None:
+    chat.leave()
+
+
+def summary(found: Recording) -> str:
+    """`"Why is the sky blue?", 4 messages, 2 hours ago`."""
+    count = found.conversation.message_count
+    messages = f"{count} message" if count == 1 else f"{count} messages"
+    return f'"{visible_line(found.conversation.title)}", {messages}, {age(time.time() - found.changed)}'
+
+
+def age(seconds: float) -> str:
+    """`just now`, `5 minutes ago`, `1 day ago`."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        count = int(seconds // length)
+        if count >= 1:
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def preference_choices(chat: Chat) -> Iterable[tuple[str, str]]:
+    return [(f"{name} ", _shown(chat.preference(name))) for name in preferences.NAMES if name != preferences.CONTEXT]
+
+
+def show_choices(chat: Chat) -> Iterable[tuple[str, str]]:
+    return [(name, "") for name in _SHOWN]
+
+
+def load_choices(chat: Chat) -> Iterable[tuple[str, str]]:
+    return [(path.stem, "") for path in chat.store.named()]
+
+
+def _listed(chat: Chat) -> list[str]:
+    named, journals = chat.store.named(), chat.store.journals()[:MOST_LISTED]
+    if not named and not journals:
+        return ["no conversations yet"]
+    widest = max(len(path.stem) for path in [*named, *journals])
+    return [f"{visible_line(path.stem):<{widest}}  {_described(path)}" for path in [*named, *journals]]
+
+
+def _described(path: Path) -> str:
+    try:
+        return summary(read_conversation(path))
+    except (LlmrunError, OSError) as error:
+        return f"cannot be read: {visible_line(str(error)):.80}"
+
+
+def _model_lines(chat: Chat) -> list[str]:
+    info = chat.engine.info
+    return [
+        visible_line(
+            f"model       {chat.model}: {info.name}, {info.architecture}, {info.file_type}, "
+            f"{info.parameters / 1e6:.0f} million parameters, {info.file_bytes / 1e6:.1f} MB"
+        ),
+        visible_line(f"file        {info.path}"),
+        visible_line(f"backend     {info.backend}: {info.device}"),
+        f"context     {info.context_size:,} tokens; the model was trained for {info.train_context:,}",
+    ]
+
+
+def _template_lines(chat: Chat) -> list[str]:
+    template = chat.engine.template
+    if template is None:
+        return ["no chat template"]
+    return [f"{visible_line(template.name)} ({template.origin})", *template.source.splitlines()]
+
+
+def _system_lines(chat: Chat) -> list[str]:
+    text = chat.conversation.system
+    if text is None:
+        return ["system      none set: the template's own, if it has one"]
+    first, *rest = text.splitlines() or ["(empty)"]
+    return [f"system      {first}", *(f"            {line}" for line in rest)]
+
+
+def _preference_lines(chat: Chat) -> list[str]:
+    others = ("seed", "max_tokens", preferences.STOP)
+    chosen = [f"{name} {_shown(chat.preference(name))}" for name in others]
+    return [f"settings    {described_sampling(chat.sampling)}", f"            {', '.join(chosen)}"]
+
+
+def _meter_lines(chat: Chat) -> list[str]:
+    meter = chat.meter
+    share = meter.context_used / meter.context_size
+    kept = f"saved in {visible_line(str(chat.record.path))}" if chat.record.path else "not saved"
+    return [
+        f"used        {meter.context_used:,} of {meter.context_size:,} tokens ({share:.0%})",
+        f"messages    {chat.conversation.message_count}, {kept}",
+    ]
+
+
+def _conversation_lines(chat: Chat) -> list[str]:
+    lines = []
+    for exchange in chat.conversation.exchanges:
+        lines += [f"> {line}" for line in exchange.question.splitlines()]
+        stopped = exchange.ended is not None and exchange.ended.reason == "cancelled"
+        lines += [*exchange.answer.splitlines(), *(["(stopped)"] if stopped else [])]
+    return [*lines, *_meter_lines(chat)]
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    return visible_line(", ".join(map(repr, value))) if isinstance(value, list) else f"{value}"
+
+
+_SHOWN = {
+    "model": _model_lines,
+    "template": _template_lines,
+    "system": _system_lines,
+    "settings": _preference_lines,
+    "conversation": _conversation_lines,
+}

@@ -1,0 +1,97 @@
+"""Turns from a pipe or a plain terminal, and answers into one: no library, no escape sequences."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from llmrun.cli.chatting.blocks import QUOTES, is_unfinished
+from llmrun.cli.chatting.screen import Meter
+from llmrun.cli.output import out
+from llmrun.cli.prompt import LARGEST_TEXT
+from llmrun.errors import UsageError
+
+
+class PlainTurns:
+    """One turn a line, and blocks in triple quotes. Lines are read as they come, so that a program at the other end
+    of the pipe can wait for each answer before its next turn."""
+
+    def __init__(self, stream: BinaryIO, *, interactive: bool) -> None:
+        """`interactive`: the stream is a terminal that can do no more than this (TERM=dumb); it is shown a prompt."""
+        self._stream = stream
+        self._interactive = interactive
+        self._lines = 0
+
+    @property
+    def interactive(self) -> bool:
+        return self._interactive
+
+    def read(self, meter: Meter, draft: str = "") -> str | None:
+        """Raises UsageError for a line that is not UTF-8 or longer than any text may be, and for a block without an
+        end."""
+        self._show_prompt(f"{meter.context_used / meter.context_size:.0%} > ")
+        turn = self._line()
+        if turn is None:
+            if self._interactive:
+                out.prompt("\n")
+            return None
+        while is_unfinished(turn):
+            self._show_prompt("... ")
+            line = self._line()
+            if line is None:
+                raise UsageError(f"standard input: ended in a block that began with {QUOTES}")
+            turn += f"\n{line}"
+            if len(turn) > LARGEST_TEXT:
+                raise UsageError(f"standard input: a block of more than {LARGEST_TEXT >> 20} MiB")
+        return turn
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        yield
+
+    def restore(self) -> None:
+        """The modes were never changed."""
+
+    def close(self) -> None:
+        """The stream is not ours."""
+
+    def _show_prompt(self, prompt: str) -> None:
+        if self._interactive:
+            out.prompt(prompt)
+
+    def _line(self) -> str | None:
+        data = self._stream.readline(LARGEST_TEXT + 1)
+        if not data:
+            return None
+        self._lines += 1
+        if len(data) > LARGEST_TEXT:
+            raise UsageError(f"standard input: line {self._lines} has more than {LARGEST_TEXT >> 20} MiB")
+        if self._lines == 1:
+            data = data.removeprefix(codecs.BOM_UTF8)
+        try:
+            return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"standard input: line {self._lines} is not UTF-8: byte 0x{data[error.start]:02x}",
+                hint="iconv -f latin1 -t utf8 turns older texts into UTF-8",
+            ) from None
+
+
+class PlainView:
+    """The answer's bytes and one newline, on stdout."""
+
+    def begin(self) -> None:
+        """There is nothing to prepare."""
+
+    def text(self, piece: str) -> None:
+        out.answer(piece)
+
+    def end(self) -> None:
+        out.end_answer()
+
+
+def stdin_turns(*, interactive: bool) -> PlainTurns:
+    return PlainTurns(sys.stdin.buffer, interactive=interactive)

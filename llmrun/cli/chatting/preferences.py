@@ -1,0 +1,74 @@
+"""What a conversation may set for its answers: which names, which values, and how they are typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from llmrun.cli.parsing import SAMPLING_SETTINGS
+from llmrun.errors import UsageError
+from llmrun.settings import RULES
+
+Value = int | float | str | list[str]
+Preferences = Mapping[str, Value]  # name -> value; a name that is missing was not set
+
+STOP = "stop"  # texts that end an answer; the only one that is no setting of `settings.py`
+CONTEXT = "ctx_size"  # kept with the conversation, but decided when the model is opened
+NAMES = (*SAMPLING_SETTINGS, "seed", "max_tokens", STOP, CONTEXT)
+
+_OTHER_NAMES = {"temp": "temperature"}  # as the flag is spelled
+
+
+def name_of(typed: str) -> str:
+    """The preference meant by what was typed. Raises UsageError with the nearest name."""
+    spelled = typed.lower().replace("-", "_")
+    name = _OTHER_NAMES.get(spelled, spelled)
+    if name in NAMES:
+        return name
+    import difflib
+
+    near = difflib.get_close_matches(name, NAMES, n=1)
+    raise UsageError(
+        f"/set: {typed}: no such setting", hint=f"did you mean {near[0]}?" if near else "known: " + ", ".join(NAMES)
+    )
+
+
+def parse_value(name: str, text: str) -> Value:
+    """The value typed for a preference. Raises UsageError.
+
+    `stop` is one text as it stands, or a JSON list of texts, in which "\\n" is a newline.
+    """
+    value: object = text
+    if name == STOP:
+        value = _stops(text)
+    else:
+        try:
+            value = RULES[name].parse(text)
+        except ValueError:
+            value = text  # refused below, in the words of every other wrong value
+    return checked_value(name, value)
+
+
+def checked_value(name: str, value: object) -> Value:
+    """A value of the right type and range, wherever it is from. Raises UsageError."""
+    if name == STOP:
+        if isinstance(value, list) and value and all(isinstance(text, str) and text for text in value):
+            return value
+        raise UsageError(f"{name}: {value!r:.60} is not a list of texts")
+    if name not in NAMES:
+        raise UsageError(f"{name!r:.40}: no such setting")
+    try:
+        checked = RULES[name].check(value)
+    except ValueError:
+        raise UsageError(f"{name}: {value!r:.60} is not {RULES[name].words}") from None
+    assert isinstance(checked, int | float | str)  # what the rules of NAMES can hold
+    return checked
+
+
+def _stops(text: str) -> object:
+    if not text.startswith("["):
+        return [text]
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return [text]

@@ -1,0 +1,307 @@
+"""The chat itself: a turn is read, a command is run or a question is answered, and so on until the end of input."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llmrun.cli.chatting import blocks
+from llmrun.cli.chatting.commands import command_for
+from llmrun.cli.chatting.conversation import now
+from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Asked, Undone
+from llmrun.cli.chatting.journal import ConversationFileError
+from llmrun.cli.chatting.preferences import CONTEXT, STOP
+from llmrun.cli.chatting.screen import Meter
+from llmrun.cli.chatting.totals import Totals
+from llmrun.cli.output import out
+from llmrun.cli.parsing import RANDOM_SEEDS, SAMPLING_SETTINGS, chosen_sampling, sampling_value
+from llmrun.cli.prompt import checked_text
+from llmrun.cli.report import Answer, stats_fields
+from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta
+from llmrun.errors import ContextExceeded, LlmrunError, TemplateRefused, UsageError
+from llmrun.settings import RULES
+from llmrun.types import FinishReason
+
+if TYPE_CHECKING:
+    from llmrun.cli.chatting.conversation import Conversation
+    from llmrun.cli.chatting.preferences import Value
+    from llmrun.cli.chatting.record import Record
+    from llmrun.cli.chatting.screen import AnswerView, Turns
+    from llmrun.cli.chatting.signals import Signals
+    from llmrun.cli.chatting.store import Store
+    from llmrun.cli.open_model import OpenModel
+    from llmrun.engine.engine import Engine
+    from llmrun.settings import Settings
+    from llmrun.types import SamplingParams
+
+SURVIVED = (UsageError, ContextExceeded, TemplateRefused, ConversationFileError)  # errors of one turn alone
+UNDO_OR_CLEAR = "/undo takes back the last exchange, /clear starts over"
+
+
+class Chat:
+    """One conversation at a time with one open model.
+
+    record    the conversation, and the file it is saved in
+    settings  what holds for what the conversation does not set itself
+    variables more variables for the chat template
+    """
+
+    def __init__(
+        self,
+        opened: OpenModel,
+        *,
+        store: Store,
+        record: Record,
+        settings: Settings,
+        variables: Mapping[str, Any],
+        turns: Turns,
+        view: AnswerView,
+        signals: Signals,
+    ) -> None:
+        self.engine: Engine = opened.engine
+        self.model = opened.name
+        self.store = store
+        self.record = record
+        self.totals = Totals()
+        self._model_sampling = opened.default_sampling
+        self._settings = settings
+        self._variables = variables
+        self._turns = turns
+        self._view = view
+        self._signals = signals
+        self._draft = ""
+        self._over = False
+
+    def run(self) -> int:
+        """Turn after turn; the exit code. An error that the chat survives ends it all the same when nobody is there
+        to try again."""
+        self._offer_unanswered()
+        while not self._over:
+            try:
+                typed = self._read()
+                if typed is None:
+                    return 0
+                self._take(typed)
+            except KeyboardInterrupt:
+                if not self._turns.interactive:
+                    raise
+            except SURVIVED as error:
+                if not self._turns.interactive:
+                    raise
+                out.error(str(error), error.hint)
+            if self._signals.end_wanted or (self._signals.stop_wanted and not self._turns.interactive):
+                return self._signals.exit_code
+        return 0
+
+    def _read(self) -> str | None:
+        draft, self._draft = self._draft, ""
+        with self._signals.reading():
+            return self._turns.read(self.meter, draft)
+
+    def _take(self, typed: str) -> None:
+        """One turn: a command, a question, or nothing at all."""
+        block = blocks.without_quotes(typed)
+        line = typed.strip()
+        if block is not None:
+            self._ask(block)
+        elif typed.startswith("/") and not typed.startswith("//"):
+            name, *argument = typed[1:].split(None, 1)
+            command_for(name).run(self, "".join(argument).strip())
+        elif line.startswith("/"):
+            self._ask(line.removeprefix("/") if typed.startswith("//") else line)
+        else:
+            self._ask(typed.rstrip())
+
+    def _ask(self, question: str) -> None:
+        if not question.strip():
+            return
+        self.record.add(Asked(checked_text(question, "question"), now()))
+        self._answer(self._new_seed())
+
+    # What commands ask for
+
+    @property
+    def conversation(self) -> Conversation:
+        return self.record.conversation
+
+    @property
+    def meter(self) -> Meter:
+        return Meter(self.model, self.conversation.context_used, self.engine.info.context_size)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the next answer is drawn, but for its seed."""
+        return chosen_sampling(self._model_sampling, self._now_set)
+
+    @property
+    def default_system(self) -> str | None:
+        return self._settings.system
+
+    def preference(self, name: str) -> Value | None:
+        """What holds now, whoever decided it."""
+        if name in SAMPLING_SETTINGS:
+            return sampling_value(self.sampling, name)
+        if name == CONTEXT:
+            return self.engine.info.context_size
+        return self.conversation.preferences.get(name, getattr(self._settings, name, None))
+
+    def answer_again(self) -> None:
+        """Answer the last question with another seed."""
+        seed = self._new_seed()
+        before = self.conversation.exchanges[-1].began
+        if before is not None and seed == before.seed:
+            seed = (seed + 1) % 2**64
+        if self.sampling.temperature <= 0:
+            out.note("temperature is 0, so the seed changes nothing: /set temperature 0.8 would")
+        self._answer(seed)
+
+    def offer(self, draft: str) -> None:
+        """Let the next prompt begin with this text."""
+        self._draft = draft
+
+    def go_on_with(self, record: Record) -> None:
+        """Leave this conversation, which stays saved, for another one."""
+        self.record.close()
+        self.record = record
+        self._offer_unanswered()
+
+    def leave(self) -> None:
+        self._over = True
+
+    def reply(self, lines: Iterable[str]) -> None:
+        out.reply(lines)
+
+    # Answers
+
+    def _answer(self, seed: int) -> None:
+        """Answer the last question, and say how it went. A question that could not be answered is taken back and
+        offered for editing; an answer that it had stays."""
+        request = Request(
+            prompt=ChatPrompt(self.conversation.messages, template_kwargs=self._variables),
+            max_tokens=self._now_set.max_tokens,
+            stop=tuple(self._stops),
+            sampling=replace(self.sampling, seed=seed),
+        )
+        try:
+            with self._turns.answering():
+                finished = self._stream(request)
+        except ContextExceeded as error:
+            self._withdraw()
+            raise ContextExceeded(str(error), hint=self._room_hint()) from error
+        except (TemplateRefused, UsageError):
+            self._withdraw()
+            raise
+        if finished is None:
+            self._stopped_early()
+            return
+        self.totals.add(finished.timings)
+        self._explain_length(request, finished)
+        last = self.conversation.exchanges[-1]
+        out.fields(stats_fields(Answer(self.model, self.engine.info, request, last.answer, (), finished)))
+
+    def _stream(self, request: Request) -> Finished | None:
+        """Write down and show an answer as it comes. None: it was stopped before a word of it."""
+        used_before = self.conversation.context_used
+        begun = False
+        try:
+            for event in self.engine.generate(request):
+                if self._signals.stop_wanted:  # also a wish from before the engine knew of the request
+                    self.engine.cancel_current()
+                if isinstance(event, PrefillProgress):
+                    out.progress(f"prefill {event.done}/{event.total}")
+                elif isinstance(event, TextDelta) and event.text:
+                    if not begun:
+                        begun = True
+                        self._begin(request.sampling.seed)
+                    self.record.add(AnswerWent(event.text))
+                    self._view.text(event.text)
+                elif isinstance(event, Finished):
+                    if not begun:
+                        if event.reason is FinishReason.CANCELLED:
+                            return None
+                        begun = True
+                        self._begin(request.sampling.seed)
+                    self.record.add(_ended(event))
+                    return event
+            raise LlmrunError("the engine ended a request without saying so")
+        except BaseException:
+            if begun:
+                self.record.add(AnswerEnded(FAILED, used_before, 0, 0, 0, 0.0, 0.0))
+            raise
+        finally:
+            out.clear_progress()
+            if begun:
+                self._view.end()
+
+    def _begin(self, seed: int) -> None:
+        out.clear_progress()
+        self.record.add(AnswerBegan(seed))
+        self._view.begin()
+
+    def _stopped_early(self) -> None:
+        if self._signals.end_wanted:  # the question stays in the file without an answer: --continue offers it
+            return
+        offered = self._withdraw()
+        out.note("stopped before the answer began" + ("; the question is taken back" if offered else ""))
+
+    def _withdraw(self) -> bool:
+        """Take back a question that has no answer, and offer it for editing. False: it has one."""
+        question = self.conversation.unanswered
+        if question is None:
+            return False
+        self.record.add(Undone())
+        self.offer(question)
+        return True
+
+    def _offer_unanswered(self) -> None:
+        """A conversation that ended in a question: the process was ended before the answer began."""
+        question = self.conversation.unanswered
+        if self._withdraw():
+            out.note(f"the last question had no answer yet, and is taken back: {question}")
+
+    def _explain_length(self, request: Request, finished: Finished) -> None:
+        """No answer is cut in silence."""
+        if finished.reason is not FinishReason.LENGTH:
+            return
+        generated = finished.timings.generated_tokens
+        if request.max_tokens is not None and generated >= request.max_tokens:
+            out.note(f"the answer was cut after {generated} tokens, as set: /set max_tokens")
+        else:
+            size = self.engine.info.context_size
+            out.note(f"the answer was cut: the context of {size:,} tokens is full: {UNDO_OR_CLEAR}")
+
+    def _room_hint(self) -> str:
+        info = self.engine.info
+        hint = UNDO_OR_CLEAR if self.conversation.exchanges else "shorten it"
+        if info.context_size < info.train_context:
+            hint += f"; llmrun chat --continue --ctx-size N has more room (trained for {info.train_context:,})"
+        return hint
+
+    @property
+    def _now_set(self) -> Settings:
+        chosen: dict[str, Any] = {name: value for name, value in self.conversation.preferences.items() if name in RULES}
+        return replace(self._settings, **chosen)
+
+    @property
+    def _stops(self) -> list[str]:
+        stops = self.conversation.preferences.get(STOP, [])
+        return stops if isinstance(stops, list) else []
+
+    def _new_seed(self) -> int:
+        seed = self._now_set.seed
+        return secrets.randbelow(RANDOM_SEEDS) if seed is None else seed
+
+
+def _ended(finished: Finished) -> AnswerEnded:
+    timings = finished.timings
+    return AnswerEnded(
+        str(finished.reason),
+        finished.context_used,
+        timings.prompt_tokens,
+        timings.cached_tokens,
+        timings.generated_tokens,
+        round(timings.ttft_s, 6),
+        round(timings.decode_s, 6),
+    )

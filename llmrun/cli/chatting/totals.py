@@ -1,0 +1,46 @@
+"""The statistics of a whole chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from llmrun.cli.report import duration
+from llmrun.types import Timings
+
+
+@dataclass(slots=True)
+class Totals:
+    """The timings of every answer that had a token."""
+
+    answers: list[Timings] = field(default_factory=list)
+
+    def add(self, timings: Timings) -> None:
+        if timings.generated_tokens:
+            self.answers.append(timings)
+
+    def lines(self) -> list[str]:
+        """What /stats shows. Speeds and times are medians over the answers."""
+        if not self.answers:
+            return ["no answers yet"]
+        prompts = sum(one.prompt_tokens for one in self.answers)
+        cached = sum(one.cached_tokens for one in self.answers)
+        speeds = [one.decode_per_second for one in self.answers if one.generated_tokens > 1]
+        paces = [one.tpot_s for one in self.answers if one.generated_tokens > 1]
+        lines = [
+            f"answers     {len(self.answers)}",
+            f"tokens in   {prompts - cached:,} computed, {cached:,} taken over from the turns before",
+            f"tokens out  {sum(one.generated_tokens for one in self.answers):,}",
+            f"time        {duration(sum(one.total_s for one in self.answers))}",
+            f"TTFT        {duration(median(one.ttft_s for one in self.answers))} (median)",
+        ]
+        if speeds:
+            lines.append(f"decode      {median(speeds):.1f} tok/s, TPOT {duration(median(paces))} (medians)")
+        return lines
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one, or the mean of the two in the middle, of at least one value."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
