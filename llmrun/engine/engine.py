@@ -228,10 +228,13 @@ class Engine:
         if prompt_tokens == 0:
             raise UsageError("empty prompt: 0 tokens, at least 1 is needed")
         if prompt_tokens >= context:
+            trained = self.info.train_context
             raise ContextExceeded(
                 f"prompt does not fit in the context: {self.info.name}: {prompt_tokens:,} tokens and one for the "
                 f"answer, limit {context:,}",
-                hint=f"shorten the prompt, or raise --ctx-size (the model was trained for {self.info.train_context:,})",
+                hint=f"shorten the prompt, or raise --ctx-size (the model was trained for {trained:,})"
+                if context < trained
+                else "shorten the prompt: the model was trained for no more",
             )
         return context if max_tokens is None else min(context, prompt_tokens + max_tokens)
 
