@@ -1,7 +1,7 @@
 """The look-up tables of a vocabulary: text to token, and a pair of adjacent symbols to what they merge into.
 
-Both are open-addressing hash tables in plain memory, filled by `build` once per model. A token's text lies where it
-was read (in the mapped file): the tables hold numbers only. Llama-3's 128k tokens and 280k merges take 30 ms; Python
+Both are open-addressing hash tables in plain memory, filled by `build` once per model. A token's text stays where it
+was read (in the header): the tables hold numbers only. Llama-3's 128k tokens and 280k merges take 30 ms; Python
 dictionaries of the same take 450 ms.
 
 token table   int64[slots], 0 = free: high half of the text's hash | id + 1

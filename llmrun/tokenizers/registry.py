@@ -36,7 +36,7 @@ def tokenizer_kernels(file: GGUFFile) -> Sequence[KernelName]:
 
 
 def load_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The tokenizer of an open GGUF file, whose mapping it keeps.
+    """The tokenizer of an open GGUF file, whose header it keeps in memory.
 
     Raises UnsupportedModel for a kind of tokenizer or pre-tokenizer that is not supported, BadGGUF for a file without
     a vocabulary.

@@ -43,8 +43,8 @@ class TokenTables:
     A merge may name texts that are no tokens, and a byte may have no token: such texts get ids from
     `vocabulary_size` on, so that merging works on ids alone; none of them is ever an answer.
 
-    `starts` int64[symbols] are addresses (in the mapped file, or of bytes kept here), `lengths` int64[symbols] bytes;
-    `table`, `pairs` and the masks are described in kernels/token_table.py.
+    `starts` int64[symbols] are addresses (in the header as read, or of bytes kept here), `lengths` int64[symbols]
+    bytes; `table`, `pairs` and the masks are described in kernels/token_table.py.
     """
 
     def __init__(self, tokens: StringArray, merges: StringArray | None = None, required: Sequence[bytes] = ()) -> None:
