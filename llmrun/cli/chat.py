@@ -47,13 +47,15 @@ def chat(
     settings = flags.settings()
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
+    from llmrun.cli.chatting.events import ModelChanged
     from llmrun.cli.chatting.store import Store
 
     said = list(_said(flags, settings))
     store = Store(data_folder() / "conversations")
     with closing(_last(store) if continued else _new(store, settings)) as record:
         for event in said:
-            record.add(event)
+            if event != ModelChanged(record.conversation.model):
+                record.add(event)
         from llmrun.cli.open_model import open_model
 
         with open_model(_for_opening(settings, record), chat_template=template) as opened:

@@ -102,10 +102,11 @@ def load(chat: Chat, name: str) -> None:
         if path == chat.record.path:
             raise UsageError(f"/load: {path.stem}: you are in it")
         record, found = take_up(chat.store, path)
+    held_with = found.conversation.model
     chat.go_on_with(record)
     lines = [f"loaded {summary(found)}"]
-    if found.conversation.model != chat.model:
-        lines.append(f"it was held with {visible_line(found.conversation.model)}; {visible_line(chat.model)} goes on")
+    if held_with != chat.conversation.model:
+        lines.append(f"it was held with {visible_line(held_with)}; {visible_line(chat.model)} goes on")
     chat.reply(lines)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
@@ -32,11 +31,17 @@ class PlainTurns:
     def read(self, meter: Meter, draft: str = "") -> str | None:
         """Raises UsageError for a line that is not UTF-8 or longer than any text may be, and for a block without an
         end."""
-        self._show_prompt(f"{meter.context_used / meter.context_size:.0%} > ")
+        try:
+            return self._turn(f"{meter.context_used / meter.context_size:.0%} > ")
+        except KeyboardInterrupt:
+            self._show_prompt("\n")
+            raise
+
+    def _turn(self, prompt: str) -> str | None:
+        self._show_prompt(prompt)
         turn = self._line()
         if turn is None:
-            if self._interactive:
-                out.prompt("\n")
+            self._show_prompt("\n")
             return None
         while is_unfinished(turn):
             self._show_prompt("... ")
@@ -91,7 +96,3 @@ class PlainView:
 
     def end(self) -> None:
         out.end_answer()
-
-
-def stdin_turns(*, interactive: bool) -> PlainTurns:
-    return PlainTurns(sys.stdin.buffer, interactive=interactive)

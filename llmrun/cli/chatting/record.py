@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmrun.cli.chatting.conversation import Conversation
 from llmrun.cli.chatting.events import Asked, Event
-from llmrun.cli.chatting.journal import InUse, Journal
+from llmrun.cli.chatting.journal import InUse, Journal, Lock
 from llmrun.cli.chatting.store import Recording, Store, read_conversation
 from llmrun.cli.output import out
 
@@ -60,18 +60,27 @@ def take_up(store: Store, path: Path) -> tuple[Record, Recording]:
     if store.is_saved_copy(path):
         found = read_conversation(path)
         return Record(store, found.conversation), found
+    lock = None
     try:
         lock = store.lock(path)
     except InUse:
         out.note("that conversation is open in another process: this is a copy of it")
     except OSError:  # a folder that cannot be written: the first question will find that out, and say so
         pass
-    else:
-        try:
-            found = read_conversation(path)
-            return Record(store, found.conversation, Journal(path, found.whole_bytes, lock)), found
-        except BaseException:
+    try:
+        found = read_conversation(path)
+        journal = _opened(found, lock) if lock else None
+    except BaseException:
+        if lock:
             lock.release()
-            raise
-    found = read_conversation(path)
-    return Record(store, found.conversation), found
+        raise
+    return Record(store, found.conversation, journal), found
+
+
+def _opened(found: Recording, lock: Lock) -> Journal | None:
+    """The journal it was found in, or None where that file alone cannot be written: a new one begins then."""
+    try:
+        return Journal(found.path, found.whole_bytes, lock)
+    except PermissionError:
+        lock.release()
+        return None

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 from llmrun.cli.chatting import blocks
 from llmrun.cli.chatting.commands import command_for
 from llmrun.cli.chatting.conversation import now
-from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Asked, Undone
+from llmrun.cli.chatting.events import Asked, ModelChanged, Undone
 from llmrun.cli.chatting.journal import ConversationFileError
 from llmrun.cli.chatting.preferences import CONTEXT, STOP
+from llmrun.cli.chatting.saying import Saying
 from llmrun.cli.chatting.screen import Meter
 from llmrun.cli.chatting.totals import Totals
 from llmrun.cli.output import out
 from llmrun.cli.parsing import RANDOM_SEEDS, SAMPLING_SETTINGS, chosen_sampling, sampling_value
 from llmrun.cli.prompt import checked_text
 from llmrun.cli.report import Answer, stats_fields
+from llmrun.cli.terminal import shortened, visible_line
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta
 from llmrun.errors import ContextExceeded, LlmrunError, TemplateRefused, UsageError
 from llmrun.settings import RULES
@@ -71,6 +73,7 @@ class Chat:
         self._turns = turns
         self._view = view
         self._signals = signals
+        self._lasting_model = record.conversation.model
         self._draft = ""
         self._over = False
 
@@ -162,9 +165,11 @@ class Chat:
         self._draft = draft
 
     def go_on_with(self, record: Record) -> None:
-        """Leave this conversation, which stays saved, for another one."""
+        """Leave this conversation, which stays saved, for another one, with the model that is open."""
         self.record.close()
         self.record = record
+        if record.conversation.model != self._lasting_model:
+            record.add(ModelChanged(self._lasting_model))
         self._offer_unanswered()
 
     def leave(self) -> None:
@@ -203,42 +208,20 @@ class Chat:
 
     def _stream(self, request: Request) -> Finished | None:
         """Write down and show an answer as it comes. None: it was stopped before a word of it."""
-        used_before = self.conversation.context_used
-        begun = False
-        try:
+        with Saying(self.record, self._view, request.sampling.seed) as saying:
             for event in self.engine.generate(request):
                 if self._signals.stop_wanted:  # also a wish from before the engine knew of the request
                     self.engine.cancel_current()
                 if isinstance(event, PrefillProgress):
                     out.progress(f"prefill {event.done}/{event.total}")
                 elif isinstance(event, TextDelta) and event.text:
-                    if not begun:
-                        begun = True
-                        self._begin(request.sampling.seed)
-                    self.record.add(AnswerWent(event.text))
-                    self._view.text(event.text)
+                    saying.text(event.text)
                 elif isinstance(event, Finished):
-                    if not begun:
-                        if event.reason is FinishReason.CANCELLED:
-                            return None
-                        begun = True
-                        self._begin(request.sampling.seed)
-                    self.record.add(_ended(event))
+                    if event.reason is FinishReason.CANCELLED and not saying.begun:
+                        return None
+                    saying.finish(event)
                     return event
-            raise LlmrunError("the engine ended a request without saying so")
-        except BaseException:
-            if begun:
-                self.record.add(AnswerEnded(FAILED, used_before, 0, 0, 0, 0.0, 0.0))
-            raise
-        finally:
-            out.clear_progress()
-            if begun:
-                self._view.end()
-
-    def _begin(self, seed: int) -> None:
-        out.clear_progress()
-        self.record.add(AnswerBegan(seed))
-        self._view.begin()
+        raise LlmrunError("the engine ended a request without saying so")
 
     def _stopped_early(self) -> None:
         if self._signals.end_wanted:  # the question stays in the file without an answer: --continue offers it
@@ -258,8 +241,10 @@ class Chat:
     def _offer_unanswered(self) -> None:
         """A conversation that ended in a question: the process was ended before the answer began."""
         question = self.conversation.unanswered
-        if self._withdraw():
-            out.note(f"the last question had no answer yet, and is taken back: {question}")
+        if question is not None and self._withdraw():
+            out.note(
+                f"the last question had no answer yet, and is taken back: {shortened(visible_line(question), 100)}"
+            )
 
     def _explain_length(self, request: Request, finished: Finished) -> None:
         """No answer is cut in silence."""
@@ -292,16 +277,3 @@ class Chat:
     def _new_seed(self) -> int:
         seed = self._now_set.seed
         return secrets.randbelow(RANDOM_SEEDS) if seed is None else seed
-
-
-def _ended(finished: Finished) -> AnswerEnded:
-    timings = finished.timings
-    return AnswerEnded(
-        str(finished.reason),
-        finished.context_used,
-        timings.prompt_tokens,
-        timings.cached_tokens,
-        timings.generated_tokens,
-        round(timings.ttft_s, 6),
-        round(timings.decode_s, 6),
-    )

@@ -1,0 +1,68 @@
+"""An answer on its way: every piece is written down, then shown."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent
+from llmrun.cli.output import out
+
+if TYPE_CHECKING:
+    from llmrun.cli.chatting.record import Record
+    from llmrun.cli.chatting.screen import AnswerView
+    from llmrun.engine.requests import Finished
+
+
+class Saying:
+    """One answer to the last question. It begins with its first text, so that an answer stopped before leaves what
+    there was as it was; left by an error, it ends as failed."""
+
+    def __init__(self, record: Record, view: AnswerView, seed: int) -> None:
+        self._record = record
+        self._view = view
+        self._seed = seed
+        self._used_before = record.conversation.context_used
+        self._ended = False
+        self.begun = False
+
+    def text(self, piece: str) -> None:
+        self._begin()
+        self._record.add(AnswerWent(piece))
+        self._view.text(piece)
+
+    def finish(self, finished: Finished) -> None:
+        self._begin()
+        self._ended = True
+        timings = finished.timings
+        self._record.add(
+            AnswerEnded(
+                reason=str(finished.reason),
+                context_used=finished.context_used,
+                prompt_tokens=timings.prompt_tokens,
+                cached_tokens=timings.cached_tokens,
+                generated_tokens=timings.generated_tokens,
+                ttft_s=round(timings.ttft_s, 6),
+                decode_s=round(timings.decode_s, 6),
+            )
+        )
+
+    def __enter__(self) -> Saying:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        out.clear_progress()
+        if not self.begun:
+            return
+        if not self._ended:
+            self._record.add(AnswerEnded(FAILED, self._used_before, 0, 0, 0, 0.0, 0.0))
+        self._view.end()
+
+    def _begin(self) -> None:
+        if not self.begun:
+            self.begun = True
+            out.clear_progress()
+            self._record.add(AnswerBegan(self._seed))
+            self._view.begin()
