@@ -84,10 +84,10 @@ def command_for(name: str) -> Command:
 
     names = [known for command in COMMANDS for known in (command.name, *command.aliases)]
     near = difflib.get_close_matches(name, names, n=1)
+    first = f"did you mean /{near[0]}?" if near else "/help lists the commands."
     raise UsageError(
-        f"/{name}: no such command; it was not sent to the model",
-        hint=(f"did you mean /{near[0]}?" if near else "/help lists them")
-        + " A question that begins with a slash begins with two: //",
+        f"/{name}: no such command, and not sent to the model",
+        hint=f"{first} A question that begins with a slash is typed with two: //",
     )
 
 

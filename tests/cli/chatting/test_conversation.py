@@ -1,0 +1,126 @@
+"""A conversation is what its events come to."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+
+from llmrun.cli.chatting.conversation import TITLE_CHARACTERS, Conversation, Misplaced, new_conversation
+from llmrun.cli.chatting.events import (
+    AnswerBegan,
+    AnswerEnded,
+    AnswerWent,
+    Asked,
+    Cleared,
+    Event,
+    PreferenceSet,
+    SystemSet,
+    Undone,
+)
+from tests.support.conversations import events, folded, histories
+
+ENDED = AnswerEnded("stop", 12, 8, 0, 4, 0.1, 0.2)
+
+
+def after(*later: Event) -> Conversation:
+    conversation = new_conversation("m")
+    for event in later:
+        conversation.apply(event)
+    return conversation
+
+
+def test_the_engine_is_given_everything_but_the_answer_it_is_to_write() -> None:
+    conversation = after(SystemSet("brief"), Asked("a", ""), AnswerBegan(1), AnswerWent("A"), AnswerWent("!"), ENDED)
+    first = [{"role": "system", "content": "brief"}, {"role": "user", "content": "a"}]
+    assert conversation.messages == first
+    conversation.apply(Asked("b", ""))
+    assert conversation.messages == [
+        *first,
+        {"role": "assistant", "content": "A!"},
+        {"role": "user", "content": "b"},
+    ]
+
+
+def test_an_empty_system_prompt_is_one_and_none_is_none() -> None:
+    assert after(SystemSet(""), Asked("a", "")).messages[0] == {"role": "system", "content": ""}
+    assert after(SystemSet("x"), SystemSet(None), Asked("a", "")).messages == [{"role": "user", "content": "a"}]
+
+
+def test_a_second_answer_takes_the_place_of_the_first() -> None:
+    conversation = after(Asked("a", ""), AnswerBegan(1), AnswerWent("A"), ENDED, AnswerBegan(2), AnswerWent("B"))
+    (exchange,) = conversation.exchanges
+    assert (exchange.answer, exchange.ended) == ("B", None)
+
+
+def test_undo_takes_back_the_last_question_and_its_answer() -> None:
+    conversation = after(Asked("a", ""), AnswerBegan(1), ENDED, Asked("b", ""), AnswerBegan(2), AnswerWent("B"))
+    conversation.apply(Undone())
+    assert [one.question for one in conversation.exchanges] == ["a"]
+    assert conversation.context_used == 12
+
+
+def test_clear_keeps_the_system_prompt_and_the_settings() -> None:
+    conversation = after(SystemSet("brief"), PreferenceSet("top_k", 3), Asked("a", ""), Cleared())
+    assert conversation.exchanges == []
+    assert conversation.context_used == 0
+    assert (conversation.system, conversation.preferences) == ("brief", {"top_k": 3})
+
+
+def test_a_preference_set_to_nothing_is_gone() -> None:
+    assert after(PreferenceSet("top_k", 3), PreferenceSet("top_k", None)).preferences == {}
+
+
+def test_a_title_is_the_first_question_on_one_short_line() -> None:
+    assert after(Asked(" why\n is  it?\n", "")).title == "why is it?"
+    assert len(after(Asked("x" * 500, "")).title) == TITLE_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    "before_and_event",
+    [
+        (Undone(),),
+        (AnswerBegan(1),),
+        (AnswerWent("x"),),
+        (Asked("a", ""), AnswerWent("x")),
+        (Asked("a", ""), ENDED),
+        (Asked("a", ""), Asked("b", "")),
+        (Asked("a", ""), AnswerBegan(1), ENDED, ENDED),
+        (Asked("a", ""), AnswerBegan(1), ENDED, AnswerWent("late")),
+        (new_conversation("m").began,),
+    ],
+)
+def test_an_event_that_cannot_come_here_is_refused(before_and_event: tuple[Event, ...]) -> None:
+    *before, event = before_and_event
+    conversation = after(*before)
+    with pytest.raises(Misplaced):
+        conversation.apply(event)
+
+
+@given(histories(), events())
+def test_a_refused_event_changes_nothing(history: list[Event], event: Event) -> None:
+    conversation = folded(history)
+    before = copy.deepcopy(conversation)
+    try:
+        conversation.apply(event)
+    except Misplaced:
+        assert conversation == before
+
+
+@given(histories())
+def test_the_short_history_makes_the_same_conversation(history: list[Event]) -> None:
+    conversation = folded(history)
+    again = folded(list(conversation.history()))
+    assert list(again.history()) == list(conversation.history())
+    assert again.messages == conversation.messages
+    assert (again.model, again.system, again.preferences) == (
+        conversation.model,
+        conversation.system,
+        conversation.preferences,
+    )
+    assert (again.context_used, again.title, again.unanswered) == (
+        conversation.context_used,
+        conversation.title,
+        conversation.unanswered,
+    )

@@ -1,0 +1,78 @@
+"""Events and whole conversations drawn at random."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from llmrun.cli.chatting.conversation import Conversation, Misplaced
+from llmrun.cli.chatting.events import (
+    FAILED,
+    FORMAT,
+    AnswerBegan,
+    AnswerEnded,
+    AnswerWent,
+    Asked,
+    Began,
+    Cleared,
+    Event,
+    ModelChanged,
+    PreferenceSet,
+    SystemSet,
+    Undone,
+)
+from llmrun.types import FinishReason
+
+texts = st.text(max_size=30) | st.text("\n\r\t\x00\x1b\u2028\x85\\\"'/ é🙂", max_size=8)
+counts = st.integers(0, 2**53)
+seconds = st.floats(0, 1e9)
+
+_preferences = st.one_of(
+    st.builds(PreferenceSet, st.just("temperature"), st.none() | st.floats(0, 100)),
+    st.builds(PreferenceSet, st.just("top_k"), st.none() | st.integers(0, 10**6)),
+    st.builds(PreferenceSet, st.just("repeat_last_n"), st.none() | st.integers(-1, 10**6)),
+    st.builds(PreferenceSet, st.just("seed"), st.none() | st.integers(0, 2**64 - 1)),
+    st.builds(PreferenceSet, st.just("max_tokens"), st.none() | st.integers(1, 10**6)),
+    st.builds(PreferenceSet, st.just("stop"), st.none() | st.lists(st.text(min_size=1), min_size=1, max_size=3)),
+)
+_began = st.builds(Began, st.just(FORMAT), texts, texts, texts, texts)
+_later = st.one_of(
+    st.builds(ModelChanged, texts),
+    st.builds(SystemSet, st.none() | texts),
+    _preferences,
+    st.builds(Asked, texts, texts),
+    st.builds(AnswerBegan, st.integers(0, 2**64 - 1)),
+    st.builds(AnswerWent, texts),
+    st.builds(
+        AnswerEnded, st.sampled_from([*map(str, FinishReason), FAILED]), counts, counts, counts, counts, seconds, seconds
+    ),
+    st.just(Undone()),
+    st.just(Cleared()),
+)
+
+
+def events() -> st.SearchStrategy[Event]:
+    return _began | _later
+
+
+@st.composite
+def histories(draw: st.DrawFn, most: int = 30) -> list[Event]:
+    """Events that can happen one after the other, a beginning first."""
+    began = draw(_began)
+    conversation = Conversation(began, began.model)
+    history: list[Event] = [began]
+    for event in draw(st.lists(_later, max_size=most)):
+        try:
+            conversation.apply(event)
+        except Misplaced:
+            continue
+        history.append(event)
+    return history
+
+
+def folded(history: list[Event]) -> Conversation:
+    began, *later = history
+    assert isinstance(began, Began)
+    conversation = Conversation(began, began.model)
+    for event in later:
+        conversation.apply(event)
+    return conversation
