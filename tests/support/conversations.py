@@ -43,7 +43,14 @@ _later = st.one_of(
     st.builds(AnswerBegan, st.integers(0, 2**64 - 1)),
     st.builds(AnswerWent, texts),
     st.builds(
-        AnswerEnded, st.sampled_from([*map(str, FinishReason), FAILED]), counts, counts, counts, counts, seconds, seconds
+        AnswerEnded,
+        st.sampled_from([*map(str, FinishReason), FAILED]),
+        counts,
+        counts,
+        counts,
+        counts,
+        seconds,
+        seconds,
     ),
     st.just(Undone()),
     st.just(Cleared()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 SURVIVED = (UsageError, ContextExceeded, TemplateRefused, ConversationFileError)  # errors of one turn alone
 UNDO_OR_CLEAR = "/undo takes back the last exchange, /clear starts over"
+
+_COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
 
 
 class Chat:
@@ -109,9 +112,8 @@ class Chat:
         line = typed.strip()
         if block is not None:
             self._ask(block)
-        elif typed.startswith("/") and not typed.startswith("//"):
-            name, *argument = typed[1:].split(None, 1)
-            command_for(name).run(self, "".join(argument).strip())
+        elif command := _COMMAND.fullmatch(typed):
+            command_for(command["name"]).run(self, command["argument"].strip())
         elif line.startswith("/"):
             self._ask(line.removeprefix("/") if typed.startswith("//") else line)
         else:

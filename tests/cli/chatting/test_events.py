@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -28,7 +29,7 @@ def test_a_path_that_is_not_utf_8_survives() -> None:
 
 
 GOOD = {"event": "end", "reason": "stop", "context_used": 9, "prompt_tokens": 5, "cached_tokens": 0}
-GOOD |= {"generated_tokens": 4, "ttft_s": 0.1, "decode_s": 1}  # type: ignore[dict-item]
+GOOD |= {"generated_tokens": 4, "ttft_s": 0.1, "decode_s": 1}
 
 
 @pytest.mark.parametrize(
@@ -72,9 +73,8 @@ GOOD |= {"generated_tokens": 4, "ttft_s": 0.1, "decode_s": 1}  # type: ignore[di
     ],
 )
 def test_a_hostile_line_is_refused_with_what_is_wrong(line: bytes, said: str) -> None:
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=re.escape(said)) as refused:
         from_line(line)
-    assert said in str(refused.value)
     assert len(str(refused.value)) < 300
 
 

@@ -261,7 +261,23 @@ def test_an_unknown_name_is_met_with_the_nearest(store: Store) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", ".", "..", "../x", "a/b", "a\\b", "/etc/passwd", ".hidden", "-rf", "a\0b", "a\nb", "a\x1b[31m", "a:b", "x."]
+    [
+        "",
+        " ",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a\\b",
+        "/etc/passwd",
+        ".hidden",
+        "-rf",
+        "a\0b",
+        "a\nb",
+        "a\x1b[31m",
+        "a:b",
+        "x.",
+    ]
     + ["x" * 65, "é" * 101, "\ud800", "a*", "C:x"],
 )
 def test_a_name_that_is_more_than_a_name_is_refused(name: str) -> None:

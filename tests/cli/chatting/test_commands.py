@@ -1,0 +1,72 @@
+"""The table of commands: what is dispatched, listed and completed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmrun.cli.chatting.commands import COMMANDS, command_for, completions
+from llmrun.errors import UsageError
+from tests.support.chats import Session, session
+
+
+def texts(found: Session, before: str) -> list[str]:
+    return [one.text for one in completions(found.chat, before)]
+
+
+def test_every_name_finds_its_command_and_no_two_share_one() -> None:
+    names = [name for command in COMMANDS for name in (command.name, *command.aliases)]
+    assert len(names) == len(set(names))
+    for command in COMMANDS:
+        for name in (command.name, *command.aliases):
+            assert command_for(name) is command
+    assert {"help", "?", "system", "set", "show", "clear", "undo", "regen", "save", "load", "stats"} <= set(names)
+    assert {"exit", "bye", "quit"} <= set(names)
+
+
+@pytest.mark.parametrize(("typed", "near"), [("exti", "/exit"), ("sytem", "/system"), ("regenerate", "/regen")])
+def test_an_unknown_command_is_met_with_the_nearest(typed: str, near: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        command_for(typed)
+    assert f"/{typed}: no such command" in str(refused.value)
+    assert f"did you mean {near}?" in refused.value.hint
+    assert "//" in refused.value.hint
+
+
+def test_help_lists_every_command_and_one_of_them_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with session(tmp_path) as found:
+        found.run("/help")
+        listed = capsys.readouterr().err
+        assert all(command.usage in listed and command.about in listed for command in COMMANDS)
+        found.run("/help /undo")
+        assert capsys.readouterr().err.splitlines() == ["/undo  take back the last question and its answer"]
+
+
+def test_completion_follows_the_table(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        assert texts(found, "/s") == ["/system ", "/set ", "/show ", "/save ", "/stats"]
+        assert texts(found, "/undo") == ["/undo"]
+        assert "temperature " in texts(found, "/set t")
+        assert texts(found, "/show te") == ["template"]
+        assert "regen" in texts(found, "/help ")
+
+
+def test_completion_replaces_what_it_completes(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        for before in ("/se", "/set tem", "/show "):
+            for one in completions(found.chat, before):
+                kept = before[: len(before) - one.replaces]
+                assert (kept + one.text).startswith(before)
+
+
+@pytest.mark.parametrize("before", ["", "what", "//se", " /se", "/no such", "/set\nx"])
+def test_nothing_completes_what_is_no_command(tmp_path: Path, before: str) -> None:
+    with session(tmp_path) as found:
+        assert texts(found, before) == []
+
+
+def test_saved_names_complete_load(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        found.run("hello", "/save first one")
+        assert texts(found, "/load fi") == ["first one"]

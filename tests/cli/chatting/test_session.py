@@ -1,0 +1,380 @@
+"""The turn loop in this process: commands, answers, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmrun.backends.scripted import ScriptedBackend, echo, scripted_answers
+from llmrun.cli.chatting.record import take_up
+from llmrun.cli.chatting.store import read_conversation
+from llmrun.errors import BackendCrashed, Cancelled, ContextExceeded, UsageError
+from llmrun.settings import Settings
+from llmrun.types import Batch
+from tests.support.chats import Session, events_in, journals, session
+
+Capture = pytest.CaptureFixture[str]
+
+
+def interrupt(number: int = signal.SIGINT) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def cached(found: Session) -> list[int]:
+    return [one.cached_tokens for one in found.chat.totals.answers]
+
+
+def computed(found: Session) -> list[int]:
+    return [one.prompt_tokens - one.cached_tokens for one in found.chat.totals.answers]
+
+
+def test_a_turn_computes_only_what_is_new(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        assert found.run("one", "two", "three") == 0
+        assert found.view.answers == ["You said: one", "You said: two", "You said: three"]
+        used = [meter.context_used for meter in found.turns.meters[1:]]
+        end_of_answer = 1  # drawn, but not run
+        assert cached(found) == [0, used[0] - end_of_answer, used[1] - end_of_answer]
+
+
+def test_undo_and_regen_compute_only_what_is_new(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        found.run("one", "two", "/undo", "twenty", "/regen")
+        assert found.said == [("one", "You said: one"), ("twenty", "You said: twenty")]
+        assert computed(found)[2] < computed(found)[1] + len("twenty")
+        assert computed(found)[3] == 1
+
+
+def test_undo_offers_the_question_to_be_edited(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        found.run("one", "two\nlines", "/undo", "/show")
+        assert found.turns.drafts == ["", "", "", "two\nlines", ""]
+
+
+def test_regen_uses_another_seed_even_when_one_is_set(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path, settings=Settings(seed=7)) as found:
+        found.run("one", "/regen", "/regen", "two")
+    assert [event["seed"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "answer"] == [7, 8, 7, 7]
+
+
+def test_regen_at_temperature_0_says_that_it_is_in_vain(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path, settings=Settings(temperature=0.0)) as found:
+        found.run("one", "/regen")
+    assert "temperature is 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "question"),
+    [
+        ("//etc is a folder", "/etc is a folder"),
+        (" /etc is a folder", "/etc is a folder"),
+        ('"""/etc"""', "/etc"),
+        ('"""\n  a\n\n  b\n"""', "  a\n\n  b"),
+        ("  indented\n  code\n", "  indented\n  code"),
+    ],
+)
+def test_a_question_may_begin_with_a_slash_or_have_many_lines(tmp_path: Path, typed: str, question: str) -> None:
+    with session(tmp_path) as found:
+        found.run(typed)
+        assert [asked for asked, _ in found.said] == [question]
+
+
+@pytest.mark.parametrize("typed", ["", "   ", "\n", '""""""', '"""\n"""'])
+def test_nothing_is_asked_with_nothing(tmp_path: Path, typed: str) -> None:
+    with session(tmp_path) as found:
+        found.run(typed)
+        assert found.said == []
+    assert journals(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("/exti", "/exti: no such command"),
+        ("/", "/: no such command"),
+        ("/set tempreature 1", "did you mean temperature?"),
+        ("/set temperature warm", "temperature: 'warm' is not a number from 0 to 100"),
+        ("/set temperature 101", "temperature: 101.0 is not a number from 0 to 100"),
+        ("/set top_k 1.5", "is not an integer"),
+        ("/set max_tokens 0", "max_tokens: 0 is not an integer of at least 1"),
+        ("/set stop []", "is not a list of texts"),
+        ("/set ctx_size 9", "--ctx-size 9"),
+        ("/show nothing", "known: model, template"),
+        ("/undo", "nothing to take back"),
+        ("/regen", "no question"),
+        ("/save x", "nothing to save"),
+        ("/load nope", "no such conversation"),
+        ("/load ../../etc/passwd", "no name for a conversation"),
+        ("a\udcff", "not UTF-8"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line_and_the_chat_goes_on(
+    tmp_path: Path, capsys: Capture, typed: str, said: str
+) -> None:
+    with session(tmp_path) as found:
+        assert found.run(typed, "still here") == 0
+        assert found.said == [("still here", "You said: still here")]
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert said in told
+    assert "Traceback" not in told
+
+
+def test_a_mistake_in_a_pipe_ends_the_chat(tmp_path: Path) -> None:
+    with session(tmp_path, interactive=False) as found, pytest.raises(UsageError):
+        found.run("/exti", "never asked")
+    assert found.said == []
+
+
+def test_set_holds_from_the_next_answer_on(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("/set max_tokens 3", "one", "/set max_tokens default", "/set stop said", "two")
+        assert found.view.answers == ["You", "You "]
+        found.run('/set stop [" tw", "x"]', "/set parameter temp 0.5", "two", "/set seed 5", "three")
+        assert found.view.answers[2:] == ["You said:", "You said: three"]
+        assert found.chat.sampling.temperature == 0.5
+    assert "seed 5" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_set_and_show_tell_what_holds(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path, settings=Settings(top_k=12)) as found:
+        found.run("/set", "/set top_k", "/set top-k 3", "/set top_k default", "/show settings")
+    told = capsys.readouterr().err.splitlines()
+    assert "top_k 12" in told[0]
+    assert told[2:5] == ["top_k 12", "top_k 3", "top_k 12"]
+
+
+def test_the_system_prompt_can_be_shown_set_emptied_and_taken_back(tmp_path: Path) -> None:
+    heard: list[str] = []
+    backend = ScriptedBackend(lambda history: heard.append(history) or echo(history))
+    with session(tmp_path, backend=backend, settings=Settings(system="mine")) as found:
+        systems = []
+        for command in ("/system be brief", '/system """\ntwo\nlines\n"""', '/system ""', "/system default", "/system"):
+            found.run(command)
+            systems.append(found.chat.conversation.system)
+        assert systems == ["be brief", "two\nlines", "", "mine", "mine"]
+        found.run("hello")
+    assert "mine" in heard[-1]
+
+
+def test_show_shows_everything_and_each_thing(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("hello")
+        capsys.readouterr()
+        found.run("/show")
+        told = capsys.readouterr().err
+        for part in (
+            "model       scripted",
+            "context     8,192",
+            "temperature 0.8",
+            "of 8,192 tokens",
+            "messages    2",
+        ):
+            assert part in told
+        found.run("/show template")
+        assert "chatml (fallback)" in capsys.readouterr().err
+        found.run("/show conversation")
+        assert capsys.readouterr().err.splitlines()[:2] == ["> hello", "You said: hello"]
+
+
+def test_control_characters_of_a_conversation_are_shown_not_obeyed(tmp_path: Path, capsys: Capture) -> None:
+    backend = ScriptedBackend(scripted_answers([("assistant\n", "\x1b]52;c;aGk=\x07")]))
+    with session(tmp_path, backend=backend) as found:
+        found.run("\x1b[2J\x9bhi", "/show conversation", "/undo", "/system \x1b[31m", "/show", "/load")
+    told = capsys.readouterr().err
+    assert "\x1b" not in told
+    assert "\x9b" not in told
+    assert "␛[2J<9B>hi" in told
+
+
+def test_save_load_and_go_on(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("/system brief", "/set top_k 3", "one", "/save early", "two", "/load early", "/show settings")
+        assert found.said == [("one", "You said: one")]
+        assert (found.chat.conversation.system, found.chat.conversation.preferences) == ("brief", {"top_k": 3})
+        found.run("three", "/load")
+    told = capsys.readouterr().err
+    assert 'loaded "one", 2 messages' in told
+    assert 'early                 "one", 2 messages' in told
+    assert len(journals(tmp_path)) == 2
+
+
+def test_load_takes_a_journal_too_but_not_the_one_that_is_open(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("one")
+        first = journals(tmp_path)[0]
+        found.run(f"/load {first.stem}")
+        assert "you are in it" in capsys.readouterr().err
+    with session(tmp_path) as found:
+        found.run("other", f"/load {first.stem}", "two")
+        assert found.chat.record.path == first
+    assert [event["text"] for event in events_in(first) if event["event"] == "question"] == ["one", "two"]
+
+
+def test_ctrl_c_keeps_what_was_said_and_the_conversation(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        found.view.on_text = lambda piece: interrupt()() if piece == "d" else None
+        assert found.run("one", "two") == 0
+        assert found.said == [("one", "You said"), ("two", "You said")]
+        assert not found.view.open
+    ends = [event["reason"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "end"]
+    assert ends == ["cancelled", "cancelled"]
+
+
+def test_many_ctrl_c_within_one_answer_are_one_wish(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        found.view.on_text = lambda piece: [interrupt()() for _ in range(20)] and None
+        assert found.run("one") == 0
+        assert found.said == [("one", "Y")]
+
+
+def test_ctrl_c_before_the_first_word_takes_the_question_back(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        forward = found.backend.forward
+
+        def stopped(batch: Batch) -> NDArray[np.float32]:
+            interrupt()()
+            found.backend.forward = forward  # type: ignore[method-assign]
+            raise Cancelled("in the middle of a pass")
+
+        found.backend.forward = stopped  # type: ignore[method-assign]
+        found.run("one", "two")
+        assert found.turns.drafts == ["", "one", ""]
+        assert found.view.answers == ["You said: two"]
+        assert found.said == [("two", "You said: two")]
+    assert "stopped before the answer began" in capsys.readouterr().err
+
+
+def test_ctrl_c_in_the_prefill_of_regen_keeps_the_old_answer(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        found.run("one")
+
+        def stopped(batch: Batch) -> NDArray[np.float32]:
+            interrupt()()
+            raise Cancelled("in the middle of a pass")
+
+        found.backend.forward = stopped  # type: ignore[method-assign]
+        found.run("/regen")
+        assert found.said == [("one", "You said: one")]
+        assert found.turns.drafts[-1] == ""
+
+
+def test_ctrl_c_at_the_prompt_reads_another_turn(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with session(tmp_path) as found:
+        assert found.run(interrupted, interrupt(), "one") == 0
+        assert found.said == [("one", "You said: one")]
+
+
+def test_ctrl_c_in_a_pipe_ends_the_chat_after_the_answer(tmp_path: Path) -> None:
+    with session(tmp_path, interactive=False) as found:
+        found.view.on_text = lambda piece: interrupt()()
+        assert found.run("one", "two") == 130
+        assert found.said == [("one", "Y")]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_that_ends_programs_ends_the_answer_and_the_chat(tmp_path: Path, number: int, code: int) -> None:
+    with session(tmp_path) as found:
+        found.view.on_text = lambda piece: interrupt(number)()
+        assert found.run("one", "two") == code
+        assert found.said == [("one", "Y")]
+    with session(tmp_path) as found, pytest.raises(SystemExit) as ended:
+        found.run(interrupt(number))
+    assert ended.value.code == code
+
+
+def test_a_context_that_is_full_keeps_the_session_and_the_question(tmp_path: Path, capsys: Capture) -> None:
+    long = "x" * 180
+    with session(tmp_path, backend=ScriptedBackend(echo, context_size=200)) as found:
+        assert found.run("one", long, "/undo", "/clear", "two") == 0
+        told = capsys.readouterr().err
+        assert "limit 200" in told
+        assert "/undo takes back the last exchange, /clear starts over" in told
+        assert found.turns.drafts[2] == long
+        assert found.said == [("two", "You said: two")]
+
+
+def test_a_context_that_fills_up_in_an_answer_says_so(tmp_path: Path, capsys: Capture) -> None:
+    backend = ScriptedBackend(scripted_answers([("assistant\n", "x" * 500)]), context_size=100)
+    with session(tmp_path, backend=backend) as found:
+        found.run("one")
+        assert found.chat.meter.context_used == 100
+    assert "the answer was cut: the context of 100 tokens is full: /undo" in capsys.readouterr().err
+
+
+def test_an_answer_cut_by_max_tokens_says_so(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path, settings=Settings(max_tokens=3)) as found:
+        found.run("one")
+    assert "the answer was cut after 3 tokens" in capsys.readouterr().err
+
+
+def test_a_full_context_in_a_pipe_is_raised(tmp_path: Path) -> None:
+    with (
+        session(tmp_path, backend=ScriptedBackend(echo, context_size=50), interactive=False) as found,
+        pytest.raises(ContextExceeded),
+    ):
+        found.run("x" * 100)
+
+
+@pytest.mark.parametrize("said_before", [0, 4])
+def test_a_crash_of_the_backend_ends_the_chat_with_everything_saved(tmp_path: Path, said_before: int) -> None:
+    with session(tmp_path) as found:
+        found.run("before")
+        forward, calls = found.backend.forward, [0]
+
+        def crash(batch: Batch) -> NDArray[np.float32]:
+            if calls[0] == said_before:
+                raise BackendCrashed("the backend died")
+            calls[0] += 1
+            return forward(batch)
+
+        found.backend.forward = crash  # type: ignore[method-assign]
+        with pytest.raises(BackendCrashed):
+            found.run("after")
+        assert not found.view.open
+    saved = read_conversation(journals(tmp_path)[0]).conversation
+    assert [one.answer for one in saved.exchanges] == ["You said: before", "You said"[:said_before]]
+    assert saved.unanswered == (None if said_before else "after")
+
+
+def test_a_question_without_an_answer_is_offered_when_the_conversation_goes_on(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        found.backend.forward = lambda batch: (_ for _ in ()).throw(BackendCrashed("x"))  # type: ignore[method-assign]
+        with pytest.raises(BackendCrashed):
+            found.run("lost?")
+        store = found.chat.store
+    record, _ = take_up(store, journals(tmp_path)[0])
+    with session(tmp_path, record=record) as found:
+        found.run("found")
+        assert found.turns.drafts == ["lost?", ""]
+        assert found.said == [("found", "You said: found")]
+
+
+def test_the_meter_follows_the_conversation(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        found.run("one", "two", "/undo", "/clear", "/exit", "never read")
+        used = [meter.context_used for meter in found.turns.meters]
+        assert used[0] == 0
+        assert 0 < used[1] < used[2]
+        assert used[3:] == [used[1], 0]
+        assert found.turns.turns == ["never read"]
+
+
+def test_stats_of_a_whole_session(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("/stats", "one", "two")
+        capsys.readouterr()
+        found.run("/stats")
+        told = capsys.readouterr().err.splitlines()
+    assert told[0] == "answers     2"
+    assert f"tokens out  {sum(one.generated_tokens for one in found.chat.totals.answers)}" in told
+    assert [line.split()[0] for line in told] == ["answers", "tokens", "tokens", "time", "TTFT", "decode"]
