@@ -152,7 +152,12 @@ def test_set_and_show_tell_what_holds(tmp_path: Path, capsys: Capture) -> None:
 
 def test_the_system_prompt_can_be_shown_set_emptied_and_taken_back(tmp_path: Path) -> None:
     heard: list[str] = []
-    backend = ScriptedBackend(lambda history: heard.append(history) or echo(history))
+
+    def listening(history: str) -> int | None:
+        heard.append(history)
+        return echo(history)
+
+    backend = ScriptedBackend(listening)
     with session(tmp_path, backend=backend, settings=Settings(system="mine")) as found:
         systems = []
         for command in ("/system be brief", '/system """\ntwo\nlines\n"""', '/system ""', "/system default", "/system"):
@@ -229,7 +234,12 @@ def test_ctrl_c_keeps_what_was_said_and_the_conversation(tmp_path: Path) -> None
 
 def test_many_ctrl_c_within_one_answer_are_one_wish(tmp_path: Path) -> None:
     with session(tmp_path) as found:
-        found.view.on_text = lambda piece: [interrupt()() for _ in range(20)] and None
+
+        def impatient(piece: str) -> None:
+            for _ in range(20):
+                interrupt()()
+
+        found.view.on_text = impatient
         assert found.run("one") == 0
         assert found.said == [("one", "Y")]
 

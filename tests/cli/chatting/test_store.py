@@ -126,7 +126,8 @@ def test_a_conversation_in_use_is_taken_up_as_a_copy(store: Store, capsys: pytes
     holder.add(AnswerWent("!"))
     assert holder.path.read_bytes() == before + to_line(AnswerWent("!"))
     assert other.path not in (None, holder.path)
-    assert other.path and read_conversation(other.path).conversation == other.conversation
+    assert other.path
+    assert read_conversation(other.path).conversation == other.conversation
     other.close()
     holder.close()
 
@@ -262,23 +263,9 @@ def test_an_unknown_name_is_met_with_the_nearest(store: Store) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "",
-        " ",
-        ".",
-        "..",
-        "../x",
-        "a/b",
-        "a\\b",
-        "/etc/passwd",
-        ".hidden",
-        "-rf",
-        "a\0b",
-        "a\nb",
-        "a\x1b[31m",
-        "a:b",
-        "x.",
-    ]
-    + ["x" * 65, "é" * 101, "\ud800", "a*", "C:x"],
+        *("", " ", ".", "..", "../x", "a/b", "a\\b", "/etc/passwd", ".hidden", "-rf", "a:b", "C:x", "a*", "x."),
+        *("a\0b", "a\nb", "a\x1b[31m", "\ud800", "x" * 65, "é" * 101),
+    ],
 )
 def test_a_name_that_is_more_than_a_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
