@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmrun.errors import BadGGUF
+from llmrun.engine.requests import check_sampling
+from llmrun.errors import BadGGUF, UsageError
 from llmrun.types import SamplingParams
 
 # The keys of gguf-py's constants.py that mean something to our samplers.
@@ -26,7 +27,8 @@ def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float]
     metadata   of the GGUF file: its `general.sampling.*` numbers win
     catalogue  field name of SamplingParams -> number, from models.toml
 
-    The seed is left at 0. Raises BadGGUF when a `general.sampling.*` value is not a number.
+    The seed is left at 0. Raises BadGGUF when a `general.sampling.*` value is not a number, or one that no sampler
+    takes.
     """
     chosen: dict[str, Any] = dict(catalogue or {})
     for key, name in _METADATA_KEYS.items():
@@ -35,5 +37,9 @@ def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float]
         value = metadata[key]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadGGUF(f"sampling default is not a number: {key}: {value!r:.40}")
-        chosen[name] = int(value) if name in ("top_k", "penalty_last_n") else float(value)
+        try:
+            chosen[name] = int(value) if name in ("top_k", "penalty_last_n") else float(value)
+            check_sampling(replace(SamplingParams(), **{name: chosen[name]}))
+        except (UsageError, ValueError, OverflowError) as error:
+            raise BadGGUF(f"sampling default cannot be meant: {key}: {value}") from error
     return replace(SamplingParams(), **chosen)

@@ -25,7 +25,7 @@ from llmrun.engine.requests import (
 )
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.template import ChatTemplate, choose_template
-from llmrun.errors import Cancelled, ContextExceeded, KVFull, TemplateRefused, UsageError
+from llmrun.errors import Cancelled, ContextExceeded, KVFull, ModelFileError, TemplateRefused, UsageError
 from llmrun.types import Batch, FinishReason
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ class Engine:
         """Queue a request and return its id, which its events carry.
 
         Raises ContextExceeded (the prompt does not fit), TemplateRefused (also for a ChatPrompt when `template`
-        is None) and UsageError (a parameter that cannot be meant). The clock of `Timings` starts here.
+        is None), UsageError (a parameter that cannot be meant) and ModelFileError (no token for the prompt's text).
+        The clock of `Timings` starts here.
         """
         submitted = time.perf_counter()
         cancellations = self._cancellations
@@ -211,6 +212,11 @@ class Engine:
             return list(prompt.tokens)
         if isinstance(prompt, TextPrompt):
             ids = self.tokenizer.encode(prompt.text, add_special=True, parse_special=True)
+            if prompt.text and not len(ids):
+                raise ModelFileError(
+                    f"the vocabulary has no token for this prompt: {self.info.path}: {len(prompt.text)} characters, "
+                    "none of which it knows"
+                )
         elif self.template is not None:
             ids = self.tokenizer.encode_rendered(self.template.render(prompt, self.tokenizer))
         else:

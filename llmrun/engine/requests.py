@@ -134,7 +134,7 @@ def check_request(request: Request, vocabulary_size: int) -> None:
     if isinstance(request.prompt, TokenPrompt):
         _check_tokens("prompt", request.prompt.tokens, vocabulary_size)
     _check_tokens("logit_bias", request.sampling.logit_bias, vocabulary_size)
-    _check_sampling(request.sampling)
+    check_sampling(request.sampling)
 
 
 def _check_tokens(where: str, tokens: Iterable[int], vocabulary_size: int) -> None:
@@ -143,7 +143,8 @@ def _check_tokens(where: str, tokens: Iterable[int], vocabulary_size: int) -> No
             raise UsageError(f"no such token: {where}: id {token}, the vocabulary has {vocabulary_size}")
 
 
-def _check_sampling(params: SamplingParams) -> None:
+def check_sampling(params: SamplingParams) -> None:
+    """Raise UsageError, naming the parameter, for a number that no sampler takes."""
     ranges = {
         "temperature": (0.0, math.inf),
         "top_p": (0.0, 1.0),

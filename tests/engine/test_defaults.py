@@ -39,3 +39,17 @@ def test_the_catalogue_fills_in_what_the_model_leaves_open() -> None:
 def test_a_default_that_is_no_number_is_a_bad_file(value: object) -> None:
     with pytest.raises(BadGGUF, match=r"general\.sampling\.temp"):
         default_sampling({Keys.General.SAMPLING_TEMP: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((Keys.General.SAMPLING_TEMP, value) for value in (-1.0, float("nan"), float("inf"))),
+        *((Keys.General.SAMPLING_TOP_K, value) for value in (float("nan"), float("inf"))),
+        *((Keys.General.SAMPLING_TOP_P, value) for value in (-0.1, 1.5)),
+        (Keys.General.SAMPLING_PENALTY_REPEAT, 0.0),
+    ],
+)
+def test_a_default_that_no_sampler_takes_is_a_bad_file(key: str, value: float) -> None:
+    with pytest.raises(BadGGUF, match=f"sampling default cannot be meant: {key}: {value}"):
+        default_sampling({key: value})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmrun.engine import sampling
-from llmrun.errors import LlmrunError
+from llmrun.errors import LlmrunError, ModelFileError
 from llmrun.types import SamplingParams
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -162,13 +162,29 @@ def test_logit_bias_moves_and_bans() -> None:
 def test_broken_logits_are_an_error(params: SamplingParams, bad: float, at: int) -> None:
     logits = random_logits(3000)
     logits[at] = bad
-    with pytest.raises(LlmrunError, match=f"largest is {bad}"):
+    with pytest.raises(ModelFileError, match=f"largest is {bad}"):
         sampling.sample(logits, [], params, 0)
 
 
-def test_nothing_left_to_draw_is_an_error() -> None:
-    with pytest.raises(LlmrunError, match="every token is ruled out"):
+def test_logits_that_leave_no_token_are_the_models_fault() -> None:
+    with pytest.raises(ModelFileError, match="largest is -inf"):
         sampling.sample(np.full(3, -np.inf, np.float32), [], OFF, 0)
+
+
+def test_nothing_left_to_draw_is_an_error_but_not_the_models() -> None:
+    everything = dict.fromkeys(range(3), -math.inf)
+    with pytest.raises(LlmrunError, match="every token is ruled out") as caught:
+        sampling.sample(np.zeros(3, np.float32), [], replace(OFF, logit_bias=everything), 0)
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("at_once", [1e-9, 1.0, 3e38, 1e300])
+def test_no_bias_and_no_penalty_is_too_large_to_draw(at_once: float) -> None:
+    logits = np.array([3e38, -3e38, 0.0, 1.0], np.float32)
+    params = SamplingParams(
+        repeat_penalty=at_once, presence_penalty=-at_once, frequency_penalty=at_once, logit_bias={0: at_once}
+    )
+    assert sampling.sample(logits, [0, 1, 2, 2], params, 0) in range(4)
 
 
 def test_the_draw_is_fixed_for_ever() -> None:
