@@ -1,0 +1,45 @@
+"""What every backend can tell of a model from its file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.archs.tensors import common_type, parameter_count
+from llmrun.types import ModelInfo
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+
+
+def describe(
+    file: GGUFFile,
+    *,
+    vocabulary_size: int,
+    train_context: int,
+    context_size: int,
+    max_sequences: int,
+    backend: str,
+    device: str,
+    threads: int,
+) -> ModelInfo:
+    """The ModelInfo of an open file; its metadata without the arrays, which the file takes with it."""
+    return ModelInfo(
+        path=str(file.path),
+        name=file.string("general.name", file.path.stem),
+        architecture=file.string("general.architecture"),
+        file_type=common_type(file),
+        parameters=parameter_count(file),
+        file_bytes=file.file_bytes,
+        vocabulary_size=vocabulary_size,
+        train_context=train_context,
+        context_size=context_size,
+        max_sequences=max_sequences,
+        backend=backend,
+        device=device,
+        threads=threads,
+        metadata={key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)},
+    )
+
+
+def threads_in_words(n_threads: int) -> str:
+    return f"{n_threads} thread{'s' if n_threads > 1 else ''}"
