@@ -137,7 +137,9 @@ def test_an_allowed_import_passes(source: str, module: str) -> None:
     assert broken_rules(source, tuple(module.split("."))) == []
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "generate --help", "generate --no-such"])
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "generate --help", "generate --no-such", "chat --help", "chat -m a b"]
+)
 def test_help_imports_no_library_it_does_not_use(arguments: str) -> None:
     program = f"""
 import sys

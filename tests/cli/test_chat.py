@@ -1,0 +1,323 @@
+"""`llmrun chat` through pipes: the real process on the scripted backend."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from llmrun.cli.chatting.conversation import new_conversation
+from llmrun.cli.chatting.store import read_conversation
+from tests.support.chats import chat, environment, events_in, journals, open_chat, say, words
+from tests.support.commands import llmrun, script_file, shell
+
+LONG = "abcdefghij" * 500
+
+
+def answered(path: Path) -> list[tuple[str, str]]:
+    return [(one.question, one.answer) for one in read_conversation(path).conversation.exchanges]
+
+
+def test_every_line_is_a_turn_and_every_answer_a_line(tmp_path: Path) -> None:
+    done = chat(tmp_path, turns="one\ntwo\n\nthree")
+    assert done.stdout == b"You said: one\nYou said: two\nYou said: three\n"
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 3
+    assert all("TTFT" in line and "ctx" in line for line in lines)
+    assert done.returncode == 0
+
+
+def test_quiet_leaves_stderr_empty(tmp_path: Path) -> None:
+    done = chat(tmp_path, "-q", turns="one\ntwo\n")
+    assert (done.stdout, done.stderr, done.returncode) == (b"You said: one\nYou said: two\n", b"", 0)
+
+
+def test_no_turns_are_no_answers_and_no_file(tmp_path: Path) -> None:
+    done = chat(tmp_path, turns="")
+    assert (done.stdout, done.stderr, done.returncode) == (b"", b"", 0)
+    assert journals(tmp_path) == []
+
+
+def test_blocks_commands_and_the_endings_of_other_systems(tmp_path: Path) -> None:
+    turns = b'\xef\xbb\xbfone\r\n"""\ntwo\n\n/lines\n"""\n//x\n/undo\n/set max_tokens 5\n \xc3\xa9\n/exit\nnever\n'
+    done = chat(tmp_path, "-q", turns=turns)
+    assert done.stdout == b"You said: one\nYou said: two\n\n/lines\nYou said: /x\nYou s\n"
+    assert done.returncode == 0
+    (path,) = journals(tmp_path)
+    assert [question for question, _ in answered(path)] == ["one", "two\n\n/lines", " é"]
+
+
+def test_a_program_at_the_other_end_can_wait_for_each_answer(tmp_path: Path) -> None:
+    with open_chat(tmp_path, "-q") as process:
+        assert process.stdout
+        for turn in ("one", "two", "three"):
+            say(process, f"{turn}\n")
+            assert process.stdout.readline() == f"You said: {turn}\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("turns", "code", "said"),
+    [
+        (b"one\n/exti\ntwo\n", 2, "did you mean /exit?"),
+        (b"one\n/set temperature x\ntwo\n", 2, "temperature: 'x' is not a number"),
+        (b"one\ntw\xff\n", 2, "line 2 is not UTF-8: byte 0xff"),
+        (b'one\n"""two\n', 2, "ended in a block"),
+        (b"one\n" + b"x" * 300 + b"\ntwo\n", 8, "limit 200"),
+    ],
+)
+def test_the_first_error_ends_a_pipe_with_its_code(tmp_path: Path, turns: bytes, code: int, said: str) -> None:
+    done = chat(tmp_path, "-q", "-c", "200", turns=turns)
+    assert (done.stdout, done.returncode) == (b"You said: one\n", code)
+    told = done.stderr.decode()
+    assert told.startswith("error: ")
+    assert said in told
+    assert told.count("\n") == 2 if "hint" in told else 1
+    assert answered(journals(tmp_path)[0])[0] == ("one", "You said: one")
+
+
+def test_a_broken_template_is_code_9(tmp_path: Path) -> None:
+    template = tmp_path / "broken.jinja"
+    template.write_text("{{ raise_exception('no') }}")
+    done = chat(tmp_path, "--chat-template", str(template), turns="one\ntwo\n")
+    assert (done.stdout, done.returncode) == (b"", 9)
+
+
+def test_a_reader_that_leaves_ends_the_chat_with_everything_saved(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.02)
+    done = shell(
+        f"echo hello | $LLMRUN chat --backend scripted {script} | head -c 10; exit ${{PIPESTATUS[1]}}",
+        LLMRUN_DATA_DIR=str(tmp_path),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (141, b"abcdefghij", b"")
+    (_, answer), *_ = answered(journals(tmp_path)[0])
+    assert LONG.startswith(answer)
+    assert len(answer) >= 10
+    assert events_in(journals(tmp_path)[0])[-1]["reason"] == "failed"
+
+
+def test_a_full_disk_behind_stdout_is_code_1(tmp_path: Path) -> None:
+    done = shell("echo hello | $LLMRUN chat --backend scripted > /dev/full; exit $?", LLMRUN_DATA_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (
+        1,
+        b"error: standard output: cannot be written: No space left on device\n",
+    )
+
+
+def test_the_model_is_an_argument_or_an_option(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", "yes")])
+    for arguments in ([script], ["-m", script], ["--model", script]):
+        assert chat(tmp_path, "-q", *arguments, turns="hello\n").stdout == b"yes\n"
+    assert chat(tmp_path, script, "-m", script).returncode == 2
+    missing = llmrun("chat", "no-such-model", stdin=b"hello\n", env=environment(tmp_path))
+    assert (missing.stdout, missing.returncode) == (b"", 4)
+
+
+def test_continue_takes_up_messages_system_prompt_settings_and_model(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", "abcdef")], context_size=500)
+    chat(tmp_path, script, "-s", "brief", "-n", "3", "--seed", "5", "-c", "400", turns="one\n/set top_k 7\n")
+    done = chat(tmp_path, "--continue", turns="two\n/show\n/show conversation\n")
+    assert done.stdout == b"abc\n"
+    told = done.stderr.decode()
+    assert told.splitlines()[0] == 'note: going on with "one", 2 messages, just now'
+    for part in ("top_k 7", "seed 5, max_tokens 3", "system      brief", "context     400 tokens", "> one"):
+        assert part in told
+    (path,) = journals(tmp_path)
+    assert answered(path) == [("one", "abc"), ("two", "abc")]
+
+
+def test_flags_win_over_what_is_continued(tmp_path: Path) -> None:
+    first = script_file(tmp_path, [("assistant\n", "abcdef")])
+    (tmp_path / "other").mkdir()
+    other = script_file(tmp_path / "other", [("assistant\n", "ABCDEF")])
+    chat(tmp_path, first, "-s", "brief", "-n", "3", turns="one\n")
+    assert chat(tmp_path, "-q", "--continue", other, "-n", "2", "-s", "", turns="two\n").stdout == b"AB\n"
+    assert chat(tmp_path, "-q", "--continue", turns="three\n").stdout == b"AB\n"
+    (path,) = journals(tmp_path)
+    saved = read_conversation(path).conversation
+    assert (saved.model, saved.system, saved.preferences) == (other, "", {"max_tokens": 2})
+
+
+def test_settings_of_the_environment_are_not_kept_with_a_conversation(tmp_path: Path) -> None:
+    assert chat(tmp_path, "-q", turns="one\n", LLMRUN_MAX_TOKENS="3", LLMRUN_SYSTEM="x").stdout == b"You\n"
+    assert chat(tmp_path, "-q", "--continue", turns="two\n").stdout == b"You said: two\n"
+    assert read_conversation(journals(tmp_path)[0]).conversation.preferences == {}
+
+
+def test_continue_from_another_folder_finds_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script_file(tmp_path, [("assistant\n", "yes")])
+    done = shell(
+        f"here=$PWD; cd {tmp_path}; export PYTHONPATH=$here;"
+        "echo one | $LLMRUN chat -q --backend scripted script.json;"
+        "cd /; echo two | $LLMRUN chat -q --backend scripted --continue; true",
+        LLMRUN_DATA_DIR=str(tmp_path),
+    )
+    assert done.stdout == b"yes\nyes\n"
+
+
+def test_continue_without_a_conversation_is_one_line(tmp_path: Path) -> None:
+    done = chat(tmp_path, "--continue", turns="one\n")
+    assert (done.stdout, done.returncode) == (b"", 1)
+    assert done.stderr == b"error: --continue: there is no conversation yet\nhint: llmrun chat begins one\n"
+
+
+def test_kill_9_in_the_middle_of_an_answer_loses_nothing_that_was_shown(tmp_path: Path) -> None:
+    turn = "<|im_end|>\n<|im_start|>assistant\n"
+    script = script_file(tmp_path, [(f"one{turn}", LONG), (f"again{turn}", "yes")], step_seconds=0.01)
+    with open_chat(tmp_path, script) as process:
+        assert process.stdout
+        say(process, "one\n")
+        shown = process.stdout.read(50)
+        process.send_signal(signal.SIGKILL)
+        shown += process.stdout.read()
+    assert process.returncode == -signal.SIGKILL
+    (path,) = journals(tmp_path)
+    ((question, answer),) = answered(path)
+    assert question == "one"
+    assert answer.startswith(shown.decode())
+    done = chat(tmp_path, "-q", "--continue", turns="again\n")
+    assert (done.stdout, done.returncode) == (b"yes\n", 0)
+    assert answered(path) == [("one", answer), ("again", "yes")]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+)
+def test_a_signal_in_the_middle_of_an_answer_ends_the_chat_with_everything_saved(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.01)
+    with open_chat(tmp_path, script) as process:
+        assert process.stdout
+        say(process, "one\ntwo\n")
+        shown = process.stdout.read(20)
+        process.send_signal(number)
+        rest, told = process.communicate(timeout=30)
+    assert process.returncode == code
+    ((_, answer),) = answered(journals(tmp_path)[0])
+    assert (shown + rest).decode() == answer + "\n"
+    assert events_in(journals(tmp_path)[0])[-1]["reason"] == "cancelled"
+    assert told.count(b"\n") == 1
+    assert b"TTFT" in told
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+)
+def test_a_signal_between_turns_ends_the_chat_in_silence(tmp_path: Path, number: int, code: int) -> None:
+    with open_chat(tmp_path, "-q") as process:
+        assert process.stdout
+        say(process, "one\n")
+        assert process.stdout.readline() == b"You said: one\n"
+        time.sleep(0.3)  # it waits for the next turn
+        process.send_signal(number)
+        rest, told = process.communicate(timeout=30)
+    assert (process.returncode, rest, told) == (code, b"", b"")
+    assert answered(journals(tmp_path)[0]) == [("one", "You said: one")]
+
+
+def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path) -> None:
+    done = shell(
+        "(echo one; sleep 2; echo two) | (trap '' HUP; exec $LLMRUN chat -q --backend scripted) &"
+        " sleep 1.5; kill -HUP $!; wait $!; (exit $?)",
+        LLMRUN_DATA_DIR=str(tmp_path),
+    )
+    assert (done.stdout, done.returncode) == (b"You said: one\nYou said: two\n", 0)
+
+
+def test_two_processes_never_write_into_one_conversation(tmp_path: Path) -> None:
+    with open_chat(tmp_path, "-q") as process:
+        assert process.stdout
+        say(process, "one\n")
+        process.stdout.readline()
+        second = chat(tmp_path, "--continue", turns="two\n")
+        assert b"note: that conversation is open in another process: this is a copy of it\n" in second.stderr
+        say(process, "three\n")
+        process.stdout.readline()
+    assert second.stdout == b"You said: two\n"
+    assert sorted([question for question, _ in answered(path)] for path in journals(tmp_path)) == [
+        ["one", "three"],
+        ["one", "two"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00" * 1000,
+        b"not json\n",
+        b'{"event": "began"}\n',
+        b"[" * 100_000 + b"\n",
+        b'{"event": "began", "format": 99, "conversation": "", "model": "", "created": "", "version": ""}\n',
+        b'{"event": "began", "format": 1, "conversation": "", "model": "m", "created": "", "version": ""}\n'
+        b'{"event": "\x1b[31m"}\n',
+    ],
+)
+def test_a_hostile_conversation_is_one_line_and_stays_as_it_is(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "conversations" / "20260101-000000-abcd.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(data)
+    done = chat(tmp_path, "--continue", turns="one\n")
+    told = done.stderr.decode()
+    assert done.returncode == 1
+    assert told.startswith(f"error: conversation is damaged: {path}: ")
+    assert "Traceback" not in told
+    assert "\x1b" not in told
+    assert told.count("\n") == 2
+    assert path.read_bytes() == data
+    loaded = chat(tmp_path, turns=f"/load {path.stem}\n")
+    assert loaded.returncode == 1
+    assert "is damaged" in loaded.stderr.decode()
+    assert b"cannot be read: conversation is damaged" in chat(tmp_path, turns="/load\n").stderr
+
+
+def test_a_home_that_cannot_be_written_is_one_note(tmp_path: Path) -> None:
+    env = {"HOME": "/dev/null", "PATH": os.environ["PATH"]}
+    done = llmrun("chat", "--backend", "scripted", stdin=b"one\ntwo\n", env=env)
+    assert (done.stdout, done.returncode) == (b"You said: one\nYou said: two\n", 0)
+    notes = [line for line in done.stderr.decode().splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1
+    assert "not saved" in notes[0]
+
+
+def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    done = shell("umask 000; echo one | $LLMRUN chat -q --backend scripted; true", LLMRUN_DATA_DIR=str(tmp_path))
+    assert done.stdout == b"You said: one\n"
+    (path,) = journals(tmp_path)
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_a_pipe_holds_no_escape_byte(tmp_path: Path) -> None:
+    done = chat(tmp_path, "-v", turns=words(["one", "/help", "/show", "/set", "/stats", "/save x", "/load"]))
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert b"\r" not in done.stdout + done.stderr
+    assert done.returncode == 0
+
+
+def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_path: Path) -> None:
+    from llmrun.backends.scripted import ScriptedBackend, echo
+    from llmrun.cli.chat import _talk
+    from llmrun.cli.chatting.record import Record
+    from llmrun.cli.chatting.store import Store
+    from llmrun.cli.open_model import OpenModel
+    from llmrun.engine.engine import Engine
+    from llmrun.errors import TemplateRefused
+    from llmrun.settings import Settings
+    from llmrun.types import SamplingParams
+
+    store = Store(tmp_path)
+    with Engine(ScriptedBackend(echo)) as engine:
+        engine.template = None
+        opened = OpenModel(engine, "m", SamplingParams())
+        with pytest.raises(TemplateRefused) as refused:
+            _talk(opened, store, Record(store, new_conversation("m")), Settings(), {})
+    assert "--chat-template FILE" in refused.value.hint
+
+
+def test_help_is_in_the_words_of_its_flags() -> None:
+    told = llmrun("chat", "--help").stdout.decode()
+    for part in ("[MODEL]", "--continue", "--system", "--temp", "--seed", "--ctx-size", "--chat-template", "--offline"):
+        assert part in told
