@@ -52,11 +52,16 @@ class Backend(Protocol):
         """Run one step; float32[number of wanted rows, vocabulary], in row order.
 
         The array belongs to the caller. Raises KVFull before anything has changed when the cache has no room, and
-        Cancelled when `cancel` was called meanwhile; then the sequences are as they were before the step.
+        Cancelled when `cancel` was called since the last pass ended; then the sequences are as they were before the
+        step.
         """
 
     def cancel(self) -> None:
-        """Stop the forward pass that is running, from another thread or a signal handler."""
+        """Stop the forward pass that is running or, when none is, the next one as it begins: one pass, once.
+
+        For another thread or a signal handler, which cannot know whether a pass is just about to begin. It may come
+        too late: the caller keeps his own note of what he wants ended. A pass stopped for nobody may be run again.
+        """
 
     def close(self) -> None:
         """End the workers and free everything. Idempotent; nothing else may be called afterwards."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.archs.registry import architecture_of
-from llmrun.archs.tensors import common_type, parameter_count
 from llmrun.backends.base import DEFAULT_CONTEXT
+from llmrun.backends.batches import check_batch
 from llmrun.backends.cpu_count import default_threads
+from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.paged_kv import BLOCK, PagedKV
-from llmrun.errors import Cancelled
 from llmrun.kernels.arena import address_of, allocate
 from llmrun.kernels.levels import host_target
 from llmrun.kernels.lowering import kv_shape, lower
@@ -21,7 +21,6 @@ from llmrun.kernels.store import load_kernels
 from llmrun.kernels.team import TEAM_KERNELS, Team
 from llmrun.kernels.weights import fill, packing_kernels, reserve
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
-from llmrun.types import ModelInfo
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,14 +67,20 @@ class CpuBackend:
         file.check_unchanged()
         self.kv = PagedKV(memory, max_sequences, context_size)
         self._team = Team(self._lowered, n_threads)
-        self._cancelled = False
-        self.info = _describe(file, config.train_context, context_size, max_sequences, n_threads)
+        self.info = describe(
+            file,
+            vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),
+            train_context=config.train_context,
+            context_size=context_size,
+            max_sequences=max_sequences,
+            backend="cpu",
+            device=f"{threads_in_words(n_threads)}, {host_target().level.name}",
+            threads=n_threads,
+        )
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Backend.forward. Runs at most MAX_ROWS rows a step of the team, in order."""
-        self._team.clear_cancel()
-        self._cancelled = False
-        self._check(batch)
+        check_batch(batch, self.info, self.kv.lengths)
         growth = Counter(batch.seq.tolist())
         before = {seq: self.kv.lengths[seq] for seq in growth}
         logits = np.empty((int(batch.want.sum()), self._lowered.logits_width), np.float32)
@@ -83,8 +88,6 @@ class CpuBackend:
             self.kv.extend(growth)
             done = 0
             for start in range(0, len(batch.tokens), MAX_ROWS):
-                if self._cancelled:
-                    raise Cancelled("generation stopped")
                 rows = slice(start, start + MAX_ROWS)
                 wanted = np.flatnonzero(batch.want[rows]).astype(np.int32)
                 self._run(batch, rows, wanted, logits[done:])
@@ -93,6 +96,8 @@ class CpuBackend:
             for seq, length in before.items():
                 self.kv.truncate(seq, length)
             raise
+        finally:
+            self._team.clear_cancel()
         return logits[:, : self.info.vocabulary_size]
 
     def _run(self, batch: Batch, rows: slice, wanted: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
@@ -107,24 +112,7 @@ class CpuBackend:
             logits,
         )
 
-    def _check(self, batch: Batch) -> None:
-        """Kernels index memory by what a batch says, so a mistake of the caller must not reach them."""
-        if len(batch.tokens) == 0:
-            raise ValueError("a batch has at least one row")
-        if batch.tokens.min() < 0 or batch.tokens.max() >= self.info.vocabulary_size:
-            raise ValueError(f"token ids must be 0 to {self.info.vocabulary_size - 1}")
-        if batch.seq.min() < 0 or batch.seq.max() >= self.info.max_sequences:
-            raise ValueError(f"sequences must be 0 to {self.info.max_sequences - 1}")
-        following = list(self.kv.lengths)
-        for seq, position in zip(batch.seq.tolist(), batch.pos.tolist(), strict=True):
-            if position != following[seq]:
-                raise ValueError(f"sequence {seq} goes on at position {following[seq]}, not {position}")
-            following[seq] += 1
-        if max(following) > self.info.context_size:
-            raise ValueError(f"a sequence of {max(following)} tokens in a context of {self.info.context_size}")
-
     def cancel(self) -> None:
-        self._cancelled = True
         self._team.cancel()
 
     def close(self) -> None:
@@ -143,23 +131,3 @@ def _load_progress(progress: Progress | None) -> Callable[[int, int], None] | No
         return None
     report = progress
     return lambda done, total: report("loading weights", done / total)
-
-
-def _describe(file: GGUFFile, train_context: int, context_size: int, max_sequences: int, n_threads: int) -> ModelInfo:
-    scalars = {key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)}
-    return ModelInfo(
-        path=str(file.path),
-        name=file.string("general.name", file.path.stem),
-        architecture=file.string("general.architecture"),
-        file_type=common_type(file),
-        parameters=parameter_count(file),
-        file_bytes=file.file_bytes,
-        vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),
-        train_context=train_context,
-        context_size=context_size,
-        max_sequences=max_sequences,
-        backend="cpu",
-        device=f"{n_threads} thread{'s' if n_threads > 1 else ''}, {host_target().level.name}",
-        threads=n_threads,
-        metadata=scalars,
-    )

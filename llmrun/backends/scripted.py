@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,7 +142,7 @@ class ScriptedBackend:
     ) -> None:
         self._voice = voice
         self._step_seconds = step_seconds
-        self._cancelled = threading.Event()
+        self._cancelled = False
         self._closed = False
         self.tokenizer = ScriptedTokenizer(vocabulary_size)
         vocabulary_size = self.tokenizer.vocabulary_size
@@ -182,14 +182,15 @@ class ScriptedBackend:
             raise UsageError(f"not a script for the scripted backend: {path}: {error}") from error
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
-        self._cancelled.clear()
         self._check(batch)
-        if self.kv.used + len(batch.tokens) > self.kv.capacity:
-            raise KVFull(
-                f"KV cache is full: {self.info.name}: {self.kv.used + len(batch.tokens)} tokens, {self.kv.capacity}"
-            )
-        if self._cancelled.wait(self._step_seconds):
-            raise Cancelled("stopped in the middle of a forward pass")
+        try:
+            if self.kv.used + len(batch.tokens) > self.kv.capacity:
+                raise KVFull(
+                    f"KV cache is full: {self.info.name}: {self.kv.used + len(batch.tokens)} tokens, {self.kv.capacity}"
+                )
+            self._take_time()
+        finally:
+            self._cancelled = False
         rows = []
         for token, seq, want in zip(batch.tokens.tolist(), batch.seq.tolist(), batch.want.tolist(), strict=True):
             self.kv.sequences[seq].append(token)
@@ -199,10 +200,19 @@ class ScriptedBackend:
         return np.array(rows, np.float32).reshape(-1, self.info.vocabulary_size)
 
     def cancel(self) -> None:
-        self._cancelled.set()
+        self._cancelled = True
 
     def close(self) -> None:
         self._closed = True
+
+    def _take_time(self) -> None:
+        """A flag is looked at again and again: an Event's lock, set by a signal handler, may be held by the very
+        thread that the handler interrupts."""
+        end = time.monotonic() + self._step_seconds
+        while not self._cancelled and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.002))
+        if self._cancelled:
+            raise Cancelled("stopped in the middle of a forward pass")
 
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
         digest = hashlib.blake2b(np.array(tokens, "<i4").tobytes(), digest_size=8).digest()

@@ -28,7 +28,7 @@ class Answer:
     limit            how many tokens there may be in all: the context, or less when the request wants less
     cached_tokens    of the prompt, taken over from the KV cache; None until it was first let in
     prefill_started  when its first forward pass began
-    cancelled        may be set at any time, by another thread or a signal handler
+    last_cancel      number of the last cancelling of everything, when this was submitted
     over             its last event is out
     """
 
@@ -39,12 +39,12 @@ class Answer:
     limit: int
     load_s: float
     submitted: float
+    last_cancel: int
     prompt_tokens: int = field(init=False)
     decoder: StreamingDecoder = field(init=False)
     cached_tokens: int | None = None
     prefill_started: float | None = None
     token_times: list[float] = field(default_factory=list)
-    cancelled: bool = False
     over: bool = False
 
     def __post_init__(self) -> None:

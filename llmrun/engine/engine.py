@@ -67,7 +67,10 @@ class Engine:
         self._running: dict[Answer, Slot] = {}  # in the order they were let in
         self._crowded = False  # the cache was full with several running: let nobody in until one of them has ended
         self._ids = itertools.count()
-        self._cancellations = 0  # how often everything was cancelled
+        # Written by other threads and signal handlers, at any time: nothing that they would have to search.
+        self._cancel_numbers = itertools.count(1)
+        self._last_cancel = 0  # a number for each time that everything was cancelled: what began before is over
+        self._cancel_wishes: deque[int] = deque()  # ids of requests
         self.load_s = load_s
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
 
@@ -122,13 +125,12 @@ class Engine:
         The clock of `Timings` starts here.
         """
         submitted = time.perf_counter()
-        cancellations = self._cancellations
+        last_cancel = self._last_cancel
         check_request(request, self.info.vocabulary_size)
         tokens = self._tokens_of(request.prompt)
         limit = self._token_limit(len(tokens), request.max_tokens)
         request_id = next(self._ids)
-        answer = Answer(request_id, request, self.tokenizer, tokens, limit, self.load_s, submitted)
-        answer.cancelled = self._cancellations != cancellations
+        answer = Answer(request_id, request, self.tokenizer, tokens, limit, self.load_s, submitted, last_cancel)
         self._waiting.append(answer)
         return request_id
 
@@ -181,17 +183,14 @@ class Engine:
 
     def cancel(self, request_id: int) -> None:
         """Let a request end with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
-        for answer in [*self._waiting, *self._running]:
-            answer.cancelled |= answer.request_id == request_id
+        self._cancel_wishes.append(request_id)
 
     def cancel_current(self) -> None:
         """Cancel everything that is waiting or running, now: for a signal handler or another thread.
 
         A request whose prompt is still being tokenized in `submit` is cancelled too.
         """
-        self._cancellations += 1
-        for answer in [*self._waiting, *self._running]:
-            answer.cancelled = True
+        self._last_cancel = next(self._cancel_numbers)
         self._backend.cancel()
 
     def close(self) -> None:
@@ -297,8 +296,9 @@ class Engine:
 
     def _end_cancelled(self) -> list[Event]:
         events: list[Event] = []
+        named = {self._cancel_wishes.popleft() for _ in range(len(self._cancel_wishes))}
         for answer in [*self._waiting, *self._running]:
-            if answer.cancelled:
+            if answer.request_id in named or answer.last_cancel != self._last_cancel:
                 events += answer.finish(FinishReason.CANCELLED)
         self._retire()
         return events

@@ -211,11 +211,6 @@ def sync_word(name: str) -> int:
     return int(getattr(records, name)) // records.WORD
 
 
-def test_a_cancel_with_nothing_running_does_not_stop_the_next_step(backend: CpuBackend) -> None:
-    backend.cancel()
-    assert len(backend.forward(batch_of(rows(0, 0, [5, 6])))) == 2
-
-
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 

@@ -149,13 +149,22 @@ class SeamContract:
             backend.forward(batch_of(rows(0, 6, prompt[6:])))
             np.testing.assert_array_equal(first, copy)
 
+    def test_a_cancel_with_nothing_running_stops_the_next_pass_and_no_other(self) -> None:
+        """It may have been meant for that one: who cancels cannot know how far the caller is."""
+        with self.opened() as backend:
+            batch = batch_of(rows(0, 0, self.tokens(backend, 10)))
+            for _ in range(2):
+                backend.cancel()
+                with pytest.raises(Cancelled):
+                    backend.forward(batch)
+            backend.forward(batch)
+
     def test_cancel_leaves_no_trace(self) -> None:
-        """Whether it comes in time or not, and when nothing is running."""
+        """Whether it comes in time or not."""
         with self.opened() as backend:
             prompt, long = self.tokens(backend, 10), self.tokens(backend, 100, seed=2)
             expected = backend.forward(batch_of(rows(0, 0, prompt + long)))[10:]
             backend.kv.free(0)
-            backend.cancel()
             backend.forward(batch_of(rows(0, 0, prompt)))
             timer = threading.Timer(0.002, backend.cancel)
             timer.start()
