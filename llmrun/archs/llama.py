@@ -25,6 +25,7 @@ _MOST_LAYERS = 1024
 _MOST_HEADS = 1024
 _MOST_WIDTH = 1 << 20
 _MOST_CONTEXT = 1 << 27
+_MOST_FREQUENCY = 1e9  # in real models it is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +131,16 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 def _frequencies(file: GGUFFile, config: Config) -> NDArray[np.float64]:
     """Radians a position, float64[pairs]. Llama 3.1 divides each by a factor that the file carries as a tensor."""
     exponents = np.arange(config.rope_dimensions // 2, dtype=np.float64) * 2 / config.rope_dimensions
-    frequencies = config.rope_base**-exponents / config.rope_linear_factor
+    factors = np.ones(1, np.float32)
     if "rope_freqs.weight" in file.tensors:
-        factors = vector(file, "rope_freqs.weight").astype(np.float64)
+        factors = vector(file, "rope_freqs.weight")
         if not (np.isfinite(factors).all() and (factors > 0).all()):
             raise file.bad("rope_freqs.weight", "a factor that is not positive and finite")
-        frequencies = frequencies / factors
+    with np.errstate(over="ignore"):
+        frequencies = config.rope_base**-exponents / config.rope_linear_factor / factors.astype(np.float64)
+    if frequencies.max() > _MOST_FREQUENCY:
+        where = "llama.rope.freq_base, its scaling and rope_freqs.weight"
+        raise file.bad(where, f"{frequencies.max():g} radians a position, must be at most {_MOST_FREQUENCY:g}")
     return frequencies
 
 

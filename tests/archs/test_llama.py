@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,33 @@ def test_rope_factors_must_be_positive_and_finite(tiny: GGUFFile, tmp_path: Path
 
     file = changed(tiny, tmp_path, change)
     with pytest.raises(BadGGUF, match=r"rope_freqs\.weight"):
+        llama.plan(file, check(file))
+
+
+@pytest.mark.parametrize("bits", [0x7FA00000, 0xFFC00000])
+def test_a_factor_that_signals_is_refused_without_a_warning(tiny: GGUFFile, tmp_path: Path, bits: int) -> None:
+    """NumPy warns when a signalling NaN changes its size."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors["rope_freqs.weight"] = ("F32", np.full(8, bits, np.uint32).tobytes(), (8,))
+
+    file = changed(tiny, tmp_path, change)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(BadGGUF, match=r"rope_freqs\.weight"):
+            llama.plan(file, check(file))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"rope__freq_base": 1e-45}, {"rope__scaling__factor": 1e-10}, {"rope__freq_base": np.float64(5e-324)}],
+)
+def test_absurd_frequencies_are_refused(tiny: GGUFFile, tmp_path: Path, values: Mapping[str, Any]) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata |= {f"llama.{key.replace('__', '.')}": value for key, value in values.items()}
+
+    file = changed(tiny, tmp_path, change)
+    with pytest.raises(BadGGUF, match="radians a position, must be at most 1e\\+09"):
         llama.plan(file, check(file))
 
 
