@@ -51,9 +51,10 @@ class SharedMemory:
         return mmap.mmap(descriptor, n_bytes)
 
     def close(self) -> None:
-        """Let go of the file; what is mapped stays mapped."""
-        if sys.platform != "win32":
+        """Let go of the file; what is mapped stays mapped. Idempotent."""
+        if self.handle and sys.platform != "win32":
             os.close(int(self.handle))
+        self.handle = ""
 
 
 def rounded_to_pages(n_bytes: int) -> int:

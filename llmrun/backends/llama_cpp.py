@@ -1,0 +1,315 @@
+"""llama.cpp behind the seam: for GPUs, and for models that our own engine does not run.
+
+It runs in a process of its own (llama_worker.py): no file and no driver can take the session down with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.backends.base import DEFAULT_CONTEXT
+from llmrun.backends.batches import check_batch
+from llmrun.backends.cpu_count import default_threads
+from llmrun.backends.describe import describe, threads_in_words
+from llmrun.backends.llama_layout import MOST_WANTED, Layout
+from llmrun.backends.llama_process import LlamaProcess
+from llmrun.backends.llama_tokenizer import LlamaTokenizer
+from llmrun.errors import (
+    BackendCrashed,
+    Cancelled,
+    DoesNotFit,
+    KVFull,
+    LlmrunError,
+    ModelFileError,
+    UnsupportedModel,
+)
+from llmrun.gguf.problems import shown
+from llmrun.tokenizers.registry import load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.types import Batch
+
+Progress = Callable[[str, float], None]  # (what is going on, share done)
+
+ALL_LAYERS = -1
+MAX_ROWS = 1024  # of one request to the process; llama.cpp runs them in parts of its own
+
+
+class LlamaCache:
+    """The seam's KV cache, kept by llama.cpp. `lengths` are the tokens each sequence holds."""
+
+    def __init__(self, process: LlamaProcess, capacity: int, max_sequences: int, doing: str) -> None:
+        self._process = process
+        self._doing = doing
+        self.capacity = capacity
+        self.lengths = [0] * max_sequences
+
+    def copy(self, src: int, dst: int, n: int) -> int:
+        answer = self._process.ask("copy", self._doing, src=src, dst=dst, n=n)
+        self.lengths[dst] = answer["kept"]
+        return self.lengths[dst]
+
+    def truncate(self, seq: int, n: int) -> int:
+        answer = self._process.ask("truncate", self._doing, seq=seq, n=n)
+        self.lengths[seq] = answer["kept"]
+        return self.lengths[seq]
+
+    def free(self, seq: int) -> None:
+        self.truncate(seq, 0)
+
+
+class LlamaBackend:
+    """Backend over llama.cpp."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        *,
+        context_size: int | None,
+        max_sequences: int,
+        threads: int | None = None,
+        gpu_layers: int = 0,
+        cache_tokens: int | None = None,
+        progress: Progress | None = None,
+        process: LlamaProcess | None = None,
+    ) -> None:
+        """Open the model of a file that has passed the reader.
+
+        gpu_layers    how many of its layers a GPU runs, the last ones first; ALL_LAYERS: all
+        cache_tokens  tokens the cache holds, all sequences together; None: enough for every sequence
+        process       None: one of its own, closed with it
+        Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed.
+        """
+        _check_decodes(file)
+        self._path = shown(str(file.path), 300)
+        self._watch = _Watch(file.path)
+        self._process = process or LlamaProcess()
+        self._owns_process = process is None
+        try:
+            self._open(
+                file, context_size, max_sequences, threads or default_threads(), gpu_layers, cache_tokens, progress
+            )
+        except BackendCrashed:
+            self.close()
+            self._watch.check()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(
+        self,
+        file: GGUFFile,
+        context_size: int | None,
+        max_sequences: int,
+        threads: int,
+        gpu_layers: int,
+        cache_tokens: int | None,
+        progress: Progress | None,
+    ) -> None:
+        train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
+        context_size = context_size or min(train_context, DEFAULT_CONTEXT)
+        vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
+        self._layout = Layout(MAX_ROWS, vocabulary_size)
+        loading = f"loading {self._path}"
+        memory = self._process.memory.map(self._layout.n_bytes)
+        self._process.tell(
+            "open",
+            path=str(file.path.absolute()),
+            gpu_layers=gpu_layers,
+            cache_tokens=cache_tokens or context_size * max_sequences,
+            max_sequences=max_sequences,
+            threads=threads,
+            rows=MAX_ROWS,
+            vocabulary_size=vocabulary_size,
+        )
+        own = _own_tokenizer(file)  # while llama.cpp loads
+        answer = self._process.answer(loading, _load_progress(progress))
+        if "failed" in answer:
+            raise _refusal(self._path, answer["failed"])
+        if not answer["decodes"]:
+            raise UnsupportedModel(f"not a model that generates text: {self._path}: it only encodes")
+        self.log: Sequence[str] = answer["log"]
+        self.tokenizer: Tokenizer = own or LlamaTokenizer(
+            self._process, vocabulary_size, space_prefix=_puts_a_space_first(file)
+        )
+        self.kv = LlamaCache(self._process, answer["cache_tokens"], max_sequences, f"running {self._path}")
+        self._views(memory)
+        self.info = describe(
+            file,
+            vocabulary_size=vocabulary_size,
+            train_context=train_context,
+            context_size=context_size,
+            max_sequences=max_sequences,
+            backend="llama",
+            device=_placement(self.log, threads),
+            threads=threads,
+        )
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        """See Backend.forward."""
+        check_batch(batch, self.info, self.kv.lengths)
+        before = {seq: self.kv.lengths[seq] for seq in Counter(batch.seq.tolist())}
+        logits = np.empty((int(batch.want.sum()), self.info.vocabulary_size), np.float32)
+        done = 0
+        try:
+            self._watch.check()
+            for rows in _pieces(batch.want):
+                done += self._run(batch, rows, logits[done:])
+        except BackendCrashed:
+            self._watch.check()
+            raise
+        except BaseException:
+            if self._process.alive:
+                for seq, length in before.items():
+                    self.kv.truncate(seq, length)
+            raise
+        finally:
+            self._process.clear_stop()
+        return logits
+
+    def _run(self, batch: Batch, rows: slice, logits: NDArray[np.float32]) -> int:
+        """Run some of the rows; how many of their logits were wanted, and are now the first ones in `logits`."""
+        if self._process.stopping:
+            raise Cancelled("generation stopped")
+        want = batch.want[rows]
+        n, wanted = len(want), int(want.sum())
+        self._tokens[:n] = batch.tokens[rows]
+        self._sequences[:n] = batch.seq[rows]
+        self._positions[:n] = batch.pos[rows]
+        self._wanted[:n] = want
+        answer = self._process.ask("forward", f"running {self._path}", rows=n, wanted=wanted)
+        self._explain(answer["status"], answer.get("error", ""), n)
+        for seq, count in Counter(batch.seq[rows].tolist()).items():
+            self.kv.lengths[seq] += count
+        logits[:wanted] = self._logits[:wanted]
+        return wanted
+
+    def _explain(self, status: int, error: str, n: int) -> None:
+        """Raise what a status of llama_decode means, if it is not 0."""
+        if status == 1:
+            raise KVFull(f"KV cache is full: {self.info.name}: {n} tokens more, limit {self.kv.capacity}")
+        if status == 2:
+            raise Cancelled("generation stopped")
+        if status:
+            raise LlmrunError(f"llama.cpp failed while running {self._path}: status {status}: {shown(error, 200)}")
+
+    def cancel(self) -> None:
+        self._process.stop()
+
+    def close(self) -> None:
+        self._watch.close()
+        if self._owns_process:
+            self._process.close()
+
+    def _views(self, memory: object) -> None:
+        """NumPy's view of what the process sees."""
+        layout = self._layout
+
+        def view(dtype: type, offset: int, count: int) -> NDArray[np.generic]:
+            return np.frombuffer(memory, dtype, count, offset)  # type: ignore[call-overload,no-any-return]
+
+        self._tokens = view(np.int32, layout.tokens, layout.rows)
+        self._sequences = view(np.int32, layout.sequences, layout.rows)
+        self._positions = view(np.int32, layout.positions, layout.rows)
+        self._wanted = view(np.int8, layout.wanted, layout.rows)
+        logits = view(np.float32, layout.logits, MOST_WANTED * layout.vocabulary_size)
+        self._logits = logits.reshape(MOST_WANTED, layout.vocabulary_size)
+
+
+class _Watch:
+    """Notices when a file that another process has mapped is cut off or written to: its weights are not what they
+    were, and reading past its end kills."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._size, self._written = self._state()
+
+    def check(self) -> None:
+        """Raises ModelFileError. A microsecond."""
+        size, written = self._state()
+        if (size, written) != (self._size, self._written):
+            raise ModelFileError(
+                f"the model file changed while it was in use: {shown(str(self._path), 300)}: was {self._size:,} bytes, "
+                f"is {size:,}",
+                hint="run again when nothing writes to it any more",
+            )
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _state(self) -> tuple[int, int]:
+        if self._descriptor is None:
+            return self._size, self._written
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
+
+
+def _check_decodes(file: GGUFFile) -> None:
+    """llama.cpp has models that make vectors of text; nothing comes after their last token."""
+    architecture = file.string("general.architecture")
+    if not file.boolean(f"{architecture}.attention.causal", default=True):
+        raise UnsupportedModel(
+            f"not a model that generates text: {shown(str(file.path), 300)}: {shown(architecture)}.attention.causal: "
+            "false"
+        )
+
+
+def _own_tokenizer(file: GGUFFile) -> Tokenizer | None:
+    try:
+        return load_tokenizer(file)
+    except UnsupportedModel:
+        return None
+
+
+def _puts_a_space_first(file: GGUFFile) -> bool:
+    kind = file.string("tokenizer.ggml.model")
+    return file.boolean("tokenizer.ggml.add_space_prefix", default=kind in ("llama", "t5"))
+
+
+def _pieces(want: NDArray[np.bool_]) -> Iterator[slice]:
+    """Consecutive rows, as many at once as one request takes."""
+    start = wanted = 0
+    for row, asked in enumerate(want.tolist()):
+        if row - start == MAX_ROWS or wanted + asked > MOST_WANTED:
+            yield slice(start, row)
+            start, wanted = row, 0
+        wanted += asked
+    yield slice(start, len(want))
+
+
+def _refusal(path: str, reason: str) -> LlmrunError:
+    """What llama.cpp said when it did not load a model, as one of our errors."""
+    sentence = f"llama.cpp does not load this model: {path}: {shown(reason, 200)}"
+    if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:
+        return UnsupportedModel(sentence, hint="A newer llama-cpp-python may: pip install -U llama-cpp-python")
+    if "allocate" in reason or "out of memory" in reason:
+        return DoesNotFit(sentence, hint="try a smaller --ctx-size, fewer --gpu-layers, or a smaller model")
+    return ModelFileError(sentence)
+
+
+def _placement(log: Sequence[str], threads: int) -> str:
+    """Where the layers are: "31/31 layers on NVIDIA H200, 2 threads"."""
+    return threads_in_words(threads)
+
+
+def _load_progress(progress: Progress | None) -> Callable[[float], None] | None:
+    if progress is None:
+        return None
+    report = progress
+    return lambda fraction: report("loading weights", fraction)
