@@ -23,11 +23,13 @@ MOST_LISTED = 10  # of the conversations without a name
 
 
 def system(chat: Chat, text: str) -> None:
-    if text:
-        quoted = blocks.without_quotes(text)
-        chosen = chat.default_system if text == DEFAULT else "" if text == '""' else text if quoted is None else quoted
-        chat.record.add(SystemSet(chosen))
-    chat.reply(_system_lines(chat))
+    if not text:
+        chat.reply(_system_lines(chat))
+        return
+    quoted = blocks.without_quotes(text)
+    chosen = chat.default_system if text == DEFAULT else "" if text == '""' else text if quoted is None else quoted
+    chat.record.add(SystemSet(chosen))
+    chat.confirm("the system prompt is set; the next answer heeds it")
 
 
 def set_preference(chat: Chat, argument: str) -> None:
@@ -43,10 +45,12 @@ def set_preference(chat: Chat, argument: str) -> None:
             f"/set: {name}: decided when the model is opened",
             hint=f"llmrun chat --continue --ctx-size {visible_line(value):.20}",
         )
-    if value:
-        chosen = None if value == DEFAULT else preferences.parse_value(name, value)
-        chat.record.add(PreferenceSet(name, chosen))
-    chat.reply([f"{name} {_shown(chat.preference(name))}"])
+    if not value:
+        chat.reply([f"{name} {_shown(chat.preference(name))}"])
+        return
+    chosen = None if value == DEFAULT else preferences.parse_value(name, value)
+    chat.record.add(PreferenceSet(name, chosen))
+    chat.confirm(f"{name} {_shown(chat.preference(name))}")
 
 
 def show(chat: Chat, argument: str) -> None:
@@ -61,7 +65,7 @@ def show(chat: Chat, argument: str) -> None:
 
 def clear(chat: Chat, argument: str) -> None:
     chat.record.add(Cleared())
-    chat.reply(["cleared; the system prompt and the settings stay"])
+    chat.confirm("cleared; the system prompt and the settings stay")
 
 
 def undo(chat: Chat, argument: str) -> None:
@@ -70,7 +74,7 @@ def undo(chat: Chat, argument: str) -> None:
     question = chat.conversation.exchanges[-1].question
     chat.record.add(Undone())
     chat.offer(question)
-    chat.reply([f"taken back: {visible_line(question):.100}"])
+    chat.confirm(f"taken back: {visible_line(question):.100}")
 
 
 def regenerate(chat: Chat, argument: str) -> None:
@@ -85,7 +89,7 @@ def save(chat: Chat, name: str) -> None:
     if name:
         with in_our_words("/save"):
             path = chat.store.save(name, chat.conversation)
-        chat.reply([f"saved as {path.stem}; /load {path.stem} goes on with it"])
+        chat.confirm(f"saved as {path.stem}; /load {path.stem} goes on with it")
     elif chat.record.path:
         chat.reply([f"saved as it goes in {chat.record.path}; /save NAME keeps a copy by name"])
     else:
@@ -104,10 +108,9 @@ def load(chat: Chat, name: str) -> None:
         record, found = take_up(chat.store, path)
     held_with = found.conversation.model
     chat.go_on_with(record)
-    lines = [f"loaded {summary(found)}"]
+    chat.confirm(f"loaded {summary(found)}")
     if held_with != chat.conversation.model:
-        lines.append(f"it was held with {visible_line(held_with)}; {visible_line(chat.model)} goes on")
-    chat.reply(lines)
+        chat.confirm(f"it was held with {visible_line(held_with)}; {visible_line(chat.model)} goes on")
 
 
 def stats(chat: Chat, argument: str) -> None:

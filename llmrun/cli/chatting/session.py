@@ -178,7 +178,13 @@ class Chat:
         self._over = True
 
     def reply(self, lines: Iterable[str]) -> None:
+        """What the user asked to see."""
         out.reply(lines)
+
+    def confirm(self, line: str) -> None:
+        """What was done, in a line that --quiet leaves out."""
+        if not out.quiet:
+            out.reply([line])
 
     # Answers
 
@@ -203,7 +209,11 @@ class Chat:
         if finished is None:
             self._stopped_early()
             return
-        self.totals.add(finished.timings)
+        timings = finished.timings
+        self.totals.add(timings)
+        out.detail(
+            f"prompt     {timings.prompt_tokens} tokens, {timings.cached_tokens} of them known from turns before"
+        )
         self._explain_length(request, finished)
         last = self.conversation.exchanges[-1]
         out.fields(stats_fields(Answer(self.model, self.engine.info, request, last.answer, (), finished)))

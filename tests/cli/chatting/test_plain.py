@@ -1,0 +1,75 @@
+"""Turns from a stream and from a terminal that can do no more than print."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from llmrun.cli.chatting.plain import PlainTurns
+from llmrun.cli.chatting.screen import Meter
+from llmrun.errors import UsageError
+from tests.support.chats import journals
+from tests.support.commands import on_terminal
+
+METER = Meter("m", 25, 100)
+
+
+def turns_of(data: bytes) -> list[str]:
+    turns = PlainTurns(io.BytesIO(data), interactive=False)
+    read: list[str] = []
+    while (turn := turns.read(METER)) is not None:
+        read.append(turn)
+    return read
+
+
+@pytest.mark.parametrize(
+    ("data", "turns"),
+    [
+        (b"", []),
+        (b"one", ["one"]),
+        (b"one\n\ntwo\n", ["one", "", "two"]),
+        (b"\xef\xbb\xbfone\r\ntwo\r\n", ["one", "two"]),
+        (b'"""\none\n\n"""\ntwo', ['"""\none\n\n"""', "two"]),
+        (b'/system """\none\n"""\n', ['/system """\none\n"""']),
+        ("é\u2028é\n".encode(), ["é\u2028é"]),
+        (b"a\x00b\n", ["a\x00b"]),
+    ],
+)
+def test_lines_and_blocks_are_turns(data: bytes, turns: list[str]) -> None:
+    assert turns_of(data) == turns
+
+
+def test_a_line_without_end_is_refused_after_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmrun.cli.chatting.plain.LARGEST_TEXT", 1000)
+    with pytest.raises(UsageError, match="line 1 has more than"):
+        turns_of(b"x" * 2000)
+    with pytest.raises(UsageError, match="a block of more than"):
+        turns_of(b'"""\n' + b"x" * 100 + b"\n" * 2000)
+
+
+def test_a_dumb_terminal_gets_prompts_and_no_escape_sequence(tmp_path: Path) -> None:
+    process = on_terminal("chat", "--backend", "scripted", TERM="dumb", LLMRUN_DATA_DIR=str(tmp_path))
+    process.expect_exact("/help lists the commands\r\n")
+    process.expect_exact("0% > ")
+    process.send(b'"""two\n')
+    process.expect_exact("... ")
+    process.send(b'lines"""\n')
+    process.expect_exact("You said: two\r\nlines\r\n")
+    process.expect_exact("% > ")
+    process.send(b"/exti\n")
+    process.expect_exact("did you mean /exit?")
+    process.expect_exact("% > ")
+    process.send(b"half a li")
+    process.sendintr()
+    process.expect_exact("% > ")
+    process.send(b"still here\n")
+    process.expect_exact("You said: still here\r\n")
+    process.expect_exact("% > ")
+    process.sendeof()
+    rest = process.read()
+    process.close()
+    assert process.exitstatus == 0
+    assert b"\x1b" not in rest
+    assert len(journals(tmp_path)) == 1
