@@ -38,7 +38,7 @@ class Lock:
 
 
 def lock_journal(path: Path) -> Lock:
-    """Raises InUse, and OSError where nothing can be written."""
+    """Become the only one who writes to a journal. Raises InUse, and OSError where nothing can be written."""
     import filelock
 
     folder = path.parent / ".locks"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llmrun.cli.chatting.conversation import Conversation
 from llmrun.cli.chatting.events import Asked, Event
-from llmrun.cli.chatting.journal import InUse, Journal, Lock
+from llmrun.cli.chatting.journal import InUse, Journal, Lock, lock_journal
 from llmrun.cli.chatting.store import Recording, Store, read_conversation
 from llmrun.cli.output import out
 
@@ -62,7 +62,7 @@ def take_up(store: Store, path: Path) -> tuple[Record, Recording]:
         return Record(store, found.conversation), found
     lock = None
     try:
-        lock = store.lock(path)
+        lock = lock_journal(path)
     except InUse:
         out.note("that conversation is open in another process: this is a copy of it")
     except OSError:  # a folder that cannot be written: the first question will find that out, and say so

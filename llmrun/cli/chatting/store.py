@@ -1,8 +1,8 @@
 """Where conversations are kept: one journal each, appended to as they go, and the copies that /save made.
 
-    conversations/20261120-143012-1f3a.jsonl    saved as it goes; its name is when it began
-    conversations/saved/NAME.jsonl              a copy, written as a whole
-    conversations/.locks/                       who writes to which journal
+    conversations/20261120-143012-1f3a9c2e.jsonl  saved as it goes; its name is when it began
+    conversations/saved/NAME.jsonl                a copy, written as a whole
+    conversations/.locks/                         who writes to which journal
 
 Folders are made with mode 0700, files with 0600.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from llmrun.cli.chatting.conversation import Conversation, Misplaced
 from llmrun.cli.chatting.events import Began, from_line, to_line
-from llmrun.cli.chatting.journal import ConversationFileError, Journal, Lock, lock_journal
+from llmrun.cli.chatting.journal import ConversationFileError, Journal, lock_journal
 from llmrun.errors import UsageError
 
 ENDING = ".jsonl"
@@ -77,7 +77,7 @@ class Store:
     def begin(self, conversation: Conversation) -> Journal:
         """Open a journal of its own for a conversation, with everything in it that has happened. Raises OSError."""
         _make_folder(self.folder)
-        path = self.folder / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}{ENDING}"
+        path = self.folder / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}{ENDING}"
         lock = lock_journal(path)
         try:
             _write_whole(path, conversation)
@@ -85,10 +85,6 @@ class Store:
         except BaseException:
             lock.release()
             raise
-
-    def lock(self, path: Path) -> Lock:
-        """Become the only one who writes to a journal. Raises InUse, and OSError where it cannot be written at all."""
-        return lock_journal(path)
 
     def save(self, name: str, conversation: Conversation) -> Path:
         """Keep a copy by name, in place of an older copy of the same conversation. Raises UsageError and OSError."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmrun.cli.chatting.conversation import Conversation, new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, Asked, Event, Undone, to_line
-from llmrun.cli.chatting.journal import ConversationFileError, InUse, Journal
+from llmrun.cli.chatting.journal import ConversationFileError, InUse, Journal, lock_journal
 from llmrun.cli.chatting.record import Record, take_up
 from llmrun.cli.chatting.store import LARGEST_FILE, Store, checked_name, read_conversation
 from llmrun.errors import UsageError
@@ -153,7 +153,7 @@ def test_the_lock_of_a_killed_process_is_free(store: Store) -> None:
     assert holder.stdout
     assert holder.stdout.readline() == b"True\n"
     with pytest.raises(InUse):
-        store.lock(path)
+        lock_journal(path)
     holder.kill()
     holder.communicate()
     again, _ = take_up(store, path)
@@ -354,9 +354,9 @@ def test_a_journal_is_opened_only_by_who_holds_its_lock(store: Store) -> None:
     record = recorded(store, asked())
     assert record.path
     with pytest.raises(InUse):
-        store.lock(record.path)
+        lock_journal(record.path)
     record.close()
-    lock = store.lock(store.journals()[0])
+    lock = lock_journal(store.journals()[0])
     journal = Journal(store.journals()[0], store.journals()[0].stat().st_size, lock)
     journal.close()
     journal.close()
