@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import unicodedata
+from functools import lru_cache
 from typing import TextIO
 
 # A model, a file or a server may have written an escape sequence that moves the cursor, sets the clipboard or answers
 # for the user. On a terminal every control character but newline and tab is shown as a picture of itself (U+2400 to
-# U+2421), the C1 ones, which have no pictures, by number.
+# U+2421); those without a picture are shown by number: the C1 ones, the two line separators that some programs break a
+# line at, and the bidirectional embeddings, overrides and isolates, which show text in another order than it has.
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
 _PICTURES[0x7F] = "\u2421"
 _PICTURES |= {code: f"<{code:02X}>" for code in range(0x80, 0xA0)}
+_PICTURES |= {code: f"<{code:04X}>" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 _ONE_LINE = _PICTURES | {ord("\n"): " ", ord("\t"): " "}
 
 
@@ -51,8 +54,8 @@ def columns() -> int:
 
 
 def width(text: str) -> int:
-    """Columns that text of one line takes."""
-    return sum(map(_columns_of, text))
+    """Columns that text of one line takes. Where terminals differ (emoji of several characters), the most it may."""
+    return len(text) if text.isascii() else sum(map(_columns_of, text))
 
 
 def shortened(text: str, limit: int) -> str:
@@ -65,7 +68,17 @@ def shortened(text: str, limit: int) -> str:
     return text
 
 
+@lru_cache(maxsize=4096)
 def _columns_of(character: str) -> int:
-    if unicodedata.combining(character):
+    if character in _TWO_ON_SOME_TERMINALS:
+        return 2
+    if character == _EMOJI_STYLE:  # makes the narrow symbol before it a wide one
+        return 1
+    if unicodedata.category(character) in ("Mn", "Me", "Cf") and character != _SOFT_HYPHEN:
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+_EMOJI_STYLE = "\ufe0f"
+_SOFT_HYPHEN = "\u00ad"
+_TWO_ON_SOME_TERMINALS = frozenset(map(chr, range(0x1F1E6, 0x1F200)))  # the letters that flags are made of

@@ -1,0 +1,53 @@
+"""The rows at the bottom of the screen that are still changing, and the written ones above, which never do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+class LiveRows:
+    """Rows on the screen that may be drawn again. `write` takes what is sent to the terminal.
+
+    The cursor stands at the end of the last row, or, when no row is alive, in the first column of a fresh line. All it
+    takes is going up, and erasing from there down: no mode of the terminal is changed, so nothing has to be restored.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._drawn: list[str] = []
+
+    def draw(self, done: Sequence[str], alive: Sequence[str]) -> None:
+        """Show rows in place of those alive now: first the ones that are `done` and leave our hands, then the others.
+
+        Only what differs is written. A live row must be narrower than the terminal, and there must be fewer of them
+        than the terminal has rows; rows that are done may have any length.
+        """
+        drawn, rows = self._drawn, [*done, *alive]
+        same = 0
+        while same < min(len(drawn), len(rows)) and drawn[same] == rows[same]:
+            same += 1
+        if alive and same == len(rows):
+            same -= 1  # the cursor has to end on the last row: write that one again
+        text = ""
+        if same < len(drawn):
+            if same == len(drawn) - 1 and same < len(rows) and rows[same].startswith(drawn[same]):
+                text = rows[same][len(drawn[same]) :]
+                same += 1
+            else:
+                up = len(drawn) - 1 - same
+                text = "\r" + (f"\x1b[{up}A" if up else "") + "\x1b[J"
+        fresh = rows[same:]
+        if drawn and same == len(drawn) and fresh:
+            text += "\n"
+        text += "\n".join(fresh)
+        if rows and not alive:
+            text += "\n"
+        self._drawn = list(alive)
+        if text:
+            self._write(text)
+
+    def leave(self) -> None:
+        """Let the live rows stand as they are; what comes next begins below them."""
+        if self._drawn:
+            self._drawn = []
+            self._write("\n")
