@@ -6,6 +6,7 @@ It runs in a process of its own (llama_worker.py): no file and no driver can tak
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float], None]  # (what is going on, share done)
 
 ALL_LAYERS = -1
+_OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
+_DEVICE = re.compile(r"using device \S+ \((.*?)\) \(")
 MAX_ROWS = 1024  # of one request to the process; llama.cpp runs them in parts of its own
 
 
@@ -304,8 +307,13 @@ def _refusal(path: str, reason: str) -> LlmrunError:
 
 
 def _placement(log: Sequence[str], threads: int) -> str:
-    """Where the layers are: "31/31 layers on NVIDIA H200, 2 threads"."""
-    return threads_in_words(threads)
+    """Where the layers are, in llama.cpp's own account: "31/31 layers on NVIDIA H200, 2 threads"."""
+    text = "\n".join(log)
+    layers = _OFFLOADED.search(text)
+    if layers is None or layers[1] == "0":
+        return threads_in_words(threads)
+    devices = " and ".join(shown(name, 40) for name in _DEVICE.findall(text)) or "GPU"
+    return f"{layers[1]}/{layers[2]} layers on {devices}, {threads_in_words(threads)}"
 
 
 def _load_progress(progress: Progress | None) -> Callable[[float], None] | None:

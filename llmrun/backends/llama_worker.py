@@ -26,11 +26,11 @@ from llmrun.backends.shared_memory import SharedMemory
 if TYPE_CHECKING:
     import mmap
 
-_INFO, _WARNING, _ERROR, _CONTINUED = 2, 3, 4, 5  # ggml's log levels
+_INFO, _WARNING, _ERROR = 2, 3, 4  # of ggml's log levels
 _KEPT_LINES = 400
+_LONGEST_LINE = 1000
 _UBATCH = 512  # rows llama.cpp runs at once: its own default
 _PROGRESS_STEPS = 50
-_GPU_TYPES = (1, 2)  # ggml's device types: a GPU with memory of its own, one that shares the machine's
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ class LlamaWorker:
             "cache_tokens": llama.llama_n_ctx(self._context),
             "window": llama.llama_model_n_swa(self._model),
             "decodes": llama.llama_model_has_decoder(self._model) and not llama.llama_model_has_encoder(self._model),
-            "log": [line for level, line in self._lines if level >= _INFO],
+            "log": [line for _, line in self._lines],
         }
 
     def do_close(self) -> dict[str, Any]:
@@ -264,10 +264,8 @@ class LlamaWorker:
         return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, n - window)
 
     def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
-        line = text.decode(errors="replace")
-        if level == _CONTINUED and self._lines:
-            level, line = self._lines[-1][0], self._lines.pop()[1] + line
-        self._lines.append((level, line[:1000].rstrip("\n")))
+        if level in (_INFO, _WARNING, _ERROR):  # not the hundreds of debugging lines, nor the dots of progress
+            self._lines.append((level, text.decode(errors="replace")[:_LONGEST_LINE].rstrip("\n")))
 
     def _last_error(self) -> str:
         """llama.cpp gives up in several lines, each less particular than the one before."""
