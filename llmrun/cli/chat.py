@@ -14,7 +14,7 @@ from llmrun.cli.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.output import out
 from llmrun.cli.parsing import parse_stops, parse_template_variables
 from llmrun.cli.prompt import checked_text, read_text
-from llmrun.cli.terminal import is_terminal
+from llmrun.cli.terminal import can_move_cursor, is_terminal
 from llmrun.errors import LlmrunError, TemplateRefused, UsageError
 from llmrun.settings import RULES, Settings, data_folder, load_settings
 
@@ -151,6 +151,10 @@ def _turns(store: Store) -> Turns:
 
 
 def _view() -> AnswerView:
+    if can_move_cursor(sys.stdout):
+        from llmrun.cli.chatting.markdown import MarkdownView
+
+        return MarkdownView()
     from llmrun.cli.chatting.plain import PlainView
 
     return PlainView()
