@@ -32,16 +32,22 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a setting may hold. `kind` is int, float, bool or str; bounds are inclusive; no `choices` means any."""
+    """What a setting may hold. `kind` is int, float, bool or str; bounds are inclusive; no `choices` means any.
+
+    or_integer  instead of one of the choices, an integer inside the bounds
+    """
 
     kind: type
     minimum: float = -math.inf
     maximum: float = math.inf
     choices: tuple[str, ...] = ()
+    or_integer: bool = False
 
     @property
     def words(self) -> str:
         """The rule as the end of an error sentence: "an integer of at least 1"."""
+        if self.or_integer:
+            return f"{', '.join(self.choices)} or an integer of at least {self.minimum:g}"
         if self.choices:
             return "one of " + ", ".join(self.choices)
         name = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[self.kind]
@@ -60,6 +66,10 @@ class Rule:
 
     def check(self, value: object) -> object:
         """The value with its exact type. Raises ValueError when the rule does not hold."""
+        if self.or_integer and isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        if self.or_integer and type(value) is int and self.minimum <= value <= self.maximum:
+            return value
         if self.kind is float and type(value) is int:
             value = float(value)
         if type(value) is not self.kind:
@@ -84,6 +94,7 @@ class Settings:
     model: str = _setting("smollm2:135m", str)
     backend: str = _setting("auto", str)
     threads: int | None = _setting(None, int, minimum=1, maximum=1024)
+    gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
     max_tokens: int | None = _setting(None, int, minimum=1)
     system: str | None = _setting(None, str)  # the system prompt

@@ -47,6 +47,7 @@ class ModelInfo:
     backend: str  # "cpu", "llama", "scripted"
     device: str  # "2 threads, avx512vnni"
     threads: int
+    gpu_layers: str = ""  # "20/33": how many of its layers a GPU runs; empty: none
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -21,6 +21,7 @@ def describe(
     backend: str,
     device: str,
     threads: int,
+    gpu_layers: str = "",
 ) -> ModelInfo:
     """The ModelInfo of an open file; its metadata without the arrays, which the file takes with it."""
     return ModelInfo(
@@ -37,6 +38,7 @@ def describe(
         backend=backend,
         device=device,
         threads=threads,
+        gpu_layers=gpu_layers,
         metadata={key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)},
     )
 

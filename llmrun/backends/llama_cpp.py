@@ -18,6 +18,7 @@ from llmrun.backends.base import DEFAULT_CONTEXT
 from llmrun.backends.batches import check_batch
 from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.describe import describe, threads_in_words
+from llmrun.backends.gpu_layers import layer_sizes, layers_that_fit
 from llmrun.backends.llama_layout import MOST_WANTED, Layout
 from llmrun.backends.llama_process import LlamaProcess
 from llmrun.backends.llama_tokenizer import LlamaTokenizer
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float], None]  # (what is going on, share done)
 
 ALL_LAYERS = -1
-_OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
+_OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
 _DEVICE = re.compile(r"using device \S+ \((.*?)\) \(")
 MAX_ROWS = 1024  # of one request to the process; llama.cpp runs them in parts of its own
 
@@ -83,14 +84,14 @@ class LlamaBackend:
         context_size: int | None,
         max_sequences: int,
         threads: int | None = None,
-        gpu_layers: int = 0,
+        gpu_layers: int | None = 0,
         cache_tokens: int | None = None,
         progress: Progress | None = None,
         process: LlamaProcess | None = None,
     ) -> None:
         """Open the model of a file that has passed the reader.
 
-        gpu_layers    how many of its layers a GPU runs, the last ones first; ALL_LAYERS: all
+        gpu_layers    how many of its layers a GPU runs, the last ones first; ALL_LAYERS: all; None: as many as fit
         cache_tokens  tokens the cache holds, all sequences together; None: enough for every sequence
         process       None: one of its own, closed with it
         Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed.
@@ -118,7 +119,7 @@ class LlamaBackend:
         context_size: int | None,
         max_sequences: int,
         threads: int,
-        gpu_layers: int,
+        gpu_layers: int | None,
         cache_tokens: int | None,
         progress: Progress | None,
     ) -> None:
@@ -128,11 +129,14 @@ class LlamaBackend:
         self._layout = Layout(MAX_ROWS, vocabulary_size)
         loading = f"loading {self._path}"
         memory = self._process.memory.map(self._layout.n_bytes)
+        cache_tokens = cache_tokens or context_size * max_sequences
+        if gpu_layers is None:
+            gpu_layers = self._layers_that_fit(file, cache_tokens)
         self._process.tell(
             "open",
             path=str(file.path.absolute()),
             gpu_layers=gpu_layers,
-            cache_tokens=cache_tokens or context_size * max_sequences,
+            cache_tokens=cache_tokens,
             max_sequences=max_sequences,
             threads=threads,
             rows=MAX_ROWS,
@@ -158,8 +162,15 @@ class LlamaBackend:
             max_sequences=max_sequences,
             backend="llama",
             device=_placement(self.log, threads),
+            gpu_layers=_offloaded(self.log),
             threads=threads,
         )
+
+    def _layers_that_fit(self, file: GGUFFile, cache_tokens: int) -> int:
+        devices = self._process.ask("devices", "looking for GPUs")["devices"]
+        if not devices:
+            return 0
+        return layers_that_fit(layer_sizes(file, cache_tokens), [device["free"] for device in devices])
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Backend.forward."""
@@ -308,12 +319,17 @@ def _refusal(path: str, reason: str) -> LlmrunError:
 
 def _placement(log: Sequence[str], threads: int) -> str:
     """Where the layers are, in llama.cpp's own account: "31/31 layers on NVIDIA H200, 2 threads"."""
-    text = "\n".join(log)
-    layers = _OFFLOADED.search(text)
-    if layers is None or layers[1] == "0":
+    layers = _offloaded(log)
+    if not layers:
         return threads_in_words(threads)
-    devices = " and ".join(shown(name, 40) for name in _DEVICE.findall(text)) or "GPU"
-    return f"{layers[1]}/{layers[2]} layers on {devices}, {threads_in_words(threads)}"
+    devices = " and ".join(shown(name, 40) for name in _DEVICE.findall("\n".join(log))) or "GPU"
+    return f"{layers} layers on {devices}, {threads_in_words(threads)}"
+
+
+def _offloaded(log: Sequence[str]) -> str:
+    """How many layers a GPU runs, of how many ("31/31"), or nothing."""
+    layers = _OFFLOADED.search("\n".join(log))
+    return layers[1] if layers and not layers[1].startswith("0/") else ""
 
 
 def _load_progress(progress: Progress | None) -> Callable[[float], None] | None:

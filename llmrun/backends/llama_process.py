@@ -64,7 +64,7 @@ class LlamaProcess:
         self.tell(operation, **fields)
         try:
             return self._answer(doing, progress)
-        except BackendCrashed:
+        except LlmrunError:
             raise
         except BaseException:
             self.stop()
@@ -88,7 +88,7 @@ class LlamaProcess:
         """The answer to what was told. Raises as `ask` does; ended otherwise, the process is of no more use."""
         try:
             return self._answer(doing, progress)
-        except BackendCrashed:
+        except LlmrunError:
             raise
         except BaseException:
             self._process.kill()
@@ -104,6 +104,10 @@ class LlamaProcess:
 
     def clear_stop(self) -> None:
         self._flag[0] = 0
+
+    def kill(self) -> None:
+        """End it now, from any thread; whoever waits for an answer is told that it died."""
+        self._process.kill()
 
     def close(self) -> None:
         """End the process. Idempotent."""
@@ -129,6 +133,11 @@ class LlamaProcess:
             if not line.endswith(b"\n"):
                 raise self._crashed(doing)
             answer: dict[str, Any] = json.loads(line)
+            if "broken" in answer:
+                raise LlmrunError(
+                    f"llama-cpp-python does not work here: {shown(answer['broken'], 300)}",
+                    hint=f"{sys.executable} -m pip install --force-reinstall llama-cpp-python",
+                )
             if "progress" not in answer:
                 return answer
             if progress is not None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _INFO, _WARNING, _ERROR = 2, 3, 4  # of ggml's log levels
 _KEPT_LINES = 400
 _LONGEST_LINE = 1000
+_GPU_TYPES = (1, 2)  # ggml's device types: a GPU with memory of its own, one that shares the machine's
 _UBATCH = 512  # rows llama.cpp runs at once: its own default
 _PROGRESS_STEPS = 50
 
@@ -46,7 +47,7 @@ def main() -> None:
                 worker = LlamaWorker(SharedMemory.attached(sys.argv[1]), answers)
             answer = getattr(worker, f"do_{operation}")(**request)
         except (ImportError, OSError, AttributeError, RuntimeError) as error:
-            answer = {"failed": f"{type(error).__name__}: {error}"}
+            answer = {"broken": f"{type(error).__name__}: {error}"}
         _send(answers, answer)
 
 
@@ -67,6 +68,22 @@ class LlamaWorker:
         self._log = self._llama.llama_log_callback(self._take_log_line)
         self._llama.llama_log_set(self._log, ctypes.c_void_p(0))
         self._llama.llama_backend_init()
+
+    def do_devices(self) -> dict[str, Any]:
+        """The GPUs, with the bytes they have free."""
+        ggml = importlib.import_module("llama_cpp._ggml").libggml
+        ggml.ggml_backend_dev_get.restype = ctypes.c_void_p
+        ggml.ggml_backend_dev_description.restype = ctypes.c_char_p
+        ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+        devices = []
+        for index in range(ggml.ggml_backend_dev_count()):
+            device = ctypes.c_void_p(ggml.ggml_backend_dev_get(ctypes.c_size_t(index)))
+            if ggml.ggml_backend_dev_type(device) in _GPU_TYPES:
+                free, total = ctypes.c_size_t(), ctypes.c_size_t()
+                ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+                name = ggml.ggml_backend_dev_description(device).decode(errors="replace")
+                devices.append({"description": name, "free": free.value, "total": total.value})
+        return {"offloads": self._llama.llama_supports_gpu_offload(), "devices": devices}
 
     def do_open(
         self,

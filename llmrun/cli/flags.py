@@ -35,6 +35,7 @@ class AnswerFlags:
     chat_template: options.ChatTemplate = None
     chat_template_kwargs: options.ChatTemplateKwargs = None
     backend: options.Backend = None
+    gpu_layers: options.GpuLayers = None
     offline: options.Offline = False
     quiet: options.Quiet = False
     verbose: options.Verbose = False

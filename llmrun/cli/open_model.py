@@ -58,10 +58,14 @@ def open_model(settings: Settings, *, chat_template: str | None) -> Iterator[Ope
         backend=settings.backend,
         context_size=settings.ctx_size,
         threads=settings.threads,
+        gpu_layers=settings.gpu_layers,
         chat_template=chat_template,
         progress=show_loading,
+        explain=lambda words: out.detail(f"backend    {words}"),
     ) as engine:
         out.clear_progress()
+        if settings.gpu_layers not in ("auto", 0) and not engine.info.gpu_layers:
+            out.note("no GPU runs any layer of this model (--gpu-layers): -v says which backend runs it, and why")
         _describe(engine)
         yield OpenModel(engine, name, default_sampling(engine.info.metadata, catalogue))
 

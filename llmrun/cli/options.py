@@ -65,7 +65,16 @@ Stop = Annotated[
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Backend = Annotated[str | None, typer.Option("--backend", metavar="NAME", help="auto or cpu.  [default: auto]")]
+Backend = Annotated[str | None, typer.Option("--backend", metavar="NAME", help="auto, cpu or llama.  [default: auto]")]
+GpuLayers = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-layers",
+        "-ngl",
+        metavar="N",
+        help="Layers on the GPU, with llama: a number, all, or auto.  [default: auto]",
+    ),
+]
 ChatTemplate = Annotated[
     Path | None,
     typer.Option("--chat-template", metavar="FILE", help="Jinja2 in place of the model's own template."),

@@ -31,7 +31,9 @@ def stats_fields(answer: Answer) -> list[str]:
     At their usual lengths they fill one line of 100 columns.
     """
     timings, info = answer.finished.timings, answer.info
-    name = f"{_shortened(answer.model)} {info.backend}×{info.threads}"
+    name = f"{_shortened(answer.model)} {info.backend}" + (
+        f" GPU {info.gpu_layers}" if info.gpu_layers else f"×{info.threads}"
+    )
     seed = f"seed {answer.request.sampling.seed}"
     if timings.generated_tokens == 0:
         return [name, f"stopped in prefill after {duration(timings.total_s)}", seed]

@@ -83,13 +83,16 @@ class Engine:
         context_size: int | None = None,
         max_sequences: int = 1,
         threads: int | None = None,
+        gpu_layers: int | str = "auto",
         chat_template: str | None = None,
         progress: Callable[[str, float], None] | None = None,
+        explain: Callable[[str], None] | None = None,
     ) -> Engine:
         """Open a GGUF file on the backend named, or on the best one ("auto").
 
         `chat_template` is Jinja source (not a path). `progress(what, fraction)` is told of loading and of
-        kernels being compiled. Raises ModelFileError, UnsupportedModel, DoesNotFit, UsageError.
+        kernels being compiled, `explain(words)` why "auto" chose the backend it did; `gpu_layers` is a number,
+        "all" or "auto". Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
         """
         from llmrun.backends.select import open_backend
 
@@ -100,7 +103,9 @@ class Engine:
             context_size=context_size,
             max_sequences=max_sequences,
             threads=threads,
+            gpu_layers=gpu_layers,
             progress=progress,
+            explain=explain,
         )
         return cls(opened, chat_template=chat_template, load_s=time.perf_counter() - started)
 

@@ -1,0 +1,105 @@
+"""How many layers of a model fit into the memory that its GPUs have free.
+
+llama.cpp offloads the output layer first, then the last layers, and gives each GPU a share of them in proportion to
+its free memory. What it does not do, and nobody who asks for "auto" wants to do by hand, is to count.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.backends.llama_layout import MOST_WANTED
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+
+_MARGIN = 1 << 30  # bytes of a GPU left to others, and to what is not counted here: llama.cpp's own margin
+_ROWS = 512  # llama.cpp computes as many at once
+_KV_BYTES = 2  # f16
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Bytes on a GPU: of each layer with its share of the KV cache, of the output layer, and what computing needs on
+    every GPU that has a layer."""
+
+    layers: tuple[int, ...]
+    output: int
+    computing: int
+
+
+def layer_sizes(file: GGUFFile, cache_tokens: int) -> LayerSizes:
+    """What llama.cpp will take for a model with a cache of so many tokens, all sequences together."""
+    architecture = file.string("general.architecture")
+    n_layers = file.integer(f"{architecture}.block_count", minimum=1, maximum=1 << 16)
+    layers = [cache_tokens * kv for kv in _kv_bytes(file, architecture, n_layers)]
+    output = 0
+    for name, tensor in file.tensors.items():
+        layer = _LAYER.match(name)
+        if layer is None:
+            # The table of token embeddings stays with the CPU; where it is the output matrix too, it is copied.
+            output += tensor.nbytes if name != "token_embd.weight" or "output.weight" not in file.tensors else 0
+        elif int(layer[1]) < n_layers:
+            layers[int(layer[1])] += tensor.nbytes
+    width = file.integer(f"{architecture}.embedding_length", 4096)
+    inner = _largest(file, f"{architecture}.feed_forward_length", 4 * width)
+    heads = _largest(file, f"{architecture}.attention.head_count", 32)
+    vocabulary = file.tensors["token_embd.weight"].n_rows if "token_embd.weight" in file.tensors else 0
+    activations = 4 * _ROWS * (6 * width + 3 * inner) + 4 * MOST_WANTED * vocabulary
+    scores = 4 * _ROWS * heads * min(cache_tokens, 8192)  # of plain attention; with flash attention there are none
+    return LayerSizes(tuple(layers), output, activations + scores)
+
+
+def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
+    """The largest number for llama.cpp's `n_gpu_layers` (the output layer counts as one) with which no GPU needs more
+    than it has free, in bytes, a margin left."""
+    usable = [max(0, n - _MARGIN) for n in free]
+    if not any(usable):
+        return 0
+    for n_layers in range(len(sizes.layers) + 1, 0, -1):
+        needed = bytes_needed(sizes, free, n_layers)
+        if all(need <= room for need, room in zip(needed, usable, strict=True)):
+            return n_layers
+    return 0
+
+
+def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[int]:
+    """Bytes on each GPU when `n_layers` are offloaded, shared out as llama.cpp does."""
+    needed = [0] * len(free)
+    total = sum(free)
+    bounds = [part / total for part in accumulate(free)]
+    everything = [*sizes.layers, sizes.output]
+    for index, size in enumerate(everything[len(everything) - n_layers :]):
+        gpu = min(bisect_right(bounds, index / n_layers), len(free) - 1)
+        needed[gpu] += size
+    return [need + sizes.computing if need else 0 for need in needed]
+
+
+def _kv_bytes(file: GGUFFile, architecture: str, n_layers: int) -> list[int]:
+    """Bytes of a token in the KV cache of each layer."""
+    heads = _per_layer(file, f"{architecture}.attention.head_count", n_layers, 32)
+    kv_heads = _per_layer(file, f"{architecture}.attention.head_count_kv", n_layers, max(heads))
+    size = file.integer(f"{architecture}.embedding_length", 4096) // max(1, *heads)
+    key = file.integer(f"{architecture}.attention.key_length", size)
+    value = file.integer(f"{architecture}.attention.value_length", size)
+    return [_KV_BYTES * count * (key + value) for count in kv_heads]
+
+
+def _per_layer(file: GGUFFile, key: str, n_layers: int, default: int) -> list[int]:
+    """A number that a file gives once or for each layer."""
+    value = file.metadata.get(key, default)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(value) >= n_layers:
+        return [int(number) for number in value[:n_layers]]
+    return [value if isinstance(value, int) else default] * n_layers
+
+
+def _largest(file: GGUFFile, key: str, default: int) -> int:
+    return max(_per_layer(file, key, 1, default))

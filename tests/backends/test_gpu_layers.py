@@ -1,0 +1,72 @@
+"""How many layers fit: never more than there is room for, and all of them where there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrun.backends.gpu_layers import LayerSizes, bytes_needed, layer_sizes, layers_that_fit
+from llmrun.gguf.reader import open_gguf
+from tests.support.gguf_files import tiny_llama
+
+GIB = 1 << 30
+MARGIN = GIB
+
+sizes = st.builds(
+    LayerSizes,
+    layers=st.lists(st.integers(1, 4 * GIB), min_size=1, max_size=40).map(tuple),
+    output=st.integers(1, 4 * GIB),
+    computing=st.integers(0, GIB),
+)
+memories = st.lists(st.integers(0, 200 * GIB), min_size=1, max_size=4)
+
+
+@given(sizes, memories)
+def test_no_gpu_gets_more_than_it_has_free_less_the_margin(model: LayerSizes, free: list[int]) -> None:
+    n = layers_that_fit(model, free)
+    assert 0 <= n <= len(model.layers) + 1
+    if n:
+        for need, room in zip(bytes_needed(model, free, n), free, strict=True):
+            assert need == 0 or need <= room - MARGIN
+
+
+@given(sizes, st.integers(0, 200 * GIB), st.integers(0, 200 * GIB))
+def test_more_memory_never_means_fewer_layers(model: LayerSizes, one: int, other: int) -> None:
+    little, much = sorted((one, other))
+    assert layers_that_fit(model, [little]) <= layers_that_fit(model, [much])
+
+
+@given(sizes, memories, st.data())
+def test_every_offloaded_layer_is_on_some_gpu(model: LayerSizes, free: list[int], data: st.DataObject) -> None:
+    free = [n + 1 for n in free]
+    n = data.draw(st.integers(1, len(model.layers) + 1))
+    needed = bytes_needed(model, free, n)
+    weights = sum([*model.layers, model.output][-n:])
+    assert sum(needed) - weights == model.computing * sum(need > 0 for need in needed)
+
+
+@given(sizes)
+def test_a_huge_gpu_takes_all_and_no_gpu_none(model: LayerSizes) -> None:
+    assert layers_that_fit(model, [1 << 50]) == len(model.layers) + 1
+    assert layers_that_fit(model, []) == 0
+    assert layers_that_fit(model, [0]) == 0
+
+
+def test_a_models_sizes_are_those_of_its_tensors_and_its_cache(tmp_path: Path) -> None:
+    """Two layers, 2 KV heads of 16 values each: 2 x 2 x 16 x 2 bytes a token and layer."""
+    path = tiny_llama(tmp_path / "tiny.gguf", weight_type="F32", layers=2, heads=4, kv_heads=2, head_size=16, width=64)
+    with open_gguf(path) as file:
+        empty, full = layer_sizes(file, 0), layer_sizes(file, 1000)
+        blocks = sum(tensor.nbytes for name, tensor in file.tensors.items() if name.startswith("blk."))
+        others = sum(tensor.nbytes for name, tensor in file.tensors.items() if not name.startswith("blk."))
+    assert sum(empty.layers) == blocks
+    assert empty.output == others  # tied: the embeddings are copied to the GPU as the output matrix
+    assert [a - b for a, b in zip(full.layers, empty.layers, strict=True)] == [1000 * 2 * 2 * 16 * 2] * 2
+
+
+def test_embeddings_that_are_not_the_output_stay_with_the_cpu(tmp_path: Path) -> None:
+    with open_gguf(tiny_llama(tmp_path / "tiny.gguf", tied=False)) as file:
+        expected = sum(file.tensors[name].nbytes for name in ("output.weight", "output_norm.weight"))
+        assert layer_sizes(file, 0).output == expected
