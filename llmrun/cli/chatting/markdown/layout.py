@@ -96,14 +96,15 @@ class Layout:
     def open_from(self, blocks: Sequence[Block]) -> int:
         """The first of these siblings that the text to come may still change, when it may change the last one.
 
-        That is the last one, or the one before while nothing but the marker of the last one has come: after "text"
+        That is the last one, or the one before, when the last one may yet turn out to be a part of it: after "text"
         the line "#" is an empty heading, and "#1" is more of that text; after a list "2" may be its next number.
         """
         last = len(blocks) - 1
-        if last < 1 or not self._grows(blocks[last]):
+        if last < 1:
             return last
-        joins = blocks[last].is_bare and not self._blank_before(blocks[last])
-        return last - 1 if joins or blocks[last].is_number else last
+        block = blocks[last]
+        joins = self._may_dissolve(block) and not self._blank_before(block)
+        return last - 1 if joins or (self._grows(block) and block.is_number) else last
 
     def block(self, block: Block, width: int, *, is_open: bool, resumed: Resumed = _WHOLE) -> Rendered:
         kind = block.kind
@@ -135,7 +136,10 @@ class Layout:
         whole = Rendered([])
         for at, block in enumerate(blocks):
             if at and self._blank_before(block):
-                whole.add(Rendered.closed([Row()]), certain=at <= first_open)
+                sure = at <= first_open and not (
+                    block.is_bare and self._grows(block)
+                )  # or it becomes our parent's next
+                whole.add(Rendered.closed([Row()]) if sure else Rendered([Row()]), certain=at <= first_open)
             whole.add(render(at, at >= first_open), certain=at <= first_open)
         return whole
 
@@ -238,6 +242,12 @@ class Layout:
     def _grows(self, block: Block) -> bool:
         """Whether the block begins on a line that has not ended yet."""
         return block.first == len(self.lines) - 1
+
+    def _may_dissolve(self, block: Block) -> bool:
+        """Whether there is no more of it than signs that the next character may make text of."""
+        if block.kind == "table":
+            return block.first == len(self.lines) - 2
+        return block.is_bare and self._grows(block)
 
     def _blank_before(self, block: Block) -> bool:
         return block.first > 0 and not self.lines[block.first - 1].strip(" \t>")

@@ -13,7 +13,9 @@ from llmrun.cli.chatting.markdown.rows import Row, ink, plain
 from llmrun.cli.terminal import width as columns
 
 _CUT_AT = 500  # characters of the source; parsing and laying out that much takes half a millisecond
-_NEEDLE = 24  # characters by which a row is found in the source
+_NEEDLE = 24  # characters by which a row is found in the source, ...
+_ROWS_TRIED = 4  # ... and where it is looked for before giving up: text may be in several places, and hidden by signs
+_PLACES_TRIED = 8
 _UNSAFE_ENDS = frozenset("*_~`[]()!<>&\\|")  # what stands before a cut decides what a sign behind it means
 
 
@@ -152,16 +154,16 @@ def _code_cut(layout: Layout, block: Block, resumed: Resumed) -> tuple[str, Resu
 
 def _paragraph_cuts(layout: Layout, rendered: Rendered, resumed: Resumed) -> Iterator[tuple[str, Resumed]]:
     """Behind the rows that are final. A word stands in for what is gone, so that what follows still is a paragraph."""
-    if rendered.final >= len(rendered.rows):
-        return
-    needle = plain(rendered.rows[rendered.final].body)[:_NEEDLE]
-    at = resumed.skip + sum(len(plain(row.body)) for row in rendered.rows[: rendered.final])
-    for _ in range(3):
-        at = layout.source.find(needle, at)
-        if at < 1:
-            return
-        before = layout.source[at - 1]
-        if before not in _UNSAFE_ENDS:
-            word = "A" * HEAD_OF_A_TABLE + before
-            yield word + layout.source[at:], Resumed(skip=len(word))
-        at += 1
+    for row in range(rendered.final, max(0, rendered.final - _ROWS_TRIED), -1):
+        rest = rendered.rows[row:]
+        needle = rest[0].body[0][0][:_NEEDLE] if rest and rest[0].body else ""
+        end = len(layout.source) - sum(len(plain(part.body)) for part in rest) + len(needle)
+        for _ in range(_PLACES_TRIED if needle else 0):
+            at = layout.source.rfind(needle, 1, end)
+            if at < 0:
+                break
+            before = layout.source[at - 1]
+            if before not in _UNSAFE_ENDS:
+                word = "A" * HEAD_OF_A_TABLE + before
+                yield word + layout.source[at:], Resumed(skip=len(word))
+            end = at + len(needle) - 1

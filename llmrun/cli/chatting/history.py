@@ -1,0 +1,98 @@
+"""What was typed at the prompt, kept from one chat to the next.
+
+One JSON string a line, so that a text of many lines is one entry, and an entry that a full disk cut short spoils
+itself alone. The file is the user's own (nobody else may read it), may be appended to by several chats at a time,
+and forgets its older half when it has grown to LARGEST bytes. A file that cannot be read or written costs the chat
+nothing but its memory: that is said once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from prompt_toolkit.history import History
+
+from llmrun.cli.output import out
+
+LARGEST = 1 << 20  # bytes
+LONGEST = 1 << 16  # bytes of one entry: what is longer is in the conversation, and would push everything else out
+
+
+class StoredHistory(History):
+    """prompt_toolkit's history, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._told = False
+        self._last = ""
+
+    def load_history_strings(self) -> Iterable[str]:
+        """The entries, the newest first."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._tell(error)
+            return []
+        entries = list(reversed(_entries(data)))
+        self._last = entries[0] if entries else ""
+        return entries
+
+    def store_string(self, string: str) -> None:
+        line = json.dumps(string).encode() + b"\n"
+        if string == self._last or len(line) > LONGEST:
+            return
+        self._last = string
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._append(line)
+        except (OSError, TimeoutError) as error:
+            self._tell(error)
+
+    def _append(self, line: bytes) -> None:
+        from filelock import FileLock
+
+        with FileLock(self._path.with_suffix(".lock"), timeout=1, mode=0o600):
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                size = os.fstat(descriptor).st_size
+                if size and os.pread(descriptor, 1, size - 1) != b"\n":  # an entry that was cut short
+                    line = b"\n" + line
+                os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
+            if size + len(line) > LARGEST:
+                self._forget()
+
+    def _forget(self) -> None:
+        """Keep the newer half."""
+        data = self._path.read_bytes()
+        kept = data[data.index(b"\n", len(data) - LARGEST // 2) + 1 :]
+        beside = self._path.with_suffix(".new")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(kept)
+        beside.replace(self._path)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            out.note(f"history: {self._path}: {error.strerror or error}: what is typed will not be there next time")
+
+
+def _entries(data: bytes) -> list[str]:
+    """The strings of a history file, lines that are none left out."""
+    entries = []
+    for line in data.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, str):
+            entries.append(entry)
+    return entries
