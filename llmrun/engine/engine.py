@@ -129,8 +129,8 @@ class Engine:
         is None), UsageError (a parameter that cannot be meant) and ModelFileError (no token for the prompt's text).
         The clock of `Timings` starts here.
         """
-        submitted = time.perf_counter()
         last_cancel = self._last_cancel
+        submitted = time.perf_counter()
         check_request(request, self.info.vocabulary_size)
         tokens = self._tokens_of(request.prompt)
         limit = self._token_limit(len(tokens), request.max_tokens)

@@ -1,6 +1,6 @@
-"""How answers end, and that neither company, chunks, a known prefix nor a full cache changes them.
+"""How answers end, what is run of a prompt and when, and what is refused.
 
-The scripted backend polices every batch it is given.
+The scripted backend polices every batch it is given. What holds over any backend is in test_engine_backends.py.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.backends.scripted_tokenizer import IM_END
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import ChatPrompt, PrefillProgress, Request, TextDelta, TextPrompt, TokenPrompt
+from llmrun.engine.requests import ChatPrompt, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.errors import ContextExceeded, UsageError
 from llmrun.types import Batch, FinishReason, SamplingParams
-from tests.support.answers import Gathered, answer_all, run_to_the_end
-from tests.support.scripted_models import DRAWN, GREEDY, endless, noisy, random_prompt, random_request
+from tests.support.answers import Gathered, answer_all
+from tests.support.scripted_models import GREEDY, noisy, random_request
 
 
 def says(answer: str, *, stop: tuple[str, ...] = (), max_tokens: int | None = None) -> Gathered:
@@ -108,43 +106,16 @@ def test_a_request_that_cannot_be_meant_is_refused_by_name(request_: Request, na
     assert engine.idle
 
 
-# --- the order of work changes nothing
+# --- the order of work
 
 
 @pytest.mark.parametrize("rows_per_step", [1, 7, 32, 256])
-def test_the_prefill_chunk_changes_nothing(rows_per_step: int) -> None:
-    request = random_request(100)
-    [whole] = answer_all(Engine(noisy()), [request])
+def test_a_long_prompt_is_run_in_pieces_and_tells_how_far_it_is(rows_per_step: int) -> None:
     backend = noisy()
-    [chunked] = answer_all(Engine(backend, rows_per_step=rows_per_step), [request])
-    assert chunked.tokens == whole.tokens
+    [gathered] = answer_all(Engine(backend, rows_per_step=rows_per_step), [random_request(100)])
     assert max(len(batch.tokens) for batch in backend.batches) == min(rows_per_step, 100)
-    assert [event.done for event in chunked.progress] == [
-        *range(rows_per_step, 100, rows_per_step),
-        100,
-    ]
-    assert {event.total for event in chunked.progress} == {100}
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=8),
-    max_sequences=st.integers(1, 8),
-    rows_per_step=st.sampled_from([1, 3, 16, 256]),
-    capacity=st.sampled_from([None, 90, 130]),
-    checkpoint=st.sampled_from([None, 1, 8, 1000]),
-)
-def test_strangers_a_full_cache_and_lost_prefixes_change_nothing(
-    lengths: list[int], max_sequences: int, rows_per_step: int, capacity: int | None, checkpoint: int | None
-) -> None:
-    requests = [random_request(length, seed, max_tokens=15) for seed, length in enumerate(lengths)]
-    alone = [answer_all(Engine(noisy(context_size=100)), [request])[0].tokens for request in requests]
-    backend = ScriptedBackend(
-        None, context_size=90, max_sequences=max_sequences, capacity=capacity, checkpoint=checkpoint
-    )
-    together = answer_all(Engine(backend, rows_per_step=rows_per_step), requests)
-    assert [gathered.tokens for gathered in together] == alone
-    assert {gathered.finished.reason for gathered in together} == {FinishReason.LENGTH}
+    assert [event.done for event in gathered.progress] == [*range(rows_per_step, 100, rows_per_step), 100]
+    assert {event.total for event in gathered.progress} == {100}
 
 
 def test_answers_under_way_go_on_while_a_prompt_is_read() -> None:
@@ -206,67 +177,7 @@ def test_the_next_turn_runs_only_what_is_new() -> None:
     assert sum(len(batch.tokens) for batch in backend.batches) == second.finished.context_used - 1
 
 
-def test_the_same_prompt_again_runs_its_last_token_only() -> None:
-    backend = noisy()
-    engine = Engine(backend)
-    first, second = (answer_all(engine, [random_request(50)])[0] for _ in range(2))
-    assert second.tokens == first.tokens
-    assert second.finished.timings.cached_tokens == 49
-    assert second.progress == [PrefillProgress(1, 50, 50)]
-
-
-def test_what_the_cache_did_not_keep_is_run_again() -> None:
-    backend = ScriptedBackend(None, checkpoint=16)
-    engine = Engine(backend)
-    first, second = (answer_all(engine, [random_request(50)])[0] for _ in range(2))
-    assert second.tokens == first.tokens
-    assert second.finished.timings.cached_tokens == 48
-
-
-def test_two_conversations_with_one_beginning_share_it_and_keep_their_own() -> None:
-    backend = noisy(max_sequences=3)
-    engine = Engine(backend)
-    system = random_prompt(40, 1).tokens
-    left, right = [*system, *random_prompt(60, 2).tokens], [*system, *random_prompt(60, 3).tokens]
-
-    def cached(tokens: list[int]) -> int:
-        [gathered] = answer_all(engine, [endless(Request(TokenPrompt(tokens), 1, sampling=DRAWN))])
-        return gathered.finished.timings.cached_tokens
-
-    assert [cached(tokens) for tokens in (left, right, left, right)] == [0, 40, 99, 99]
-
-
-def test_a_prefix_of_a_running_request_is_copied() -> None:
-    engine = Engine(noisy(max_sequences=2))
-    running = engine.submit(random_request(30, 1, max_tokens=50))
-    [_, first] = engine.step()
-    second = engine.submit(random_request(30, 1, max_tokens=5))
-    gathered = run_to_the_end(engine, [running, second])
-    assert isinstance(first, TextDelta)
-    assert gathered[1].finished.timings.cached_tokens == 29
-    assert gathered[1].tokens == [*first.tokens, *gathered[0].tokens[:4]]
-
-
 # --- a cache that is full
-
-
-def test_the_youngest_request_waits_when_the_cache_is_full_and_loses_nothing() -> None:
-    requests = [random_request(30, seed, max_tokens=30) for seed in range(3)]
-    alone = [answer_all(Engine(noisy()), [request])[0] for request in requests]
-    backend = noisy(context_size=100, max_sequences=3, capacity=100)
-    together = answer_all(Engine(backend), requests)
-    assert [gathered.tokens for gathered in together] == [gathered.tokens for gathered in alone]
-    assert [gathered.text for gathered in together] == [gathered.text for gathered in alone]
-    assert together[2].finished.timings.total_s > together[0].finished.timings.total_s
-
-
-def test_kept_prefixes_make_room_before_anyone_waits() -> None:
-    backend = noisy(context_size=100, max_sequences=4, capacity=100)
-    engine = Engine(backend)
-    for seed in range(6):
-        [gathered] = answer_all(engine, [random_request(60, seed)])
-        assert gathered.finished.reason is FinishReason.LENGTH
-        assert len(gathered.tokens) == 20
 
 
 class Overstated(ScriptedBackend):

@@ -1,10 +1,9 @@
-"""Cancelling, failing backends, and what is reported of a request."""
+"""Failing backends, and what is reported of a request."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,104 +12,11 @@ import pytest
 from llmrun.backends.scripted import ScriptedBackend, scripted_answers
 from llmrun.backends.scripted_tokenizer import ScriptedTokenizer
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import ChatPrompt, Finished, Request, TextDelta, TextPrompt
+from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 from llmrun.errors import LlmrunError, TemplateRefused, UsageError
-from llmrun.types import Batch, FinishReason
-from tests.support.answers import answer_all, run_to_the_end
+from llmrun.types import Batch
+from tests.support.answers import answer_all
 from tests.support.scripted_models import GREEDY, noisy, random_request
-
-# --- cancelling
-
-
-def cancelled_after(engine: Engine, cancel: Callable[[], None], *, deltas: int) -> tuple[str, Finished]:
-    text, seen = "", 0
-    for event in engine.generate(random_request(10, max_tokens=None)):
-        if isinstance(event, TextDelta):
-            text += event.text
-            seen += 1
-            if seen == deltas:
-                cancel()
-        if isinstance(event, Finished):
-            return text, event
-    raise AssertionError("no Finished event")
-
-
-def test_a_cancelled_answer_keeps_its_text_and_the_engine_goes_on() -> None:
-    engine = Engine(noisy())
-    [whole] = answer_all(engine, [random_request(10)])
-    text, finished = cancelled_after(engine, engine.cancel_current, deltas=5)
-    assert finished.reason is FinishReason.CANCELLED
-    assert text == bytes(whole.tokens[:5]).decode("utf-8", "replace")
-    assert answer_all(engine, [random_request(10)])[0].tokens == whole.tokens
-
-
-def test_a_prefill_is_cancelled_in_the_middle_of_a_step() -> None:
-    backend = ScriptedBackend(None, step_seconds=30)
-    engine = Engine(backend)
-    timer = threading.Timer(0.05, engine.cancel_current)
-    timer.start()
-    [gathered] = answer_all(engine, [random_request(50)])
-    timer.join()
-    assert gathered.finished.reason is FinishReason.CANCELLED
-    assert (gathered.text, gathered.finished.timings.ttft_s) == ("", 0)
-    backend._step_seconds = 0
-    assert len(answer_all(engine, [random_request(50)])[0].tokens) == 20
-
-
-def test_one_request_is_cancelled_and_its_neighbours_are_not() -> None:
-    requests = [random_request(10, seed) for seed in range(3)]
-    alone = [answer_all(Engine(noisy()), [request])[0].tokens for request in requests]
-    engine = Engine(noisy(max_sequences=2))
-    ids = [engine.submit(request) for request in requests]
-    engine.cancel(ids[1])
-    engine.cancel(99)
-    gathered = run_to_the_end(engine, ids)
-    assert gathered[1].finished.reason is FinishReason.CANCELLED
-    assert [gathered[0].tokens, gathered[2].tokens] == [alone[0], alone[2]]
-
-
-def test_a_waiting_request_can_be_cancelled() -> None:
-    engine = Engine(noisy())
-    ids = [engine.submit(random_request(10, seed)) for seed in range(2)]
-    engine.step()
-    engine.cancel(ids[1])
-    assert [event.request_id for event in engine.step() if isinstance(event, Finished)] == [ids[1]]
-
-
-def test_a_request_is_cancelled_while_its_prompt_is_tokenized() -> None:
-    backend = noisy()
-    engine = Engine(backend)
-
-    class Interrupted(ScriptedTokenizer):
-        def encode(self, text: str, *, add_special: bool, parse_special: bool) -> np.typing.NDArray[np.int32]:
-            engine.cancel_current()  # as a signal handler would, in the middle of it
-            return super().encode(text, add_special=add_special, parse_special=parse_special)
-
-    backend.tokenizer = Interrupted()
-    [gathered] = answer_all(engine, [Request(TextPrompt("a long text"))])
-    assert gathered.finished.reason is FinishReason.CANCELLED
-    assert backend.batches == []
-
-
-def test_a_pass_stopped_for_nobody_is_run_again() -> None:
-    backend = ScriptedBackend(None, step_seconds=0.2)
-    engine = Engine(backend)
-    timer = threading.Timer(0.05, backend.cancel)
-    timer.start()
-    [gathered] = answer_all(engine, [random_request(10, max_tokens=1)])
-    assert gathered.finished.reason is FinishReason.LENGTH
-
-
-def test_closing_the_iterator_drops_the_request() -> None:
-    engine = Engine(noisy())
-    events = engine.generate(random_request(10, max_tokens=None))
-    next(events)
-    events.close()  # type: ignore[attr-defined]
-    assert engine.idle
-    assert len(answer_all(engine, [random_request(10)])[0].tokens) == 20
-
-
-# --- what goes wrong
 
 
 class Breaking(ScriptedBackend):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Failed, Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
+from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
 
 
 @dataclass
@@ -30,11 +30,13 @@ class Gathered:
         return self.last
 
 
-def run_to_the_end(engine: Engine, ids: Sequence[int], most_steps: int = 5000) -> list[Gathered]:
-    """Step until the engine is idle; what came of the requests, in the order of ids."""
+def run_to_the_end(
+    engine: Engine, ids: Sequence[int], most_steps: int = 5000, *, events: Sequence[Event] = ()
+) -> list[Gathered]:
+    """Step until the engine is idle; what came of the requests, in the order of ids. `events` came before."""
     answers = {request_id: Gathered() for request_id in ids}
     for _ in range(most_steps):
-        for event in engine.step():
+        for event in [*events, *engine.step()]:
             answer = answers[event.request_id]
             assert answer.last is None, f"{event} after {answer.last}"
             if isinstance(event, TextDelta):
@@ -45,6 +47,7 @@ def run_to_the_end(engine: Engine, ids: Sequence[int], most_steps: int = 5000) -
                 answer.progress.append(event)
             else:
                 answer.last = event
+        events = ()
         if engine.idle:
             return [answers[request_id] for request_id in ids]
     raise AssertionError(f"not idle after {most_steps} steps")

@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from llmrun.engine.engine import Engine
-from llmrun.engine.requests import Request, TokenPrompt
 from llmrun.errors import Cancelled, KVFull
-from llmrun.types import Batch, SamplingParams
-from tests.support.answers import answer_all
+from llmrun.types import Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -185,38 +182,6 @@ class SeamContract(Comparison):
         backend = self.open_backend(context_size=CONTEXT, max_sequences=1)
         backend.close()
         backend.close()
-
-    @pytest.mark.parametrize("temperature", [0.0, 0.8])
-    def test_the_same_seed_gives_the_same_tokens_at_any_chunk_and_in_any_company(self, temperature: float) -> None:
-        with self.opened(max_sequences=8) as backend:
-            requests = [
-                Request(
-                    TokenPrompt(self.tokens(backend, 20 + 4 * i, seed=i)),
-                    max_tokens=12,
-                    sampling=SamplingParams(temperature=temperature, seed=i),
-                )
-                for i in range(8)
-            ]
-            alone = [answer_all(Engine(backend), [request])[0].tokens for request in requests]
-            if not self.exact:
-                assert all(alone)
-                return
-            for rows_per_step in (1, 7, 256):
-                together = answer_all(Engine(backend, rows_per_step=rows_per_step), requests)
-                assert [answer.tokens for answer in together] == alone
-
-    def test_a_reused_prefix_changes_nothing_but_the_work(self) -> None:
-        with self.opened() as backend:
-            engine = Engine(backend)
-            prompt = self.tokens(backend, 60)
-            request = Request(TokenPrompt(prompt), max_tokens=8, sampling=SamplingParams(temperature=0))
-            [first] = answer_all(engine, [request])
-            [again] = answer_all(engine, [request])
-            [longer] = answer_all(engine, [Request(TokenPrompt(prompt + first.tokens), max_tokens=1)])
-            if self.exact:
-                assert again.tokens == first.tokens
-            assert again.finished.timings.cached_tokens <= 59
-            assert longer.finished.timings.cached_tokens <= 60 + len(first.tokens) - 1
 
 
 class FullCacheContract(Comparison):

@@ -1,0 +1,144 @@
+"""A cancel is a thing of one moment: it is tried at every line of the engine, as a signal handler could come there."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.backends.scripted import ScriptedBackend
+from llmrun.engine import answer as answer_module
+from llmrun.engine import engine as engine_module
+from llmrun.engine import slots as slots_module
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Finished
+from llmrun.types import Batch, FinishReason
+from tests.support.answers import answer_all, run_to_the_end
+from tests.support.engine_contract import assert_books_agree, by_thread
+from tests.support.scripted_models import noisy, random_request
+
+ENGINE = {module.__file__ for module in (engine_module, slots_module, answer_module)}
+Place = tuple[str, int]
+
+
+@contextmanager
+def at_each_line(act: Callable[[Place], None]) -> Iterator[None]:
+    """Call `act` before every line of the engine that is run meanwhile."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in ENGINE:
+            return None
+        if event == "line":
+            act((frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+class Counting(ScriptedBackend):
+    """With a cache too small for the two sequences it has; fails when it is asked for more passes than it should."""
+
+    def __init__(self) -> None:
+        super().__init__(None, context_size=50, max_sequences=2, capacity=68)
+        self.most_batches = sys.maxsize
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        logits = super().forward(batch)
+        assert len(self.batches) <= self.most_batches
+        return logits
+
+
+def cancel_for_good(engine: Engine, backend: Counting) -> None:
+    engine.cancel_current()
+    backend.most_batches = len(backend.batches)
+
+
+def crowd(backend: Counting) -> tuple[Engine, list[int]]:
+    """Three requests for two sequences: every way through the engine."""
+    engine = Engine(backend, rows_per_step=16)
+    return engine, [engine.submit(random_request(30, seed, max_tokens=6)) for seed in range(3)]
+
+
+def lines_of_a_run() -> list[Place]:
+    lines: list[Place] = []
+    engine, ids = crowd(Counting())
+    with at_each_line(lines.append):
+        run_to_the_end(engine, ids)
+    return lines
+
+
+def first_and_last_times() -> list[int]:
+    """Of each line that a run comes by: its number when it comes by first, and last."""
+    lines = lines_of_a_run()
+    firsts = {place: number for number, place in reversed(list(enumerate(lines)))}
+    lasts = {place: number for number, place in enumerate(lines)}
+    return sorted({*firsts.values(), *lasts.values()})
+
+
+def only_once(moment: int, act: Callable[[], None]) -> Callable[[Place], None]:
+    """Something for `at_each_line` that acts at one of them."""
+    numbers = itertools.count()
+    return lambda place: act() if next(numbers) == moment else None
+
+
+def test_a_cancel_at_any_line_ends_everything_without_another_pass() -> None:
+    moments = first_and_last_times()
+    assert len(moments) > 150
+    alone = [answer_all(Engine(noisy()), [random_request(30, seed, max_tokens=6)])[0].tokens for seed in range(3)]
+    for moment in moments:
+        backend = Counting()
+        engine, ids = crowd(backend)
+        with at_each_line(only_once(moment, partial(cancel_for_good, engine, backend))):
+            answers = run_to_the_end(engine, ids)
+        for gathered, tokens in zip(answers, alone, strict=True):
+            assert gathered.tokens == tokens[: len(gathered.tokens)]
+            whole = len(gathered.tokens) == 6
+            assert gathered.finished.reason is (FinishReason.LENGTH if whole else FinishReason.CANCELLED)
+        assert_books_agree(engine)
+        backend.most_batches = sys.maxsize
+        assert answer_all(engine, [random_request(30, 1, max_tokens=6)])[0].tokens == alone[1]
+
+
+def test_a_cancel_at_any_line_of_submit_is_heeded() -> None:
+    lines: list[Place] = []
+    engine = Engine(noisy())
+    with at_each_line(lines.append):
+        engine.submit(random_request(10))
+    for moment in range(1, len(lines)):  # at the first one, nothing of the request is there yet
+        backend = Counting()
+        engine = Engine(backend)
+        with at_each_line(only_once(moment, partial(cancel_for_good, engine, backend))):
+            request_id = engine.submit(random_request(10))
+        [gathered] = run_to_the_end(engine, [request_id])
+        assert gathered.finished.reason is FinishReason.CANCELLED, lines[moment]
+
+
+def test_a_prefill_is_cancelled_in_the_middle_of_a_pass() -> None:
+    backend = ScriptedBackend(None, step_seconds=30)
+    engine = Engine(backend)
+    with by_thread(0.05, engine.cancel_current):
+        [gathered] = answer_all(engine, [random_request(50)])
+    assert gathered.finished.reason is FinishReason.CANCELLED
+    assert (gathered.text, gathered.finished.timings.ttft_s) == ("", 0)
+    backend._step_seconds = 0
+    assert len(answer_all(engine, [random_request(50)])[0].tokens) == 20
+
+
+def test_a_waiting_request_can_be_cancelled() -> None:
+    engine = Engine(noisy())
+    ids = [engine.submit(random_request(10, seed)) for seed in range(2)]
+    engine.step()
+    engine.cancel(ids[1])
+    assert [event.request_id for event in engine.step() if isinstance(event, Finished)] == [ids[1]]
