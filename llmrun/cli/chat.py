@@ -21,7 +21,7 @@ from llmrun.settings import RULES, Settings, data_folder, load_settings
 if TYPE_CHECKING:
     from llmrun.cli.chatting.events import Event
     from llmrun.cli.chatting.record import Record
-    from llmrun.cli.chatting.screen import AnswerView, Turns
+    from llmrun.cli.chatting.screen import AnswerView, Completions, Turns
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.open_model import OpenModel
 
@@ -115,6 +115,7 @@ def _for_opening(settings: Settings, record: Record) -> Settings:
 
 
 def _talk(opened: OpenModel, store: Store, record: Record, settings: Settings, variables: Mapping[str, Any]) -> int:
+    from llmrun.cli.chatting.commands import completions
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
 
@@ -126,7 +127,7 @@ def _talk(opened: OpenModel, store: Store, record: Record, settings: Settings, v
             hint="give it one with --chat-template FILE, or complete texts with llmrun generate --raw",
         )
     with (
-        closing(_turns(store)) as turns,
+        closing(_turns(lambda before: completions(conversing, before))) as turns,
         Signals(engine.cancel_current, turns.restore) as signals,
     ):
         conversing = Chat(
@@ -144,7 +145,11 @@ def _talk(opened: OpenModel, store: Store, record: Record, settings: Settings, v
         return conversing.run()
 
 
-def _turns(store: Store) -> Turns:
+def _turns(completions: Completions) -> Turns:
+    if can_move_cursor(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
+        from llmrun.cli.chatting.keyboard import TerminalTurns
+
+        return TerminalTurns(completions)
     from llmrun.cli.chatting.plain import PlainTurns
 
     return PlainTurns(sys.stdin.buffer, interactive=is_terminal(sys.stdin))
