@@ -47,6 +47,7 @@ Progress = Callable[[str, float], None]  # (what is going on, share done)
 
 ALL_LAYERS = -1
 _OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
+_WHO_SAYS_IT = re.compile(r"^(llama_\w+: |error loading model: )+")
 _DEVICE = re.compile(r"using device \S+ \((.*?)\) \(")
 MAX_ROWS = 1024  # of one request to the process; llama.cpp runs them in parts of its own
 
@@ -309,6 +310,7 @@ def _pieces(want: NDArray[np.bool_]) -> Iterator[slice]:
 
 def _refusal(path: str, reason: str) -> LlmrunError:
     """What llama.cpp said when it did not load a model, as one of our errors."""
+    reason = _WHO_SAYS_IT.sub("", reason)
     sentence = f"llama.cpp does not load this model: {path}: {shown(reason, 200)}"
     if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:
         return UnsupportedModel(sentence, hint="A newer llama-cpp-python may: pip install -U llama-cpp-python")
