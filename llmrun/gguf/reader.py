@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from llmrun.errors import BadGGUF
 from llmrun.gguf.cursor import Cursor
 from llmrun.gguf.header import Header, read_header
+from llmrun.gguf.hyperparameters import check_hyperparameters
 from llmrun.gguf.metadata import Metadata
 from llmrun.gguf.source import FileSource, MemorySource, Source
 from llmrun.gguf.tensors import TensorInfo, read_tensors
@@ -47,6 +48,7 @@ def _read(source: Source, path: Path) -> GGUFFile:
     cursor = Cursor(source, path)
     header = read_header(cursor)
     file = GGUFFile(path, source, header, read_tensors(cursor, header))
+    check_hyperparameters(file)
     if file.has("tokenizer.ggml.tokens"):
         check_vocabulary(file)
     return file

@@ -23,6 +23,12 @@ MAX_WEIGHTS = 2**63 - 1
 # so (ggml's TENSOR_ALIGNMENT), whatever `general.alignment` allows.
 LEAST_ALIGNMENT = 32
 
+_ELEMENTWISE = ("norm.weight", ".bias")
+_ELEMENTWISE_TYPES = ("F32", "F16", "BF16")
+_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")  # Q8_1 and Q8_K hold activations, on the way
+_TABLES = ("ffn_gate_tid2eid.weight",)  # token ids to experts' numbers
+
 _REMOVED_IDS = {4, 5, 31, 32, 33, 36, 37, 38}
 
 
@@ -62,6 +68,7 @@ def _tensor(cursor: Cursor, index: int) -> TensorInfo:
     where = shown(name)
     shape = _shape(cursor, where)
     type_ = _type(cursor, where)
+    _check_role(cursor, name, type_)
     if shape[0] % type_.block_weights:
         row = f"rows of {shape[0]} weights"
         raise cursor.bad(where, f"{row}, must be a multiple of {type_.name}'s block of {type_.block_weights}")
@@ -89,6 +96,17 @@ def _type(cursor: Cursor, where: str) -> WeightType:
     if type_id in _REMOVED_IDS:
         raise cursor.bad(where, f"weight type {type_id}, which the format has removed: convert the model again")
     raise cursor.bad(where, f"weight type {type_id} seen, 0 to {max(BY_ID)} are known")
+
+
+def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
+    """What is multiplied with, element by element or as a matrix, must be of a type that can be: llama.cpp looks the
+    product up in a table, and aborts or jumps to address 0."""
+    if name.endswith(_ELEMENTWISE) and type_.name not in _ELEMENTWISE_TYPES:
+        raise cursor.bad(shown(name), f"of type {type_.name}, must be {', '.join(_ELEMENTWISE_TYPES)}")
+    if name.endswith(_ROPE_FACTORS) and type_.name != "F32":
+        raise cursor.bad(shown(name), f"of type {type_.name}, must be F32")
+    if name.endswith(".weight") and type_.name in _NO_WEIGHTS and not name.endswith(_TABLES):
+        raise cursor.bad(shown(name), f"of type {type_.name}, in which no weights are stored")
 
 
 def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:

@@ -47,6 +47,9 @@ class _Defaults(NamedTuple):
 
 _DEFAULTS = {"llama": _Defaults(1, 2, True), "gpt2": _Defaults(11, 11, False)}
 _NEEDS_MERGES = ("gpt2", "gemma4")
+_NO_TOKENIZER = ("none", "no_vocab")  # llama.cpp then asserts that nobody ever asks for a token
+_NO_BYTES = "bert"  # WordPiece: llama.cpp aborts when it shows a token of type byte
+_BYTE = 6
 
 
 def check_vocabulary(file: Metadata) -> None:
@@ -56,9 +59,11 @@ def check_vocabulary(file: Metadata) -> None:
     file.string(PREFIX + "pre", "")
     if not len(tokens):
         raise file.bad(TOKENS, "the vocabulary is empty")
+    if model in _NO_TOKENIZER:
+        raise file.bad(MODEL, f"'{model}' seen, but {TOKENS} is there")
     _check_unique(file, tokens)
     _check_scores(file, len(tokens))
-    _check_token_types(file, tokens)
+    _check_token_types(file, tokens, model)
     _check_merges(file, model)
     _check_special_ids(file, model, len(tokens))
     if model == "llama":
@@ -99,7 +104,7 @@ def _check_scores(file: Metadata, n_tokens: int) -> None:
         raise file.bad(SCORES, f"the score of token {int(bad.argmax())} is not a number")
 
 
-def _check_token_types(file: Metadata, tokens: StringArray) -> None:
+def _check_token_types(file: Metadata, tokens: StringArray, model: str) -> None:
     if not file.has(TOKEN_TYPES):
         return
     _check_array(file, TOKEN_TYPES, ("arr[i32]",), len(tokens))
@@ -108,6 +113,9 @@ def _check_token_types(file: Metadata, tokens: StringArray) -> None:
     if outside.any():
         index = int(outside.argmax())
         raise file.bad(TOKEN_TYPES, f"token {index} is of type {types[index]}, must be 0 to {TYPE_LIMIT}")
+    if model == _NO_BYTES and (types == _BYTE).any():
+        index = int((types == _BYTE).argmax())
+        raise file.bad(TOKEN_TYPES, f"token {index} is of type {_BYTE}, a byte, which a '{model}' tokenizer has not")
 
 
 def _check_array(file: Metadata, key: str, types: tuple[str, ...], n_tokens: int) -> None:

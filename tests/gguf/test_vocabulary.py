@@ -67,6 +67,18 @@ def test_the_least_vocabulary_is_accepted() -> None:
     assert opened({name: None for name in optional if name not in needed})
 
 
+@pytest.mark.parametrize("model", ["none", "no_vocab"])
+def test_tokens_belong_to_a_tokenizer(model: str) -> None:
+    assert refusal({"model": string(model)}) == f"model: '{model}' seen, but tokenizer.ggml.tokens is there"
+
+
+def test_a_wordpiece_vocabulary_has_no_bytes() -> None:
+    types = numbers(I32, [1, 6, *[1] * (N - 2)])
+    assert opened({"token_type": types})
+    message = refusal({"token_type": types, "model": string("bert")})
+    assert message == "token_type: token 1 is of type 6, a byte, which a 'bert' tokenizer has not"
+
+
 def test_tokens_are_strings_and_there_is_one() -> None:
     assert refusal({"tokens": strings([])}) == "tokens: the vocabulary is empty"
     assert refusal({"tokens": numbers(U8, [1])}) == "tokens: a value of type arr[u8], must be an array of strings"
