@@ -195,8 +195,9 @@ class Layout:
         if not is_open:
             return Rendered.closed(rows)
         written = plain(text.spans)
-        weight = ink(written[: min(text.certain, _before_a_table(token.content, written))])
-        return Rendered(rows, _followed(rows, weight), weight)
+        strictly = ink(written[: min(text.certain, _before_a_table(token.content, written))])
+        bar = "|" in token.content.rpartition("\n")[2]
+        return Rendered(rows, _followed(rows, strictly), strictly if bar else ink(written[: text.certain]))
 
     def _heading(self, tag: str, token: Token, width: int) -> list[Row]:
         spans = inline(token, color=self.color).spans

@@ -29,6 +29,7 @@ class LiveRows:
         if alive and same == len(rows):
             same -= 1  # the cursor has to end on the last row: write that one again
         text = ""
+        behind_a_row = bool(drawn)
         if same < len(drawn):
             if same == len(drawn) - 1 and same < len(rows) and rows[same].startswith(drawn[same]):
                 text = rows[same][len(drawn[same]) :]
@@ -36,18 +37,16 @@ class LiveRows:
             else:
                 up = len(drawn) - 1 - same
                 text = "\r" + (f"\x1b[{up}A" if up else "") + "\x1b[J"
-        fresh = rows[same:]
-        if drawn and same == len(drawn) and fresh:
-            text += "\n"
-        text += "\n".join(fresh)
-        if rows and not alive:
+                behind_a_row = False
+        if rows[same:]:
+            text += ("\n" if behind_a_row else "") + "\n".join(rows[same:])
+            behind_a_row = True
+        if behind_a_row and not alive:
             text += "\n"
         self._drawn = list(alive)
         if text:
             self._write(text)
 
-    def leave(self) -> None:
-        """Let the live rows stand as they are; what comes next begins below them."""
-        if self._drawn:
-            self._drawn = []
-            self._write("\n")
+    def leave(self, count: int) -> None:
+        """Let the first live rows stand as they are, and erase the others; what comes next begins below them."""
+        self.draw(self._drawn[:count], [])

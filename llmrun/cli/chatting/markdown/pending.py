@@ -20,14 +20,14 @@ _UNSAFE_ENDS = frozenset("*_~`[]()!<>&\\|")  # what stands before a cut decides 
 
 
 class Progress(NamedTuple):
-    """done    rows that nothing can change any more, to be written once
-    alive   rows below them, to be drawn
-    stays   the text of the rows alive will stand in the same order, wherever it is broken
+    """done     rows that nothing can change any more, to be written once
+    alive    rows below them, to be drawn
+    certain  the weight of those that are alive whose text will be the same, though it may be broken elsewhere
     """
 
     done: list[Row]
     alive: list[Row]
-    stays: bool
+    certain: int
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Pending:
         """Lay out what is left. `is_open`: more text may come; otherwise all of it is done."""
         blocks = parsed(self.source)
         if not blocks:
-            return Progress([], [], True)
+            return Progress([], [], 0)
         layout = Layout(self.source, self.color)
         first_open = layout.open_from(blocks) if is_open else len(blocks)
         if first_open > 0:
@@ -57,18 +57,18 @@ class Pending:
             self.source = "\n".join(layout.lines[blocks[first_open].first :]) if is_open else ""
             self.resumed, self.written, self._cut_at = Resumed(gap=True), 0, _CUT_AT
             rest = self.advance(width, is_open=is_open)
-            return Progress(done + rest.done, rest.alive, rest.stays)
+            return Progress(done + rest.done, rest.alive, rest.certain)
         first = _rendered(layout, blocks[0], width, self.resumed, is_open=True)
         fresh = _without(first.rows, self.written)
         final = max(0, first.final - (len(first.rows) - len(fresh)))
         done, alive = fresh[:final], fresh[final:]
         self.written += weight(done)
-        stays = len(blocks) == 1 and self.written + weight(alive) <= first.certain
+        certain = min(weight(alive), max(0, first.certain - self.written)) if len(blocks) == 1 else 0
         for block in blocks[1:]:
             alive += _rendered(layout, block, width, Resumed(gap=True), is_open=True).rows
         if len(blocks) == 1 and len(self.source) >= self._cut_at:
             self._cut(layout, blocks[0], first, width)
-        return Progress(done, alive, stays)
+        return Progress(done, alive, certain)
 
     def _close(self, layout: Layout, blocks: list[Block], width: int) -> list[Row]:
         rows: list[Row] = []

@@ -50,7 +50,7 @@ class MarkdownView:
         self._pending = Pending(self._color)
         self._held = ""
         self._drawn: list[Row] = []
-        self._stays = True
+        self._certain = 0  # of the weight of the rows drawn
         self._next_frame = self._clock()
 
     def text(self, piece: str) -> None:
@@ -71,22 +71,26 @@ class MarkdownView:
         began = self._clock()
         columns, lines = self._size()
         if any(columns_of(row) >= columns for row in self._drawn):
-            self._leave_what_is_drawn()
-        done, alive, stays = self._pending.advance(max(1, columns - 1), is_open=is_open)
+            self._leave_what_is_drawn(columns)
+        done, alive, certain = self._pending.advance(max(1, columns - 1), is_open=is_open)
         room = lines - 1 if columns >= _NARROWEST else 0
         self._drawn = alive[-room:] if room > 0 else []
-        self._stays = stays and len(self._drawn) == len(alive)
+        self._certain = certain if len(self._drawn) == len(alive) else 0
         self._live.draw([encoded(row) for row in done], [encoded(row) for row in self._drawn])
         ended = self._clock()
         self._next_frame = ended + max(_FRAME_S, (ended - began) / _SHARE)
 
-    def _leave_what_is_drawn(self) -> None:
+    def _leave_what_is_drawn(self, columns: int) -> None:
         """The terminal has become too narrow for the rows that are drawn. Whether it has broken them into more rows,
-        and how many to go up, nobody knows: leave them, and go on below with the text that follows. Where that text
-        may still change (a table), draw all of it again, and erase the rows that are certain to be ours."""
-        if self._stays:
-            self._pending.written += weight(self._drawn)
-            self._live.leave()
+        and how many to go up, nobody knows: leave them, and go on below with the text that follows. Of a table nothing
+        is certain: all of it is drawn again, and the rows erased are those that are ours in any case."""
+        if not self._certain:
+            return
+        kept = len(self._drawn)
+        while columns_of(self._drawn[kept - 1]) < columns and weight(self._drawn[: kept - 1]) >= self._certain:
+            kept -= 1  # not certain, and still one row: this one can be drawn again
+        self._live.leave(kept)
+        self._pending.written += self._certain
 
 
 def _to_stdout(text: str) -> None:
