@@ -1,0 +1,125 @@
+"""`llmrun chat` on a terminal, from the first prompt to the shell's: the real process on the scripted backend."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from llmrun.cli.chatting.store import read_conversation
+from tests.support.chats import events_in, journals
+from tests.support.commands import ROOT, TIMEOUT_S, on_terminal, script_file
+
+LONG = "abcdefghi " * 500
+PROMPT = "\x1b[?2004h"  # pastes are bracketed while a turn is edited, and only then
+
+
+@contextmanager
+def chatting(data: Path, *arguments: str) -> Iterator[pexpect.spawn[bytes]]:
+    """A chat at its first prompt. When it is over, the terminal's modes are what they were before."""
+    process = on_terminal(*("chat", "--backend", "scripted", *arguments), LLMRUN_DATA_DIR=str(data), NO_COLOR="1")
+    before = termios.tcgetattr(process.child_fd)
+    process.expect_exact("/help lists the commands")
+    process.expect_exact(PROMPT)
+    assert termios.tcgetattr(process.child_fd) != before
+    yield process
+    process.expect(pexpect.EOF)
+    assert termios.tcgetattr(process.child_fd) == before
+    process.close()
+
+
+def ask(process: pexpect.spawn[bytes], turn: str, answer: str) -> None:
+    process.send(f"{turn}\r")
+    process.expect_exact(answer)
+    process.expect_exact("seed ")
+    process.expect_exact(PROMPT)
+
+
+def test_questions_commands_and_the_end_of_input(tmp_path: Path) -> None:
+    with chatting(tmp_path) as process:
+        ask(process, "one", "You said: one")
+        process.send("/undo\r")
+        process.expect_exact("taken back: one")
+        ask(process, " and two", "You said: one and two")
+        process.send("/exti\r")
+        process.expect_exact("did you mean /exit?")
+        process.expect_exact(PROMPT)
+        process.send("\x04")
+    assert process.exitstatus == 0
+    conversation = read_conversation(journals(tmp_path)[0]).conversation
+    assert [one.question for one in conversation.exchanges] == ["one and two"]
+
+
+def test_exit_says_goodbye_with_code_0(tmp_path: Path) -> None:
+    with chatting(tmp_path) as process:
+        process.send("/bye\r")
+    assert process.exitstatus == 0
+
+
+def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
+    """Each comes somewhere between the question and the prompt, in pairs now and then."""
+    chance = random.Random(5)
+    script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005)
+    with chatting(tmp_path, script) as process:
+        for turn in range(12):
+            process.send(f"question {turn}\r")
+            time.sleep(chance.uniform(0, 0.2))
+            for _ in range(chance.choice([1, 1, 2, 5])):
+                process.sendintr()
+                time.sleep(chance.choice([0, 0.01]))
+            process.expect(r"seed |taken back")
+            process.expect_exact(PROMPT)
+            process.send("\x03")  # a question that was taken back stands at the prompt
+        process.send("/exit\r")
+    assert process.exitstatus == 0
+    conversation = read_conversation(journals(tmp_path)[0]).conversation
+    assert conversation.exchanges
+    for exchange in conversation.exchanges:
+        assert LONG.startswith(exchange.answer)
+        assert exchange.ended is not None
+        assert exchange.ended.reason == "cancelled"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["TERM", "HUP"])
+def test_a_signal_that_ends_programs_restores_the_terminal(tmp_path: Path, number: int, code: int) -> None:
+    with chatting(tmp_path) as process:
+        process.send("half")
+        process.expect_exact("alf")
+        process.kill(number)
+    assert process.exitstatus == code
+    script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005)
+    with chatting(tmp_path, script) as process:
+        process.send("one\r")
+        process.expect_exact("abcdefghi")
+        process.kill(number)
+    assert process.exitstatus == code
+    assert events_in(journals(tmp_path)[0])[-1]["reason"] == "cancelled"
+
+
+def test_an_answer_goes_to_a_pipe_while_the_turns_come_from_a_terminal(tmp_path: Path) -> None:
+    """Each stream is judged by itself: no prompt, no statistics and no escape sequence among the answers."""
+    answers = tmp_path / "answers"
+    process = pexpect.spawn(
+        "bash",
+        ["-c", f'exec "$0" -m llmrun chat --backend scripted > {answers}', sys.executable],
+        cwd=str(ROOT),
+        env={**os.environ, "TERM": "xterm-256color", "LLMRUN_DATA_DIR": str(tmp_path)},
+        timeout=TIMEOUT_S,
+    )
+    process.expect_exact(PROMPT)
+    ask(process, "one", "")
+    ask(process, "two", "")
+    process.send("/exit\r")
+    process.expect(pexpect.EOF)
+    process.close()
+    assert process.exitstatus == 0
+    assert answers.read_bytes() == b"You said: one\nYou said: two\n"
