@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
         if _wants_traceback(arguments):
             import traceback
 
-            traceback.print_exc()
+            out.trace(traceback.format_exc())
         message = message_for(error)
         out.error(message.sentence, message.hint)
         return message.exit_code

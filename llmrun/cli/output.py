@@ -18,6 +18,7 @@ from llmrun.cli.terminal import (
     is_terminal,
     shortened,
     visible,
+    visible_json,
     visible_line,
     width,
 )
@@ -65,7 +66,7 @@ class Output:
     def json(self, body: Mapping[str, Any]) -> None:
         """The whole answer as one line of JSON."""
         self.clear_progress()
-        self._write_stdout(json.dumps(body, ensure_ascii=False) + "\n")
+        self._write_stdout(visible_json(json.dumps(body, ensure_ascii=False)) + "\n")
 
     # The rest
 
@@ -109,6 +110,10 @@ class Output:
         self._line("error:", sentence, RED)
         if hint:
             self._line("hint:", hint, DIM)
+
+    def trace(self, text: str) -> None:
+        """Where an error came from, for --debug: lines of ours, and texts of anybody's."""
+        self._write_stderr(visible(text))
 
     def progress(self, text: str) -> None:
         """What is going on now: a line that lives until something else is written. In a log, a line now and then."""

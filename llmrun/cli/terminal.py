@@ -17,6 +17,7 @@ _PICTURES[0x7F] = "\u2421"
 _PICTURES |= {code: f"<{code:02X}>" for code in range(0x80, 0xA0)}
 _PICTURES |= {code: f"<{code:04X}>" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 _ONE_LINE = _PICTURES | {ord("\n"): " ", ord("\t"): " "}
+_IN_JSON = {code: f"\\u{code:04x}" for code in _PICTURES if code >= 0x7F}  # JSON itself spells the others
 
 
 def visible(text: str) -> str:
@@ -27,6 +28,11 @@ def visible(text: str) -> str:
 def visible_line(text: str) -> str:
     """`visible`, and on one line."""
     return text.translate(_ONE_LINE)
+
+
+def visible_json(text: str) -> str:
+    """JSON that means the same, with its control characters spelled: `\\u009b`."""
+    return text.translate(_IN_JSON)
 
 
 def is_terminal(stream: TextIO) -> bool:
