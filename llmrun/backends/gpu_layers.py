@@ -58,6 +58,11 @@ def layer_sizes(file: GGUFFile, cache_tokens: int) -> LayerSizes:
     return LayerSizes(tuple(layers), output, activations + scores)
 
 
+def cache_bytes(file: GGUFFile, cache_tokens: int) -> int:
+    """Bytes of the KV cache that llama.cpp makes for so many tokens."""
+    return sum(layer_sizes(file, cache_tokens).layers) - sum(layer_sizes(file, 0).layers)
+
+
 def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
     """The largest number for llama.cpp's `n_gpu_layers` (the output layer counts as one) with which no GPU needs more
     than it has free, in bytes, a margin left."""

@@ -18,7 +18,8 @@ from llmrun.backends.base import DEFAULT_CONTEXT
 from llmrun.backends.batches import check_batch
 from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.describe import describe, threads_in_words
-from llmrun.backends.gpu_layers import layer_sizes, layers_that_fit
+from llmrun.backends.free_memory import free_memory
+from llmrun.backends.gpu_layers import cache_bytes, layer_sizes, layers_that_fit
 from llmrun.backends.llama_layout import MOST_WANTED, Layout
 from llmrun.backends.llama_process import LlamaProcess
 from llmrun.backends.llama_tokenizer import LlamaTokenizer
@@ -133,7 +134,9 @@ class LlamaBackend:
         cache_tokens = cache_tokens or context_size * max_sequences
         if gpu_layers is None:
             gpu_layers = self._layers_that_fit(file, cache_tokens)
-        self._process.tell(
+        if gpu_layers == 0:
+            self._check_room(cache_bytes(file, cache_tokens), cache_tokens)
+        request = self._process.tell(
             "open",
             path=str(file.path.absolute()),
             gpu_layers=gpu_layers,
@@ -144,7 +147,7 @@ class LlamaBackend:
             vocabulary_size=vocabulary_size,
         )
         own = _own_tokenizer(file)  # while llama.cpp loads
-        answer = self._process.answer(loading, _load_progress(progress))
+        answer = self._process.answer(request, loading, _load_progress(progress))
         if "failed" in answer:
             raise _refusal(self._path, answer["failed"])
         if not answer["decodes"]:
@@ -167,6 +170,16 @@ class LlamaBackend:
             threads=threads,
         )
 
+    def _check_room(self, wanted: int, cache_tokens: int) -> None:
+        """llama.cpp fills its cache with zeros at once: where memory is promised but not there, that kills."""
+        room = free_memory()
+        if room is not None and wanted > room:
+            raise DoesNotFit(
+                f"out of memory: {self._path}: a KV cache of {cache_tokens:,} tokens takes {wanted / 2**20:,.0f} MiB, "
+                f"free are {room / 2**20:,.0f} MiB",
+                hint="try a smaller --ctx-size",
+            )
+
     def _layers_that_fit(self, file: GGUFFile, cache_tokens: int) -> int:
         devices = self._process.ask("devices", "looking for GPUs")["devices"]
         if not devices:
@@ -176,6 +189,8 @@ class LlamaBackend:
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Backend.forward."""
         check_batch(batch, self.info, self.kv.lengths)
+        if len(batch.tokens) > self.kv.capacity:  # llama.cpp ends its process over such a batch
+            raise self._full(len(batch.tokens))
         before = {seq: self.kv.lengths[seq] for seq in Counter(batch.seq.tolist())}
         logits = np.empty((int(batch.want.sum()), self.info.vocabulary_size), np.float32)
         done = 0
@@ -215,11 +230,14 @@ class LlamaBackend:
     def _explain(self, status: int, error: str, n: int) -> None:
         """Raise what a status of llama_decode means, if it is not 0."""
         if status == 1:
-            raise KVFull(f"KV cache is full: {self.info.name}: {n} tokens more, limit {self.kv.capacity}")
+            raise self._full(n)
         if status == 2:
             raise Cancelled("generation stopped")
         if status:
             raise LlmrunError(f"llama.cpp failed while running {self._path}: status {status}: {shown(error, 200)}")
+
+    def _full(self, n: int) -> KVFull:
+        return KVFull(f"KV cache is full: {self.info.name}: {n} tokens more, limit {self.kv.capacity}")
 
     def cancel(self) -> None:
         self._process.stop()

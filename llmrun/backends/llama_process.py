@@ -21,7 +21,9 @@ from llmrun.gguf.problems import shown
 _KEPT_BYTES = 64 << 10  # of what it writes to standard error: the reason of a crash is at its end
 _PATIENCE_S = 5.0  # for a process that was told to end
 # Where llama.cpp and the C++ library say why they give up.
-_REASON = re.compile(r"GGML_ASSERT\(.*|.*GGML_ABORT.*|.*what\(\):.*|.*CUDA error.*|.*: error: .*")
+_REASON = re.compile(
+    r"GGML_ASSERT\(.*|[\w-]+\.(?:cpp|c|cu|m):\d+: (?!GGML_ASSERT).*|.*what\(\):.*|.*CUDA error.*|.*: error: .*"
+)
 
 
 class LlamaProcess:
@@ -42,6 +44,8 @@ class LlamaProcess:
                 "GGML_NO_BACKTRACE": "1",  # or a dying llama.cpp starts a debugger on itself
             },
         )
+        self._requests = 0
+        self._unread = b""
         self._last_words = b""
         self._listener = threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True)
         self._listener.start()
@@ -61,38 +65,48 @@ class LlamaProcess:
 
         Raises BackendCrashed. Whatever else ends the waiting (Ctrl-C) stops the work first, and waits for its end.
         """
-        self.tell(operation, **fields)
         try:
-            return self._answer(doing, progress)
+            return self.answer(self.tell(operation, **fields), doing, progress)
         except LlmrunError:
             raise
         except BaseException:
             self.stop()
             try:
-                self._answer(doing, None)
-            except BaseException:
-                self._process.kill()  # nobody knows any more which answer belongs to which question
-                raise
+                self.answer(self.tell("rest"), doing)
             finally:
                 self.clear_stop()
             raise
 
-    def tell(self, operation: str, **fields: Any) -> None:
-        """Send a request whose answer is waited for later, by `answer`."""
+    def tell(self, operation: str, **fields: Any) -> int:
+        """Send a request; returns its number, by which `answer` knows the answer.
+
+        An exception may come between any two instructions, so a request may be cut off: the next one begins with a
+        new line, and what is before that is not understood and left out. So are answers that nobody waits for.
+        """
+        self._requests += 1
+        number = self._requests
+        line = json.dumps({"do": operation, "number": number, **fields}).encode()
         pipe = _pipe(self._process.stdin)
         with contextlib.suppress(BrokenPipeError):  # it is dead: said when its answer is missing
-            pipe.write(json.dumps({"do": operation, **fields}).encode() + b"\n")
+            pipe.write(b"\n" + line + b"\n")
             pipe.flush()
+        return number
 
-    def answer(self, doing: str, progress: Callable[[float], None] | None = None) -> dict[str, Any]:
-        """The answer to what was told. Raises as `ask` does; ended otherwise, the process is of no more use."""
-        try:
-            return self._answer(doing, progress)
-        except LlmrunError:
-            raise
-        except BaseException:
-            self._process.kill()
-            raise
+    def answer(self, number: int, doing: str, progress: Callable[[float], None] | None = None) -> dict[str, Any]:
+        """The answer to the request of that number. Raises BackendCrashed."""
+        while True:
+            answer = self._next_answer(doing)
+            if answer.get("number") != number:
+                continue
+            if "broken" in answer:
+                raise LlmrunError(
+                    f"llama-cpp-python does not work here: {shown(answer['broken'], 300)}",
+                    hint=f"{sys.executable} -m pip install --force-reinstall llama-cpp-python",
+                )
+            if "progress" not in answer:
+                return answer
+            if progress is not None:
+                progress(answer["progress"])
 
     def stop(self) -> None:
         """Stop the forward pass that runs, or the next one. From a signal handler or another thread too."""
@@ -127,21 +141,19 @@ class LlamaProcess:
                     pipe.close()
         self.memory.close()
 
-    def _answer(self, doing: str, progress: Callable[[float], None] | None) -> dict[str, Any]:
-        while True:
-            line = _pipe(self._process.stdout).readline()
-            if not line.endswith(b"\n"):
+    def _next_answer(self, doing: str) -> dict[str, Any]:
+        descriptor = _pipe(self._process.stdout).fileno()
+        while b"\n" not in self._unread:
+            data = os.read(descriptor, 1 << 16)
+            if not data:
                 raise self._crashed(doing)
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        try:
             answer: dict[str, Any] = json.loads(line)
-            if "broken" in answer:
-                raise LlmrunError(
-                    f"llama-cpp-python does not work here: {shown(answer['broken'], 300)}",
-                    hint=f"{sys.executable} -m pip install --force-reinstall llama-cpp-python",
-                )
-            if "progress" not in answer:
-                return answer
-            if progress is not None:
-                progress(answer["progress"])
+        except ValueError:  # the rest of a line whose beginning an exception took away
+            return {}
+        return answer
 
     def _crashed(self, doing: str) -> BackendCrashed:
         try:

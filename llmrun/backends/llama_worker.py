@@ -30,6 +30,7 @@ _INFO, _WARNING, _ERROR = 2, 3, 4  # of ggml's log levels
 _KEPT_LINES = 400
 _LONGEST_LINE = 1000
 _GPU_TYPES = (1, 2)  # ggml's device types: a GPU with memory of its own, one that shares the machine's
+_CONTEXT_STEP = 256  # llama.cpp's contexts are whole multiples of it
 _UBATCH = 512  # rows llama.cpp runs at once: its own default
 _PROGRESS_STEPS = 50
 
@@ -40,19 +41,25 @@ def main() -> None:
     _die_quietly()
     worker: LlamaWorker | None = None
     for line in requests:
-        request = json.loads(line)
-        operation = request.pop("do")
+        try:
+            request = json.loads(line)
+        except ValueError:  # nothing, or a request that was cut off
+            continue
+        operation, number = request.pop("do"), request.pop("number")
         try:
             if worker is None:
                 worker = LlamaWorker(SharedMemory.attached(sys.argv[1]), answers)
+            worker.number = number
             answer = getattr(worker, f"do_{operation}")(**request)
         except (ImportError, OSError, AttributeError, RuntimeError) as error:
             answer = {"broken": f"{type(error).__name__}: {error}"}
-        _send(answers, answer)
+        _send(answers, {"number": number, **answer})
 
 
 class LlamaWorker:
-    """One model at a time; the methods `do_*` are the requests."""
+    """One model at a time; the methods `do_*` are the requests, `number` is that of the present one."""
+
+    number = 0
 
     def __init__(self, memory: SharedMemory, answers: BinaryIO) -> None:
         self._answers = answers
@@ -105,7 +112,7 @@ class LlamaWorker:
         found = llama.llama_vocab_n_tokens(vocabulary)
         if found != vocabulary_size:
             return {"failed": f"a vocabulary of {found} tokens, expected {vocabulary_size}"}
-        if not self._make_context(gpu_layers, cache_tokens, max_sequences, threads):
+        if not self._make_context(gpu_layers, cache_tokens, max_sequences, threads, rows):
             return {"failed": self._last_error() or "no context"}
         self._layout = Layout(rows, vocabulary_size)
         self._mapping = self._memory.map(self._layout.n_bytes)
@@ -117,6 +124,10 @@ class LlamaWorker:
             "decodes": llama.llama_model_has_decoder(self._model) and not llama.llama_model_has_encoder(self._model),
             "log": [line for _, line in self._lines],
         }
+
+    def do_rest(self) -> dict[str, Any]:
+        """Nothing: its answer says that all before is done."""
+        return {}
 
     def do_close(self) -> dict[str, Any]:
         if self._context:
@@ -213,7 +224,7 @@ class LlamaWorker:
             step = int(fraction * _PROGRESS_STEPS)
             if step > told:
                 told = step
-                _send(self._answers, {"progress": fraction})
+                _send(self._answers, {"number": self.number, "progress": fraction})
             return not self._flag[0]
 
         callback = llama.llama_progress_callback(on_progress)
@@ -221,10 +232,12 @@ class LlamaWorker:
         self._model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
         return bool(self._model)
 
-    def _make_context(self, gpu_layers: int, cache_tokens: int, max_sequences: int, threads: int) -> bool:
+    def _make_context(self, gpu_layers: int, cache_tokens: int, max_sequences: int, threads: int, rows: int) -> bool:
         llama = self._llama
         parameters = llama.llama_context_default_params()
-        parameters.n_ctx = parameters.n_batch = cache_tokens
+        # Rounded up as llama.cpp does itself, but too late for the largest batch, of which it makes an assertion.
+        parameters.n_ctx = -(-cache_tokens // _CONTEXT_STEP) * _CONTEXT_STEP
+        parameters.n_batch = rows
         parameters.n_ubatch = min(_UBATCH, cache_tokens)
         parameters.n_seq_max = max_sequences
         parameters.n_outputs_max = max(MOST_WANTED, max_sequences)
@@ -327,7 +340,7 @@ def _die_quietly() -> None:
 
 
 def _send(answers: BinaryIO, answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer).encode() + b"\n")
+    answers.write(json.dumps(answer).encode() + b"\n")  # unbuffered: a short line arrives whole
 
 
 def _address(mapping: mmap.mmap | None) -> int:

@@ -1,0 +1,34 @@
+"""How much memory this process may still take before the system begins to kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_MEMORY = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int | None:
+    """Bytes: what the system could give without swapping, at most what is left of a container's share. None where
+    the system does not say."""
+    bounds = [bound for bound in (_available(), _container_room()) if bound is not None]
+    return min(bounds, default=None)
+
+
+def _available() -> int | None:
+    try:
+        for line in _MEMORY.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) << 10
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+def _container_room() -> int | None:
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())  # "max" is no limit
+        return max(0, limit - int((_CGROUP / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,230 @@
+"""Whatever ends llama.cpp's process is one line for the user, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmrun.backends import llama_cpp
+from llmrun.backends.llama_cpp import LlamaBackend
+from llmrun.backends.llama_process import LlamaProcess
+from llmrun.errors import BackendCrashed, DoesNotFit, ModelFileError
+from llmrun.gguf.reader import open_gguf
+from tests.support.commands import ROOT
+from tests.support.seam_contract import batch_of, rows
+from tests.support.tiny_models import tiny_model
+
+WAIT_S = 20.0  # for what takes milliseconds
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tiny_model(tmp_path, "F32 untied llama3 rope")
+
+
+def opened(path: Path, **options: object) -> LlamaBackend:
+    with open_gguf(path) as file:
+        return LlamaBackend(file, **{"context_size": 64, "max_sequences": 1, "threads": 1, **options})  # type: ignore[arg-type]
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + WAIT_S
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def open_things() -> tuple[int, int]:
+    """(file descriptors, threads). A mapping keeps one, and goes with the error whose traceback knows it."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
+def test_a_process_killed_between_two_passes(path: Path, number: signal.Signals) -> None:
+    backend = opened(path)
+    pid = backend._process.pid
+    backend.forward(batch_of(rows(0, 0, [5, 6, 7])))
+    os.kill(pid, number)
+    with pytest.raises(BackendCrashed) as caught:
+        backend.forward(batch_of(rows(0, 3, [8])))
+    assert str(caught.value) == f"llama.cpp died while running {path}: {number.name}"
+    assert caught.value.exit_code == 3
+    backend.close()
+    backend.close()
+    assert not Path(f"/proc/{pid}").exists()  # not even a zombie
+
+
+def test_a_process_killed_while_loading(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = LlamaProcess()
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(BackendCrashed, match=f"llama.cpp died while loading {path}: SIGKILL"):
+        opened(path, process=process)
+    process.close()
+
+
+def test_the_last_words_of_an_assertion_are_told() -> None:
+    process = LlamaProcess()
+    process._last_words = b"noise\nsrc/llama-vocab.cpp:12: GGML_ASSERT(id_to_token.size() == 3) failed\x1b[2J\n"
+    os.kill(process.pid, signal.SIGABRT)
+    with pytest.raises(BackendCrashed) as caught:
+        process.ask("devices", "looking")
+    assert str(caught.value) == (
+        r"llama.cpp died while looking: SIGABRT: GGML_ASSERT(id_to_token.size() == 3) failed\x1b[2J"
+    )
+    process.close()
+
+
+def test_a_file_cut_off_under_the_mapping_is_told_even_when_it_killed(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look before each pass is left out once, so that llama.cpp does read past the end: SIGBUS."""
+    checks = [lambda: None]
+    check = llama_cpp._Watch.check
+    monkeypatch.setattr(llama_cpp._Watch, "check", lambda self: checks.pop()() if checks else check(self))
+    backend = opened(path)
+    pid = backend._process.pid
+    size = path.stat().st_size
+    os.truncate(path, 0)
+    with pytest.raises(ModelFileError) as caught:
+        backend.forward(batch_of(rows(0, 0, list(range(5, 60)))))
+    assert str(caught.value) == f"the model file changed while it was in use: {path}: was {size:,} bytes, is 0"
+    assert eventually(lambda: not is_running(pid))
+    backend.close()
+
+
+def test_a_file_written_to_in_place_is_noticed_before_it_is_believed(path: Path) -> None:
+    backend = opened(path)
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"changed!")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ModelFileError, match="the model file changed while it was in use"):
+        backend.forward(batch_of(rows(0, 0, [5])))
+    backend.close()
+
+
+def test_a_file_replaced_by_another_is_still_the_old_one(tmp_path: Path, path: Path) -> None:
+    backend = opened(path)
+    other = tmp_path / "other"
+    shutil.copy(path, other)
+    other.replace(path)
+    assert backend.forward(batch_of(rows(0, 0, [5]))).shape == (1, backend.info.vocabulary_size)
+    backend.close()
+
+
+def test_nothing_is_left_open(path: Path) -> None:
+    counts = []
+    for _ in range(3):
+        opened(path).close()
+        process = LlamaProcess()
+        process.kill()
+        with pytest.raises(BackendCrashed):
+            opened(path, process=process)
+        process.close()
+        counts.append(open_things())
+    assert counts == counts[:1] * 3
+
+
+def interrupt_after(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    return timer
+
+
+def test_ctrl_c_while_running_leaves_the_answers_in_step(path: Path) -> None:
+    """At moments spread over a pass and what comes before and after it."""
+    backend = opened(path, context_size=2048)
+    long = np.random.default_rng(0).integers(5, 200, 2000).tolist()
+    expected = backend.forward(batch_of(rows(0, 0, [5, 6, 7])))
+    interrupted = 0
+    for moment in range(30):
+        finished = False
+        backend.kv.free(0)
+        try:
+            timer = interrupt_after(0.0015 * moment)
+            backend.forward(batch_of(rows(0, 0, long)))
+            finished = True
+            timer.join()
+            time.sleep(WAIT_S)
+        except KeyboardInterrupt:
+            interrupted += not finished
+        backend.kv.free(0)
+        np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, [5, 6, 7]))), expected)
+    assert interrupted
+    backend.close()
+
+
+def test_ctrl_c_while_loading_ends_the_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: list[LlamaProcess] = []
+
+    def interrupted(process: LlamaProcess, number: int, doing: str, progress: object = None) -> dict[str, object]:
+        processes.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LlamaProcess, "answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opened(path)
+    assert not processes[0].alive
+
+
+def test_it_dies_with_the_process_that_started_it(path: Path) -> None:
+    code = (
+        "import os, signal\nfrom llmrun.backends.llama_process import LlamaProcess\n"
+        "process = LlamaProcess()\nprocess.ask('devices', 'looking')\nprint(process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=60)
+    pid = int(ran.stdout)
+    assert eventually(lambda: not is_running(pid))
+    assert ran.stderr == b""
+
+
+def test_it_does_not_hear_ctrl_c(path: Path) -> None:
+    backend = opened(path)
+    os.kill(backend._process.pid, signal.SIGINT)
+    backend.forward(batch_of(rows(0, 0, [5])))
+    backend.close()
+
+
+def test_its_noise_reaches_no_stream_of_ours(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    backend = opened(path, context_size=256, cache_tokens=256)
+    backend.forward(batch_of(rows(0, 0, [5])))
+    backend.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_it_needs_nothing_of_the_environment(path: Path, tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from pathlib import Path\nfrom llmrun.backends.select import open_backend\n"
+        f"backend = open_backend(Path({str(path)!r}), backend='llama')\nprint(backend.info.backend)\nbackend.close()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, cwd=tmp_path, env={"HOME": str(tmp_path)}, timeout=60
+    )
+    assert (ran.stdout, ran.stderr) == (b"llama\n", b"")
+
+
+def test_a_cache_that_no_machine_holds_does_not_fit(path: Path) -> None:
+    with pytest.raises(DoesNotFit, match="a KV cache of 1,099,511,627,776 tokens takes ") as caught:
+        opened(path, context_size=1 << 40)
+    assert caught.value.exit_code == 7
