@@ -72,7 +72,7 @@ class TerminalTurns:
         self._pastes = Pastes()
         self._meter = Meter("", 0, 0)
         self._leaving = False  # Ctrl-C was pressed on an empty line
-        stream = sys.stderr if is_terminal(sys.stderr) else sys.stdout
+        self._stream = stream = sys.stderr if is_terminal(sys.stderr) else sys.stdout
         self._session: PromptSession[str] = PromptSession(
             [("class:prompt", PROMPT)],
             prompt_continuation=" " * len(PROMPT),
@@ -99,6 +99,7 @@ class TerminalTurns:
         self._meter, self._leaving = meter, False
         self._pastes.clear()
         sys.stdout.flush()
+        self._stream.write("\n")  # a blank row between what was said and what is asked next
         self._keyboard.paused = True
         try:
             text = self._session.prompt(default=self._pastes.folded(draft))
@@ -136,6 +137,7 @@ class TerminalTurns:
             (self._paste, typing, Keys.BracketedPaste),
             (self._open_paste, typing & Condition(self._behind_a_paste), "tab"),
             (self._clear, typing, "c-c"),
+            (self._clear, typing, "<sigint>"),
         ):
             keys.add(*names, filter=filtered)(handler)
         return keys
@@ -172,6 +174,7 @@ class TerminalTurns:
         buffer = event.current_buffer
         self._leaving = not buffer.text
         buffer.reset()
+        buffer.load_history_if_not_yet_loaded()
 
     # What is shown
 

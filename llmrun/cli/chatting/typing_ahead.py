@@ -86,8 +86,9 @@ class QuietKeyboard:
         """Ctrl-Z: the shell gets the terminal as it was."""
         self.restore()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)  # returns when the process goes on
+        os.kill(os.getpid(), signal.SIGTSTP)  # returns when we go on: at once where no shell could ever continue us
         signal.signal(signal.SIGTSTP, self._on_stop)
+        self._on_continue(number, frame)
 
     def _on_continue(self, number: int, frame: FrameType | None) -> None:
         if not self.paused:

@@ -1,0 +1,327 @@
+"""Typing at a terminal: real keys, a real process, and pyte for what is seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from tests.support.commands import ROOT, TIMEOUT_S
+from tests.support.terminals import Terminal
+
+UP, LEFT, CTRL_A, CTRL_C, CTRL_D, CTRL_J, CTRL_R, TAB, BACKSPACE = (
+    *("\x1b[A", "\x1b[D", "\x01", "\x03", "\x04", "\n", "\x12", "\t", "\x7f"),
+)
+ALT_ENTER = "\x1b\r"
+
+
+class Prompt:
+    """A process that reads turns, and the terminal it is at."""
+
+    def __init__(self, folder: Path, *, columns: int = 80, seconds: float = 0.0, **environment: str) -> None:
+        self.turns_file = folder / "turns.jsonl"
+        self.data = folder / "data"
+        self.terminal = Terminal(columns, 24)
+        self.written = ""
+        env = {**os.environ, "TERM": "xterm-256color", "LLMRUN_DATA_DIR": str(self.data), **environment}
+        program = str(ROOT / "tests" / "support" / "prompting.py")
+        self.process = pexpect.spawn(
+            sys.executable,
+            [program, str(self.turns_file), str(seconds)],
+            env={name: value for name, value in env.items() if value},
+            dimensions=(24, columns),
+            timeout=TIMEOUT_S,
+            encoding="utf-8",
+        )
+        self.process.delaybeforesend = None
+        self.modes = termios.tcgetattr(self.process.child_fd)
+        self.until(lambda: "\n> " in "\n" + "\n".join(self.terminal.rows()) + " ")
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.process.send(key)
+
+    def paste(self, text: str) -> None:
+        self.process.send(f"\x1b[200~{text}\x1b[201~")
+
+    def look(self) -> str:
+        """What is on the screen when nothing more comes."""
+        while True:
+            try:
+                text = self.process.read_nonblocking(65536, timeout=0.2)
+            except (pexpect.TIMEOUT, pexpect.EOF):
+                return "\n".join(self.terminal.rows())
+            self.written += text
+            self.terminal.write(text.replace("\r\n", "\n"))
+
+    def until(self, seen: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            screen = self.look()
+            if seen():
+                return
+            assert time.monotonic() < deadline, screen
+
+    def shows(self, text: str) -> None:
+        self.until(lambda: text in "\n".join(self.terminal.rows()))
+
+    def turns(self, count: int) -> list[str]:
+        """The turns read so far, when there are that many."""
+
+        def read() -> list[str]:
+            return (
+                [json.loads(line) for line in self.turns_file.read_text().splitlines()]
+                if self.turns_file.exists()
+                else []
+            )
+
+        self.until(lambda: len(read()) >= count)
+        return read()
+
+    def leave(self) -> None:
+        self.press(CTRL_D)
+        self.look()
+        self.process.expect(pexpect.EOF)
+        self.process.close()
+        assert self.process.exitstatus == 0
+
+
+@pytest.fixture
+def prompt(tmp_path: Path) -> Iterator[Prompt]:
+    prompt = Prompt(tmp_path)
+    yield prompt
+    prompt.process.close(force=True)
+
+
+def test_enter_sends_and_two_other_keys_begin_a_line(prompt: Prompt) -> None:
+    prompt.press("one", "\r", "a", ALT_ENTER, "b", CTRL_J, "c", "\r")
+    assert prompt.turns(2) == ["one", "a\nb\nc"]
+    assert "> a\n  b\n  c\n" in prompt.look()
+
+
+def test_an_empty_line_is_not_sent(prompt: Prompt) -> None:
+    prompt.press("\r", "  ", "\r", "x", "\r")
+    assert prompt.turns(1) == ["  x"]
+
+
+def test_a_block_in_triple_quotes_is_sent_when_it_is_closed(prompt: Prompt) -> None:
+    prompt.press('"""', "\r", "a", "\r", "\r", 'b"""', "\r")
+    assert prompt.turns(1) == ['"""\na\n\nb"""']
+
+
+def test_a_paste_goes_in_whole_and_is_not_sent_by_its_newlines(prompt: Prompt) -> None:
+    prompt.paste("first\r\nsecond\nthird")
+    prompt.shows("  third")
+    prompt.press("!", "\r")
+    assert prompt.turns(1) == ["first\nsecond\nthird!"]
+
+
+def test_a_long_paste_is_folded_on_the_screen_and_sent_in_full(prompt: Prompt) -> None:
+    lines = "\n".join(f"line {n}" for n in range(300))
+    letters = "xyz " * 2500
+    prompt.press("see ")
+    prompt.paste(lines)
+    prompt.press(" and ")
+    prompt.paste(letters)
+    prompt.shows("> see [300 lines pasted] and [10,000 characters pasted]")
+    prompt.press("?", "\r")
+    assert prompt.turns(1) == [f"see {lines} and {letters}?"]
+    assert "line 150" not in prompt.look()
+
+
+def test_a_folded_paste_is_one_character_and_tab_opens_it(prompt: Prompt) -> None:
+    text = "\n".join(f"line {n}" for n in range(20))
+    prompt.paste(text)
+    prompt.press(BACKSPACE)
+    prompt.paste(text)
+    prompt.press(LEFT, "a ", "\x1b[C", TAB, "!")
+    prompt.shows("  line 19!")
+    prompt.press("\r")
+    assert prompt.turns(1) == [f"a {text}!"]
+
+
+def test_control_characters_in_a_paste_are_seen_and_kept(prompt: Prompt) -> None:
+    prompt.paste("a\x1b[31mb\x07c\x9bd")
+    prompt.shows("> a^[[31mb^Gc<9b>d")
+    prompt.press("\r")
+    assert prompt.turns(1) == ["a\x1b[31mb\x07c\x9bd"]
+    assert prompt.terminal.modes()["title"] == ""
+
+
+def test_bytes_that_are_no_utf8_do_not_stop_anything(prompt: Prompt) -> None:
+    os.write(prompt.process.child_fd, b"a\xff\xfeb\r")
+    assert prompt.turns(1) == ["a\ufffd\ufffdb"]
+
+
+def test_commands_and_their_arguments_are_completed(prompt: Prompt) -> None:
+    prompt.press("/s")
+    prompt.shows("/save")
+    assert "a copy" in prompt.look()
+    prompt.press(TAB, TAB, "\r")  # chosen, not sent
+    prompt.press(" ")
+    prompt.shows("evening")
+    prompt.press(TAB, "\r", "\r")
+    assert prompt.turns(1) == ["/save evening"]
+    assert "a copy" not in prompt.look()
+
+
+def test_what_completions_say_is_shown_safely(prompt: Prompt) -> None:
+    prompt.press("/h")
+    prompt.shows("␛]0;pwned␇")
+    assert prompt.terminal.modes()["title"] == ""
+
+
+def test_ctrl_c_clears_the_line_and_then_says_how_to_leave(prompt: Prompt) -> None:
+    prompt.press("unwanted")
+    prompt.shows("unwanted")
+    prompt.press(CTRL_C)
+    prompt.until(lambda: "unwanted" not in "\n".join(prompt.terminal.rows()))
+    assert "leaves" not in prompt.look()
+    prompt.press(CTRL_C)
+    prompt.shows("Ctrl-D or /exit leaves")
+    prompt.press("x", "\r")
+    assert prompt.turns(1) == ["x"]
+    assert "leaves" not in prompt.look()
+
+
+def test_the_meter_stands_at_the_right_and_not_in_the_scrollback(prompt: Prompt) -> None:
+    assert prompt.look().endswith("90% of 8,192")
+    prompt.press("word", "\r")
+    prompt.turns(1)
+    assert [row.endswith("8,192") for row in prompt.look().splitlines() if row.startswith(">")] == [False, True]
+
+
+def test_a_narrow_terminal_has_no_meter(tmp_path: Path) -> None:
+    prompt = Prompt(tmp_path, columns=20)
+    assert "8,192" not in prompt.look()
+    prompt.press("words that need more than a row", "\r")
+    assert prompt.turns(1) == ["words that need more than a row"]
+    prompt.leave()
+
+
+def test_without_color_no_color_is_written(tmp_path: Path) -> None:
+    prompt = Prompt(tmp_path, NO_COLOR="1")
+    prompt.press("/s", TAB, CTRL_C, "x", "\r")
+    prompt.turns(1)
+    prompt.leave()
+    assert not [number for number in range(30, 50) if number != 39 and f"[{number}m" in prompt.written]
+    assert ";3" not in prompt.written
+
+
+def test_history_is_there_in_the_next_chat_and_can_be_searched(tmp_path: Path) -> None:
+    first = Prompt(tmp_path)
+    first.press("the first question", "\r", "another one", "\r")
+    first.turns(2)
+    first.leave()
+    assert (tmp_path / "data" / "history.jsonl").stat().st_mode & 0o777 == 0o600
+    second = Prompt(tmp_path)
+    second.press(UP, UP)
+    second.shows("> the first question")
+    second.press(CTRL_C)
+    second.shows("> ")
+    second.press(CTRL_R, "anoth")
+    second.shows("`anoth': another one")
+    second.press("\r", "!", "\r")
+    assert second.turns(3)[2] in ("another one!", "!another one")
+    second.leave()
+
+
+def test_a_folded_paste_is_in_the_history_in_full(prompt: Prompt) -> None:
+    text = "\n".join(f"line {n}" for n in range(12))
+    prompt.paste(text)
+    prompt.press("\r")
+    prompt.turns(1)
+    assert json.loads((prompt.data / "history.jsonl").read_text()) == text
+
+
+def test_a_history_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file where a folder should be")
+    prompt = Prompt(tmp_path)
+    prompt.press("one", "\r")
+    prompt.turns(1)
+    prompt.press("two", "\r")
+    assert prompt.turns(2) == ["one", "two"]
+    assert prompt.look().count("history:") == 1
+    prompt.leave()
+
+
+def test_a_draft_can_be_edited(prompt: Prompt) -> None:
+    prompt.press("/draft old words", "\r")
+    prompt.turns(1)
+    prompt.shows("> old words")
+    prompt.press(CTRL_A, "my ", "\r")
+    assert prompt.turns(2)[1] == "my old words"
+
+
+def test_what_is_typed_while_an_answer_streams_is_not_echoed_and_waits(tmp_path: Path) -> None:
+    prompt = Prompt(tmp_path, seconds=2.0)
+    prompt.press("one", "\r")
+    prompt.shows("answering")
+    prompt.press("typed ahead\rand ", "x" * 5000)
+    assert "typed" not in prompt.look()
+    assert prompt.turns(2)[1] == "typed ahead"
+    prompt.until(lambda: prompt.terminal.rows()[-1].endswith("x"))
+    prompt.press("\r")
+    assert prompt.turns(3)[2] == "and " + "x" * 5000
+
+
+def test_the_terminal_is_never_asked_where_its_cursor_is(prompt: Prompt) -> None:
+    time.sleep(2.5)  # prompt_toolkit waits two seconds for an answer before it complains
+    assert "WARNING" not in prompt.look()
+    assert "\x1b[6n" not in prompt.written
+
+
+def test_a_resize_at_any_time_does_no_harm(prompt: Prompt) -> None:
+    prompt.press("some words ")
+    for columns in (40, 20, 7, 1, 120, 80):
+        prompt.process.setwinsize(24, columns)
+        prompt.terminal.resize(columns)
+        prompt.press("x")
+        prompt.look()
+    prompt.press("\r")
+    assert prompt.turns(1) == ["some words xxxxxx"]
+
+
+def test_leaving_puts_every_mode_back(prompt: Prompt) -> None:
+    assert termios.tcgetattr(prompt.process.child_fd) != prompt.modes
+    before = Terminal(80, 24).modes()
+    prompt.press("x", "\r")
+    prompt.turns(1)
+    prompt.leave()
+    assert prompt.terminal.modes() == before
+    assert prompt.written.count("\x1b[?2004h") == prompt.written.count("\x1b[?2004l")
+
+
+def test_an_interrupt_from_elsewhere_is_a_ctrl_c(prompt: Prompt) -> None:
+    prompt.press("word")
+    prompt.shows("word")
+    prompt.process.kill(signal.SIGINT)
+    prompt.until(lambda: "word" not in "\n".join(prompt.terminal.rows()))
+    prompt.press("x", "\r")
+    assert prompt.turns(1) == ["x"]
+    prompt.leave()
+
+
+def test_a_handler_that_ends_the_program_at_the_prompt_puts_every_mode_back(prompt: Prompt) -> None:
+    prompt.press("word")
+    prompt.shows("word")
+    prompt.process.kill(signal.SIGTERM)
+    prompt.until(lambda: not prompt.process.isalive())
+    assert termios.tcgetattr(prompt.process.child_fd) == prompt.modes
+    assert prompt.terminal.modes() == Terminal(80, 24).modes()
+    assert prompt.written.count("\x1b[?2004h") == prompt.written.count("\x1b[?2004l")
+
+
+def test_an_error_in_the_middle_of_an_answer_puts_every_mode_back(prompt: Prompt) -> None:
+    fd = prompt.process.child_fd
+    prompt.press("fail", "\r")
+    prompt.shows("RuntimeError: in the middle of an answer")
+    assert termios.tcgetattr(fd) == prompt.modes

@@ -1,0 +1,185 @@
+"""The terminal's input modes while nobody reads what is typed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from llmrun.cli.chatting.typing_ahead import QuietKeyboard
+from tests.support.commands import ROOT, TIMEOUT_S
+
+PROGRAM = """
+import os, signal, sys, time
+from llmrun.cli.chatting.typing_ahead import QuietKeyboard
+keyboard = QuietKeyboard(0)
+keyboard.begin()
+print("quiet", flush=True)
+{body}
+keyboard.end()
+print("loud", flush=True)
+time.sleep(100)
+"""
+
+# What a shell does: gives the terminal to a group of processes of its own, and takes it back when that is stopped.
+SHELL = """
+import os, signal, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+child = os.fork()
+if child == 0:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+while os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]):
+    os.tcsetpgrp(0, os.getpgrp())
+    print("stopped", flush=True)
+    sys.stdin.readline()
+    if sys.argv[2] == "in the background":
+        os.kill(child, signal.SIGCONT)
+        print("in the background", flush=True)
+        sys.stdin.readline()
+    os.tcsetpgrp(0, child)
+    os.kill(child, signal.SIGCONT)
+"""
+
+
+def process(body: str) -> tuple[pexpect.spawn[bytes], list[object]]:
+    """A program whose keyboard is quiet, and the modes that its terminal had before."""
+    return _started("-c", PROGRAM.format(body=body))
+
+
+def process_of_a_shell(body: str, continued: str) -> tuple[pexpect.spawn[bytes], list[object]]:
+    return _started("-c", SHELL, PROGRAM.format(body=body), continued)
+
+
+def _started(*arguments: str) -> tuple[pexpect.spawn[bytes], list[object]]:
+    child = pexpect.spawn(sys.executable, [*arguments], cwd=str(ROOT), timeout=TIMEOUT_S)
+    child.delaybeforesend = None
+    before = termios.tcgetattr(child.child_fd)
+    child.expect_exact("quiet")
+    return child, before
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_keys_are_not_echoed_and_wait_as_they_were_typed() -> None:
+    child, before = process("time.sleep(1); keyboard.end(); time.sleep(0.2); print(os.read(0, 9000))")
+    child.send(b"ab\r\x04" + b"x" * 4200)
+    child.expect_exact("b'ab")
+    assert b"ab" not in child.before
+    child.expect_exact(r"\r\x04" + "x" * 4000)
+    assert termios.tcgetattr(child.child_fd) == before
+    child.close(force=True)
+
+
+def test_ctrl_c_is_a_signal_and_what_was_typed_before_it_stays() -> None:
+    child, _ = process(
+        "try: time.sleep(100)\nexcept KeyboardInterrupt: print('stopped', os.read(0, 100), flush=True)",
+    )
+    child.send(b"typed")
+    time.sleep(0.2)
+    child.sendintr()
+    child.expect_exact("stopped b'typed'")
+    assert b"^C" not in child.before
+    child.close(force=True)
+
+
+def test_output_on_its_way_survives_ctrl_c() -> None:
+    """A terminal driver drops it, by default, and with it half of what moves the cursor."""
+    child, _ = process(
+        "signal.signal(signal.SIGINT, lambda *_: None)\nfor n in range(300): print(f'<{n}>', flush=True)\ntime.sleep(1)"
+    )
+    for _ in range(20):
+        child.sendintr()
+        time.sleep(0.01)
+    child.expect_exact("loud")
+    assert child.before.decode().split() == [f"<{n}>" for n in range(300)]
+    child.close(force=True)
+
+
+@pytest.mark.parametrize("continued", ["in the foreground", "in the background"])
+def test_a_shell_gets_its_terminal_back_while_we_are_stopped(continued: str) -> None:
+    child, before = process_of_a_shell("while True: time.sleep(0.05)", continued)
+    quiet = termios.tcgetattr(child.child_fd)
+    assert quiet != before
+    for _ in range(3):
+        child.send(b"\x1a")  # Ctrl-Z
+        child.expect_exact("stopped")
+        assert termios.tcgetattr(child.child_fd) == before
+        child.send(b"\n")
+        if continued == "in the background":
+            child.expect_exact(continued)
+            time.sleep(0.2)
+            assert termios.tcgetattr(child.child_fd) == before
+            child.send(b"\n")
+        until(lambda: termios.tcgetattr(child.child_fd) == quiet)
+    child.close(force=True)
+
+
+def test_ctrl_z_where_no_shell_could_continue_us_changes_nothing() -> None:
+    child, before = process("while True: time.sleep(0.05)")
+    quiet = termios.tcgetattr(child.child_fd)
+    for _ in range(3):
+        child.send(b"\x1a")
+        time.sleep(0.1)
+    until(lambda: termios.tcgetattr(child.child_fd) == quiet != before)
+    assert child.isalive()
+    child.close(force=True)
+
+
+def test_ending_restores_the_modes_and_the_handlers_and_may_be_repeated() -> None:
+    ours, theirs = os.openpty()
+    before = termios.tcgetattr(theirs)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGCONT)]
+    keyboard = QuietKeyboard(theirs)
+    keyboard.restore()
+    keyboard.end()
+    keyboard.begin()
+    keyboard.begin()
+    keyboard.end()
+    keyboard.end()
+    keyboard.quiet()
+    assert termios.tcgetattr(theirs) == before
+    assert [signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGCONT)] == handlers
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_terminal_that_is_gone_is_no_error() -> None:
+    ours, theirs = os.openpty()
+    keyboard = QuietKeyboard(theirs)
+    keyboard.begin()
+    os.close(ours)
+    os.close(theirs)
+    keyboard.quiet()
+    keyboard.restore()
+    keyboard.end()
+
+
+def test_what_is_no_terminal_is_left_alone(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        keyboard = QuietKeyboard(file.fileno())
+        keyboard.begin()
+        keyboard.quiet()
+        keyboard.end()
+
+
+@pytest.mark.parametrize("body", ["os.kill(os.getpid(), 2)", "raise RuntimeError"])
+def test_whoever_ends_in_a_finally_leaves_the_terminal_as_it_was(body: str) -> None:
+    child, before = process(f"try:\n    {body}\n    time.sleep(9)\nexcept BaseException: pass")
+    child.expect_exact("loud")
+    assert termios.tcgetattr(child.child_fd) == before
+    child.close(force=True)
