@@ -89,6 +89,19 @@ def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
         assert exchange.ended.reason == "cancelled"
 
 
+def test_ctrl_c_together_with_enter_stops_the_answer(tmp_path: Path) -> None:
+    """The prompt is still there when it comes: a key that nobody reads, unless it is looked for. The answer would
+    take 25 s."""
+    script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005)
+    with chatting(tmp_path, script) as process:
+        process.send("one\r\x03")
+        process.expect(r"seed |taken back")
+        process.expect_exact(PROMPT)
+        process.send("\x03/exit\r")
+    conversation = read_conversation(journals(tmp_path)[0]).conversation
+    assert all(one.ended and one.ended.reason == "cancelled" for one in conversation.exchanges)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["TERM", "HUP"])
 def test_a_signal_that_ends_programs_restores_the_terminal(tmp_path: Path, number: int, code: int) -> None:
     with chatting(tmp_path) as process:

@@ -7,6 +7,7 @@ that gives none would be told off by prompt_toolkit after two seconds. What need
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.controls import BufferControl
@@ -113,6 +115,8 @@ class TerminalTurns:
     @contextmanager
     def answering(self) -> Iterator[None]:
         self._keyboard.quiet()
+        if self._stopped_already():
+            os.kill(os.getpid(), signal.SIGINT)
         yield
 
     def restore(self) -> None:
@@ -120,6 +124,15 @@ class TerminalTurns:
 
     def close(self) -> None:
         self._keyboard.end()
+
+    def _stopped_already(self) -> bool:
+        """Whether Ctrl-C was pressed right after Enter. The prompt takes tens of milliseconds to go away, and until
+        then it is a key and no signal. What was typed before it is dropped, as a signal would have dropped it."""
+        source = self._session.input
+        waiting = get_typeahead(source) + source.read_keys()
+        stops = [place for place, press in enumerate(waiting) if press.key == Keys.ControlC]
+        store_typeahead(source, waiting[stops[-1] + 1 :] if stops else waiting)
+        return bool(stops)
 
     def _typed(self, text: str) -> str:
         """What the user meant: pastes in full, and a byte that was no UTF-8 as the sign for it."""
