@@ -107,7 +107,11 @@ class Engine:
             progress=progress,
             explain=explain,
         )
-        return cls(opened, chat_template=chat_template, load_s=time.perf_counter() - started)
+        try:
+            return cls(opened, chat_template=chat_template, load_s=time.perf_counter() - started)
+        except BaseException:
+            opened.close()  # its threads, or its process, would live on
+            raise
 
     @property
     def info(self) -> ModelInfo:
@@ -324,10 +328,11 @@ class Engine:
 
     def _forget(self, work: Work) -> None:
         """The backend failed in the middle of a pass: nothing is known about the sequences it ran."""
-        for answer, slot, _ in work:
+        for answer, _, _ in work:
             del self._running[answer]
-            self._slots.forget(slot)
         self._crowded = False
+        for _, slot, _ in work:
+            self._slots.forget(slot)
 
 
 def _batch(work: Work) -> Batch:

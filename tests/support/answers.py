@@ -18,6 +18,7 @@ class Gathered:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     progress: list[PrefillProgress] = field(default_factory=list)
     last: Finished | Failed | None = None
+    ended_in: int = 0  # the number of the step that brought the last event
 
     @property
     def finished(self) -> Finished:
@@ -35,7 +36,7 @@ def run_to_the_end(
 ) -> list[Gathered]:
     """Step until the engine is idle; what came of the requests, in the order of ids. `events` came before."""
     answers = {request_id: Gathered() for request_id in ids}
-    for _ in range(most_steps):
+    for step in range(most_steps):
         for event in [*events, *engine.step()]:
             answer = answers[event.request_id]
             assert answer.last is None, f"{event} after {answer.last}"
@@ -46,7 +47,7 @@ def run_to_the_end(
             elif isinstance(event, PrefillProgress):
                 answer.progress.append(event)
             else:
-                answer.last = event
+                answer.last, answer.ended_in = event, step
         events = ()
         if engine.idle:
             return [answers[request_id] for request_id in ids]
