@@ -32,7 +32,8 @@ class LlamaTokenizer:
         self.eos_id = _inside(known["eos"], vocabulary_size)
         self._add_bos = known["add_bos"] and self.bos_id is not None
         self.end_of_generation = frozenset(token for token, _, _, ends in known["special"] if ends)
-        self._control = {token: _text(text) for token, text, kind, _ in known["special"] if kind & _CONTROL}
+        silent = _CONTROL | _UNKNOWN
+        self._control = {token: _text(text) for token, text, kind, _ in known["special"] if kind & silent}
         self._special = SpecialTokens(
             [
                 SpecialToken(token, _text(text), not kind & _USER_DEFINED, bool(kind & _STRIPS_RIGHT))
