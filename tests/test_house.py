@@ -29,6 +29,9 @@ ONLY_ROOM_FOR = {
     "numba": {"kernels"},
     "llvmlite": {"kernels"},
     "rich": {"cli"},
+    "prompt_toolkit": {"cli"},
+    "llama_cpp": {"backends"},
+    "jinja2": {"engine"},
     "huggingface_hub": {"hub"},
     "click": set(),  # Typer carries its own copy: another Click's exceptions would not be the ones it raises
 }
