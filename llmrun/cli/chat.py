@@ -142,7 +142,10 @@ def _talk(opened: OpenModel, store: Store, record: Record, settings: Settings, v
         )
         if turns.interactive:
             out.fields([opened.name, f"context {engine.info.context_size:,} tokens", "/help lists the commands"])
-        return conversing.run()
+        try:
+            return conversing.run()
+        finally:
+            conversing.record.close()  # /load may have changed it
 
 
 def _turns(completions: Completions) -> Turns:

@@ -227,6 +227,14 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored(tmp_path: Path) ->
     assert (done.stdout, done.returncode) == (b"You said: one\nYou said: two\n", 0)
 
 
+def test_no_lock_is_left_behind_whatever_was_loaded(tmp_path: Path) -> None:
+    chat(tmp_path, turns="one\n")
+    (first,) = journals(tmp_path)
+    assert chat(tmp_path, "-q", turns=f"two\n/load {first.stem}\nthree\n").returncode == 0
+    assert [question for question, _ in answered(first)] == ["one", "three"]
+    assert list((tmp_path / "conversations" / ".locks").iterdir()) == []
+
+
 def test_two_processes_never_write_into_one_conversation(tmp_path: Path) -> None:
     with open_chat(tmp_path, "-q") as process:
         assert process.stdout
