@@ -27,7 +27,7 @@ class Expected:
 
     request: Request
     tokens: list[int] = field(default_factory=list)
-    may_be_cancelled: bool = False
+    is_cancelled: bool = False
     last: Event | None = None
 
 
@@ -70,7 +70,9 @@ class Machine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
         for _ in range(count):
+            cancelled = [expected for expected in self.requests.values() if expected.is_cancelled]
             self.take(self.engine.step())
+            assert all(expected.last for expected in cancelled)
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -86,7 +88,7 @@ class Machine(RuleBasedStateMachine):
         assert isinstance(expected.last, Finished), expected.last
         assert expected.last.reason in (FinishReason.LENGTH, FinishReason.CANCELLED)
         if expected.last.reason is FinishReason.CANCELLED:
-            assert expected.may_be_cancelled
+            assert expected.is_cancelled
         prompt_tokens = len(_prompt(expected.request))
         assert expected.last.context_used == prompt_tokens + len(expected.tokens)
         if expected.last.reason is FinishReason.LENGTH:
@@ -100,13 +102,13 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel_one(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(self.unfinished()))
-        self.requests[request_id].may_be_cancelled = True
+        self.requests[request_id].is_cancelled = True
         self.engine.cancel(request_id)
 
     @rule()
     def cancel_everything(self) -> None:
         for request_id in self.unfinished():
-            self.requests[request_id].may_be_cancelled = True
+            self.requests[request_id].is_cancelled = True
         self.engine.cancel_current()
 
     @rule()
