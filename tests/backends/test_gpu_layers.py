@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.gpu_layers import LayerSizes, bytes_needed, layer_sizes, layers_that_fit
+from llmrun.backends.gpu_layers import LayerSizes, bytes_needed, cache_bytes, layer_sizes, layers_that_fit
 from llmrun.gguf.reader import open_gguf
 from tests.support.gguf_files import tiny_llama
 
@@ -70,3 +70,10 @@ def test_embeddings_that_are_not_the_output_stay_with_the_cpu(tmp_path: Path) ->
     with open_gguf(tiny_llama(tmp_path / "tiny.gguf", tied=False)) as file:
         expected = sum(file.tensors[name].nbytes for name in ("output.weight", "output_norm.weight"))
         assert layer_sizes(file, 0).output == expected
+
+
+def test_metadata_cannot_claim_a_cache_larger_than_its_matrices_make(tmp_path: Path) -> None:
+    honest = tiny_llama(tmp_path / "honest.gguf")
+    lying = tiny_llama(tmp_path / "lying.gguf", extra={"llama.attention.key_length": 1 << 20})
+    with open_gguf(honest) as one, open_gguf(lying) as other:
+        assert cache_bytes(one, 1000) == cache_bytes(other, 1000) == 2 * 1000 * 2 * 2 * (16 + 16)
