@@ -6,6 +6,7 @@ not the load. Which tokenizers we run ourselves is not decided here but in token
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ _NEEDS_MERGES = ("gpt2", "gemma4")
 _NO_TOKENIZER = ("none", "no_vocab")  # llama.cpp then asserts that nobody ever asks for a token
 _NO_BYTES = "bert"  # WordPiece: llama.cpp aborts when it shows a token of type byte
 _BYTE = 6
+_RWKV_ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 
 
 def check_vocabulary(file: Metadata) -> None:
@@ -68,6 +70,8 @@ def check_vocabulary(file: Metadata) -> None:
     _check_special_ids(file, model, len(tokens))
     if model == "llama":
         _check_byte_fallback(file, tokens)
+    if model == "rwkv":
+        _check_first_bytes(file, tokens)
 
 
 def _check_unique(file: Metadata, tokens: StringArray) -> None:
@@ -177,6 +181,30 @@ def _check_added(file: Metadata, name: str, default: int, n_tokens: int, added: 
     if added and not file.has(key) and default >= n_tokens:
         flag = f"{PREFIX}add_{name}_token"
         raise file.bad(key, f"the key is missing, and {flag} asks for that token in front of or behind every text")
+
+
+def _check_first_bytes(file: Metadata, tokens: StringArray) -> None:
+    """llama.cpp goes along the longest token a text begins with. Where not even the first byte is one, it stays there
+    for ever and takes memory all the while."""
+    begun: dict[int, int] = {}
+    alone: set[int] = set()
+    for index, text in enumerate(tokens.all_raw()):
+        plain = _RWKV_ESCAPE.sub(_unescaped, text)
+        if plain:
+            begun.setdefault(plain[0], index)
+        if len(plain) == 1:
+            alone.add(plain[0])
+    for byte, index in begun.items():
+        if byte not in alone:
+            seen = f"token {index}, '{shown(tokens.raw(index))}', begins with the byte 0x{byte:02X}"
+            raise file.bad(TOKENS, f"{seen}, which is no token, a 'rwkv' tokenizer needs it to be")
+
+
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    code = escape[1]
+    if code[:1] == b"x":
+        return bytes([int(code[1:], 16)])
+    return {b"t": b"\t", b"n": b"\n", b"r": b"\r"}.get(code, code)
 
 
 def _check_byte_fallback(file: Metadata, tokens: StringArray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,21 @@ def test_a_wordpiece_vocabulary_has_no_bytes() -> None:
     assert opened({"token_type": types})
     message = refusal({"token_type": types, "model": string("bert")})
     assert message == "token_type: token 1 is of type 6, a byte, which a 'bert' tokenizer has not"
+
+
+RWKV = ["<s>", "<", "a", "ab", "\\n", "\\n\\n", "\\xe6", "\\xe6\\x97", "\\\\", "\\\\x"]
+
+
+def test_an_rwkv_vocabulary_has_the_first_byte_of_each_token() -> None:
+    """Or llama.cpp never ends, and takes all memory."""
+    model = {"model": string("rwkv")}
+    assert opened({**model, "tokens": strings(RWKV)}, {})
+    bytes_missing = {"<": 0x3C, "a": 0x61, "\\n": 0x0A, "\\xe6": 0xE6, "\\\\": 0x5C}
+    for missing, byte in bytes_missing.items():
+        message = refusal({**model, "tokens": strings([token for token in RWKV if token != missing])}, {})
+        assert re.fullmatch(
+            rf"tokens: token \d, '.*', begins with the byte 0x{byte:02X}, which is no token, .*", message
+        )
 
 
 def test_tokens_are_strings_and_there_is_one() -> None:
@@ -191,7 +207,7 @@ def test_merges_are_accepted_exactly_when_llama_cpp_finds_two_strings_in_each(me
 def test_merges_are_needed_by_byte_level_tokenizers() -> None:
     assert refusal({"merges": None}) == "merges: the key is missing, and a 'gpt2' tokenizer needs it"
     assert opened({"merges": None, "pre": string("kimi-k2")})
-    assert opened({"merges": None, "model": string("rwkv")})
+    assert opened({"merges": None, "model": string("bert")})
     assert opened({"merges": strings([])})
     assert refusal({"merges": numbers(U8, [1])}).startswith("merges: a value of type arr[u8]")
 

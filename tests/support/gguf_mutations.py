@@ -222,7 +222,11 @@ def base_files() -> list[Layout]:
 def mutant(bases: list[Layout], seed: int, case: int) -> bytes:
     """Case `case` of `seed`: one of the files with one to three changes."""
     random = Random(seed << 40 | case)
-    layout = random.choices(bases, weights=(5, 12, 1))[0]
+    return broken(random, random.choices(bases, weights=(5, 12, 1))[0])
+
+
+def broken(random: Random, layout: Layout) -> bytes:
+    """A correct file with one to four changes of any kind."""
     data = bytearray(layout.data)
     if random.random() < 0.6:
         for _ in range(random.choice((1, 1, 2, 3))):
