@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from llmrun.errors import ModelFileError
 from llmrun.kernels import records
 from llmrun.kernels.reference import dequantized
 from llmrun.kernels.weights import SUPPORTED, Matrix, PackedLayout, PackedMatrix, fill, packing_kernels, reserve
@@ -121,6 +122,34 @@ def test_chunks_are_worth_claiming_and_not_too_few(kind: str, rows: int, columns
     chunks = -(-layout.n_groups // layout.chunk_groups)
     assert 1 <= chunks <= 512
     assert chunks == 1 or layout.chunk_groups * layout.group_bytes >= 16 << 10
+
+
+@pytest.mark.parametrize(("kind", "rows", "columns"), [("q8_0", 5000, 256), ("q4_1", 40, 64), ("f32", 70, 8192)])
+def test_each_byte_is_read_once_and_few_are_held_at_a_time(kind: str, rows: int, columns: int) -> None:
+    """Beside the packed weights, loading takes a megabyte a thread, or 16 rows where those are larger."""
+    whole = random_matrix(kind, rows, columns)
+    reads: list[tuple[int, int]] = []
+
+    def read_into(start: int, into: NDArray[np.uint8]) -> None:
+        reads.append((start, start + len(into)))
+        whole.read_into(start, into)
+
+    packed = packed_from(Matrix("w", kind, rows, columns, whole.n_bytes, read_into))
+    np.testing.assert_array_equal(packed.data, packed_from(whole).data)
+    reads.sort()
+    assert [end for _, end in reads[:-1]] == [start for start, _ in reads[1:]]
+    assert (reads[0][0], reads[-1][1]) == (0, whole.n_bytes)
+    assert max(end - start for start, end in reads) <= max(1 << 20, 16 * whole.row_bytes)
+
+
+def test_a_matrix_that_cannot_be_read_ends_the_packing_with_its_error() -> None:
+    def fail(start: int, into: NDArray[np.uint8]) -> None:
+        raise ModelFileError("gone")
+
+    good = [random_matrix("q8_0", 1000, 256, f"w{index}") for index in range(8)]
+    broken = Matrix("broken", "q8_0", 100, 256, 100 * 8 * 34, fail)
+    with pytest.raises(ModelFileError, match="gone"):
+        fill(reserve([*good[:4], broken, *good[4:]]), 2)
 
 
 def test_progress_counts_matrices() -> None:

@@ -80,7 +80,7 @@ def draft_of(path: Path) -> Draft:
 
 
 def _value(file: GGUFFile, key: str) -> Value:
-    content = file.metadata[key]
+    content: Any = file.metadata[key]
     type_name = file.types[key].removeprefix("arr[").removesuffix("]")
     if isinstance(content, StringArray):
         content = [content.raw(i) for i in range(len(content))]
