@@ -7,6 +7,7 @@ crash what reads it. llama.cpp accepts more, and aborts the process on some of t
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,11 +33,15 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """
     path = Path(path)
     source = FileSource(path)
-    try:
-        return _read(source, path)
-    except BadGGUF:
-        source.check_unchanged()  # or a copy that is still under way would be called a broken file
-        raise
+    with ExitStack() as on_failure:
+        on_failure.callback(source.close)
+        try:
+            file = _read(source, path)
+        except BadGGUF:
+            source.check_unchanged()  # or a copy that is still under way would be called a broken file
+            raise
+        on_failure.pop_all()
+        return file
 
 
 def read_gguf(data: bytes, path: Path) -> GGUFFile:

@@ -177,8 +177,10 @@ def test_a_hundred_opens_leave_no_descriptor_open(model: Path, tmp_path: Path) -
             file.read(file.tensors["output.weight"])
         forgotten = open_gguf(model)
         del forgotten
-        with pytest.raises(LlmrunError):
+        with pytest.raises(LlmrunError) as kept:
             open_gguf(broken)
+        assert kept.value.__traceback__ is not None  # which holds on to everything but the file
+        assert open_descriptors() == before
     gc.collect()
     assert open_descriptors() == before
 
