@@ -12,9 +12,9 @@ import pytest
 from llama_cpp import llama_chat_format
 
 from llmrun.backends.scripted_tokenizer import CONTROL_TOKENS, ScriptedTokenizer
-from llmrun.engine import sandbox
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.template import ChatTemplate
+from llmrun.engine.templating import globals as templating_globals
 from llmrun.errors import TemplateRefused
 from tests.support.downloads import llama_cpp_source
 
@@ -83,7 +83,7 @@ class FixedClock(datetime):
 
 @pytest.fixture(autouse=True)
 def _fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "datetime", FixedClock)
+    monkeypatch.setattr(templating_globals, "datetime", FixedClock)
     monkeypatch.setattr(llama_chat_format, "datetime", FixedClock)
 
 

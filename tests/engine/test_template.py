@@ -11,7 +11,6 @@ import pytest
 
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.backends.scripted_tokenizer import ScriptedTokenizer
-from llmrun.engine import sandbox
 from llmrun.engine.families import FAMILIES
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.template import ChatTemplate, choose_template
@@ -196,20 +195,13 @@ REFUSED = {
     "unknown tag": ("{% foo %}", "unknown tag 'foo'"),
     "undefined": ("a\n{{ foo.bar }}", "line 2: 'foo' is undefined"),
     "division": ("{{ 1 / 0 }}", "division by zero"),
-    "import": ("{% import 'x' as y %}", "t.jinja"),
+    "import": ("{% import 'x' as y %}", "line 1: import is not for chat templates"),
     "mutation": ("{{ messages.append(1) }}", "is unsafe"),
     "escape": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     "format escape": ("{{ '{0.__class__.__mro__}'.format(1) }}", "unsafe"),
-    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-    "deep nesting": ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "t.jinja"),
-    "deep blocks": ("{% if true %}" * 150 + "{% endif %}" * 150, "t.jinja"),
-    "long range": ("{% for i in range(10000000) %}{% endfor %}", "Range too big"),
-    "long string": ("{{ 'a' * 1000000000 }}", "too large"),
-    "long list": ("{{ [1] * 1000000000 }}", "too large"),
-    "large power": ("{{ 7 ** 10000000 }}", "too large"),
-    "power of powers": ("{{ 2 ** 4000 * 2 ** 4000 }}", "too large"),
-    "wide field": ("{{ '%1000000000d' % 1 }}", "too large"),
-    "width by argument": ("{{ '%*d' % (1000000000, 1) }}", "too large"),
+    "unpublished filter": ("{{ 'a' | urlize }}", "No filter named 'urlize'"),
+    "private attribute": ("{{ raise_exception._function.x }}", "unsafe"),
+    "not callable": ("{{ messages() }}", "a list cannot be called"),
     "float overflow": ("{{ 10.0 ** 1000 }}", "t.jinja"),
     "not json": ("{{ nothing | tojson }}", "not JSON serializable"),
     "long pattern": ("{{ strftime_now('%' * 1000) }}", "limit 100"),
@@ -229,35 +221,12 @@ def test_a_template_that_fails_is_refused_in_one_line(name: str) -> None:
     assert refused.value.exit_code == 9
 
 
-def test_doubling_a_text_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "LONGEST_VALUE", 1000)
-    source = "{% set ns = namespace(s='x') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}"
-    with pytest.raises(TemplateRefused, match="too large"):
-        rendered(source)
-
-
-def test_an_output_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "LONGEST_OUTPUT", 1000)
-    with pytest.raises(TemplateRefused, match="longer than 1000 characters"):
-        rendered("{% for i in range(9999) %}{{ 'abc' }}{% endfor %}")
-
-
-def test_a_huge_source_is_refused() -> None:
-    with pytest.raises(TemplateRefused, match="too long"):
-        rendered("a" * (sandbox.LONGEST_SOURCE + 1))
-
-
 def test_a_conversation_nested_too_deeply_is_refused() -> None:
     nested: Any = "x"
     for _ in range(100_000):
         nested = [nested]
     with pytest.raises(TemplateRefused, match="nested too deeply"):
         rendered("{{ messages }}", messages=[{"role": "user", "content": nested}])
-
-
-def test_nothing_is_computed_while_compiling() -> None:
-    """Constant folding would run this multiplication, and filters, before any limit holds."""
-    assert rendered("{% if false %}{{ 'a' * 10000000000 }}{{ 'a' | center(100000000000) }}{% endif %}b") == "b"
 
 
 def test_jinja_is_imported_by_the_first_template_only() -> None:
