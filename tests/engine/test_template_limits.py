@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from time import monotonic
+from concurrent.futures import ThreadPoolExecutor
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -161,7 +162,7 @@ def test_looking_back_through_a_thousand_messages_is_allowed() -> None:
 
 
 def test_values_that_nobody_holds_any_more_are_not_counted() -> None:
-    account = Budget(0, 0, monotonic())
+    account = Budget(0, 0, thread_time())
     for _ in range(100):
         account.keep("x" * 1_000_000)
     held: list[str] = []
@@ -171,13 +172,13 @@ def test_values_that_nobody_holds_any_more_are_not_counted() -> None:
 
 
 def test_a_list_that_is_gone_lets_go_of_its_items() -> None:
-    account = Budget(0, 0, monotonic())
+    account = Budget(0, 0, thread_time())
     for _ in range(300):
         account.keep([account.keep("x" * 500_000), account.keep("y" * 500_000)])
 
 
 def test_pieces_of_a_list_that_is_gone_are_counted() -> None:
-    account = Budget(0, 0, monotonic())
+    account = Budget(0, 0, thread_time())
     held: list[str] = []
     with pytest.raises(OverBudget, match="at once"):
         held.extend(account.keep_all(["x" * 1_000_000, "y"])[0] for _ in range(100))
@@ -185,7 +186,7 @@ def test_pieces_of_a_list_that_is_gone_are_counted() -> None:
 
 
 def test_one_value_passed_many_times_is_counted_once() -> None:
-    account = Budget(0, 0, monotonic())
+    account = Budget(0, 0, thread_time())
     value = "x" * 10_000_000
     for _ in range(100):
         account.keep(value)
@@ -208,6 +209,15 @@ def test_a_rendering_leaves_nothing_for_the_next() -> None:
         assert rendered(source) == ""
     assert "deep" in refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
     assert rendered(source) == ""
+
+
+def test_threads_render_with_an_account_each() -> None:
+    source = (
+        "{% set ns = namespace(n=0) %}{% for i in range(20000) %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ x }}"
+    )
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(lambda x: rendered(source, x=x), range(24)))
+    assert texts == [f"20000{x}" for x in range(24)]
 
 
 def test_nothing_is_computed_while_compiling() -> None:

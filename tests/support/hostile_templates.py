@@ -33,6 +33,7 @@ HOSTILE: dict[str, str] = {
     "tojson indent text": "{{ [[[1]]]|tojson(indent='a' * 16000000) }}",
     "tojson indent of a number": "{{ 1|tojson(indent=400000000) }}",
     "tojson indent of what is no json": "{{ [1]|map('string')|tojson(indent=400000000) }}",
+    "tojson indent in a loop": looped("{{ 1|tojson(indent=9999999) }}"),
     "tojson separators": "{{ range(9999)|list|tojson(separators=['a' * 99999, 'b']) }}",
     "indent": "{{ 'a\nb'|indent(400000000) }}",
     "indent first": "{{ 'a'|indent(400000000, true) }}",

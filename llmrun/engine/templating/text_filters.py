@@ -19,6 +19,7 @@ from llmrun.engine.templating.values import LONGEST_NUMBER, bytes_of, check_inte
 if TYPE_CHECKING:
     from llmrun.engine.templating.environment import ChatSandbox
 
+_WIDEST_INDENT = 1_000  # characters
 _MOST_DIGITS = 30  # `round` would compute 10 to that power
 _METHODS = METHODS[str]
 
@@ -160,8 +161,9 @@ def to_json(
     if sort_keys:
         budget.spend(size.nodes * size.nodes.bit_length() + (size.characters >> 4) * size.nodes.bit_length())
     longest_escape = 12 if ensure_ascii else 6
-    what = "tojson" if indent is None else f"tojson(indent={step})"
-    budget.allow(size.bytes(longest_escape, around) + step, what)  # the step itself is made for a number too
+    if step > _WIDEST_INDENT:  # it is made for a number too, and stays until the garbage is collected
+        raise OverBudget(f"tojson(indent={step}) is wider than {_WIDEST_INDENT} characters")
+    budget.allow(size.bytes(longest_escape, around), "tojson")
     return budget.keep(
         json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     )
