@@ -20,14 +20,18 @@ class Pastes:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
+        self._foreign: set[str] = set()  # characters that could be signs, but stand in a text for themselves
 
     def folded(self, text: str) -> str:
         """What to insert for a text: itself, or the character that stands for it."""
-        if text.count("\n") < MOST_LINES and len(text) <= MOST_CHARACTERS:
+        foreign = {character for character in text if character >= chr(_FIRST)}
+        short = text.count("\n") < MOST_LINES and len(text) <= MOST_CHARACTERS
+        if short and not foreign & self._texts.keys():
+            self._foreign |= foreign
             return text
         for code in range(_FIRST, _LAST):
             sign = chr(code)
-            if sign not in self._texts and sign not in text:
+            if sign not in self._texts and sign not in self._foreign and sign not in foreign:
                 self._texts[sign] = text
                 return sign
         return text
@@ -46,6 +50,7 @@ class Pastes:
 
     def clear(self) -> None:
         self._texts.clear()
+        self._foreign.clear()
 
 
 class ShownPastes(Processor):

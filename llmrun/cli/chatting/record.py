@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmrun.cli.chatting.conversation import Conversation
-from llmrun.cli.chatting.events import Asked, Event
+from llmrun.cli.chatting.events import AnswerBegan, Asked, Event
 from llmrun.cli.chatting.journal import InUse, Journal, Lock, lock_journal
 from llmrun.cli.chatting.store import Recording, Store, read_conversation
 from llmrun.cli.output import out
@@ -14,7 +14,7 @@ from llmrun.cli.output import out
 class Record:
     """Every event goes through `add`: it happens, and it is written down.
 
-    A conversation gets a file of its own with its first new question. When that cannot be written, one note says so
+    A conversation gets a file of its own with its first new question or answer. When that cannot be written, one note says so
     and the conversation goes on unsaved: the person is in the middle of a thought.
     """
 
@@ -32,7 +32,7 @@ class Record:
         try:
             if self._journal is not None:
                 self._journal.write(event)
-            elif isinstance(event, Asked):
+            elif isinstance(event, Asked | AnswerBegan):
                 self._journal = self._store.begin(self.conversation)
         except OSError as error:
             self._give_up(self._journal.path if self._journal else self._store.folder, error)

@@ -14,7 +14,7 @@ from llmrun.cli.chatting.pastes import Pastes, ShownPastes
 LONG = "a line\n" * 20
 
 
-@given(st.lists(st.text() | st.text().map(lambda text: text + LONG), max_size=5))
+@given(st.lists(st.text() | st.text().map(lambda text: text + LONG) | st.just("\U00100000"), max_size=5))
 def test_whatever_is_pasted_is_what_is_sent(texts: list[str]) -> None:
     pastes = Pastes()
     typed = "".join(pastes.folded(text) for text in texts)

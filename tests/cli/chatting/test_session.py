@@ -211,6 +211,15 @@ def test_save_load_and_go_on(tmp_path: Path, capsys: Capture) -> None:
     assert len(journals(tmp_path)) == 2
 
 
+def test_a_new_answer_in_a_loaded_copy_is_saved_as_it_comes(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        found.run("one", "/save here", "two", "/load here", "/regen")
+        assert found.chat.record.path in journals(tmp_path)
+        saved = read_conversation(found.chat.record.path).conversation
+        assert [(one.question, one.answer) for one in saved.exchanges] == [("one", "You said: one")]
+        assert saved.exchanges[0].began == found.chat.conversation.exchanges[0].began
+
+
 def test_load_takes_a_journal_too_but_not_the_one_that_is_open(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path) as found:
         found.run("one")
