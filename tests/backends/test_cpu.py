@@ -260,7 +260,7 @@ def test_an_unsupported_weight_type_is_refused_before_anything_is_loaded(tmp_pat
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type="F32", width=256, feed_forward=256)
     mixed = changed_copy(path, tmp_path / "mixed.gguf", make_one_matrix_q6_k)
     with pytest.raises(UnsupportedModel, match=r"blk\.0\.attn_q\.weight: Q6_K, the CPU engine runs BF16, F16"):
-        open_backend(mixed)
+        open_backend(mixed, backend="cpu")
     assert threading.active_count() == before
 
 

@@ -47,7 +47,8 @@ def test_a_model_that_llama_cpp_refuses_is_one_line_and_exit_code_3(tmp_path: Pa
 
     def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
         metadata["general.architecture"] = "abacus"
-        metadata["abacus.context_length"] = 64
+        for key in [key for key in metadata if key.startswith("llama.")]:
+            metadata["abacus." + key.removeprefix("llama.")] = metadata.pop(key)
 
     path = changed_copy(tiny_llama(tmp_path / "tiny.gguf"), tmp_path / "abacus.gguf", change)
     done = llmrun("generate", "--raw", "-m", str(path), "-n", "3", "-q", "a")
