@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from llmrun.cli.terminal import can_color, can_move_cursor, is_terminal, shortened, visible, visible_line, width
 
 
+EMBEDDINGS = "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -36,7 +39,7 @@ def test_a_sequence_split_over_two_tokens_is_shown_the_same(head: str, tail: str
     assert visible(head) + visible(tail) == visible(head + tail)
 
 
-@given(st.text(st.characters(exclude_categories=["Cc", "Cs"])))
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"], exclude_characters=EMBEDDINGS)))
 def test_text_without_control_characters_is_left_alone(text: str) -> None:
     assert visible(text) == text
 
@@ -91,3 +94,12 @@ def test_a_shortened_line_fits_and_is_as_long_as_can_be(text: str, limit: int) -
 
 def test_width_knows_wide_and_combining_characters() -> None:
     assert [width(text) for text in ("abc", "日本", "e\u0301", "")] == [3, 4, 1, 0]
+
+
+def test_width_is_the_most_that_any_terminal_takes_for_an_emoji_of_several_characters() -> None:
+    assert [width(text) for text in ("👩\u200d🚀", "❤\ufe0f", "🇩🇪", "a\u200bb", "\u00ad")] == [4, 2, 4, 2, 1]
+
+
+def test_what_shows_text_in_another_order_or_breaks_lines_is_shown_by_number() -> None:
+    assert visible("a\u202eb\u2066c\u2028d\u2029") == "a<202E>b<2066>c<2028>d<2029>"
+    assert visible("שלום\u200f!") == "שלום\u200f!"
