@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from llmrun.cli.terminal import can_color, can_move_cursor, is_terminal, shortened, visible, visible_line, width
 
-
 EMBEDDINGS = "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
 
 
