@@ -14,8 +14,8 @@ from llmrun.cli.output import out
 class Record:
     """Every event goes through `add`: it happens, and it is written down.
 
-    A conversation gets a file of its own with its first new question or answer. When that cannot be written, one note says so
-    and the conversation goes on unsaved: the person is in the middle of a thought.
+    A conversation gets a file of its own with its first new question or answer. When that cannot be written, one note
+    says so and the conversation goes on unsaved: the person is in the middle of a thought.
     """
 
     def __init__(self, store: Store, conversation: Conversation, journal: Journal | None = None) -> None:
