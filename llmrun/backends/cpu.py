@@ -50,6 +50,7 @@ class CpuBackend:
     ) -> None:
         architecture = architecture_of(file)
         config = architecture.check(file)
+        vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
         self._plan = architecture.plan(file, config)
         n_threads = threads or default_threads()
         context_size = context_size or min(config.train_context, DEFAULT_CONTEXT)
@@ -60,7 +61,7 @@ class CpuBackend:
         self._lowered = lower(self._plan, packed, memory, max_rows=MAX_ROWS, n_threads=n_threads)
         # All at once, so that a first run compiles them side by side.
         kernels = [*self._lowered.kernels, *packing_kernels(self._plan.matrices), *TEAM_KERNELS]
-        load_kernels([*kernels, *tokenizer_kernels(file)], _compile_progress(progress))
+        load_kernels([*kernels, *vocabulary_kernels], _compile_progress(progress))
         self._lowered.link()
         self.tokenizer: Tokenizer = load_tokenizer(file)
         fill(packed, n_threads, _load_progress(progress))

@@ -38,8 +38,15 @@ def _spellings() -> list[bytes]:
 
 
 def load_bpe(file: GGUFFile) -> BPETokenizer:
-    """The tokenizer of a file whose `tokenizer.ggml.model` is `gpt2`. Raises UnsupportedModel for a pre-tokenizer that
-    is not in PRE_TOKENIZERS."""
+    """The tokenizer of a file whose `tokenizer.ggml.model` is `gpt2`. Raises UnsupportedModel as `pre_tokenizer_of`."""
+    rule = pre_tokenizer_of(file)
+    bos_id = _DEFAULT_ID if rule.has_default_bos else None
+    defaults = Defaults(bos_id=bos_id, eos_id=_DEFAULT_ID, add_bos=rule.add_bos)
+    return BPETokenizer(read_vocabulary(file, defaults, merged=True, required=_spellings()), rule)
+
+
+def pre_tokenizer_of(file: GGUFFile) -> PreTokenizer:
+    """Raises UnsupportedModel for a pre-tokenizer that is not in PRE_TOKENIZERS."""
     name = file.string("tokenizer.ggml.pre", "") or "default"
     rule = PRE_TOKENIZERS.get(name)
     if rule is None:
@@ -48,9 +55,7 @@ def load_bpe(file: GGUFFile) -> BPETokenizer:
             f"supported are {', '.join(SUPPORTED_KINDS)} and the names that mean one of these",
             hint="Another model may run here, and this one may run with --backend llama.",
         )
-    bos_id = _DEFAULT_ID if rule.has_default_bos else None
-    defaults = Defaults(bos_id=bos_id, eos_id=_DEFAULT_ID, add_bos=rule.add_bos)
-    return BPETokenizer(read_vocabulary(file, defaults, merged=True, required=_spellings()), rule)
+    return rule
 
 
 class BPETokenizer(TextTokenizer):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llmrun.errors import UnsupportedModel
 from llmrun.gguf.problems import shown
 from llmrun.kernels.store import KernelName, load_kernels
-from llmrun.tokenizers.bpe import load_bpe
+from llmrun.tokenizers.bpe import load_bpe, pre_tokenizer_of
 from llmrun.tokenizers.spm import load_spm
 
 if TYPE_CHECKING:
@@ -21,18 +21,25 @@ if TYPE_CHECKING:
 class _Kind:
     load: Callable[[GGUFFile], Tokenizer]
     merge_kernel: KernelName
+    check: Callable[[GGUFFile], object] | None = None  # raises UnsupportedModel, from a glance at the metadata
 
 
 _TABLES = KernelName.of("token_table", "build")
 _KINDS = {
-    "gpt2": _Kind(load_bpe, KernelName.of("bpe_merge", "merge")),
+    "gpt2": _Kind(load_bpe, KernelName.of("bpe_merge", "merge"), pre_tokenizer_of),
     "llama": _Kind(load_spm, KernelName.of("spm_merge", "merge")),
 }
 
 
 def tokenizer_kernels(file: GGUFFile) -> Sequence[KernelName]:
-    """The kernels that `load_tokenizer` will ask for, for whoever compiles all of a model's at once."""
-    return _TABLES, _kind_of(file).merge_kernel
+    """The kernels that `load_tokenizer` will ask for, for whoever compiles all of a model's at once.
+
+    Raises UnsupportedModel where `load_tokenizer` would, without reading the vocabulary.
+    """
+    kind = _kind_of(file)
+    if kind.check is not None:
+        kind.check(file)
+    return _TABLES, kind.merge_kernel
 
 
 def load_tokenizer(file: GGUFFile) -> Tokenizer:
