@@ -110,6 +110,28 @@ def test_a_text_looks_the_same_whatever_the_tokens_it_came_in(
     assert streamed.modes() == at_once.modes()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1.\n0.",  # a paragraph that becomes the next item
+        "-\n\n--",  # an item that becomes a paragraph, and takes the blank row along
+        "# |b\n-|-",  # a heading that a table must not swallow
+        "f\n<|\n--a",  # a table that becomes text again
+        "text\n***bold***",  # a rule that becomes text
+        "text\n```a` b",  # a fence that becomes text
+        "_some words that go on and on and on_b",  # an emphasis that was none
+        "=a![``/*10. # ```](http://x.y/z)long words and more of them ``",  # an image that becomes code
+        "a | b and more words to fill the row until it is full\n-|-\n1 | 2",
+        "```\ncode\n``\n```x\n```\n",
+    ],
+)
+@pytest.mark.parametrize("columns", [100, 13])
+def test_what_turns_out_to_be_something_else_looks_as_if_it_had_been_that_from_the_start(
+    text: str, columns: int
+) -> None:
+    assert shown(list(text), columns=columns).cells() == shown([text], columns=columns).cells()
+
+
 @pytest.mark.parametrize("columns", [100, 40, 20])
 @pytest.mark.parametrize("lines", [30, 6])
 def test_a_long_answer_looks_the_same_token_by_token(columns: int, lines: int) -> None:

@@ -135,12 +135,12 @@ class Layout:
         first_open = self.open_from(blocks) if is_open else len(blocks)
         whole = Rendered([])
         for at, block in enumerate(blocks):
+            settled = at <= first_open
             if at and self._blank_before(block):
-                sure = at <= first_open and not (
-                    block.is_bare and self._grows(block)
-                )  # or it becomes our parent's next
-                whole.add(Rendered.closed([Row()]) if sure else Rendered([Row()]), certain=at <= first_open)
-            whole.add(render(at, at >= first_open), certain=at <= first_open)
+                leaves = is_open and self._may_dissolve(block)  # and may become our parent's next, the gap with it
+                whole.add(Rendered([Row()]) if leaves else Rendered.closed([Row()]), certain=settled)
+                settled = settled and not leaves
+            whole.add(render(at, at >= first_open), certain=settled)
         return whole
 
     def _list(self, block: Block, width: int, *, is_open: bool, number: int | None) -> Rendered:
