@@ -90,9 +90,8 @@ class Pending:
             if same and lost <= self.written:
                 self.source, self.resumed = source, resumed
                 self.written -= lost
-                self._cut_at = max(_CUT_AT, 2 * len(source))
-                return
-        self._cut_at = 2 * len(self.source)
+                break
+        self._cut_at = len(self.source) + _CUT_AT
 
 
 def weight(rows: list[Row]) -> int:
