@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from platformdirs import PlatformDirs
 
 PREFIX = "LLMRUN_"
+BACKENDS = ("auto", "cpu", "llama")
 
 # Variables that are not settings: folders, and switches for one run that have no place in a file.
 NOT_SETTINGS = frozenset(
@@ -35,6 +36,7 @@ class Rule:
     """What a setting may hold. `kind` is int, float, bool or str; bounds are inclusive; no `choices` means any.
 
     or_integer  instead of one of the choices, an integer inside the bounds
+    hidden      accepted as a choice is, but told to nobody
     """
 
     kind: type
@@ -42,6 +44,7 @@ class Rule:
     maximum: float = math.inf
     choices: tuple[str, ...] = ()
     or_integer: bool = False
+    hidden: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -76,7 +79,7 @@ class Rule:
             raise ValueError(value)
         if isinstance(value, int | float) and not self.minimum <= value <= self.maximum:
             raise ValueError(value)  # a NaN is never inside the bounds
-        if self.choices and value not in self.choices:
+        if self.choices and value not in self.choices + self.hidden:
             raise ValueError(value)
         if value == "":
             raise ValueError(value)
@@ -92,7 +95,7 @@ class Settings:
     """The defaults of a run. None means "not said": the model's own value, or the machine's, is taken."""
 
     model: str = _setting("smollm2:135m", str)
-    backend: str = _setting("auto", str)
+    backend: str = _setting("auto", str, choices=BACKENDS, hidden=("scripted",))
     threads: int | None = _setting(None, int, minimum=1, maximum=1024)
     gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.llama_layout import MOST_WANTED
+from llmrun.errors import DoesNotFit
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -26,14 +27,25 @@ _KV_BYTES = 2  # f16
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
+class NoRoomOnGpu(DoesNotFit):
+    """Not one layer fits into the memory that GPUs have free. Whoever asked for as many as fit goes on without."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """Bytes on a GPU: of each layer with its share of the KV cache, of the output layer, and what computing needs on
-    every GPU that has a layer."""
+    """Bytes on a GPU.
+
+    layers     of each layer, with its share of the KV cache
+    output     of the output layer
+    computing  what computing needs on every GPU that has a layer
+    visiting   the largest matrix: those of the layers that stay with the CPU are copied to a GPU, one at a time, for
+               each batch of a long prompt
+    """
 
     layers: tuple[int, ...]
     output: int
     computing: int
+    visiting: int
 
 
 def layer_sizes(file: GGUFFile, cache_tokens: int) -> LayerSizes:
@@ -41,7 +53,7 @@ def layer_sizes(file: GGUFFile, cache_tokens: int) -> LayerSizes:
     architecture = file.string("general.architecture")
     n_layers = file.integer(f"{architecture}.block_count", minimum=1, maximum=1 << 16)
     layers = [cache_tokens * kv for kv in _kv_bytes(file, architecture, n_layers)]
-    output = 0
+    output = visiting = 0
     for name, tensor in file.tensors.items():
         layer = _LAYER.match(name)
         if layer is None:
@@ -49,13 +61,14 @@ def layer_sizes(file: GGUFFile, cache_tokens: int) -> LayerSizes:
             output += tensor.nbytes if name != "token_embd.weight" or "output.weight" not in file.tensors else 0
         elif int(layer[1]) < n_layers:
             layers[int(layer[1])] += tensor.nbytes
+            visiting = max(visiting, tensor.nbytes)
     width = file.integer(f"{architecture}.embedding_length", 4096)
     inner = _largest(file, f"{architecture}.feed_forward_length", 4 * width)
     heads = _largest(file, f"{architecture}.attention.head_count", 32)
     vocabulary = file.tensors["token_embd.weight"].n_rows if "token_embd.weight" in file.tensors else 0
     activations = 4 * _ROWS * (6 * width + 3 * inner) + 4 * MOST_WANTED * vocabulary
     scores = 4 * _ROWS * heads * min(cache_tokens, 8192)  # of plain attention; with flash attention there are none
-    return LayerSizes(tuple(layers), output, activations + scores)
+    return LayerSizes(tuple(layers), output, activations + scores, visiting)
 
 
 def cache_bytes(file: GGUFFile, cache_tokens: int) -> int:
@@ -85,7 +98,8 @@ def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[
     for index, size in enumerate(everything[len(everything) - n_layers :]):
         gpu = min(bisect_right(bounds, index / n_layers), len(free) - 1)
         needed[gpu] += size
-    return [need + sizes.computing if need else 0 for need in needed]
+    besides = sizes.computing + (sizes.visiting if n_layers < len(everything) else 0)
+    return [need + besides if need else 0 for need in needed]
 
 
 def _kv_bytes(file: GGUFFile, architecture: str, n_layers: int) -> list[int]:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from llmrun.backends.batches import check_batch
 from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.free_memory import free_memory
-from llmrun.backends.gpu_layers import cache_bytes, layer_sizes, layers_that_fit
+from llmrun.backends.gpu_layers import NoRoomOnGpu, cache_bytes, layer_sizes, layers_that_fit
 from llmrun.backends.llama_layout import MOST_WANTED, Layout
 from llmrun.backends.llama_process import LlamaProcess
 from llmrun.backends.llama_tokenizer import LlamaTokenizer
@@ -49,7 +49,7 @@ Progress = Callable[[str, float], None]  # (what is going on, share done)
 ALL_LAYERS = -1
 _OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
 _WHO_SAYS_IT = re.compile(r"^(llama_\w+: |error loading model: )+")
-_DEVICE = re.compile(r"using device \S+ \((.*?)\) \(")
+_DEVICE = re.compile(r"using device \S+ \((.*?)\) \(.* - (\d+) MiB free")
 MAX_ROWS = 1024  # of one request to the process; llama.cpp runs them in parts of its own
 
 
@@ -93,7 +93,8 @@ class LlamaBackend:
     ) -> None:
         """Open the model of a file that has passed the reader.
 
-        gpu_layers    how many of its layers a GPU runs, the last ones first; ALL_LAYERS: all; None: as many as fit
+        gpu_layers    how many of its layers a GPU runs, the last ones first; ALL_LAYERS: all; None: as many as fit,
+                      NoRoomOnGpu when that is none
         cache_tokens  tokens the cache holds, all sequences together; None: enough for every sequence
         process       None: one of its own, closed with it
         Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed.
@@ -149,7 +150,7 @@ class LlamaBackend:
         own = _own_tokenizer(file)  # while llama.cpp loads
         answer = self._process.answer(request, loading, _load_progress(progress))
         if "failed" in answer:
-            raise _refusal(self._path, answer["failed"])
+            raise _refusal(self._path, answer["failed"], answer["log"])
         if not answer["decodes"]:
             raise UnsupportedModel(f"not a model that generates text: {self._path}: it only encodes")
         self.log: Sequence[str] = answer["log"]
@@ -182,9 +183,12 @@ class LlamaBackend:
 
     def _layers_that_fit(self, file: GGUFFile, cache_tokens: int) -> int:
         devices = self._process.ask("devices", "looking for GPUs")["devices"]
-        if not devices:
-            return 0
-        return layers_that_fit(layer_sizes(file, cache_tokens), [device["free"] for device in devices])
+        free = [device["free"] for device in devices]
+        known = all(device["total"] for device in devices)  # a driver that does not say reports 0 of 0 bytes
+        fitting = layers_that_fit(layer_sizes(file, cache_tokens), free) if known else 0
+        if fitting == 0:
+            raise NoRoomOnGpu(_no_room(devices))
+        return fitting
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Backend.forward."""
@@ -326,15 +330,28 @@ def _pieces(want: NDArray[np.bool_]) -> Iterator[slice]:
     yield slice(start, len(want))
 
 
-def _refusal(path: str, reason: str) -> LlmrunError:
+def _refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
     """What llama.cpp said when it did not load a model, as one of our errors."""
     reason = _WHO_SAYS_IT.sub("", reason)
     sentence = f"llama.cpp does not load this model: {path}: {shown(reason, 200)}"
     if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:
         return UnsupportedModel(sentence, hint="A newer llama-cpp-python may: pip install -U llama-cpp-python")
-    if "allocate" in reason or "out of memory" in reason:
-        return DoesNotFit(sentence, hint="try a smaller --ctx-size, fewer --gpu-layers, or a smaller model")
+    if "allocat" in reason or "out of memory" in reason:
+        free = [f"{shown(name, 40)} {int(megabytes):,} MiB" for name, megabytes in _DEVICE.findall("\n".join(log))]
+        if free:
+            return DoesNotFit(
+                f"{sentence}; free were: {', '.join(free)}",
+                hint="--gpu-layers auto takes as many layers as fit; a smaller --ctx-size makes each smaller",
+            )
+        return DoesNotFit(sentence, hint="try a smaller --ctx-size, or a smaller model")
     return ModelFileError(sentence)
+
+
+def _no_room(devices: Sequence[dict[str, Any]]) -> str:
+    if not devices:
+        return "llama.cpp sees no GPU"
+    memory = [f"{shown(device['description'], 40)}: {device['free'] / 2**20:,.0f} MiB" for device in devices]
+    return f"no layer fits into what a GPU has free: {', '.join(memory)}"
 
 
 def _placement(log: Sequence[str], threads: int) -> str:
@@ -342,7 +359,7 @@ def _placement(log: Sequence[str], threads: int) -> str:
     layers = _offloaded(log)
     if not layers:
         return threads_in_words(threads)
-    devices = " and ".join(shown(name, 40) for name in _DEVICE.findall("\n".join(log))) or "GPU"
+    devices = " and ".join(shown(name, 40) for name, _ in _DEVICE.findall("\n".join(log))) or "GPU"
     return f"{layers} layers on {devices}, {threads_in_words(threads)}"
 
 

@@ -20,6 +20,7 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from llmrun.backends.llama_devices import usable_gpus
 from llmrun.backends.llama_layout import FLAG_BYTES, MOST_WANTED, Layout
 from llmrun.backends.shared_memory import SharedMemory
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _INFO, _WARNING, _ERROR = 2, 3, 4  # of ggml's log levels
 _KEPT_LINES = 400
 _LONGEST_LINE = 1000
-_GPU_TYPES = (1, 2)  # ggml's device types: a GPU with memory of its own, one that shares the machine's
 _CONTEXT_STEP = 256  # llama.cpp's contexts are whole multiples of it
 _UBATCH = 512  # rows llama.cpp runs at once: its own default
 _PROGRESS_STEPS = 50
@@ -77,20 +77,9 @@ class LlamaWorker:
         self._llama.llama_backend_init()
 
     def do_devices(self) -> dict[str, Any]:
-        """The GPUs, with the bytes they have free."""
-        ggml = importlib.import_module("llama_cpp._ggml").libggml
-        ggml.ggml_backend_dev_get.restype = ctypes.c_void_p
-        ggml.ggml_backend_dev_description.restype = ctypes.c_char_p
-        ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-        devices = []
-        for index in range(ggml.ggml_backend_dev_count()):
-            device = ctypes.c_void_p(ggml.ggml_backend_dev_get(ctypes.c_size_t(index)))
-            if ggml.ggml_backend_dev_type(device) in _GPU_TYPES:
-                free, total = ctypes.c_size_t(), ctypes.c_size_t()
-                ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-                name = ggml.ggml_backend_dev_description(device).decode(errors="replace")
-                devices.append({"description": name, "free": free.value, "total": total.value})
-        return {"offloads": self._llama.llama_supports_gpu_offload(), "devices": devices}
+        """The GPUs, with the bytes they have free. ggml's functions are found through the library that llama.cpp
+        itself was loaded from, wherever that is: a second copy would have devices of its own."""
+        return {"offloads": self._llama.llama_supports_gpu_offload(), "devices": usable_gpus(self._llama._lib)}
 
     def do_open(
         self,
@@ -106,14 +95,14 @@ class LlamaWorker:
         self.do_close()
         self._lines.clear()
         if not self._load(path, gpu_layers):
-            return {"failed": self._last_error() or "no reason given"}
+            return self._failure("no reason given")
         llama = self._llama
         vocabulary = llama.llama_model_get_vocab(self._model)
         found = llama.llama_vocab_n_tokens(vocabulary)
         if found != vocabulary_size:
-            return {"failed": f"a vocabulary of {found} tokens, expected {vocabulary_size}"}
+            return {"failed": f"a vocabulary of {found} tokens, expected {vocabulary_size}", "log": []}
         if not self._make_context(gpu_layers, cache_tokens, max_sequences, threads, rows):
-            return {"failed": self._last_error() or "no context"}
+            return self._failure("no context")
         self._layout = Layout(rows, vocabulary_size)
         self._mapping = self._memory.map(self._layout.n_bytes)
         self._make_batch(rows)
@@ -122,7 +111,7 @@ class LlamaWorker:
             "cache_tokens": llama.llama_n_ctx(self._context),
             "window": llama.llama_model_n_swa(self._model),
             "decodes": llama.llama_model_has_decoder(self._model) and not llama.llama_model_has_encoder(self._model),
-            "log": [line for _, line in self._lines],
+            "log": self._log_lines(),
         }
 
     def do_rest(self) -> dict[str, Any]:
@@ -296,6 +285,12 @@ class LlamaWorker:
     def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
         if level in (_INFO, _WARNING, _ERROR):  # not the hundreds of debugging lines, nor the dots of progress
             self._lines.append((level, text.decode(errors="replace")[:_LONGEST_LINE].rstrip("\n")))
+
+    def _failure(self, otherwise: str) -> dict[str, Any]:
+        return {"failed": self._last_error() or otherwise, "log": self._log_lines()}
+
+    def _log_lines(self) -> list[str]:
+        return [line for _, line in self._lines]
 
     def _last_error(self) -> str:
         """llama.cpp gives up in several lines, each less particular than the one before."""

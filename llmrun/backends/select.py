@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmrun.backends import llama_probe
 from llmrun.errors import UnsupportedModel, UsageError
+from llmrun.settings import BACKENDS
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
+    from llmrun.gguf.reader import GGUFFile
 
-BACKENDS = ("auto", "cpu", "llama")
 ALL_LAYERS = "all"
 AUTO = "auto"
 
@@ -32,12 +35,12 @@ def open_backend(
 ) -> Backend:
     """Open a model file on the backend named.
 
-    backend       "auto": llama.cpp where it has a GPU to use, else our CPU engine where that runs the model, else
-                  llama.cpp if it is installed
+    backend       "auto": llama.cpp where it can run layers of the model on a GPU, else our CPU engine where that runs
+                  the model, else llama.cpp if it is installed
     context_size  tokens one sequence may hold; default: the model's own, at most base.DEFAULT_CONTEXT
     threads       default: one a physical core
     gpu_layers    for llama.cpp: a number, "all", or "auto": as many as fit
-    explain       is told in a few words why "auto" chose what it did
+    explain       is told in a few words what "auto" chose, and why
     Raises ModelFileError, DoesNotFit, BackendCrashed, UsageError.
     """
     if backend == "scripted":
@@ -46,47 +49,95 @@ def open_backend(
         return ScriptedBackend.open(path, context_size=context_size, max_sequences=max_sequences)
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend: --backend: '{backend}', known are {', '.join(BACKENDS)}")
-    from llmrun.backends.llama_probe import gpus, is_installed
+    if backend == "llama" and not llama_probe.is_installed():
+        raise UsageError("llama.cpp is not installed: --backend llama", hint=_how_to_install())
     from llmrun.gguf.reader import open_gguf
 
-    if backend == "llama" and not is_installed():
-        raise UsageError("llama.cpp is not installed: --backend llama", hint=_how_to_install())
+    n_layers = _number_of_layers(gpu_layers)
     with open_gguf(path) as file:
+        opener = _Opener(file, context_size, max_sequences, threads, progress)
+        if backend == "cpu":
+            return opener.on_cpu()
+        if backend == "llama":
+            return _opened_on_llama(opener, n_layers, explain or _say_nothing)
+        return _opened_on_the_best(opener, n_layers, explain or _say_nothing)
 
-        def on_cpu() -> Backend:
-            from llmrun.backends.cpu import CpuBackend
 
-            return CpuBackend(
-                file, context_size=context_size, max_sequences=max_sequences, threads=threads, progress=progress
-            )
+@dataclass(frozen=True, slots=True)
+class _Opener:
+    """An open file, and how to open its model on either backend."""
 
-        def on_llama() -> Backend:
-            from llmrun.backends.llama_cpp import LlamaBackend
+    file: GGUFFile
+    context_size: int | None
+    max_sequences: int
+    threads: int | None
+    progress: Progress | None
 
-            return LlamaBackend(
-                file,
-                context_size=context_size,
-                max_sequences=max_sequences,
-                threads=threads,
-                gpu_layers=_number_of_layers(gpu_layers),
-                progress=progress,
-            )
+    def on_cpu(self) -> Backend:
+        from llmrun.backends.cpu import CpuBackend
 
-        if backend != AUTO:
-            return on_cpu() if backend == "cpu" else on_llama()
-        found = gpus()
-        if found.names and gpu_layers != 0:
-            _tell(explain, f"auto took llama: it can use {' and '.join(found.names)}")
-            return on_llama()
+        return CpuBackend(
+            self.file,
+            context_size=self.context_size,
+            max_sequences=self.max_sequences,
+            threads=self.threads,
+            progress=self.progress,
+        )
+
+    def on_llama(self, n_layers: int | None) -> Backend:
+        from llmrun.backends.llama_cpp import LlamaBackend
+
+        return LlamaBackend(
+            self.file,
+            context_size=self.context_size,
+            max_sequences=self.max_sequences,
+            threads=self.threads,
+            gpu_layers=n_layers,
+            progress=self.progress,
+        )
+
+
+def _opened_on_llama(opener: _Opener, n_layers: int | None, explain: Callable[[str], None]) -> Backend:
+    """A number of layers is passed on as it is; as many as fit may be none."""
+    if n_layers is not None:
+        return opener.on_llama(n_layers)
+    from llmrun.backends.gpu_layers import NoRoomOnGpu
+
+    found = llama_probe.gpus(opener.progress)
+    reason = found.reason
+    if found.names:
         try:
-            opened = on_cpu()
-        except UnsupportedModel as refusal:
-            if not is_installed():
-                raise _with_a_way_out(refusal) from refusal
-            _tell(explain, f"auto took llama: {refusal}")
-            return on_llama()
-        _tell(explain, f"auto took cpu: {found.reason or 'no layer is to run on a GPU'}")
-        return opened
+            return opener.on_llama(None)
+        except NoRoomOnGpu as full:
+            reason = str(full)
+    explain(f"no layer on a GPU: {reason}")
+    return opener.on_llama(0)
+
+
+def _opened_on_the_best(opener: _Opener, n_layers: int | None, explain: Callable[[str], None]) -> Backend:
+    from llmrun.backends.gpu_layers import NoRoomOnGpu
+
+    reason = "no layer is to run on a GPU"
+    if n_layers != 0:
+        found = llama_probe.gpus(opener.progress)
+        reason = found.reason
+        if found.names:
+            try:
+                opened = opener.on_llama(n_layers)
+            except (NoRoomOnGpu, UnsupportedModel) as refusal:
+                reason = str(refusal)
+            else:
+                explain(f"auto took llama: it can use {' and '.join(found.names)}")
+                return opened
+    try:
+        opened = opener.on_cpu()
+    except UnsupportedModel as refusal:
+        if not llama_probe.is_installed():
+            raise _with_a_way_out(refusal) from refusal
+        explain(f"auto took llama: {refusal}")
+        return opener.on_llama(0)
+    explain(f"auto took cpu: {reason}")
+    return opened
 
 
 def _number_of_layers(gpu_layers: int | str) -> int | None:
@@ -96,9 +147,8 @@ def _number_of_layers(gpu_layers: int | str) -> int | None:
     return -1 if gpu_layers == ALL_LAYERS else int(gpu_layers)
 
 
-def _tell(explain: Callable[[str], None] | None, line: str) -> None:
-    if explain is not None:
-        explain(line)
+def _say_nothing(words: str) -> None:
+    """Nobody asked why."""
 
 
 def _with_a_way_out(refusal: UnsupportedModel) -> UnsupportedModel:

@@ -65,14 +65,17 @@ Stop = Annotated[
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Backend = Annotated[str | None, typer.Option("--backend", metavar="NAME", help="auto, cpu or llama.  [default: auto]")]
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="NAME", help="auto, cpu, or llama (llama.cpp).  [default: auto]"),
+]
 GpuLayers = Annotated[
     str | None,
     typer.Option(
         "--gpu-layers",
         "-ngl",
         metavar="N",
-        help="Layers on the GPU, with llama: a number, all, or auto.  [default: auto]",
+        help="Layers that a GPU runs: auto, all, or a number.  [default: auto]",
     ),
 ]
 ChatTemplate = Annotated[

@@ -133,6 +133,7 @@ def _run(answer: Answer) -> dict[str, Any]:
         "backend": info.backend,
         "device": info.device,
         "threads": info.threads,
+        "gpu_layers": info.gpu_layers or None,
         "context_used": answer.finished.context_used,
         "context_size": info.context_size,
     }

@@ -20,6 +20,7 @@ sizes = st.builds(
     layers=st.lists(st.integers(1, 4 * GIB), min_size=1, max_size=40).map(tuple),
     output=st.integers(1, 4 * GIB),
     computing=st.integers(0, GIB),
+    visiting=st.integers(0, 4 * GIB),
 )
 memories = st.lists(st.integers(0, 200 * GIB), min_size=1, max_size=4)
 
@@ -39,13 +40,42 @@ def test_more_memory_never_means_fewer_layers(model: LayerSizes, one: int, other
     assert layers_that_fit(model, [little]) <= layers_that_fit(model, [much])
 
 
+@given(sizes, memories, st.integers(1, 8))
+def test_more_memory_on_every_gpu_never_means_fewer_layers(model: LayerSizes, free: list[int], times: int) -> None:
+    assert layers_that_fit(model, free) <= layers_that_fit(model, [times * n for n in free])
+
+
+@given(sizes, st.integers(1, 200 * GIB))
+def test_one_layer_more_than_fits_would_not_fit(model: LayerSizes, free: int) -> None:
+    n = layers_that_fit(model, [free])
+    for more in range(n + 1, len(model.layers) + 2):
+        assert bytes_needed(model, [free], more)[0] > free - MARGIN
+
+
 @given(sizes, memories, st.data())
 def test_every_offloaded_layer_is_on_some_gpu(model: LayerSizes, free: list[int], data: st.DataObject) -> None:
     free = [n + 1 for n in free]
     n = data.draw(st.integers(1, len(model.layers) + 1))
     needed = bytes_needed(model, free, n)
     weights = sum([*model.layers, model.output][-n:])
-    assert sum(needed) - weights == model.computing * sum(need > 0 for need in needed)
+    besides = model.computing + (model.visiting if n <= len(model.layers) else 0)
+    assert sum(needed) - weights == besides * sum(need > 0 for need in needed)
+
+
+def test_the_output_layer_goes_first_then_the_last_layers_each_gpu_a_share() -> None:
+    """As llama.cpp deals them out: layer i of the n offloaded to the first GPU whose share reaches beyond i/n."""
+    model = LayerSizes(layers=(1, 10, 100, 1000), output=10_000, computing=0, visiting=0)
+    assert bytes_needed(model, [GIB], 1) == [10_000]
+    assert bytes_needed(model, [GIB], 3) == [11_100]
+    assert bytes_needed(model, [GIB, GIB], 5) == [111, 11_000]
+    assert bytes_needed(model, [3 * GIB, GIB], 4) == [1110, 10_000]
+    assert bytes_needed(model, [GIB, GIB], 1) == [10_000, 0]
+
+
+def test_layers_that_stay_with_the_cpu_need_room_to_visit_a_gpu() -> None:
+    model = LayerSizes(layers=(GIB, GIB), output=GIB, computing=0, visiting=GIB)
+    assert layers_that_fit(model, [4 * GIB]) == 3  # all, and the margin
+    assert layers_that_fit(model, [4 * GIB - 1]) == 1  # not 2, which with the visitor would take as much
 
 
 @given(sizes)
@@ -61,8 +91,10 @@ def test_a_models_sizes_are_those_of_its_tensors_and_its_cache(tmp_path: Path) -
     with open_gguf(path) as file:
         empty, full = layer_sizes(file, 0), layer_sizes(file, 1000)
         blocks = sum(tensor.nbytes for name, tensor in file.tensors.items() if name.startswith("blk."))
+        largest = max(tensor.nbytes for name, tensor in file.tensors.items() if name.startswith("blk."))
         others = sum(tensor.nbytes for name, tensor in file.tensors.items() if not name.startswith("blk."))
     assert sum(empty.layers) == blocks
+    assert empty.visiting == largest
     assert empty.output == others  # tied: the embeddings are copied to the GPU as the output matrix
     assert [a - b for a, b in zip(full.layers, empty.layers, strict=True)] == [1000 * 2 * 2 * 16 * 2] * 2
 

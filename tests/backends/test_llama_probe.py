@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from llmrun.backends import llama_probe
 from llmrun.backends.llama_probe import Gpus, gpus
+from llmrun.errors import BackendCrashed
 
 
 @pytest.fixture
@@ -44,7 +46,8 @@ def test_the_answer_is_remembered(cache: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"{", b"[]", b'{"names": [1], "reason": ""}', b'{"names": "x", "reason": ""}', b"\xff", b"[" * 100_000],
+    [b"", b"{", b"[]", b'{"names": [1], "reason": ""}', b'{"names": "x", "reason": ""}', b"\xff", b"[" * 100_000]
+    + [f'{{"names": ["GPU"], "reason": "", "until": {until}}}'.encode() for until in ("0.0", "9e99", "1", '"x"')],
 )
 def test_a_damaged_memory_is_asked_again_and_mended(
     cache: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
@@ -55,7 +58,7 @@ def test_a_damaged_memory_is_asked_again_and_mended(
     memory.write_bytes(damage)
     assert gpus() == Gpus((), "none")
     assert asked == [1, 1]
-    assert json.loads(memory.read_bytes()) == {"names": [], "reason": "none"}
+    assert json.loads(memory.read_bytes()) == {"names": [], "reason": "none", "until": None}
 
 
 def test_other_visible_gpus_are_another_question(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +99,62 @@ def test_without_the_extra_nothing_is_started(cache: Path, monkeypatch: pytest.M
     assert asked == []
 
 
-def test_an_installation_that_does_not_load_is_a_reason_and_is_not_remembered(cache: Path, tmp_path: Path) -> None:
+def test_a_probe_that_failed_is_not_asked_again_for_a_while(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that hangs takes twenty seconds: not of every command."""
+    asked: list[int] = []
+
+    def crash() -> Gpus:
+        asked.append(1)
+        raise BackendCrashed("llama.cpp died while looking for GPUs: SIGKILL")
+
+    monkeypatch.setattr(llama_probe, "_asked", crash)
+    assert gpus() == gpus() == Gpus((), "llama.cpp died while looking for GPUs: SIGKILL")
+    assert asked == [1]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    gpus()
+    assert asked == [1, 1]
+
+
+def test_a_driver_that_hangs_is_given_up(cache: Path, tmp_path: Path) -> None:
+    """A library whose loading never ends, as far as the one who waits can tell."""
+    package = tmp_path / "hanging" / "llama_cpp"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "llama_cpp.py").write_text("import time\ntime.sleep(600)")
+    code = (
+        f"import sys; sys.path.insert(0, {str(package.parent)!r})\n"
+        "from llmrun.backends import llama_probe\nllama_probe._LIMIT_S = 0.5\nprint(llama_probe.gpus().reason)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == "llama.cpp died while looking for GPUs: SIGKILL\n"
+
+
+def test_who_waits_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count_questions(monkeypatch, Gpus((), "none"))
+    told: list[str] = []
+    for _ in range(2):
+        gpus(lambda what, fraction: told.append(what))
+    assert told == ["looking for GPUs (first run only)"]
+
+
+def test_other_devices_in_the_machine_are_another_question(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home folder may be shared with a machine that has a GPU."""
+    asked = count_questions(monkeypatch, Gpus(()))
+    gpus()
+    monkeypatch.setattr(llama_probe, "_gpu_devices", lambda: iter(["nvidia0", "nvidiactl"]))
+    gpus()
+    assert asked == [1, 1]
+
+
+def test_a_folder_of_that_name_is_not_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama_cpp").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    assert not llama_probe.is_installed()
+
+
+def test_an_installation_that_does_not_load_is_a_reason(cache: Path, tmp_path: Path) -> None:
     """Its library is missing: said in one line, and no traceback on any stream."""
     package = tmp_path / "broken" / "llama_cpp"
     package.mkdir(parents=True)
@@ -110,7 +168,6 @@ def test_an_installation_that_does_not_load_is_a_reason_and_is_not_remembered(ca
     assert "libcuda.so.1" in ran.stdout
     assert ran.stdout.count("\n") == 1
     assert ran.stderr == ""
-    assert not list(cache.glob("gpus-*.json"))
 
 
 def test_a_remembered_answer_costs_no_heavy_import(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends import llama_probe
+from llmrun.backends import cpu, llama_probe
 from llmrun.backends.base import DEFAULT_CONTEXT, Backend
 from llmrun.backends.cpu import CpuBackend
 from llmrun.backends.llama_cpp import LlamaBackend
@@ -16,6 +16,7 @@ from llmrun.backends.llama_probe import Gpus
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.backends.select import open_backend
 from llmrun.errors import BadGGUF, ModelNotFound, UnsupportedModel, UsageError
+from tests.support.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.tiny_models import changed_copy
 
@@ -24,7 +25,7 @@ NO_GPU = Gpus((), "no GPU here")
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_probe, "gpus", lambda: NO_GPU)
+    monkeypatch.setattr(llama_probe, "gpus", lambda progress=None: NO_GPU)
 
 
 def opened(path: Path, **options: Any) -> tuple[type[Backend], list[str]]:
@@ -38,29 +39,100 @@ def opened(path: Path, **options: Any) -> tuple[type[Backend], list[str]]:
 def test_a_backend_that_was_named_is_taken_without_a_word(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     assert opened(path, backend="cpu") == (CpuBackend, [])
+    assert opened(path, backend="llama", gpu_layers=0) == (LlamaBackend, [])
+
+
+@pytest.mark.parametrize(
+    ("free", "gpu_layers", "runs_on_cpu", "expected"),
+    [
+        (None, "auto", True, "auto took cpu: no GPU here"),
+        (None, "all", True, "auto took cpu: no GPU here"),
+        (None, "auto", False, "auto took llama: architecture not supported"),
+        ([9 * GIB], "auto", True, "auto took llama: it can use GPU 0"),
+        ([9 * GIB, 3 * GIB], "auto", False, "auto took llama: it can use GPU 0 and GPU 1"),
+        ([9 * GIB], "all", True, "auto took llama: it can use GPU 0"),
+        ([9 * GIB], 1, True, "auto took llama: it can use GPU 0"),
+        ([9 * GIB], 0, True, "auto took cpu: no layer is to run on a GPU"),
+        ([9 * GIB], 0, False, "auto took llama: architecture not supported"),
+        ([GIB], "auto", True, "auto took cpu: no layer fits into what a GPU has free: GPU 0: 1,024 MiB"),
+        ([GIB], "auto", False, "auto took llama: architecture not supported"),
+        ([GIB], "all", True, "auto took llama: it can use GPU 0"),
+    ],
+)
+def test_what_auto_takes_and_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free: list[int] | None,
+    gpu_layers: int | str,
+    runs_on_cpu: bool,
+    expected: str,
+) -> None:
+    if free is not None:
+        pretend_gpus(monkeypatch, *free)
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    if not runs_on_cpu:
+        path = changed_copy(path, tmp_path / "other.gguf", as_mistral)
+    backend, [reason] = opened(path, gpu_layers=gpu_layers)
+    assert reason.startswith(expected)
+    assert backend is (LlamaBackend if "took llama" in expected else CpuBackend)
+
+
+def test_a_gpu_that_does_not_say_what_it_has_free_gets_no_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, 9 * GIB, 0, total=0)
+    assert opened(tiny_llama(tmp_path / "tiny.gguf"))[0] is CpuBackend
+
+
+def test_llama_that_was_named_runs_without_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    assert opened(path, backend="llama") == (LlamaBackend, ["no layer on a GPU: no GPU here"])
+    assert opened(path, backend="llama", gpu_layers=2) == (LlamaBackend, [])
+    pretend_gpus(monkeypatch, GIB // 2)
+    full = "no layer on a GPU: no layer fits into what a GPU has free: GPU 0: 512 MiB"
+    assert opened(path, backend="llama") == (LlamaBackend, [full])
+    pretend_gpus(monkeypatch, 9 * GIB)
     assert opened(path, backend="llama") == (LlamaBackend, [])
 
 
-def test_auto_is_the_cpu_engine_where_there_is_no_gpu(tmp_path: Path) -> None:
-    assert opened(tiny_llama(tmp_path / "tiny.gguf")) == (CpuBackend, ["auto took cpu: no GPU here"])
+def test_a_gpu_that_is_gone_since_it_was_seen_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_probe, "gpus", lambda progress=None: Gpus(("NVIDIA H200",)))
+    backend, reasons = opened(tiny_llama(tmp_path / "tiny.gguf"))
+    assert (backend, reasons) == (CpuBackend, ["auto took cpu: llama.cpp sees no GPU"])
 
 
-def test_auto_is_llama_where_it_has_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_probe, "gpus", lambda: Gpus(("NVIDIA H200",)))
-    path = tiny_llama(tmp_path / "tiny.gguf")
-    assert opened(path) == (LlamaBackend, ["auto took llama: it can use NVIDIA H200"])
-    assert opened(path, gpu_layers=0) == (CpuBackend, ["auto took cpu: no layer is to run on a GPU"])
+def test_what_llama_cpp_refuses_the_cpu_engine_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 9 * GIB)
+    pretend_answers(monkeypatch, failed="llama_model_load: unknown model architecture: 'llama'")
+    backend, [reason] = opened(tiny_llama(tmp_path / "tiny.gguf"))
+    assert backend is CpuBackend
+    assert "unknown model architecture" in reason
 
 
-def test_auto_is_llama_for_what_the_cpu_engine_does_not_run(tmp_path: Path) -> None:
-    """A llama under the name of an architecture that is computed alike, but that we do not know."""
-    path = changed_copy(tiny_llama(tmp_path / "tiny.gguf"), tmp_path / "other.gguf", as_mistral)
-    backend, [reason] = opened(path)
-    assert backend is LlamaBackend
-    assert "architecture not supported" in reason
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [("model", "bert", "tokenizer not supported"), ("pre", "abacus", "pre-tokenizer not supported")],
+)
+def test_a_tokenizer_the_cpu_engine_lacks_is_known_before_anything_heavy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, words: str
+) -> None:
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("something heavy began")
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        metadata[f"tokenizer.ggml.{key}"] = value
+
+    path = changed_copy(tiny_llama(tmp_path / "tiny.gguf"), tmp_path / "other.gguf", change)
+    monkeypatch.setattr(cpu, "allocate", never)
+    monkeypatch.setattr(cpu, "load_kernels", never)
+    with pytest.raises(UnsupportedModel, match=words):
+        open_backend(path, backend="cpu")
 
 
 def as_mistral(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    """A llama under the name of an architecture that is computed alike, but that we do not know."""
     metadata["general.architecture"] = "mistral3"
     for key in [key for key in metadata if key.startswith("llama.")]:
         metadata["mistral3." + key.removeprefix("llama.")] = metadata.pop(key)

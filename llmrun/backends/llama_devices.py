@@ -1,0 +1,36 @@
+"""The GPUs that llama.cpp would use, by the functions of its own library."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_GPU, _INTEGRATED = 1, 2  # of ggml's device types
+
+
+def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
+    """`description`, and bytes `free` and `total`, of each GPU that a model's layers are shared out to.
+
+    ggml  a ctypes library with ggml's functions
+    As llama.cpp chooses: integrated GPUs only where there is no other, and one device once, though two of its
+    backends (CUDA and Vulkan) may see it. (It compares bus addresses; descriptions do, and err towards too few.)
+    """
+    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    for name in ("ggml_backend_dev_get", "ggml_backend_dev_backend_reg"):
+        getattr(ggml, name).restype = ctypes.c_void_p
+    ggml.ggml_backend_dev_description.restype = ctypes.c_char_p
+    found: dict[int, list[tuple[int, dict[str, Any]]]] = {_GPU: [], _INTEGRATED: []}
+    for index in range(ggml.ggml_backend_dev_count()):
+        device = ctypes.c_void_p(ggml.ggml_backend_dev_get(ctypes.c_size_t(index)))
+        kind = ggml.ggml_backend_dev_type(device)
+        if kind not in found:
+            continue
+        backend = ggml.ggml_backend_dev_backend_reg(device)
+        description = ggml.ggml_backend_dev_description(device).decode(errors="replace")
+        if any(other != backend and known["description"] == description for other, known in found[kind]):
+            continue
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        found[kind].append((backend, {"description": description, "free": free.value, "total": total.value}))
+    chosen = found[_GPU] or [pair for pair in found[_INTEGRATED] if pair[0] == found[_INTEGRATED][0][0]]
+    return [gpu for _, gpu in chosen]
