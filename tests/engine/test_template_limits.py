@@ -16,7 +16,7 @@ from llmrun.engine.templating.budget import Budget, OverBudget
 from llmrun.errors import TemplateRefused
 from tests.support.downloads import llama_cpp_source
 from tests.support.hostile_templates import HOSTILE
-from tests.support.measured_templates import Measured, Renderers
+from tests.support.measured_templates import Measured, Renderers, measure
 from tests.support.template_drafts import hostile_draft
 
 SOAK = 1_000  # scripts/soak_templates renders a hundred thousand
@@ -42,8 +42,7 @@ def refusal(source: str, **variables: Any) -> str:
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Measured]:
-    with Renderers() as renderers:
-        return dict(zip(HOSTILE, renderers.run([*HOSTILE.values()]), strict=True))
+    return dict(zip(HOSTILE, measure([*HOSTILE.values()]), strict=True))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -56,8 +55,7 @@ def test_a_hostile_template_is_refused_within_2_seconds_and_256_mb(name: str, me
 def test_a_thousand_random_ones_end_in_text_or_are_refused() -> None:
     paths = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
     real = [path.read_text(encoding="utf-8") for path in paths]
-    with Renderers() as renderers:
-        results = renderers.run([hostile_draft(SEED, case, real) for case in range(SOAK)], batch=50)
+    results = measure([hostile_draft(SEED, case, real) for case in range(SOAK)], batch=50)
     assert [(case, result) for case, result in enumerate(results) if not result.well] == []
     # Drafts that were all broken at the first tag, or all harmless, would test nothing.
     assert sum(result.outcome == "text" for result in results) > SOAK // 10

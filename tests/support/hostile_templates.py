@@ -231,8 +231,8 @@ HOSTILE: dict[str, str] = {
     "hoard texts": looped("{% set ns.l = [ns.l, 'a' * 100000 ~ j] %}"),
     "hoard short texts": looped("{% set ns.l = [ns.l, 'a' ~ j] %}"),
     "hoard numbers": looped("{% set ns.l = [ns.l, j * 1.5] %}"),
-    "hoard integers": looped("{% set ns.l = [ns.l, 2 ** 250 + j] %}"),
-    "hoard negatives": looped("{% set ns.l = [ns.l" + ", -x" * 1000 + "] %}", "{% set x = 2 ** 250 %}"),
+    "hoard integers": looped("{% set ns.l = [ns.l, 2 ** 120 + j] %}"),
+    "hoard negatives": looped("{% set ns.l = [ns.l" + ", -x" * 1000 + "] %}", "{% set x = 2 ** 120 %}"),
     "hoard lists": looped("{% set ns.l = [ns.l, [], [], [], [], [], []] %}"),
     "hoard dicts": looped("{% set ns.l = [ns.l, {}, {'a': 1}, {}, {}] %}"),
     "hoard tuples": looped("{% set ns.l = (ns.l, (i, j), (j, i)) %}"),
@@ -251,7 +251,7 @@ HOSTILE: dict[str, str] = {
     "hoard splits": looped("{% set ns.l = [ns.l, ('ab ' * 1000).split()] %}"),
     "hoard pieces": looped("{% set ns.l = [ns.l, ('a' * 1000000 ~ j).split('b')[0]] %}"),
     "hoard slices": looped("{% set ns.l = [ns.l, a[1:], a[2:], a[3:]] %}", "{% set a = range(10000)|list %}"),
-    "hoard groups": looped("{% set ns.l = [ns.l, range(1000)|groupby(0)] %}"),
+    "hoard groups": looped("{% set ns.l = [ns.l, messages|groupby('role')] %}"),
     "hoard arguments": "{% macro f(s, n) %}{{ f(s[1:], n + 1) }}{% endmacro %}" + _BIG + "{{ f(a, 0) }}",
     "hoard variables": _BIG + "".join(f"{{% set a{i} = a[{i}:] %}}" for i in range(1, 900)),
     "hoard doubled": doubled("{% set ns.s = ns.s ~ ns.s ~ 'aaaa' %}"),
@@ -263,6 +263,37 @@ HOSTILE: dict[str, str] = {
     "hoard blocks": looped(
         "{% set x %}{{ a }}{{ a }}{{ a }}{% endset %}{% set ns.l = [ns.l, x] %}", "{% set a = 'a' * 99999 %}"
     ),
+    "hoard safe text": "{% set a = ('a' * 16000000)|safe %}{% set x %}" + "{{ a }}" * 1000 + "{% endset %}",
+    "hoard safe text in a filter": "{% set a = ('a' * 9000000)|safe %}{% filter upper %}"
+    + "{{ a }}" * 1000
+    + "{% endfilter %}",
+    "hoard words": looped("{% set ns.l = [ns.l, s.split()] %}", "{% set s = ('a' * 20 ~ ' ') * 9999 %}"),
+    "hoard words one by one": looped("{% set ns.l = [ns.l, 'a' * 20 ~ j] %}"),
+    "hoard cyclers of many": looped("{% set ns.l = [ns.l, cycler(*l)] %}", "{% set l = range(100)|list %}"),
+    "hoard arguments of many": "{% macro m() %}{% set ns.l = [ns.l, varargs] %}{% endmacro %}"
+    + looped("{{ m(*l) }}", "{% set l = range(100)|list %}"),
+    "hoard names of many": "{% macro m() %}{% set ns.l = [ns.l, kwargs] %}{% endmacro %}"
+    + looped("{{ m(**d) }}", "{% set d = dict(range(100)|map('string')|batch(2)) %}"),
+    "hoard names in the call": "{% set ns = namespace(l=[]) %}{% macro m() %}{% set ns.l = [ns.l, kwargs] %}{% endmacro %}"
+    + _MANY
+    + "{{ m("
+    + ",".join(f"a{i}=1" for i in range(1000))
+    + ") }}"
+    + _END,
+    "hoard arguments in the call": "{% set ns = namespace(l=[]) %}{% macro m() %}{% set ns.l = [ns.l, varargs] %}{% endmacro %}"
+    + _MANY
+    + "{{ m("
+    + "1," * 5000
+    + ") }}"
+    + _END,
+    "hoard namespaces of many": looped(
+        "{% set ns.l = [ns.l, namespace(d)] %}", "{% set d = dict(range(10000)|map('string')|batch(2)) %}"
+    ),
+    "hoard loops in loops": looped("{% for x in [1] %}{% set ns.l = [ns.l, loop] %}{% endfor %}"),
+    "hoard pairs": looped(
+        "{% set ns.l = [ns.l, d.items()|list] %}", "{% set d = dict(range(1000)|map('string')|batch(2)) %}"
+    ),
+    "hoard characters": looped("{% set ns.l = [ns.l, a[0], a[1], a[2], a[3]] %}", "{% set a = '\U0001f642' * 4 %}"),
     "output": looped("{{ a }}", "{% set a = 'a' * 100000 %}"),
     "output of wide text": "\U0001f642" + looped("{{ a }}", "{% set a = 'a' * 100000 %}"),
     "output in a block": "{% set x %}" + looped("{{ a }}", "{% set a = 'a' * 100000 %}") + "{% endset %}",

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -103,6 +104,14 @@ class Renderers:
             else:  # which of them it was
                 measured += self.run(part)
         return measured
+
+
+def measure(sources: Sequence[str], batch: int = 1) -> list[Measured]:
+    """`Renderers.run` in two processes at once: half of the sources each."""
+    half = len(sources) // 2
+    with Renderers() as first, Renderers() as second, ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(first.run, sources[:half], batch), pool.submit(second.run, sources[half:], batch)]
+        return [each for run in runs for each in run.result()]
 
 
 def serve() -> None:

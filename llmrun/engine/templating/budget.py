@@ -23,7 +23,7 @@ UNCOUNTED = 1 << 24  # bytes made between two looks at which of them are still i
 SECONDS = 1.4  # from the start, compiling included; then one operation more, 0.2 at most
 DEEPEST_CALL = 100  # macros in macros; each is five Python frames of the thousand there are
 _LOOK_EVERY = 20_000  # steps
-_SMALL = 64  # bytes; smaller values are not registered: making one costs 4 steps or more, so 48 MB is the most
+_SMALL = 64  # bytes; smaller values are not registered: making one costs 4 steps or more, so 50 MB is the most
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class Budget:
         large = [value for value in values if getsizeof(value) > _SMALL]
         self._registry += large
         self._made += sum(map(getsizeof, large))
-        self.spend(4 * len(values))
+        self.spend(8 * len(values))
         return self.keep(values)
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ from llmrun.engine.templating.text_filters import TEXT_FILTERS
 from llmrun.engine.templating.values import SCALARS, Function, Method, hashable, iterable, key, text_of
 
 _NEVER_USED = Budget(0, 0, 0.0)  # of the environment that only compiles
+_MOST_SPREAD = 100  # arguments `*list` or `**dict` may give a call: a macro can keep them all
 _LONGEST_NAME = 100  # characters of what was not found that an error repeats
 
 
@@ -217,15 +218,17 @@ def _dict_literal(sandbox: ChatSandbox, pairs: tuple[tuple[Any, Any], ...]) -> d
 def _spread(sandbox: ChatSandbox, value: Any) -> list[Any]:
     arguments = []
     for item in iterable(value):
+        sandbox.budget.spend(8)
         arguments.append(item)
-        if len(arguments) > 1000:
-            raise OverBudget("a call with more than 1,000 arguments")
+        if len(arguments) > _MOST_SPREAD:
+            raise OverBudget(f"a call with more than {_MOST_SPREAD} arguments from a list")
     return arguments
 
 
 def _spread_named(sandbox: ChatSandbox, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or len(value) > 1000:
-        raise OverBudget("a call takes names from a dict of 1,000 at most")
+    if not isinstance(value, dict) or len(value) > _MOST_SPREAD:
+        raise OverBudget(f"a call takes names from a dict, and {_MOST_SPREAD} at most")
+    sandbox.budget.spend(20 * len(value))
     return value
 
 

@@ -47,8 +47,11 @@ def _dict(sandbox: ChatSandbox, /, *source: Any, **named: Any) -> dict[Any, Any]
 
 
 def _namespace(sandbox: ChatSandbox, /, *source: Any, **named: Any) -> Namespace:
-    sandbox.budget.spend(40)  # some 400 bytes
-    return sandbox.budget.keep(Namespace(_dict(sandbox, *source, **named)))
+    sandbox.budget.spend(40)  # some 300 bytes
+    space = Namespace()
+    # Given to Namespace() it would be copied, and the copy go uncounted.
+    object.__setattr__(space, "_Namespace__attrs", _dict(sandbox, *source, **named))
+    return space
 
 
 def _cycler(sandbox: ChatSandbox, *items: Any) -> Cycler:

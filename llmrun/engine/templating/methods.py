@@ -28,7 +28,7 @@ _SPACES = "".join(map(chr, range(0x2000, 0x200B))) + (
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
-def _plain(name: str, steps_per_character: int = 0) -> Implementation:
+def _plain(name: str) -> Implementation:
     """A method of strings that gives a flag, or no more characters than there were."""
     method = getattr(str, name)
     markup_method = getattr(Markup, name)
@@ -36,7 +36,6 @@ def _plain(name: str, steps_per_character: int = 0) -> Implementation:
     def run(sandbox: ChatSandbox, text: str, /, *arguments: Any, **named: Any) -> Any:
         if len(text) > _SHORT:
             sandbox.budget.scan(len(text))
-            sandbox.budget.spend(len(text) * steps_per_character)
         result = (markup_method if type(text) is Markup else method)(text, *arguments, **named)
         return result if result is text else sandbox.budget.keep(result)
 
@@ -234,7 +233,7 @@ _TEXT: dict[str, Implementation] = {
     "replace": replace,
     "splitlines": _split_lines,
 }
-_NUMBER: dict[str, Implementation] = {}
+_NO_METHODS: dict[str, Implementation] = {}
 METHODS: dict[type, dict[str, Implementation]] = {
     str: _TEXT,
     Markup: _TEXT,
@@ -245,7 +244,7 @@ METHODS: dict[type, dict[str, Implementation]] = {
     float: {"is_integer": _simple("is_integer")},
     LoopContext: {"changed": _changed, "cycle": _simple("cycle")},
     Cycler: {"next": _simple("next"), "reset": _simple("reset")},
-    **dict.fromkeys((int, bool, range, type(None), *VIEWS), _NUMBER),
+    **dict.fromkeys((int, bool, range, type(None), *VIEWS), _NO_METHODS),
 }
 # What can be read from a value without a call.
 PROPERTIES: dict[type, frozenset[str]] = {

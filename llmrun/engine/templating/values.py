@@ -1,7 +1,4 @@
-"""What a template can hold: JSON's values, what Jinja2 makes for it, and a few things of ours. Nothing else gets in.
-
-Names here are short on purpose: they are in every line of the rooms beside.
-"""
+"""What a template can hold: JSON's values, what Jinja2 makes for it, and a few things of ours. Nothing else gets in."""
 
 from __future__ import annotations
 
@@ -158,9 +155,10 @@ def text_of(value: Any, budget: Budget) -> str:
     kind = type(value)
     if kind is str:
         return value  # type: ignore[no-any-return]
-    if kind in SCALARS or isinstance(
-        value, int | float | str | Undefined | Lazy | Method | Function | Macro | LoopContext
-    ):
+    if isinstance(value, str):
+        budget.scan(len(value))
+        return budget.keep(str(value))  # Markup is copied
+    if kind in SCALARS or isinstance(value, int | float | Undefined | Lazy | Method | Function | Macro | LoopContext):
         return str(value)
     if isinstance(value, (dict, range, Namespace, *_SEQUENCES)):
         size = measure(value, budget)
@@ -193,7 +191,7 @@ def key(value: Any) -> Any:
 
 
 def bytes_of(text: str) -> int:
-    """At most."""
+    """At most so many a text takes, and a few for itself."""
     return len(text) if text.isascii() else 4 * len(text)
 
 
