@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from llmrun.cli.chatting.markdown.live import LiveRows
+from llmrun.cli.chatting.markdown.parse import parsed
 from llmrun.cli.chatting.markdown.pending import Pending, weight
 from llmrun.cli.chatting.markdown.rows import Row, columns_of, encoded
 from llmrun.cli.output import out
@@ -43,6 +44,7 @@ class MarkdownView:
         self._size = size
         self._clock = clock
         self._live = LiveRows(write or _to_stdout)
+        parsed("")  # imports the parser: 20 ms that the first token should not wait for
         self.begin()
 
     def begin(self) -> None:
