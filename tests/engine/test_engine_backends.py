@@ -86,7 +86,7 @@ class TestTinyModelOnTheCpu(StopStringContract, PrefixContract, CancelContract, 
 class TestRealModelOnTheCpu(StopStringContract, CompanyContract, CancelContract):
     answer_tokens = 16
     places = 4
-    trials = 4
+    trials = 2
 
     @classmethod
     def open_backend(cls, *, context_size: int, max_sequences: int) -> CpuBackend:
@@ -127,12 +127,11 @@ class TestTinyModelOnLlamaCpp(StopStringContract, PrefixContract, CancelContract
         return open_llama(cls.path, capacity=capacity, context_size=context_size, max_sequences=max_sequences)
 
 
-class TestRealModelOnLlamaCpp(StopStringContract, CompanyContract, CancelContract):
+class TestRealModelOnLlamaCpp(StopStringContract, CompanyContract):
     exact = False
     tolerance = 1.0  # 0.35 was the most seen; the logits of a token are 30 apart
     answer_tokens = 8
     places = 2
-    trials = 2
 
     @classmethod
     def open_backend(cls, *, context_size: int, max_sequences: int) -> LlamaBackend:
@@ -174,7 +173,7 @@ class TestSlidingWindowOnLlamaCpp(PrefixContract, CancelContract):
 @pytest.mark.parametrize("checkpoint", [None, 16])
 def test_anything_in_any_order_on_the_scripted_backend(capacity: int | None, checkpoint: int | None) -> None:
     backend = ScriptedBackend(None, context_size=100, max_sequences=3, capacity=capacity, checkpoint=checkpoint)
-    run_engine_machine(backend, alone=ScriptedBackend(None, context_size=100), examples=100)
+    run_engine_machine(backend, alone=ScriptedBackend(None, context_size=100), examples=40)
 
 
 def test_anything_in_any_order_on_the_cpu(tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_anything_in_any_order_on_the_cpu(tmp_path: Path) -> None:
     backend = open_crowded_cpu(path, capacity=128, context_size=96, max_sequences=3)
     alone = open_cpu(path, context_size=96, max_sequences=1)
     try:
-        run_engine_machine(backend, alone=alone, examples=100)
+        run_engine_machine(backend, alone=alone, examples=40)
     finally:
         backend.close()
         alone.close()

@@ -292,7 +292,10 @@ class CancelContract(OverOneBackend):
         duration = time.perf_counter() - started
         random_ = random.Random(0)
         reasons = set()
-        for _ in range(self.trials):
+        trials = 0
+        while trials < self.trials or FinishReason.CANCELLED not in reasons:
+            trials += 1
+            assert trials < 100
             forget_all(backend)
             engine = Engine(backend, rows_per_step=32)
             with later(random_.uniform(0, duration), engine.cancel_current):
@@ -305,7 +308,6 @@ class CancelContract(OverOneBackend):
                 said = b"".join(map(backend.tokenizer.token_bytes, gathered.tokens))
                 assert gathered.text == said.decode("utf-8", "replace")
                 self.assert_answers(backend, request, gathered)
-        assert FinishReason.CANCELLED in reasons
 
     def test_a_cancel_just_before_a_pass_stops_that_pass(self, backend: Backend) -> None:
         """Prefill and decode: the engine has looked, the pass has not begun."""
