@@ -5,9 +5,9 @@ It runs in a process of its own (llama_worker.py): no file and no driver can tak
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,23 +54,28 @@ MAX_ROWS = 1024  # of one request to the process; llama.cpp runs them in parts o
 
 
 class LlamaCache:
-    """The seam's KV cache, kept by llama.cpp. `lengths` are the tokens each sequence holds."""
+    """The seam's KV cache, kept by llama.cpp."""
 
-    def __init__(self, process: LlamaProcess, capacity: int, max_sequences: int, doing: str) -> None:
+    def __init__(self, process: LlamaProcess, capacity: int, lengths: NDArray[np.int32], doing: str) -> None:
+        """`lengths` is where the process writes how many tokens each sequence holds."""
         self._process = process
         self._doing = doing
+        self._lengths = lengths
         self.capacity = capacity
-        self.lengths = [0] * max_sequences
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens each sequence holds."""
+        lengths: list[int] = self._lengths.tolist()
+        return lengths
 
     def copy(self, src: int, dst: int, n: int) -> int:
-        answer = self._process.ask("copy", self._doing, src=src, dst=dst, n=n)
-        self.lengths[dst] = answer["kept"]
-        return self.lengths[dst]
+        kept: int = self._process.ask("copy", self._doing, src=src, dst=dst, n=n)["kept"]
+        return kept
 
     def truncate(self, seq: int, n: int) -> int:
-        answer = self._process.ask("truncate", self._doing, seq=seq, n=n)
-        self.lengths[seq] = answer["kept"]
-        return self.lengths[seq]
+        kept: int = self._process.ask("truncate", self._doing, seq=seq, n=n)["kept"]
+        return kept
 
     def free(self, seq: int) -> None:
         self.truncate(seq, 0)
@@ -101,20 +106,19 @@ class LlamaBackend:
         """
         _check_decodes(file)
         self._path = shown(str(file.path), 300)
-        self._watch = _Watch(file.path)
-        self._process = process or LlamaProcess()
-        self._owns_process = process is None
-        try:
-            self._open(
-                file, context_size, max_sequences, threads or default_threads(), gpu_layers, cache_tokens, progress
-            )
-        except BackendCrashed:
-            self.close()
-            self._watch.check()
-            raise
-        except BaseException:
-            self.close()
-            raise
+        threads = threads or default_threads()
+        with contextlib.ExitStack() as opened:
+            self._watch = _Watch(file.path)
+            opened.callback(self._watch.close)
+            self._process = process or LlamaProcess()
+            if process is None:
+                opened.callback(self._process.close)
+            try:
+                self._open(file, context_size, max_sequences, threads, gpu_layers, cache_tokens, progress)
+            except BackendCrashed:
+                self._watch.check()
+                raise
+            self._opened = opened.pop_all()
 
     def _open(
         self,
@@ -129,7 +133,7 @@ class LlamaBackend:
         train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
         context_size = context_size or min(train_context, DEFAULT_CONTEXT)
         vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
-        self._layout = Layout(MAX_ROWS, vocabulary_size)
+        self._layout = Layout(MAX_ROWS, vocabulary_size, max_sequences)
         loading = f"loading {self._path}"
         memory = self._process.memory.map(self._layout.n_bytes)
         cache_tokens = cache_tokens or context_size * max_sequences
@@ -157,8 +161,8 @@ class LlamaBackend:
         self.tokenizer: Tokenizer = own or LlamaTokenizer(
             self._process, vocabulary_size, space_prefix=_puts_a_space_first(file)
         )
-        self.kv = LlamaCache(self._process, answer["cache_tokens"], max_sequences, f"running {self._path}")
         self._views(memory)
+        self.kv = LlamaCache(self._process, answer["cache_tokens"], self._lengths, f"running {self._path}")
         self.info = describe(
             file,
             vocabulary_size=vocabulary_size,
@@ -195,7 +199,8 @@ class LlamaBackend:
         check_batch(batch, self.info, self.kv.lengths)
         if len(batch.tokens) > self.kv.capacity:  # llama.cpp ends its process over such a batch
             raise self._full(len(batch.tokens))
-        before = {seq: self.kv.lengths[seq] for seq in Counter(batch.seq.tolist())}
+        lengths = self.kv.lengths
+        before = {seq: lengths[seq] for seq in sorted(set(batch.seq.tolist()))}
         logits = np.empty((int(batch.want.sum()), self.info.vocabulary_size), np.float32)
         done = 0
         try:
@@ -206,7 +211,7 @@ class LlamaBackend:
             self._watch.check()
             raise
         except BaseException:
-            if self._process.alive:
+            with contextlib.suppress(BackendCrashed):  # the next pass is told
                 for seq, length in before.items():
                     self.kv.truncate(seq, length)
             raise
@@ -226,8 +231,6 @@ class LlamaBackend:
         self._wanted[:n] = want
         answer = self._process.ask("forward", f"running {self._path}", rows=n, wanted=wanted)
         self._explain(answer["status"], answer.get("error", ""), n)
-        for seq, count in Counter(batch.seq[rows].tolist()).items():
-            self.kv.lengths[seq] += count
         logits[:wanted] = self._logits[:wanted]
         return wanted
 
@@ -247,21 +250,20 @@ class LlamaBackend:
         self._process.stop()
 
     def close(self) -> None:
-        self._watch.close()
-        if self._owns_process:
-            self._process.close()
+        self._opened.close()
 
     def _views(self, memory: object) -> None:
         """NumPy's view of what the process sees."""
         layout = self._layout
 
-        def view(dtype: type, offset: int, count: int) -> NDArray[np.generic]:
-            return np.frombuffer(memory, dtype, count, offset)  # type: ignore[call-overload,no-any-return]
+        def view(dtype: type, offset: int, count: int) -> Any:
+            return np.frombuffer(memory, dtype, count, offset)  # type: ignore[call-overload]
 
         self._tokens = view(np.int32, layout.tokens, layout.rows)
         self._sequences = view(np.int32, layout.sequences, layout.rows)
         self._positions = view(np.int32, layout.positions, layout.rows)
         self._wanted = view(np.int8, layout.wanted, layout.rows)
+        self._lengths = view(np.int32, layout.lengths, layout.max_sequences)
         logits = view(np.float32, layout.logits, MOST_WANTED * layout.vocabulary_size)
         self._logits = logits.reshape(MOST_WANTED, layout.vocabulary_size)
 
@@ -272,7 +274,10 @@ class _Watch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor: int | None = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            self._descriptor: int | None = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            raise ModelFileError(f"cannot open model file: {shown(str(path), 300)}: {error.strerror}") from error
         self._size, self._written = self._state()
 
     def check(self) -> None:

@@ -16,10 +16,11 @@ MOST_WANTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Byte offsets of the arrays of one forward pass of at most `rows` rows."""
+    """Byte offsets of the arrays of one forward pass of at most `rows` rows, and of the tokens each sequence holds."""
 
     rows: int
     vocabulary_size: int
+    max_sequences: int
 
     @property
     def tokens(self) -> int:
@@ -34,8 +35,12 @@ class Layout:
         return self.sequences + 4 * self.rows
 
     @property
-    def wanted(self) -> int:
+    def lengths(self) -> int:
         return self.positions + 4 * self.rows
+
+    @property
+    def wanted(self) -> int:
+        return self.lengths + 4 * self.max_sequences
 
     @property
     def logits(self) -> int:

@@ -20,6 +20,8 @@ from llmrun.gguf.problems import shown
 
 _KEPT_BYTES = 64 << 10  # of what it writes to standard error: the reason of a crash is at its end
 _PATIENCE_S = 5.0  # for a process that was told to end
+_REST_S = 20.0  # for one that was told to stop what it does: a GPU may be in the middle of a long prefill
+_PIECE_BYTES = 1 << 20  # of one write
 # Where llama.cpp and the C++ library say why they give up.
 _REASON = re.compile(
     r"GGML_ASSERT\(.*|[\w-]+\.(?:cpp|c|cu|m):\d+: (?!GGML_ASSERT).*|.*what\(\):.*|.*CUDA error.*|.*: error: .*"
@@ -30,20 +32,14 @@ class LlamaProcess:
     """A process that runs one model after another. Not thread-safe, but for `stop`."""
 
     def __init__(self) -> None:
+        """Raises LlmrunError where no process can be started."""
         self.memory = SharedMemory.create()
         self._flag = self.memory.map(FLAG_BYTES)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "llmrun.backends.llama_worker", self.memory.handle],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=self.memory.inherited,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                "GGML_NO_BACKTRACE": "1",  # or a dying llama.cpp starts a debugger on itself
-            },
-        )
+        try:
+            self._process = _started(self.memory)
+        except OSError as error:
+            self.memory.close()
+            raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
         self._requests = 0
         self._unread = b""
         self._last_words = b""
@@ -70,11 +66,7 @@ class LlamaProcess:
         except LlmrunError:
             raise
         except BaseException:
-            self.stop()
-            try:
-                self.answer(self.tell("rest"), doing)
-            finally:
-                self.clear_stop()
+            self._come_to_rest(doing)
             raise
 
     def tell(self, operation: str, **fields: Any) -> int:
@@ -85,11 +77,12 @@ class LlamaProcess:
         """
         self._requests += 1
         number = self._requests
-        line = json.dumps({"do": operation, "number": number, **fields}).encode()
-        pipe = _pipe(self._process.stdin)
+        line = b"\n" + json.dumps({"do": operation, "number": number, **fields}).encode() + b"\n"
+        descriptor = _pipe(self._process.stdin).fileno()
         with contextlib.suppress(BrokenPipeError):  # it is dead: said when its answer is missing
-            pipe.write(b"\n" + line + b"\n")
-            pipe.flush()
+            written = 0
+            while written < len(line):
+                written += os.write(descriptor, line[written : written + _PIECE_BYTES])
         return number
 
     def answer(self, number: int, doing: str, progress: Callable[[float], None] | None = None) -> dict[str, Any]:
@@ -125,21 +118,42 @@ class LlamaProcess:
 
     def close(self) -> None:
         """End the process. Idempotent."""
-        if self._process.returncode is None:
-            self.stop()
-            with contextlib.suppress(OSError):
-                _pipe(self._process.stdin).close()
-            try:
-                self._process.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._listener.join()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None and not pipe.closed:
-                with contextlib.suppress(OSError):
+        try:
+            if self._process.returncode is None:
+                self.stop()
+                if self._process.stdin is not None:
+                    self._process.stdin.close()
+                self._end()
+        finally:
+            self._process.kill()  # nothing, but when the wait for its end was interrupted
+            self._process.wait()
+            self._listener.join(_PATIENCE_S)
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if pipe is not None:
                     pipe.close()
-        self.memory.close()
+            self.memory.close()
+
+    def _come_to_rest(self, doing: str) -> None:
+        """Stop what runs, and wait for its end; for one that never comes, only so long. When that is interrupted too,
+        the flag stays: the pass ends without us."""
+        self.stop()
+        impatience = threading.Timer(_REST_S, self.kill)
+        impatience.daemon = True
+        impatience.start()
+        try:
+            with contextlib.suppress(BackendCrashed):  # the next request is told
+                self.answer(self.tell("rest"), doing)
+            self.clear_stop()
+        finally:
+            impatience.cancel()
+
+    def _end(self) -> int:
+        """Wait for its end, or bring it about; returns its status."""
+        try:
+            return self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
 
     def _next_answer(self, doing: str) -> dict[str, Any]:
         descriptor = _pipe(self._process.stdout).fileno()
@@ -156,11 +170,7 @@ class LlamaProcess:
         return answer
 
     def _crashed(self, doing: str) -> BackendCrashed:
-        try:
-            status = self._process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
+        status = self._end()
         self._listener.join(_PATIENCE_S)
         reasons = _REASON.findall(self._last_words.decode(errors="replace"))
         why = f": {shown(reasons[-1].strip(), 200)}" if reasons else ""
@@ -172,6 +182,26 @@ class LlamaProcess:
     def _listen(self, pipe: IO[bytes]) -> None:
         while data := os.read(pipe.fileno(), 1 << 16):
             self._last_words = (self._last_words + data)[-_KEPT_BYTES:]
+
+
+def _started(memory: SharedMemory) -> subprocess.Popen[bytes]:
+    """The process. It searches modules where this one does and nowhere else (-P: not in the working directory), and is
+    in a group of its own, as Ctrl-C goes to all of a terminal's group, to one that is just starting too."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "llmrun.backends.llama_worker", memory.handle],
+        bufsize=0,  # nothing that closing would have to write first, to one that does not read
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=memory.inherited,
+        process_group=0 if os.name == "posix" else None,
+        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),  # noqa: PTH109
+            "GGML_NO_BACKTRACE": "1",  # or a dying llama.cpp starts a debugger on itself
+        },
+    )
 
 
 def _how(status: int) -> str:

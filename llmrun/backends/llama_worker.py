@@ -14,8 +14,10 @@ import importlib
 import importlib.util
 import json
 import os
+import select
 import signal
 import sys
+import threading
 import types
 from collections import deque
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -38,7 +40,9 @@ _PROGRESS_STEPS = 50
 def main() -> None:
     """Answer requests until there are no more."""
     requests, answers = _private_streams()
-    _die_quietly()
+    _ignore_ctrl_c()
+    _leave_no_core_file()
+    _end_with_the_parent(requests)
     worker: LlamaWorker | None = None
     for line in requests:
         try:
@@ -103,10 +107,12 @@ class LlamaWorker:
             return {"failed": f"a vocabulary of {found} tokens, expected {vocabulary_size}", "log": []}
         if not self._make_context(gpu_layers, cache_tokens, max_sequences, threads, rows):
             return self._failure("no context")
-        self._layout = Layout(rows, vocabulary_size)
+        self._layout = Layout(rows, vocabulary_size, max_sequences)
         self._mapping = self._memory.map(self._layout.n_bytes)
         self._make_batch(rows)
-        self._lengths = [0] * max_sequences
+        # Where the parent sees them: it knows what is in the cache though it did not wait for an answer.
+        self._lengths = (ctypes.c_int32 * max_sequences).from_address(_address(self._mapping) + self._layout.lengths)
+        self._lengths[:] = [0] * max_sequences
         return {
             "cache_tokens": llama.llama_n_ctx(self._context),
             "window": llama.llama_model_n_swa(self._model),
@@ -279,8 +285,8 @@ class LlamaWorker:
     def _reaches_back(self, seq: int, n: int) -> bool:
         if self._llama.llama_memory_seq_pos_max(self._cache, seq) != n - 1:
             return False
-        window = self._llama.llama_model_n_swa(self._model)
-        return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, n - window)
+        window = self._llama.llama_model_n_swa(self._model)  # tokens that token n sees, itself included
+        return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, n - window + 1)
 
     def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
         if level in (_INFO, _WARNING, _ERROR):  # not the hundreds of debugging lines, nor the dots of progress
@@ -321,17 +327,33 @@ def _private_streams() -> tuple[BinaryIO, BinaryIO]:
     return requests, answers
 
 
-def _die_quietly() -> None:
-    """Ctrl-C is the parent's to handle; when it is gone, so is this process; and none leaves a core file."""
+def _ignore_ctrl_c() -> None:
+    """It is the parent's to handle."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "win32":
-        return
-    import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+def _leave_no_core_file() -> None:
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _end_with_the_parent(requests: BinaryIO) -> None:
+    """End this process as soon as nobody holds the other end of its requests, in the middle of a pass too.
+
+    (Linux can send a signal when a parent dies, but means the thread that started this process.)
+    """
+    if not hasattr(select, "poll"):
+        return  # on Windows the end is seen when the next request is read
+    hung_up = select.poll()
+    hung_up.register(requests, 0)
+
+    def wait() -> None:
+        hung_up.poll()
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _send(answers: BinaryIO, answer: dict[str, Any]) -> None:

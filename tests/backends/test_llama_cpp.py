@@ -15,7 +15,7 @@ from tests.support.tiny_models import tiny_model
 
 def open_llama(path: Path, **options: object) -> LlamaBackend:
     with open_gguf(path) as file:
-        return LlamaBackend(file, threads=2, **{"context_size": CONTEXT, "max_sequences": 1, **options})  # type: ignore[arg-type]
+        return LlamaBackend(file, threads=1, **{"context_size": CONTEXT, "max_sequences": 1, **options})  # type: ignore[arg-type]
 
 
 class TestSeam(SeamContract, FullCacheContract):

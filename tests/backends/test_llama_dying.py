@@ -10,18 +10,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
 
-from llmrun.backends import llama_cpp
+from llmrun.backends import llama_cpp, llama_process
 from llmrun.backends.llama_cpp import LlamaBackend
 from llmrun.backends.llama_process import LlamaProcess
-from llmrun.errors import BackendCrashed, DoesNotFit, ModelFileError
+from llmrun.errors import BackendCrashed, Cancelled, DoesNotFit, ModelFileError
 from llmrun.gguf.reader import open_gguf
 from tests.support.commands import ROOT
+from tests.support.downloads import smollm2
 from tests.support.seam_contract import batch_of, rows
 from tests.support.tiny_models import tiny_model
 
@@ -111,6 +113,19 @@ def test_a_file_cut_off_under_the_mapping_is_told_even_when_it_killed(
     backend.close()
 
 
+def test_a_file_cut_off_while_it_is_loaded_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = LlamaProcess.answer
+
+    def cut_off(process: LlamaProcess, number: int, doing: str, progress: object = None) -> dict[str, object]:
+        os.truncate(path, 4096)
+        os.kill(process.pid, signal.SIGBUS)
+        return answer(process, number, doing)
+
+    monkeypatch.setattr(LlamaProcess, "answer", cut_off)
+    with pytest.raises(ModelFileError, match=r"the model file changed while it was in use: .*, is 4,096"):
+        opened(path)
+
+
 def test_a_file_written_to_in_place_is_noticed_before_it_is_believed(path: Path) -> None:
     backend = opened(path)
     with path.open("r+b") as file:
@@ -186,6 +201,139 @@ def test_ctrl_c_while_loading_ends_the_process(path: Path, monkeypatch: pytest.M
     assert not processes[0].alive
 
 
+class Interrupted(BaseException):
+    """As KeyboardInterrupt and SystemExit: not an Exception."""
+
+
+@pytest.fixture
+def interruptions() -> Iterator[Callable[[float, float], None]]:
+    """interruptions(first, interval): raise Interrupted so many seconds from now, and again and again, but only where
+    the backend is at work; 0, 0: no more."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        while frame is not None and not frame.f_code.co_filename.startswith(str(ROOT / "llmrun")):
+            frame = frame.f_back
+        if frame is not None:
+            raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield lambda first, interval: (signal.setitimer(signal.ITIMER_REAL, first, interval), None)[1]
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_any_request_interrupted_at_any_moment_leaves_the_truth(
+    path: Path, interruptions: Callable[[float, float], None]
+) -> None:
+    """Once, or twice in a row, so that what follows the first interruption is interrupted too."""
+    backend = opened(path, context_size=512, max_sequences=2)
+    random = np.random.default_rng(3)
+    known: list[list[int]] = [[], []]
+    interrupted = 0
+    for _ in range(150):
+        new = random.integers(5, 200, int(random.integers(1, 60))).tolist()
+        seq, operation = int(random.integers(2)), int(random.integers(4))
+        at = backend.kv.lengths[seq]
+        assert at <= len(known[seq])
+        known[seq] = known[seq][:at] + new
+        interruptions(0.0001 + 0.002 * float(random.random()), 0.0005 if random.random() < 0.3 else 0)
+        try:
+            if operation == 0:
+                backend.kv.truncate(seq, at // 2)
+            elif operation == 1:
+                backend.tokenizer.encode("some text " * 50, add_special=True, parse_special=True)
+            elif at + len(new) <= 512:
+                backend.forward(batch_of(rows(seq, at, new)))
+            else:
+                backend.kv.free(seq)
+        except Interrupted:
+            interrupted += 1
+        except Cancelled:  # the flag of a wait that was interrupted too
+            assert interrupted
+        interruptions(0, 0)
+    assert interrupted > 20
+    backend._process.clear_stop()
+    for seq in range(2):
+        held = known[seq][: backend.kv.lengths[seq]][:500]
+        kept = backend.kv.truncate(seq, len(held))
+        assert kept == len(held)
+        went_on = backend.forward(batch_of(rows(seq, kept, [8])))
+        backend.kv.free(seq)
+        fresh = backend.forward(batch_of(rows(seq, 0, [*held, 8])))[-1:]
+        np.testing.assert_allclose(went_on, fresh, rtol=0, atol=0.005 * float(np.ptp(fresh)))
+    backend.close()
+
+
+def test_one_that_never_answers_is_ended_by_close(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_process, "_PATIENCE_S", 0.1)
+    backend = opened(path)
+    pid = backend._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    backend.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_ctrl_c_while_it_never_answers(
+    path: Path, monkeypatch: pytest.MonkeyPatch, interruptions: Callable[[float, float], None]
+) -> None:
+    """While it does not even read: what was being written is more than the pipe holds."""
+    monkeypatch.setattr(llama_process, "_REST_S", 0.1)
+    backend = opened(path)
+    os.kill(backend._process.pid, signal.SIGSTOP)
+    interruptions(0.1, 0)
+    with pytest.raises(Interrupted):
+        backend._process.ask("tokenize", "splitting", text="a" * 1_000_000, add_special=False, parse_special=False)
+    with pytest.raises(BackendCrashed, match="SIGKILL"):
+        backend.forward(batch_of(rows(0, 0, [5])))
+    backend.close()
+
+
+def test_it_outlives_the_thread_that_started_it(path: Path) -> None:
+    backends: list[LlamaBackend] = []
+    thread = threading.Thread(target=lambda: backends.append(opened(path)))
+    thread.start()
+    thread.join()
+    time.sleep(0.1)
+    [backend] = backends
+    backend.forward(batch_of(rows(0, 0, [5])))
+    backend.close()
+
+
+def test_it_ends_in_the_middle_of_a_pass_when_the_process_that_started_it_is_killed() -> None:
+    """A pass of 20 seconds and more."""
+    code = (
+        "import os, signal, threading, time\nimport numpy as np\nfrom pathlib import Path\n"
+        "from llmrun.backends.llama_cpp import LlamaBackend\nfrom llmrun.gguf.reader import open_gguf\n"
+        "from llmrun.types import Batch\n"
+        f"with open_gguf(Path({str(smollm2())!r})) as file:\n"
+        "    backend = LlamaBackend(file, context_size=8192, max_sequences=1, threads=1)\n"
+        "ids = np.arange(8000, dtype=np.int32)\n"
+        "batch = Batch(ids + 5, 0 * ids, ids, ids < 0)\n"
+        "threading.Thread(target=backend.forward, args=[batch], daemon=True).start()\n"
+        "time.sleep(0.2)\nprint(backend._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=60)
+    killed = time.monotonic()
+    assert eventually(lambda: not is_running(int(ran.stdout)))
+    assert time.monotonic() - killed < WAIT_S / 2
+    assert ran.stderr == b""
+
+
+def test_it_leaves_no_core_file() -> None:
+    process = LlamaProcess()
+    process.ask("rest", "waiting")
+    limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
+    [core] = [line.split() for line in limits if line.startswith("Max core file size")]
+    assert core[4:6] == ["0", "0"]
+    process.close()
+
+
+def test_ctrl_c_of_the_terminal_does_not_reach_it_even_while_it_starts() -> None:
+    process = LlamaProcess()
+    assert os.getpgid(process.pid) != os.getpgrp()
+    process.close()
+
+
 def test_it_dies_with_the_process_that_started_it(path: Path) -> None:
     code = (
         "import os, signal\nfrom llmrun.backends.llama_process import LlamaProcess\n"
@@ -213,13 +361,16 @@ def test_its_noise_reaches_no_stream_of_ours(path: Path, capfd: pytest.CaptureFi
 
 
 def test_it_needs_nothing_of_the_environment(path: Path, tmp_path: Path) -> None:
+    """Nor of the folder it is started in: what lies there is not taken for a module."""
+    (tmp_path / "json.py").write_text("raise SystemExit('wrong json')")
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from pathlib import Path\nfrom llmrun.backends.select import open_backend\n"
         f"backend = open_backend(Path({str(path)!r}), backend='llama')\nprint(backend.info.backend)\nbackend.close()"
     )
+    environment = {"LLMRUN_CACHE_DIR": os.environ["LLMRUN_CACHE_DIR"]}  # compiled kernels: seconds
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, cwd=tmp_path, env={"HOME": str(tmp_path)}, timeout=60
+        [sys.executable, "-P", "-c", code], capture_output=True, cwd=tmp_path, env=environment, timeout=60
     )
     assert (ran.stdout, ran.stderr) == (b"llama\n", b"")
 
