@@ -171,6 +171,18 @@ HOSTILE: dict[str, str] = {
     "nested methods": f"{_NS}{_MANY}{{% set ns.l = [ns.l.index] %}}{_END}{{{{ raise_exception('done') }}}}",
     "nested lazy filters": f"{_NS}{_MANY}{{% set ns.l = ns.l|map('upper') %}}{_END}",
     "nested items": f"{_NS}{_MANY}{{% set ns.l = ns.l|select %}}{_END}",
+    "nested joiners": f"{_NS}{_MANY}{{% set ns.j = joiner(ns.j) %}}{_END}{{{{ nothing.x }}}}",
+    "nested cyclers": f"{_NS}{_MANY}{{% set ns.c = cycler(ns.c) %}}{_END}{{{{ nothing.x }}}}",
+    "nested lazy filters in lists": f"{_NS}{_MANY}{{% set ns.l = [ns.l]|map('upper') %}}{_END}{{{{ nothing.x }}}}",
+    "nested lazy filters begun": f"{_NS}{_MANY}{{% set ns.m = [ns.l, ns.l]|select %}}{{% set x = ns.m|first %}}"
+    f"{{% set ns.l = ns.m %}}{_END}{{{{ nothing.x }}}}",
+    "nested macros": f"{_NS}{_MANY}{{% set o = ns.m %}}{{% macro m() %}}{{{{ o }}}}{{% endmacro %}}{{% set ns.m = m %}}{_END}"
+    "{{ nothing.x }}",
+    "nested loops": f"{_NS}{_MANY}{{% for x in [ns.l] %}}{{% set ns.l = loop %}}{{{{ loop.index }}}}{{% endfor %}}{_END}"
+    "{{ nothing.x }}",
+    "nested undefined": f"{_NS}{_MANY}{{% set ns.u = [ns.u].x %}}{_END}{{{{ nothing.x }}}}",
+    "nested views": f"{_NS}{_MANY}{{% set ns.d = {{'a': ns.d}}.items() %}}{_END}{{{{ nothing.x }}}}",
+    "nested formats": f"{_NS}{_MANY}{{% set ns.s = [ns.s, '%s'|format]|first %}}{_END}{{{{ nothing.x }}}}",
     "itself": "{% set ns = namespace() %}{% set ns.n = ns %}{{ ns }}",
     "itself in a list": "{% set ns = namespace() %}{% set ns.n = [ns] %}{{ [ns] }}",
     "itself hashed": "{% set ns = namespace() %}{% set ns.n = (ns,) %}{{ {ns.n: ns.n == (ns, 1)} }}{{ ns.n }}",

@@ -148,6 +148,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         budget = self.budget
         if budget.depth >= DEEPEST_CALL:
             raise OverBudget(f"macros call each other more than {DEEPEST_CALL} deep")
+        budget.spend(40)
         budget.depth += 1
         try:
             return context.call(callee, *arguments, **named)

@@ -69,6 +69,7 @@ def check_percent_format(budget: Budget, template: str, values: Any) -> int:
 
 def format_braces(sandbox: ChatSandbox, template: str, values: Sequence[Any], named: Mapping[str, Any]) -> str:
     """`template.format(*values, **named)`."""
+    sandbox.budget.spend(80)  # Python's formatter is written in Python
     formatter = _BoundedFormatter(sandbox, isinstance(template, Markup))
     text = formatter.vformat(str(template), values, named)
     return sandbox.budget.keep(Markup(text) if isinstance(template, Markup) else text)
@@ -123,5 +124,5 @@ class _BoundedFormatter(Formatter):
 
     def _count(self, text: str) -> None:
         self._made += bytes_of(text)
-        self._budget.spend(15)
+        self._budget.spend(30)
         self._budget.allow(self._made, "a format")

@@ -152,6 +152,7 @@ def to_json(
 ) -> str:
     """JSON as transformers' filter writes it; Jinja2's own would escape `<`, `>`, `&` and `'` for HTML."""
     budget = sandbox.budget
+    budget.spend(40)
     size = measure(value, budget)
     step = 0 if indent is None else bytes_of(indent) if isinstance(indent, str) else max(indent, 0)
     around = 8 + step * (size.depth - 1) + sum(bytes_of(text) for text in separators or () if isinstance(text, str))
