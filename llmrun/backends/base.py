@@ -53,7 +53,7 @@ class Backend(Protocol):
 
         The array belongs to the caller. Raises KVFull before anything has changed when the cache has no room, and
         Cancelled when `cancel` was called since the last pass ended; then the sequences are as they were before the
-        step.
+        step, or as much of them as could be kept: `kv.truncate` to the former length tells.
         """
 
     def cancel(self) -> None:

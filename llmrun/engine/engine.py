@@ -29,6 +29,8 @@ from llmrun.errors import Cancelled, ContextExceeded, KVFull, ModelFileError, Te
 from llmrun.types import Batch, FinishReason
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from llmrun.backends.base import Backend
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import ModelInfo
@@ -155,7 +157,7 @@ class Engine:
         if not work:
             return events
         try:
-            logits = iter(self._backend.forward(_batch(work)))
+            logits = iter(self._forward(work))
         except Cancelled:
             return events + self._end_cancelled()
         except KVFull:
@@ -278,6 +280,13 @@ class Engine:
         for answer, _, _ in work:
             answer.prefill_started = answer.prefill_started or time.perf_counter()
         return work
+
+    def _forward(self, work: Work) -> NDArray[np.float32]:
+        try:
+            return self._backend.forward(_batch(work))
+        except Cancelled:
+            self._slots.recount([slot for _, slot, _ in work])
+            raise
 
     def _make_room(self) -> list[Event]:
         """The cache is full: give up a prefix kept for later, else let the youngest request wait, else end the one

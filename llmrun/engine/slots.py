@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,13 @@ class SequenceSlots:
         self._releases += 1
         slot.busy = False
         slot.released = self._releases
+
+    def recount(self, slots: Iterable[Slot]) -> None:
+        """Ask the cache what is left of slots after a pass that was stopped: a recurrent state that had begun to change
+        is lost."""
+        for slot in slots:
+            held, slot.tokens = slot.tokens, []
+            slot.tokens = held[: self._kv.truncate(slot.index, len(held))]
 
     def forget(self, slot: Slot) -> None:
         """Empty the slot and release it."""

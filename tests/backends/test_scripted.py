@@ -28,6 +28,8 @@ class TestScriptedSeam(SeamContract, FullCacheContract):
 
 
 class TestScriptedSeamWithCheckpoints(SeamContract):
+    goes_back = False
+
     def open_backend(self, *, context_size: int, max_sequences: int) -> ScriptedBackend:
         return ScriptedBackend(None, context_size=context_size, max_sequences=max_sequences, checkpoint=16)
 

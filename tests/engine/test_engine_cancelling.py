@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.backends.scripted import ScriptedBackend
+from llmrun.backends.scripted import ScriptedBackend, ScriptedCache
 from llmrun.engine import answer as answer_module
 from llmrun.engine import engine as engine_module
 from llmrun.engine import slots as slots_module
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished
+from llmrun.errors import Cancelled
 from llmrun.types import Batch, FinishReason
 from tests.support.answers import answer_all, run_to_the_end
 from tests.support.engine_contract import assert_books_agree, by_thread
@@ -142,3 +143,41 @@ def test_a_waiting_request_can_be_cancelled() -> None:
     engine.step()
     engine.cancel(ids[1])
     assert [event.request_id for event in engine.step() if isinstance(event, Finished)] == [ids[1]]
+
+
+class LosingCache(ScriptedCache):
+    """Holds less than the engine believes; else that would be a mistake of the engine."""
+
+    def truncate(self, seq: int, n: int) -> int:
+        return super().truncate(seq, min(n, len(self.sequences[seq])))
+
+
+class Losing(ScriptedBackend):
+    """As a recurrent model: a pass that is stopped half way, here for nobody, takes with it what was there before."""
+
+    def __init__(self, stopped_passes: tuple[int, ...]) -> None:
+        super().__init__(None, context_size=128, max_sequences=3)
+        self.kv = LosingCache(3, self.kv.capacity, None)
+        self.stopped_passes = stopped_passes
+        self.passes = 0
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        self.passes += 1
+        if self.passes in self.stopped_passes:
+            for seq in set(batch.seq.tolist()):
+                self.kv.free(seq)
+            raise Cancelled("generation stopped")
+        return super().forward(batch)
+
+
+def test_what_a_stopped_pass_lost_is_run_again() -> None:
+    """In prefill, in decode, and with others beside it."""
+    requests = [random_request(60, seed) for seed in range(3)]
+    answers = []
+    for stopped_passes in [(), (1,), (2, 4), (9, 10, 15)]:
+        backend = Losing(stopped_passes)
+        engine = Engine(backend, rows_per_step=32)
+        answers.append([gathered.tokens for gathered in answer_all(engine, requests)])
+        assert backend.passes > max(stopped_passes, default=0)
+        assert_books_agree(engine)
+    assert answers == answers[:1] * 4
