@@ -197,6 +197,16 @@ def test_text_that_grows_is_only_added_to() -> None:
     assert terminal.written == ["A few", " words", " more"]
 
 
+def test_a_word_near_the_end_of_a_row_is_drawn_when_it_is_whole_so_that_none_jumps() -> None:
+    text = "Words of many lengths, and some ordinary, go on and on. " * 20
+    for columns in (100, 40):
+        terminal = Terminal(columns)
+        answer = Answer(terminal)
+        for at in range(0, len(text), 2):
+            answer.add(text[at : at + 2])
+        assert "\x1b" not in "".join(terminal.written)
+
+
 def test_rows_alive_never_fill_the_screen() -> None:
     """A row that scrolls off cannot be erased any more. What is hidden meanwhile is there in the end."""
     lines = [f"| {n} | some words |\n" for n in range(50)]
@@ -246,7 +256,7 @@ def test_a_terminal_that_changes_its_width_loses_and_repeats_nothing(steps: list
 
 
 def test_what_was_undecided_when_the_width_changed_is_shown_again_and_nothing_else() -> None:
-    terminal = ReflowingTerminal(60)
+    terminal = ReflowingTerminal(80)
     answer = Answer(terminal)
     answer.add("Some words that stand before it and fill the row, and **bol")
     terminal.resize(20)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from llmrun.cli.chatting.markdown.layout import WIDEST_TEXT
 from llmrun.cli.chatting.markdown.live import LiveRows
 from llmrun.cli.chatting.markdown.parse import parsed
 from llmrun.cli.chatting.markdown.pending import Pending, weight
@@ -21,6 +22,7 @@ from llmrun.cli.terminal import can_color, visible
 
 _FRAME_S = 0.05
 _SHARE = 0.05  # of the time, at most, goes into drawing: the cores belong to the model
+_ROOM_TO_GROW = 10  # columns that a word is expected to need
 _NARROWEST = 12  # columns; below that, rows are written when they are done, and none is drawn
 
 
@@ -76,8 +78,10 @@ class MarkdownView:
             self._leave_what_is_drawn(columns)
         done, alive, certain = self._pending.advance(max(1, columns - 1), is_open=is_open)
         room = lines - 1 if columns >= _NARROWEST else 0
+        if alive and self._pending.source[-1:].strip():
+            alive[-1] = without_growing_word(alive[-1], columns - 1)
         self._drawn = alive[-room:] if room > 0 else []
-        self._certain = certain if len(self._drawn) == len(alive) else 0
+        self._certain = min(certain, weight(alive)) if len(self._drawn) == len(alive) else 0
         self._live.draw([encoded(row) for row in done], [encoded(row) for row in self._drawn])
         ended = self._clock()
         self._next_frame = ended + max(_FRAME_S, (ended - began) / _SHARE)
@@ -93,6 +97,16 @@ class MarkdownView:
             kept -= 1  # not certain, and still one row: this one can be drawn again
         self._live.leave(kept)
         self._pending.written += self._certain
+
+
+def without_growing_word(row: Row, limit: int) -> Row:
+    """The row less its last word, when that may soon be too long for it: it would jump to the next one. Rows then
+    only grow, which also is what a terminal that is changing its width mixes up least."""
+    if not row.body or columns_of(row) + min(_ROOM_TO_GROW, limit // 4) <= min(limit, WIDEST_TEXT):
+        return row
+    text, style = row.body[-1]
+    before, blank, _ = text.rpartition(" ")
+    return Row((*row.body[:-1], (before.rstrip(" "), style)), row.lead) if blank else row
 
 
 def _to_stdout(text: str) -> None:
