@@ -50,7 +50,7 @@ class Rule:
     def words(self) -> str:
         """The rule as the end of an error sentence: "an integer of at least 1"."""
         if self.or_integer:
-            return f"{', '.join(self.choices)} or an integer of at least {self.minimum:g}"
+            return f"{', '.join(self.choices)} or an integer from {self.minimum:g} to {self.maximum:g}"
         if self.choices:
             return "one of " + ", ".join(self.choices)
         name = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[self.kind]

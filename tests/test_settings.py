@@ -59,6 +59,12 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("top_p = 1.5", "top_p: 1.5 is not a number from 0 to 1"),
         ("model = ''", "model: '' is not text"),
         ("model = ['a']", "model: ['a'] is not text"),
+        ("backend = 'abacus'", "backend: 'abacus' is not one of auto, cpu, llama"),
+        ("gpu_layers = 'half'", "gpu_layers: 'half' is not auto, all or an integer from 0 to 65536"),
+        ("gpu_layers = -1", "gpu_layers: -1 is not auto, all or an integer from 0 to 65536"),
+        ("gpu_layers = 2.0", "gpu_layers: 2.0 is not auto, all or an integer"),
+        ("gpu_layers = true", "gpu_layers: True is not auto, all or an integer"),
+        ("gpu_layers = '70000'", "gpu_layers: '70000' is not auto"),
         ("color = 'mauve'", "color: 'mauve' is not one of auto, always, never"),
         ("offline = 1", "offline: 1 is not true or false"),
         ("thread = 4", "thread: no such setting"),
@@ -82,6 +88,8 @@ def test_a_wrong_line_is_refused_with_file_key_and_value(config: Path, line: str
         ("LLMRUN_THREADS", "many", "LLMRUN_THREADS: 'many' is not an integer from 1 to 1024"),
         ("LLMRUN_THREADS", "0", "LLMRUN_THREADS: 0 is not an integer from 1 to 1024"),
         ("LLMRUN_OFFLINE", "maybe", "LLMRUN_OFFLINE: 'maybe' is not true or false"),
+        ("LLMRUN_GPU_LAYERS", "-1", "LLMRUN_GPU_LAYERS: '-1' is not auto, all or an integer from 0 to 65536"),
+        ("LLMRUN_BACKEND", "gpu", "LLMRUN_BACKEND: 'gpu' is not one of auto, cpu, llama"),
         ("LLMRUN_MIN_P", "nan", "LLMRUN_MIN_P: nan is not a number from 0 to 1"),
         ("LLMRUN_THREDS", "4", "LLMRUN_THREDS: no such setting"),
     ],
@@ -117,6 +125,26 @@ def test_a_whole_number_may_stand_for_a_fraction(config: Path) -> None:
     config.write_text("temperature = 1")
     assert load_settings().temperature == 1.0
     assert isinstance(load_settings().temperature, float)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"), [("20", 20), ("'20'", 20), ("0", 0), ("65536", 65536), ("'auto'", "auto"), ("'all'", "all")]
+)
+def test_layers_for_a_gpu_are_a_number_or_a_word(
+    config: Path, monkeypatch: pytest.MonkeyPatch, written: str, value: int | str
+) -> None:
+    config.write_text(f"gpu_layers = {written}")
+    assert load_settings().gpu_layers == value
+    config.write_text("")
+    monkeypatch.setenv("LLMRUN_GPU_LAYERS", written.strip("'"))
+    assert load_settings().gpu_layers == value
+    assert load_settings({"gpu_layers": "7"}).gpu_layers == 7
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu", "llama", "scripted"])
+def test_a_backend_is_known_by_name(config: Path, name: str) -> None:
+    config.write_text(f"backend = '{name}'")
+    assert load_settings().backend == name
 
 
 def test_a_named_config_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ Progress = Callable[[str, float], None]  # (what is going on, share done)
 ALL_LAYERS = -1
 _OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
 _WHO_SAYS_IT = re.compile(r"^(llama_\w+: |error loading model: )+")
-_DEVICE = re.compile(r"using device \S+ \((.*?)\) \(.* - (\d+) MiB free")
+_DEVICE = re.compile(r"using device \S+ \((.*)\) \([^()]*\) - (\d+) MiB free")
 MAX_ROWS = 1024  # of one request to the process; llama.cpp runs them in parts of its own
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -169,4 +170,4 @@ def _how_to_install() -> str:
                 requirement = wanted.strip()
     except PackageNotFoundError:  # run from a folder that was never installed
         requirement = ".[llama]"
-    return f'install it: {sys.executable} -m pip install "{requirement}"'
+    return f'install it: {shlex.quote(sys.executable)} -m pip install "{requirement}"'

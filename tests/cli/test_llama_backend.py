@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,7 +15,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from tests.support.commands import llmrun
+from tests.support.commands import ROOT, llmrun
 from tests.support.downloads import smollm2
 from tests.support.gguf_files import tiny_llama
 from tests.support.tiny_models import changed_copy
@@ -42,15 +47,15 @@ def test_greedy_text_is_that_of_llama_cpp_pythons_own_loop_token_for_token() -> 
     theirs.close()
 
 
-def test_a_model_that_llama_cpp_refuses_is_one_line_and_exit_code_3(tmp_path: Path) -> None:
+def as_abacus(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
     """Well formed, of an architecture that nobody runs."""
+    metadata["general.architecture"] = "abacus"
+    for key in [key for key in metadata if key.startswith("llama.")]:
+        metadata["abacus." + key.removeprefix("llama.")] = metadata.pop(key)
 
-    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
-        metadata["general.architecture"] = "abacus"
-        for key in [key for key in metadata if key.startswith("llama.")]:
-            metadata["abacus." + key.removeprefix("llama.")] = metadata.pop(key)
 
-    path = changed_copy(tiny_llama(tmp_path / "tiny.gguf"), tmp_path / "abacus.gguf", change)
+def test_a_model_that_llama_cpp_refuses_is_one_line_and_exit_code_3(tmp_path: Path) -> None:
+    path = changed_copy(tiny_llama(tmp_path / "tiny.gguf"), tmp_path / "abacus.gguf", as_abacus)
     done = llmrun("generate", "--raw", "-m", str(path), "-n", "3", "-q", "a")
     assert done.returncode == 3
     error, hint = done.stderr.decode().splitlines()
@@ -58,22 +63,108 @@ def test_a_model_that_llama_cpp_refuses_is_one_line_and_exit_code_3(tmp_path: Pa
     assert hint.startswith("hint: ")
 
 
-@pytest.mark.parametrize("layers", ["all", "3"])
-def test_layers_for_a_gpu_that_is_not_there_are_a_note(tmp_path: Path, layers: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "layers"), [("cpu", "all"), ("cpu", "3"), ("llama", "all"), ("llama", "20"), ("auto", "3")]
+)
+def test_layers_for_a_gpu_that_is_not_there_are_a_note(tmp_path: Path, backend: str, layers: str) -> None:
     path = str(tiny_llama(tmp_path / "tiny.gguf"))
-    done = llmrun("generate", "--backend", "cpu", "--gpu-layers", layers, "--raw", "-m", path, "-n", "3", "a")
+    done = llmrun("generate", "--backend", backend, "-ngl", layers, "--raw", "-m", path, "-n", "3", "a", env=no_gpu())
     assert done.returncode == 0
     assert done.stderr.startswith(b"note: no GPU runs any layer of this model (--gpu-layers)")
 
 
-def test_a_wrong_number_of_layers_is_a_usage_error() -> None:
-    done = llmrun("generate", "--gpu-layers", "half", "a")
+def no_gpu(**environment: str) -> dict[str, str]:
+    """The environment of a machine without one, wherever the tests run."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", **environment}
+
+
+@pytest.mark.parametrize("flag", ["--gpu-layers", "-ngl"])
+def test_a_wrong_number_of_layers_is_a_usage_error(flag: str) -> None:
+    done = llmrun("generate", flag, "half", "a")
     assert done.returncode == 2
-    assert done.stderr == b"error: flag: --gpu-layers: 'half' is not auto, all or an integer of at least 0\n"
+    assert done.stderr == b"error: flag: --gpu-layers: 'half' is not auto, all or an integer from 0 to 65536\n"
+
+
+def test_an_unknown_backend_is_a_usage_error_before_a_model_is_looked_for() -> None:
+    done = llmrun("generate", "--backend", "abacus", "-m", "no-such-model", "a")
+    assert done.returncode == 2
+    assert done.stderr == b"error: flag: --backend: 'abacus' is not one of auto, cpu, llama\n"
 
 
 def test_verbose_says_which_backend_and_why(tmp_path: Path) -> None:
     path = str(tiny_llama(tmp_path / "tiny.gguf"))
     done = llmrun("generate", "-v", "--gpu-layers", "0", "--raw", "-m", path, "-n", "3", "a")
     assert b"\nbackend    cpu: " in done.stderr
-    assert b"backend    auto took cpu: " in done.stderr
+    assert b"backend    auto took cpu: no layer is to run on a GPU\n" in done.stderr
+    named = llmrun("generate", "-v", "--backend", "llama", "--raw", "-m", path, "-n", "3", "a", env=no_gpu())
+    assert b"backend    no layer on a GPU: " in named.stderr
+    assert b"\nbackend    llama: " in named.stderr
+
+
+@pytest.mark.parametrize("backend", ["auto", "llama"])
+def test_an_empty_environment_is_enough(tmp_path: Path, backend: str) -> None:
+    path = str(tiny_llama(tmp_path / "tiny.gguf"))
+    own = {name: value for name, value in os.environ.items() if name.startswith("LLMRUN_")}  # or it writes to a home
+    done = llmrun("generate", "--backend", backend, "--raw", "-m", path, "-n", "3", "-q", "a", env=own)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+WITHOUT_THE_EXTRA = """
+import importlib.machinery, sys
+
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] == "llama_cpp" else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Finder
+from llmrun.__main__ import main
+main()
+"""
+
+
+def llmrun_without_the_extra(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """In a Python that finds no llama_cpp anywhere."""
+    command = [sys.executable, "-c", WITHOUT_THE_EXTRA, *arguments]
+    return subprocess.run(command, capture_output=True, check=False, cwd=ROOT, timeout=120)
+
+
+def test_without_the_extra_the_command_that_installs_it_is_given(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    named = llmrun_without_the_extra("generate", "--backend", "llama", "--raw", "-m", str(path), "-q", "a")
+    assert named.returncode == 2
+    error, hint = named.stderr.decode().splitlines()
+    assert error == "error: llama.cpp is not installed: --backend llama"
+    command = re.escape(f"{shlex.quote(sys.executable)} -m pip install ")
+    # Run from a clone that is not installed, it is the clone's own extra.
+    assert re.fullmatch(rf'hint: install it: {command}"(llama-cpp-python.*|\.\[llama\])"', hint)
+
+    other = changed_copy(path, tmp_path / "abacus.gguf", as_abacus)
+    refused = llmrun_without_the_extra("generate", "--raw", "-m", str(other), "-q", "a")
+    assert refused.returncode == 3
+    error, hint = refused.stderr.decode().splitlines()
+    assert "architecture not supported" in error
+    assert re.search(command, hint)
+
+    fine = llmrun_without_the_extra("generate", "-v", "--raw", "-m", str(path), "-n", "3", "a")
+    assert fine.returncode == 0
+    assert b"backend    auto took cpu: llama.cpp is not installed\n" in fine.stderr
+
+
+@pytest.mark.parametrize("content", [b"not a library", b""])
+def test_a_broken_installation_is_one_line_or_a_reason(tmp_path: Path, content: bytes) -> None:
+    """llama-cpp-python takes its libraries from the folder that this variable names."""
+    libraries = tmp_path / "lib"
+    libraries.mkdir()
+    if content:
+        (libraries / "libllama.so").write_bytes(content)
+    broken = {**os.environ, "LLAMA_CPP_LIB_PATH": str(libraries)}
+    path = str(tiny_llama(tmp_path / "tiny.gguf"))
+    named = llmrun("generate", "--backend", "llama", "--raw", "-m", path, "-q", "a", env=broken)
+    assert named.returncode == 1
+    error, hint = named.stderr.decode().splitlines()
+    assert error.startswith("error: llama-cpp-python does not work here: ")
+    assert hint == f"hint: {sys.executable} -m pip install --force-reinstall llama-cpp-python"
+    auto = llmrun("generate", "-v", "--raw", "-m", path, "-n", "3", "a", env=broken)
+    assert auto.returncode == 0
+    assert b"backend    auto took cpu: llama-cpp-python does not work here: " in auto.stderr

@@ -58,6 +58,16 @@ def test_the_closing_line_says_it_all_in_100_columns() -> None:
     assert len(line) <= 100
 
 
+def test_the_closing_line_says_how_much_of_the_model_a_gpu_runs() -> None:
+    answer = answer_of()
+    on_gpu = replace(answer, info=replace(answer.info, backend="llama", gpu_layers="31/31"))
+    line = "  ".join(stats_fields(on_gpu))
+    assert line.startswith("smollm2:135m llama GPU 31/31  38 in 311/s  ")
+    assert len(line) <= 110
+    assert completion_body(on_gpu)["run"]["gpu_layers"] == "31/31"
+    assert completion_body(answer)["run"]["gpu_layers"] is None
+
+
 def test_the_closing_line_claims_no_pace_that_was_not_measured() -> None:
     one = stats_fields(answer_of(timings=replace(TIMINGS, generated_tokens=1, decode_s=0.0)))
     assert one[3:5] == ["1 out", "1.50s"]

@@ -32,8 +32,8 @@ def pretend_answers(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """llama.cpp's answer to opening a model, with some fields of it made up; `log` is added to its own."""
     answer = LlamaProcess.answer
 
-    def changed(process: LlamaProcess, number: int, doing: str, progress: Any = None) -> dict[str, Any]:
-        given = answer(process, number, doing, progress)
+    def changed(process: LlamaProcess, number: int, *others: Any) -> dict[str, Any]:
+        given = answer(process, number, *others)
         if "log" in given:
             given |= changes | {"log": [*given["log"], *changes.get("log", ())]}
         return given
