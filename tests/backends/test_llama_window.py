@@ -127,3 +127,16 @@ def test_a_full_cache_takes_nothing_from_a_window(window_path: Path) -> None:
     assert backend.kv.lengths == [LENGTH, 0]
     assert_goes_on(backend, tokens[:LENGTH], 0)
     backend.close()
+
+
+def test_a_long_prompt_takes_from_the_others_only_what_they_see_no_more(window_path: Path) -> None:
+    """Sixteen windows and 512 rows are all that the window's cache holds."""
+    backend = opened(window_path, max_sequences=16, context_size=1024)
+    tokens = some_tokens(100)
+    for seq in range(16):
+        fill(backend, tokens, seq=seq)
+    backend.forward(batch_of(rows(0, 100, some_tokens(512, seed=2))))
+    for seq in range(1, 16):
+        assert backend.kv.truncate(seq, 100) == 100
+    assert_goes_on(backend, tokens, 15)
+    backend.close()
