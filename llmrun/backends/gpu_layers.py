@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _MARGIN = 1 << 30  # bytes of a GPU left to others, and to what is not counted here: llama.cpp's own margin
 _ROWS = 512  # llama.cpp computes as many at once
 _KV_BYTES = 2  # f16
+_EMBEDDINGS = "token_embd.weight"
+_LOOKED_UP = frozenset({"per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"})
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -53,19 +55,20 @@ def layer_sizes(file: GGUFFile, cache_tokens: int) -> LayerSizes:
     architecture = file.string("general.architecture")
     n_layers = file.integer(f"{architecture}.block_count", minimum=1, maximum=1 << 16)
     layers = [cache_tokens * kv for kv in _kv_bytes(file, architecture, n_layers)]
+    # Tables that tokens are looked up in stay with the CPU; where one is the output matrix too, it is copied.
+    at_the_input = _LOOKED_UP | ({_EMBEDDINGS} if "output.weight" in file.tensors else frozenset())
     output = visiting = 0
     for name, tensor in file.tensors.items():
         layer = _LAYER.match(name)
         if layer is None:
-            # The table of token embeddings stays with the CPU; where it is the output matrix too, it is copied.
-            output += tensor.nbytes if name != "token_embd.weight" or "output.weight" not in file.tensors else 0
+            output += 0 if name in at_the_input else tensor.nbytes
         elif int(layer[1]) < n_layers:
             layers[int(layer[1])] += tensor.nbytes
             visiting = max(visiting, tensor.nbytes)
     width = file.integer(f"{architecture}.embedding_length", 4096)
     inner = _largest(file, f"{architecture}.feed_forward_length", 4 * width)
     heads = _largest(file, f"{architecture}.attention.head_count", 32)
-    vocabulary = file.tensors["token_embd.weight"].n_rows if "token_embd.weight" in file.tensors else 0
+    vocabulary = file.tensors[_EMBEDDINGS].n_rows if _EMBEDDINGS in file.tensors else 0
     activations = 4 * _ROWS * (6 * width + 3 * inner) + 4 * MOST_WANTED * vocabulary
     scores = 4 * _ROWS * heads * min(cache_tokens, 8192)  # of plain attention; with flash attention there are none
     return LayerSizes(tuple(layers), output, activations + scores, visiting)

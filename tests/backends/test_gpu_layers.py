@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from llmrun.backends.gpu_layers import LayerSizes, bytes_needed, cache_bytes, layer_sizes, layers_that_fit
 from llmrun.gguf.reader import open_gguf
 from tests.support.gguf_files import tiny_llama
+from tests.support.tiny_models import changed_copy
 
 GIB = 1 << 30
 MARGIN = GIB
@@ -97,6 +99,17 @@ def test_a_models_sizes_are_those_of_its_tensors_and_its_cache(tmp_path: Path) -
     assert empty.visiting == largest
     assert empty.output == others  # tied: the embeddings are copied to the GPU as the output matrix
     assert [a - b for a, b in zip(full.layers, empty.layers, strict=True)] == [1000 * 2 * 2 * 16 * 2] * 2
+
+
+def test_a_table_of_each_layers_embeddings_stays_with_the_cpu(tmp_path: Path) -> None:
+    """Gemma 3n's is larger than all of its layers."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        tensors["per_layer_token_embd.weight"] = tensors["token_embd.weight"]
+
+    plain = tiny_llama(tmp_path / "tiny.gguf")
+    with open_gguf(plain) as one, open_gguf(changed_copy(plain, tmp_path / "other.gguf", change)) as other:
+        assert layer_sizes(one, 0) == layer_sizes(other, 0)
 
 
 def test_embeddings_that_are_not_the_output_stay_with_the_cpu(tmp_path: Path) -> None:
