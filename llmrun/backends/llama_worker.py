@@ -22,6 +22,7 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from llmrun.backends.deep_stack import call_with_stack
 from llmrun.backends.llama_devices import usable_gpus
 from llmrun.backends.llama_layout import FLAG_BYTES, MOST_WANTED, Layout
 from llmrun.backends.shared_memory import SharedMemory
@@ -35,6 +36,11 @@ _LONGEST_LINE = 1000
 _CONTEXT_STEP = 256  # llama.cpp's contexts are whole multiples of it
 _UBATCH = 512  # rows llama.cpp runs at once: its own default
 _PROGRESS_STEPS = 50
+
+# Most splits of text are searched by the C++ library's regular expressions, which call themselves for each character
+# of a match: 326 bytes each, so that 8 MiB of stack end the process at a row of 25,000 dots.
+_STACK_OF_A_BYTE = 1024
+_SHORT_TEXT = 4096
 
 
 def main() -> None:
@@ -185,13 +191,19 @@ class LlamaWorker:
 
     def do_tokenize(self, text: str, add_special: bool, parse_special: bool) -> dict[str, Any]:
         data = text.encode()
+        if len(data) <= _SHORT_TEXT:
+            return {"tokens": self._tokens(data, add_special, parse_special)}
+        stack = len(data) * _STACK_OF_A_BYTE
+        return {"tokens": call_with_stack(stack, lambda: self._tokens(data, add_special, parse_special))}
+
+    def _tokens(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         room = len(data) + 8
         vocabulary = self._llama.llama_model_get_vocab(self._model)
         while True:
             tokens = (ctypes.c_int32 * room)()
             n = self._llama.llama_tokenize(vocabulary, data, len(data), tokens, room, add_special, parse_special)
             if n >= 0:
-                return {"tokens": tokens[:n]}
+                return tokens[:n]
             room = -n
 
     def do_piece(self, token: int) -> dict[str, Any]:

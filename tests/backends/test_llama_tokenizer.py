@@ -21,6 +21,7 @@ from tests.support.tiny_models import changed_copy
 from tests.support.vocabularies import llama_vocabulary, our_tokenizer, vocabulary_path
 
 OTHERS = ("bert-bge", "deepseek-llm", "falcon", "nomic-bert-moe")  # WordPiece, other splits of text, Unigram
+SEARCHED = ("deepseek-llm", "falcon")  # by regular expressions; every byte of a text comes back
 OURS_TOO = ("llama-spm", "llama-bpe")
 WIDTH = 32
 
@@ -73,6 +74,17 @@ def test_ids_are_llama_cpps(named: tuple[str, LlamaTokenizer]) -> None:
         ids = tokenizer.encode(text, add_special=False, parse_special=False).tolist()
         assert ids == oracle.encode(text, add_special=False, parse_special=False)
         assert b"".join(map(tokenizer.token_bytes, ids)) == b"".join(map(oracle.token_bytes, ids))
+
+
+@pytest.mark.parametrize("character", [".", "a"])
+def test_a_long_row_of_one_character_does_not_end_the_process(
+    named: tuple[str, LlamaTokenizer], character: str
+) -> None:
+    """llama.cpp's search for places to split at calls itself for each of them."""
+    name, tokenizer = named
+    ids = tokenizer.encode(character * 60_000, add_special=False, parse_special=False)
+    decoded = tokenizer.decode(ids.tolist())
+    assert decoded == character.encode() * 60_000 if name in SEARCHED else len(ids) > 0
 
 
 def test_one_bos_whoever_wrote_it(named: tuple[str, LlamaTokenizer]) -> None:
