@@ -100,13 +100,13 @@ class MarkdownView:
 
 
 def without_growing_word(row: Row, limit: int) -> Row:
-    """The row less its last word, when that may soon be too long for it: it would jump to the next one. Rows then
-    only grow, which also is what a terminal that is changing its width mixes up least."""
-    if not row.body or columns_of(row) + min(_ROOM_TO_GROW, limit // 4) <= min(limit, WIDEST_TEXT):
-        return row
-    text, style = row.body[-1]
+    """The row less its last word, when that begins so near the end that it may soon have to jump to the next row. Rows
+    then only grow, which also is what a terminal that is changing its width mixes up least."""
+    text, style = row.body[-1] if row.body else ("", "")
     before, blank, _ = text.rpartition(" ")
-    return Row((*row.body[:-1], (before.rstrip(" "), style)), row.lead) if blank else row
+    shorter = Row((*row.body[:-1], (before.rstrip(" "), style)), row.lead)
+    limit = min(limit, WIDEST_TEXT)
+    return shorter if blank and columns_of(shorter) + min(_ROOM_TO_GROW, limit // 4) > limit else row
 
 
 def _to_stdout(text: str) -> None:
