@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
 import sys
-import tempfile
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 
@@ -24,9 +22,13 @@ class SharedMemory:
     @classmethod
     def create(cls) -> SharedMemory:
         if sys.platform == "win32":
+            import secrets  # not at the top, nor tempfile: the child, which starts by importing this, needs neither
+
             return cls(f"llmrun-{os.getpid()}-{secrets.token_hex(8)}")
         if hasattr(os, "memfd_create"):
             return cls(str(os.memfd_create("llmrun")))
+        import tempfile
+
         with tempfile.TemporaryFile() as file:
             return cls(str(os.dup(file.fileno())))
 
