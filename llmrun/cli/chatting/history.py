@@ -61,8 +61,10 @@ class StoredHistory(History):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
                 size = os.fstat(descriptor).st_size
-                if size and os.pread(descriptor, 1, size - 1) != b"\n":  # an entry that was cut short
-                    line = b"\n" + line
+                if size:
+                    os.lseek(descriptor, size - 1, os.SEEK_SET)
+                    if os.read(descriptor, 1) != b"\n":  # the entry before was cut short
+                        line = b"\n" + line
                 os.write(descriptor, line)
             finally:
                 os.close(descriptor)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from llmrun.cli.chatting.markdown import MarkdownView
 from llmrun.cli.chatting.markdown.pending import Pending
+from llmrun.cli.chatting.markdown.rows import columns_of
+from llmrun.cli.terminal import visible
 from tests.support.reflowing import ReflowingTerminal
 from tests.support.terminals import Terminal
 
@@ -143,6 +145,16 @@ def test_a_long_answer_looks_the_same_token_by_token(columns: int, lines: int) -
         at += len(pieces[-1])
     streamed = shown(pieces, columns=columns, lines=lines, color=True)
     assert streamed.cells() == shown([text], columns=columns, lines=lines, color=True).cells()
+
+
+@given(cut_texts(), st.sampled_from([99, 39, 19, 11]))
+def test_a_row_that_is_drawn_again_is_never_wider_than_the_terminal(text: tuple[str, list[str]], width: int) -> None:
+    """One that the terminal breaks into two could not be erased. A line of code may be wider, when it has ended."""
+    pending = Pending(color=True)
+    for piece in text[1]:
+        pending.source += visible(piece)
+        alive = pending.advance(width, is_open=True).alive
+        assert all(columns_of(row) <= width for row in alive)
 
 
 @pytest.mark.parametrize(

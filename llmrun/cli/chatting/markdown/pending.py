@@ -119,13 +119,15 @@ def _without(rows: list[Row], written: int) -> list[Row]:
 
 
 def _rest_of(row: Row, written: int) -> Row:
-    text = plain(row.body)
-    begin = next(at for at in range(len(text)) if ink(text[: at + 1]) > written)
+    """The row behind its first characters, as many as are written; blanks stand where its lead was."""
     body = []
-    for part, style in row.body:
-        if rest := part[max(0, begin) :]:
+    for text, style in row.body:
+        begin = 0
+        while written and begin < len(text):
+            written -= ink(text[begin])
+            begin += 1
+        if rest := text[begin:]:
             body.append((rest, style))
-        begin -= len(part)
     return Row(tuple(body), ((" " * columns(plain(row.lead)), ""),))
 
 
