@@ -115,9 +115,11 @@ class LlamaBackend:
                 opened.callback(self._process.close)
             try:
                 self._open(file, context_size, max_sequences, threads, gpu_layers, cache_tokens, progress)
-            except BackendCrashed:
+            except (BackendCrashed, ModelFileError):
                 self._watch.check()
+                file.check_in_place()
                 raise
+            file.check_in_place()  # or what llama.cpp found at the path may be a file that nobody has checked
             self._opened = opened.pop_all()
 
     def _open(

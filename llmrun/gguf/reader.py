@@ -114,3 +114,8 @@ class GGUFFile(Metadata):
         """Raises ModelFileError when the file was written to since it was opened. To be asked after the last read:
         a model put together from two versions of a file would answer nonsense."""
         self._source.check_unchanged()
+
+    def check_in_place(self) -> None:
+        """Raises ModelFileError when the path is not this file's any more, or the file was written to. To be asked
+        after another has opened the path: what he found there is this file, which was checked."""
+        self._source.check_in_place()

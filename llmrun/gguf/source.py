@@ -40,6 +40,9 @@ class Source(Protocol):
     def check_unchanged(self) -> None:
         """Raises ModelFileError when the bytes may not be those of a moment ago."""
 
+    def check_in_place(self) -> None:
+        """Raises ModelFileError when who opens the path once more may not find the same bytes."""
+
     def close(self) -> None:
         """Idempotent. What was read stays."""
 
@@ -56,6 +59,9 @@ class MemorySource:
 
     def check_unchanged(self) -> None:
         """They cannot change."""
+
+    def check_in_place(self) -> None:
+        """They have no place."""
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -111,8 +117,21 @@ class FileSource:
         if (now.st_size, now.st_mtime_ns) != (self._before.st_size, self._before.st_mtime_ns):
             raise self._changed(now)
 
+    def check_in_place(self) -> None:
+        self.check_unchanged()
+        try:
+            there = self._path.stat()
+        except OSError as error:
+            raise self._error(error.strerror or str(error)) from error
+        if not os.path.samestat(there, self._before):
+            raise self._error("another file has taken its place")
+
     def _changed(self, now: os.stat_result) -> ModelFileError:
-        what = f"was {self.size} bytes, is {now.st_size}" if now.st_size != self.size else "it was written to"
+        return self._error(
+            f"was {self.size} bytes, is {now.st_size}" if now.st_size != self.size else "it was written to"
+        )
+
+    def _error(self, what: str) -> ModelFileError:
         return ModelFileError(
             f"the model file changed while it was being read: {shown(str(self._path), 300)}: {what}",
             hint="Wait until whatever writes it (a download, a copy) is done, and open it again.",

@@ -146,6 +146,20 @@ def test_a_file_replaced_by_another_is_still_the_old_one(tmp_path: Path, path: P
     backend.close()
 
 
+@pytest.mark.parametrize("content", [b"", b"GGUF no model", None])
+def test_a_file_replaced_after_it_was_checked_is_not_the_one_that_was_checked(
+    tmp_path: Path, path: Path, content: bytes | None
+) -> None:
+    """Whether llama.cpp loads the other one (None: a whole model) or not."""
+    other = tiny_model(tmp_path, "F32 odd")
+    if content is not None:
+        other.write_bytes(content)
+    with open_gguf(path) as file:
+        other.replace(path)
+        with pytest.raises(ModelFileError, match=f"{path}: another file has taken its place$"):
+            LlamaBackend(file, context_size=64, max_sequences=1, threads=1)
+
+
 def test_nothing_is_left_open(path: Path) -> None:
     counts = []
     for _ in range(3):

@@ -110,6 +110,25 @@ def test_a_file_replaced_by_another_of_its_name_goes_on_as_it_was(model: Path) -
         assert model.read_bytes() == b"another file"
 
 
+@pytest.mark.parametrize(
+    ("trouble", "what"),
+    [
+        (cut_off, "is 100$"),
+        (write_into, "it was written to$"),
+        (replace_by_another, "another file has taken its place$"),
+        (Path.unlink, "No such file or directory$"),
+    ],
+)
+def test_whoever_opens_the_path_once_more_is_told_that_it_is_another_file(
+    model: Path, trouble: Callable[[Path], None], what: str
+) -> None:
+    with open_gguf(model) as file:
+        file.check_in_place()
+        trouble(model)
+        with pytest.raises(ModelFileError, match=f"{CHANGED}: {model}: .*{what}"):
+            file.check_in_place()
+
+
 @pytest.mark.parametrize("trouble", [cut_off, write_into])
 def test_a_file_that_changes_after_it_was_loaded_is_nobodys_business(
     model: Path, trouble: Callable[[Path], None]
