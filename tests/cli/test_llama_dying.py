@@ -1,0 +1,56 @@
+"""`llmrun generate` while llama.cpp's process is killed under it, or the user has had enough."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from llmrun.backends.llama_probe import gpus
+from tests.support.commands import LLMRUN, ROOT, TIMEOUT_S
+from tests.support.downloads import smollm2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _gpus_are_known() -> None:
+    """Or the first run would have a process that looks for them."""
+    gpus()
+
+
+def worker_of(process: subprocess.Popen[bytes]) -> int:
+    """The id of llama.cpp's process, once there is one."""
+    end = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < end and process.poll() is None:
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            if b"llama_worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+        time.sleep(0.005)
+    raise AssertionError("llama.cpp was not started")
+
+
+@pytest.mark.parametrize("doing", ["loading", "running"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_it_ends_in_one_line_and_leaves_no_process(number: signal.Signals, doing: str) -> None:
+    """SIGKILL is for llama.cpp's process, SIGINT for ours."""
+    options = ["--backend", "llama", "--gpu-layers", "0", "-t", "1", "-n", "4000", "-q", "--raw", "Once"]
+    command = [*LLMRUN, "generate", "-m", str(smollm2()), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    worker = worker_of(process)
+    if doing == "running":
+        assert process.stdout is not None
+        process.stdout.read(5)
+    os.kill(worker if number == signal.SIGKILL else process.pid, number)
+    _, error = process.communicate(timeout=TIMEOUT_S)
+    if number == signal.SIGKILL:
+        assert process.returncode == 3
+        first, hint = error.decode().splitlines()
+        assert first == f"error: llama.cpp died while {doing} {smollm2()}: SIGKILL"
+        assert hint.startswith("hint: ")
+    else:
+        assert process.returncode == 130
+        assert error == b""
+    assert not Path(f"/proc/{worker}").exists()
