@@ -1,7 +1,7 @@
 """Colors for code, one line after another.
 
 A line that is in the scrollback cannot be colored again, so a line's colors must follow from what stands before it.
-Pygments, which looks ahead for the end of a string or a comment, cannot promise that, and takes 60 ms to import: the
+Pygments, which looks ahead for the end of a string or a comment, cannot promise that, and takes 30 ms to import: the
 few things that help reading (comments, strings, numbers, keywords) are told apart here, for the languages of
 languages.py. Any other language is shown in one color. The terminal's own colors are used, and no background,
 so that it can be read on light and on dark.
