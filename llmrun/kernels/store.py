@@ -267,11 +267,12 @@ class _Child:
         environment.update(
             NUMBA_CPU_NAME=target.cpu if native else "generic",
             NUMBA_CPU_FEATURES=target.features if native else "",
-            PYTHONPATH=os.pathsep.join(path for path in sys.path if path),
+            PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path),  # noqa: PTH109
         )
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        # -P: modules are searched where this process does, not also in the folder it happens to stand in.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "llmrun.kernels.compiler"],
+            [sys.executable, "-P", "-m", "llmrun.kernels.compiler"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

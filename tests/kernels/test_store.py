@@ -26,6 +26,7 @@ from llmrun.kernels import store
 from llmrun.kernels.levels import PORTABLE, Target, host_target
 from llmrun.kernels.store import KernelCompileError, KernelName, load_kernel, load_kernels, object_images
 from llmrun.kernels.team import START, TEAM_KERNELS
+from tests.support.commands import ROOT
 
 FOLDER = Path(kernels.__path__[0])
 # A kernel that adds two numbers would do; this one compiles in a twentieth of a second.
@@ -374,8 +375,24 @@ def test_requests_to_the_compiler_are_lines_of_json(cold: Path) -> None:
         "features": target.features,
         "symbol": "here",
     }
-    compiler = [sys.executable, "-m", "llmrun.kernels.compiler"]
+    compiler = [sys.executable, "-P", "-m", "llmrun.kernels.compiler"]
     done = subprocess.run(compiler, input=json.dumps(request).encode(), capture_output=True, check=True, timeout=120)
     header, _, image = done.stdout.partition(b"\n")
     assert json.loads(header) == {"id": 7, "bytes": len(image), "error": ""}
     assert image.startswith(b"\x7fELF")
+
+
+def test_a_module_in_the_working_folder_is_not_taken_for_the_librarys(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('this is not json')")
+    code = (
+        "import sys; sys.path[:] = [path for path in sys.path if path]\n"
+        "from llmrun.kernels.store import load_kernel\nload_kernel('spm_merge', 'merge')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        cwd=tmp_path,
+        env={**os.environ, "LLMRUN_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
