@@ -198,12 +198,11 @@ class LlamaBackend:
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Backend.forward."""
-        check_batch(batch, self.info, self.kv.lengths)
+        before = self.kv.lengths
+        check_batch(batch, self.info, before)
         if len(batch.tokens) > self.kv.capacity:  # llama.cpp ends its process over such a batch
             raise self._full(len(batch.tokens))
-        lengths = self.kv.lengths
-        before = {seq: lengths[seq] for seq in sorted(set(batch.seq.tolist()))}
-        logits = np.empty((int(batch.want.sum()), self.info.vocabulary_size), np.float32)
+        logits = np.empty((np.count_nonzero(batch.want), self.info.vocabulary_size), np.float32)
         done = 0
         try:
             self._watch.check()
@@ -214,8 +213,8 @@ class LlamaBackend:
             raise
         except BaseException:
             with contextlib.suppress(BackendCrashed):  # the next pass is told
-                for seq, length in before.items():
-                    self.kv.truncate(seq, length)
+                for seq in sorted(set(batch.seq.tolist())):
+                    self.kv.truncate(seq, before[seq])
             raise
         finally:
             self._process.clear_stop()
@@ -226,7 +225,7 @@ class LlamaBackend:
         if self._process.stopping:
             raise Cancelled("generation stopped")
         want = batch.want[rows]
-        n, wanted = len(want), int(want.sum())
+        n, wanted = len(want), int(np.count_nonzero(want))
         self._tokens[:n] = batch.tokens[rows]
         self._sequences[:n] = batch.seq[rows]
         self._positions[:n] = batch.pos[rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from llmrun.backends.llama_layout import FLAG_BYTES
+from llmrun.backends.llama_messages import read_answer, request_line
 from llmrun.backends.shared_memory import SharedMemory
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
@@ -77,7 +77,7 @@ class LlamaProcess:
         """
         self._requests += 1
         number = self._requests
-        line = b"\n" + json.dumps({"do": operation, "number": number, **fields}).encode() + b"\n"
+        line = b"\n" + request_line(operation, number, fields)
         descriptor = _pipe(self._process.stdin).fileno()
         with contextlib.suppress(BrokenPipeError):  # it is dead: said when its answer is missing
             written = 0
@@ -163,11 +163,7 @@ class LlamaProcess:
                 raise self._crashed(doing)
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\n")
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:  # the rest of a line whose beginning an exception took away
-            return {}
-        return answer
+        return read_answer(line)
 
     def _crashed(self, doing: str) -> BackendCrashed:
         status = self._end()

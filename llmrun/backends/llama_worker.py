@@ -1,8 +1,9 @@
 """llama.cpp, in a process of its own: `python -m llmrun.backends.llama_worker HANDLE`.
 
 llama.cpp ends its process when an assertion of its fails, and is killed when a file is cut off under its mapping. Here
-that ends this process, and the one that the user sees tells him why. Requests are lines of JSON on standard input,
-each answered by a line on what was standard output; tokens and logits lie in shared memory (llama_layout.py).
+that ends this process, and the one that the user sees tells him why. Requests are lines on standard input, each
+answered by a line on what was standard output (llama_messages.py); tokens and logits lie in shared memory
+(llama_layout.py).
 
 Only ctypes is used, and of llama-cpp-python only its declarations: this process is up in a tenth of a second.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
-import json
 import os
 import select
 import signal
@@ -20,15 +20,17 @@ import sys
 import threading
 import types
 from collections import deque
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from llmrun.backends.deep_stack import call_with_stack
 from llmrun.backends.llama_devices import usable_gpus
 from llmrun.backends.llama_layout import FLAG_BYTES, MOST_WANTED, Layout
+from llmrun.backends.llama_messages import NEARLY, answer_line, read_request, read_soon
 from llmrun.backends.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Iterator
 
 _INFO, _WARNING, _ERROR = 2, 3, 4  # of ggml's log levels
 _KEPT_LINES = 400
@@ -50,20 +52,15 @@ def main() -> None:
     _leave_no_core_file()
     _end_with_the_parent(requests)
     worker: LlamaWorker | None = None
-    for line in requests:
-        try:
-            request = json.loads(line)
-        except ValueError:  # nothing, or a request that was cut off
-            continue
-        operation, number = request.pop("do"), request.pop("number")
+    for operation, number, fields in _requests(requests):
         try:
             if worker is None:
                 worker = LlamaWorker(SharedMemory.attached(sys.argv[1]), answers)
             worker.number = number
-            answer = getattr(worker, f"do_{operation}")(**request)
+            answer = getattr(worker, f"do_{operation}")(**fields)
         except (ImportError, OSError, AttributeError, RuntimeError) as error:
             answer = {"broken": f"{type(error).__name__}: {error}"}
-        _send(answers, {"number": number, **answer})
+        os.write(answers, answer_line(number, answer))
 
 
 class LlamaWorker:
@@ -71,7 +68,7 @@ class LlamaWorker:
 
     number = 0
 
-    def __init__(self, memory: SharedMemory, answers: BinaryIO) -> None:
+    def __init__(self, memory: SharedMemory, answers: int) -> None:
         self._answers = answers
         self._memory = memory
         self._flag = memory.map(FLAG_BYTES)
@@ -148,15 +145,15 @@ class LlamaWorker:
             return {"status": 2}
         self._batch.n_tokens = rows
         status = self._llama.llama_decode(self._context, self._batch)
-        touched = sorted(set(self._sequences[:rows]))
         if status == 0:
             if wanted:
+                os.write(self._answers, NEARLY)  # its reader wakes up while we copy
                 self._copy_logits(wanted)
             for seq in self._sequences[:rows]:
                 self._lengths[seq] += 1
-        else:
-            for seq in touched:
-                self._lengths[seq] = self._keep(seq, self._lengths[seq])
+            return {"status": 0}
+        for seq in sorted(set(self._sequences[:rows])):
+            self._lengths[seq] = self._keep(seq, self._lengths[seq])
         return {"status": status, "error": "" if status >= 0 else self._last_error()}
 
     def do_truncate(self, seq: int, n: int) -> dict[str, Any]:
@@ -231,7 +228,7 @@ class LlamaWorker:
             step = int(fraction * _PROGRESS_STEPS)
             if step > told:
                 told = step
-                _send(self._answers, {"number": self.number, "progress": fraction})
+                os.write(self._answers, answer_line(self.number, {"progress": fraction}))
             return not self._flag[0]
 
         callback = llama.llama_progress_callback(on_progress)
@@ -328,10 +325,23 @@ def _declarations() -> Any:
     return importlib.import_module("llama_cpp.llama_cpp")
 
 
-def _private_streams() -> tuple[BinaryIO, BinaryIO]:
+def _requests(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    unread = bytearray()
+    while data := read_soon(descriptor):
+        unread += data
+        if b"\n" not in data:
+            continue
+        *lines, rest = bytes(unread).split(b"\n")
+        unread = bytearray(rest)
+        for line in lines:
+            request = read_request(line)
+            if request is not None:
+                yield request
+
+
+def _private_streams() -> tuple[int, int]:
     """Standard input and output, moved to where no library writes; what is printed goes to standard error."""
-    requests = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    requests, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
     os.close(nowhere)
@@ -351,7 +361,7 @@ def _leave_no_core_file() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _end_with_the_parent(requests: BinaryIO) -> None:
+def _end_with_the_parent(requests: int) -> None:
     """End this process as soon as nobody holds the other end of its requests, in the middle of a pass too.
 
     (Linux can send a signal when a parent dies, but means the thread that started this process.)
@@ -366,10 +376,6 @@ def _end_with_the_parent(requests: BinaryIO) -> None:
         os._exit(0)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _send(answers: BinaryIO, answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer).encode() + b"\n")  # unbuffered: a short line arrives whole
 
 
 def _address(mapping: mmap.mmap | None) -> int:

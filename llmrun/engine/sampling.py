@@ -40,13 +40,14 @@ def sample(logits: Logits, history: Sequence[int], params: SamplingParams, posit
     Raises ModelFileError when a logit is NaN or +inf, or when every one is -inf, and LlmrunError when a bias rules out
     every token.
     """
-    _check_output(logits)
+    likeliest = int(np.argmax(logits))
+    _check_output(float(logits[likeliest]))
     with np.errstate(over="ignore", invalid="ignore"):  # both end in finite numbers
-        logits = apply_logit_bias(logits, params.logit_bias)
-        logits = apply_penalties(logits, history, params)
+        changed = apply_logit_bias(logits, params.logit_bias)
+        changed = apply_penalties(changed, history, params)
     if params.temperature <= 0:
-        return greedy(logits)
-    candidates = top_k(logits, params.top_k)
+        return likeliest if changed is logits else greedy(changed)
+    candidates = top_k(changed, params.top_k)
     candidates = top_p(candidates, params.top_p)
     candidates = min_p(candidates, params.min_p)
     return draw(candidates, params.temperature, uniform(params.seed, position))
@@ -157,9 +158,8 @@ def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[t
     return float(logits[token]) - log_total, [(int(i), float(logits[i]) - log_total) for i in ids]
 
 
-def _check_output(logits: Logits) -> None:
-    """What the model itself gave. The maximum of an array is NaN when one element is."""
-    best = float(logits.max())
+def _check_output(best: float) -> None:
+    """What the model itself gave. `best` is the logit that np.argmax finds, which is a NaN when there is one."""
     if not np.isfinite(best):
         raise ModelFileError(
             f"the model's output is broken: logits: largest is {best}, a finite number is needed",
