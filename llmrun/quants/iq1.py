@@ -1,0 +1,81 @@
+"""IQ1_S and IQ1_M: weights in eights, each a vector of a grid of -1, 0 and 1, moved up or down by an eighth.
+
+    IQ1_S, 50 bytes, 1.5625 bits a weight        IQ1_M, 56 bytes, 1.75 bits a weight
+
+    offset  bytes  field                         offset  bytes  field
+    0       2      scale  f16                    0       32     grid indices, low 8 bits
+    2       32     grid indices, low 8 bits      32      16     nibbles
+    34      16     groups  u16                   48      8      quarters  u16
+
+    weight[i] = (scale * (2 * sub_scale[s] + 1)) * (grid[index[i / 8]][i % 8] + delta[d])
+
+s = d = i / 32 in IQ1_S; s = i / 16, d = i / 8 in IQ1_M. A delta is 1/8, or -1/8 where its bit is 1.
+
+A group of IQ1_S, 32 weights, is 4 times the high 3 bits of a grid index, then 3 bits of sub-scale, then the delta's.
+A nibble of IQ1_M, 8 weights, is the high 3 bits of a grid index, then the delta's bit. A quarter, 64 weights, is 4
+sub-scales of 3 bits, then 4 bits of the f16 scale, of which the first quarter has the lowest. Of two nibbles in a byte,
+the first is the low one.
+
+Scales have 11 significant bits, sub-scales 4, and grid and delta together 4: nothing here is ever rounded. So the delta
+needs no minimum: unpacked, a weight is (scale / 8) * (2 sub_scale + 1) * (8 grid + 8 delta), an odd integer last.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.quants import grids
+from llmrun.quants.fields import SUPER_BLOCK, blocks_of, halves, sequence, words16
+from llmrun.quants.unpacked import Unpacked, joined
+
+IQ1_S_BYTES = 50
+IQ1_M_BYTES = 56
+
+_THREES = np.array([0, 3, 6, 9], np.uint16)  # where the four numbers of 3 bits begin in a group or quarter
+
+
+def unpack_iq1_s(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 50 n] -> 256 n weights: values -9, -7, -1, 1, 7, 9; sub-scales 1 to 15, odd, for 32."""
+    blocks = blocks_of(raw, IQ1_S_BYTES)
+    groups = words16(blocks[..., 34:])
+    high_bits = (groups[..., None] >> _THREES) & np.uint16(7)
+    low_bits = blocks[..., 2:34].reshape(high_bits.shape)
+    is_down = (groups >> np.uint16(15))[..., None]
+    return joined(
+        raw.ndim - 1,
+        _eighths(low_bits, high_bits, is_down),
+        super_scales=halves(blocks[..., :2], 1 / 8),
+        sub_scales=_odd((groups >> np.uint16(12)) & np.uint16(7)),
+        super_block=SUPER_BLOCK,
+        sub_block=32,
+    )
+
+
+def unpack_iq1_m(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 56 n] -> 256 n weights: values -9, -7, -1, 1, 7, 9; sub-scales 1 to 15, odd, for 16."""
+    blocks = blocks_of(raw, IQ1_M_BYTES)
+    nibbles, quarters = sequence(blocks[..., 32:48], 4).astype(np.uint16), words16(blocks[..., 48:])
+    parts = (quarters >> np.uint16(12)) << np.array([0, 4, 8, 12], np.uint16)
+    scale = np.bitwise_or.reduce(parts, axis=-1, keepdims=True).astype("<u2")
+    return joined(
+        raw.ndim - 1,
+        _eighths(blocks[..., :32], nibbles & np.uint16(7), nibbles >> np.uint16(3)),
+        super_scales=halves(scale.view(np.uint8), 1 / 8),
+        sub_scales=_odd((quarters[..., None] >> _THREES) & np.uint16(7)),
+        super_block=SUPER_BLOCK,
+        sub_block=16,
+    )
+
+
+def _eighths(
+    low_bits: NDArray[np.uint8], high_bits: NDArray[np.uint16], is_down: NDArray[np.uint16]
+) -> NDArray[np.int8]:
+    """Of the same shape, or one that broadcasts, [...] -> int8[..., 8]: 8 times the grid's vector moved by delta."""
+    vectors = grids.iq1()[low_bits | (high_bits << np.uint16(8))]
+    deltas = np.int8(1) - np.int8(2) * is_down.astype(np.int8)
+    return np.int8(8) * vectors + deltas[..., None]
+
+
+def _odd(sub_scales: NDArray[np.uint16]) -> NDArray[np.int16]:
+    return 2 * sub_scales.astype(np.int16) + np.int16(1)

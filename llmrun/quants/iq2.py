@@ -1,0 +1,86 @@
+"""IQ2_XXS, IQ2_XS and IQ2_S: weights in eights, each a vector of a grid and 8 signs.
+
+    IQ2_XXS, 66 bytes, 2.0625 bits a weight    IQ2_XS, 74 bytes, 2.3125 bits a weight
+
+    offset  bytes  field                       offset  bytes  field
+    0       2      scale     f16               0       2      scale       f16
+    2       64     8 groups                    2       64     eights      u16
+                                               66      8      sub-scales
+
+    IQ2_S, 82 bytes, 2.5625 bits a weight
+
+    offset  bytes  field
+    0       2      scale       f16
+    2       32     grid indices, low 8 bits
+    34      32     signs
+    66      8      grid indices, high 2 bits
+    74      8      sub-scales
+
+weight[i] = ((scale * (0.5 + sub_scale[s])) * 0.25) * grid[index[i / 8]][i % 8] * sign[i]
+
+s = i / 32 in IQ2_XXS, i / 16 in the others. Scales have 11 significant bits, sub-scales 5, magnitudes 6: nothing here
+is ever rounded, and the weight is just as well (scale / 8) * (2 sub_scale + 1) * (magnitude * sign), as it is unpacked.
+
+A group of IQ2_XXS, 32 weights, is two u32: the first one's bytes are 4 grid indices; the second one's bits are 4 times
+7 for signs, then 4 for the sub-scale. An eight of IQ2_XS is 9 bits of grid index, then 7 for signs. Of these 7 bits,
+each is the sign of a weight, 1 for a negative one, and the eighth makes the number of negative ones even. IQ2_S stores
+all 8. Bits and sub-scales of 4 bits lie one after the other, the lowest of the first byte first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.quants import grids
+from llmrun.quants.fields import SUPER_BLOCK, blocks_of, halves, sequence, words16, words32
+from llmrun.quants.signs import even_signs, signs
+from llmrun.quants.unpacked import Unpacked, joined
+
+IQ2_XXS_BYTES = 66
+IQ2_XS_BYTES = 74
+IQ2_S_BYTES = 82
+
+
+def unpack_iq2_xxs(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 66 n] -> 256 n weights: values -43 to 43, never 0; sub-scales 1 to 31, odd, for 32."""
+    blocks = blocks_of(raw, IQ2_XXS_BYTES)
+    groups = blocks[..., 2:].reshape(*blocks.shape[:-1], 8, 8)
+    indices, rest = groups[..., :4], words32(groups[..., 4:])
+    seven_bits = (rest >> np.array([0, 7, 14, 21], np.uint32)) & np.uint32(127)
+    values = grids.iq2_xxs()[indices] * even_signs(seven_bits)
+    return _unpacked(raw.ndim - 1, values, blocks, rest >> np.uint32(28), sub_block=32)
+
+
+def unpack_iq2_xs(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 74 n] -> 256 n weights: values -43 to 43, never 0; sub-scales 1 to 31, odd, for 16."""
+    blocks = blocks_of(raw, IQ2_XS_BYTES)
+    eights = words16(blocks[..., 2:66])
+    values = grids.iq2_xs()[eights & np.uint16(511)] * even_signs(eights >> np.uint16(9))
+    return _unpacked(raw.ndim - 1, values, blocks, sequence(blocks[..., 66:], 4), sub_block=16)
+
+
+def unpack_iq2_s(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 82 n] -> 256 n weights: values -43 to 43, never 0; sub-scales 1 to 31, odd, for 16."""
+    blocks = blocks_of(raw, IQ2_S_BYTES)
+    indices = blocks[..., 2:34] | (sequence(blocks[..., 66:74], 2).astype(np.uint16) << np.uint16(8))
+    values = grids.iq2_s()[indices] * signs(blocks[..., 34:66])
+    return _unpacked(raw.ndim - 1, values, blocks, sequence(blocks[..., 74:], 4), sub_block=16)
+
+
+def _unpacked(
+    n_rows_axes: int,
+    values: NDArray[np.int8],
+    blocks: NDArray[np.uint8],
+    sub_scales: NDArray[np.unsignedinteger],
+    *,
+    sub_block: int,
+) -> Unpacked:
+    return joined(
+        n_rows_axes,
+        values,
+        super_scales=halves(blocks[..., :2], 1 / 8),
+        sub_scales=2 * sub_scales.astype(np.int16) + 1,
+        super_block=SUPER_BLOCK,
+        sub_block=sub_block,
+    )

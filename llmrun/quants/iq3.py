@@ -1,0 +1,66 @@
+"""IQ3_XXS and IQ3_S: weights in fours, each a vector of a grid and 4 signs.
+
+    IQ3_XXS, 98 bytes, 3.0625 bits a weight    IQ3_S, 110 bytes, 3.4375 bits a weight
+
+    offset  bytes  field                       offset  bytes  field
+    0       2      scale         f16           0       2      scale  f16
+    2       64     grid indices                2       64     grid indices, low 8 bits
+    66      32     8 groups      u32           66      8      grid indices, high bit
+                                               74      32     signs
+                                               106     4      sub-scales
+
+    IQ3_XXS:  weight[i] = ((scale * (0.5 + sub_scale[i / 32])) * 0.5) * grid[index[i / 4]][i % 4] * sign[i]
+    IQ3_S:    weight[i] = (scale * (1 + 2 * sub_scale[i / 32])) * grid[index[i / 4]][i % 4] * sign[i]
+
+Scales have 11 significant bits, sub-scales 5, magnitudes 5 and 4: nothing here is ever rounded, and IQ3_XXS's weight is
+just as well (scale / 4) * (2 sub_scale + 1) * (magnitude * sign), as it is unpacked.
+
+A group of IQ3_XXS, 32 weights, is 4 times 7 bits for signs, then 4 for the sub-scale. Of the 7 bits, each is the sign
+of a weight, 1 for a negative one, and the eighth makes the number of negative ones even. IQ3_S stores all 8. Bits and
+sub-scales of 4 bits lie one after the other, the lowest of the first byte first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.quants import grids
+from llmrun.quants.fields import SUPER_BLOCK, blocks_of, halves, sequence, words32
+from llmrun.quants.signs import even_signs, signs
+from llmrun.quants.unpacked import Unpacked, joined
+
+IQ3_XXS_BYTES = 98
+IQ3_S_BYTES = 110
+
+
+def unpack_iq3_xxs(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 98 n] -> 256 n weights: values -62 to 62, never 0; sub-scales 1 to 31, odd, for 32."""
+    blocks = blocks_of(raw, IQ3_XXS_BYTES)
+    groups = words32(blocks[..., 66:])
+    seven_bits = (groups[..., None] >> np.array([0, 7, 14, 21], np.uint32)) & np.uint32(127)
+    sub_scales = 2 * (groups >> np.uint32(28)).astype(np.int16) + 1
+    magnitudes = grids.iq3_xxs()[blocks[..., 2:66]]
+    return joined(
+        raw.ndim - 1,
+        magnitudes * even_signs(seven_bits).reshape(magnitudes.shape),
+        super_scales=halves(blocks[..., :2], 1 / 4),
+        sub_scales=sub_scales,
+        super_block=SUPER_BLOCK,
+        sub_block=32,
+    )
+
+
+def unpack_iq3_s(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 110 n] -> 256 n weights: values -15 to 15, odd; sub-scales 1 to 31, odd, for 32."""
+    blocks = blocks_of(raw, IQ3_S_BYTES)
+    indices = blocks[..., 2:66] | (sequence(blocks[..., 66:74], 1).astype(np.uint16) << np.uint16(8))
+    magnitudes = grids.iq3_s()[indices]
+    return joined(
+        raw.ndim - 1,
+        magnitudes * signs(blocks[..., 74:106]).reshape(magnitudes.shape),
+        super_scales=halves(blocks[..., :2]),
+        sub_scales=2 * sequence(blocks[..., 106:], 4).astype(np.int16) + 1,
+        super_block=SUPER_BLOCK,
+        sub_block=32,
+    )

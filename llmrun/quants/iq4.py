@@ -1,0 +1,51 @@
+"""IQ4_NL and IQ4_XS: weights of 4 bits, each an index into 16 values that lie closer together around zero.
+
+    IQ4_NL, 18 bytes for 32 weights, 4.5 bits    IQ4_XS, 136 bytes for 256 weights, 4.25 bits
+
+    offset  bytes  field                         offset  bytes  field
+    0       2      scale    f16                  0       2      scale       f16
+    2       16     nibbles                       2       2      high pairs
+                                                 4       4      low nibbles
+                                                 8       128    nibbles
+
+    weight[i] = scale * value[nibble[i]]         weight[i] = (scale * (sub_scale[i / 32] - 32)) * value[nibble[i]]
+
+Of each 16 bytes of nibbles, byte j holds weight j of 32 in its low half and weight j + 16 in its high half. IQ4_XS's
+8 sub-scales are 6 bits: the s-th low nibble, counted from the lowest of the first byte, and the s-th high pair.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.quants.fields import SUPER_BLOCK, blocks_of, halves, planes, sequence
+from llmrun.quants.unpacked import Unpacked, joined
+
+IQ4_NL_WEIGHTS = 32
+IQ4_NL_BYTES = 18
+IQ4_XS_BYTES = 136
+
+VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+
+
+def unpack_iq4_nl(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 18 n] -> 32 n weights: values of the table, a scale for 32."""
+    blocks = blocks_of(raw, IQ4_NL_BYTES)
+    values = VALUES[planes(blocks[..., 2:], 4)]
+    return joined(raw.ndim - 1, values, super_scales=halves(blocks[..., :2]), super_block=32, sub_block=32)
+
+
+def unpack_iq4_xs(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 136 n] -> 256 n weights: values of the table; sub-scales -32 to 31, for 32."""
+    blocks = blocks_of(raw, IQ4_XS_BYTES)
+    high_pairs, low_nibbles = sequence(blocks[..., 2:4], 2), sequence(blocks[..., 4:8], 4)
+    runs = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)
+    return joined(
+        raw.ndim - 1,
+        VALUES[planes(runs, 4)],
+        super_scales=halves(blocks[..., 0:2]),
+        sub_scales=(low_nibbles | (high_pairs << np.uint8(4))).astype(np.int16) - np.int16(32),
+        super_block=SUPER_BLOCK,
+        sub_block=32,
+    )

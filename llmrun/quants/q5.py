@@ -1,0 +1,76 @@
+"""Q5_0 and Q5_1: 32 weights of 5 bits, with one scale, or with a scale and a minimum.
+
+    Q5_0, 22 bytes, 5.5 bits a weight        Q5_1, 24 bytes, 6 bits a weight
+
+    offset  bytes  field                     offset  bytes  field
+    0       2      scale      f16            0       2      scale      f16
+    2       4      high bits  u32            2       2      minimum    f16
+    6       16     nibbles                   4       4      high bits  u32
+                                             8       16     nibbles
+
+    weight[i] = scale * (level[i] - 16)      weight[i] = scale * level[i] + minimum
+
+Byte j of the nibbles holds the low 4 bits of level j in its low half and those of level j + 16 in its high half. The
+fifth bit of level i is bit i of the high bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.quants.fields import blocks_of, half_bytes, halves, planes, sequence
+from llmrun.quants.rounding import above_the_least, around_zero
+from llmrun.quants.unpacked import Unpacked, joined
+
+BLOCK_WEIGHTS = 32
+Q5_0_BYTES = 22
+Q5_1_BYTES = 24
+
+
+def unpack_q5_0(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 22 n] -> 32 n weights: values -16 to 15, a scale for 32."""
+    blocks = blocks_of(raw, Q5_0_BYTES)
+    values = _levels(blocks[..., 2:]).astype(np.int8) - np.int8(16)
+    return joined(raw.ndim - 1, values, super_scales=halves(blocks[..., :2]), super_block=32, sub_block=32)
+
+
+def unpack_q5_1(raw: NDArray[np.uint8]) -> Unpacked:
+    """uint8[..., 24 n] -> 32 n weights: values 0 to 31, a scale and a minimum for 32."""
+    blocks = blocks_of(raw, Q5_1_BYTES)
+    return joined(
+        raw.ndim - 1,
+        _levels(blocks[..., 4:]).astype(np.int8),
+        super_scales=halves(blocks[..., 0:2]),
+        super_minimums=-halves(blocks[..., 2:4]),
+        super_block=32,
+        sub_block=32,
+    )
+
+
+def quantize_q5_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """float32[..., 32 n] -> uint8[..., 22 n]. Finite weights; the widest becomes -16 times the scale."""
+    blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
+    scale, levels = around_zero(blocks, 16)
+    packed = np.concatenate([half_bytes(scale), *_pack(levels)], axis=-1)
+    return packed.reshape(*values.shape[:-1], values.shape[-1] // BLOCK_WEIGHTS * Q5_0_BYTES)
+
+
+def quantize_q5_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """float32[..., 32 n] -> uint8[..., 24 n]. Finite weights; the least becomes 0, the greatest 31."""
+    blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
+    scale, minimum, levels = above_the_least(blocks, 31)
+    packed = np.concatenate([half_bytes(scale), half_bytes(minimum), *_pack(levels)], axis=-1)
+    return packed.reshape(*values.shape[:-1], values.shape[-1] // BLOCK_WEIGHTS * Q5_1_BYTES)
+
+
+def _levels(field: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """High bits and nibbles uint8[..., 20] -> uint8[..., 32]."""
+    fifth = sequence(field[..., :4], 1)
+    nibbles = planes(field[..., 4:], 4)
+    return nibbles.reshape(fifth.shape) | (fifth << np.uint8(4))
+
+
+def _pack(levels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    fifth = np.packbits(levels >> np.uint8(4), axis=-1, bitorder="little")
+    return fifth, (levels[:, :16] & np.uint8(15)) | (levels[:, 16:] << np.uint8(4))
