@@ -59,9 +59,10 @@ def matrix(file: GGUFFile, name: str) -> Matrix:
 
 
 def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:
-    """A small tensor as float32[n]. Raises UnsupportedModel for a type that cannot be read."""
+    """A small tensor of floats, as float32[n]. Raises UnsupportedModel for any other type: one in blocks, that can be
+    read, is for matrices."""
     tensor = file.tensors[name]
-    if tensor.type.dequantize is None:
+    if tensor.type.dequantize is None or tensor.type.block_weights > 1:
         raise UnsupportedModel(f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}")
     return tensor.type.dequantize(file.read(tensor))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from llmrun.archs import llama
 from llmrun.archs.registry import ARCHITECTURES, architecture_of
@@ -16,6 +18,8 @@ from llmrun.archs.tensors import common_type, matrix, parameter_count, vector
 from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
 from llmrun.gguf.reader import GGUFFile, open_gguf
 from llmrun.kernels.plan import Attention, Linear, RmsNorm
+from llmrun.kernels.weights import SUPPORTED
+from llmrun.quants.registry import BY_NAME, WeightType
 from tests.support.gguf_files import Tensor, llama3_rope_factors, tiny_llama
 from tests.support.tiny_models import Change, changed_copy
 
@@ -190,17 +194,43 @@ def test_a_tensor_nobody_asked_for_is_not_ignored(tiny: GGUFFile, tmp_path: Path
     assert error.value.hint
 
 
-def test_a_weight_type_without_kernels_is_named(tiny: GGUFFile, tmp_path: Path) -> None:
+def only_tensor(type_: WeightType, shape: tuple[int, ...]) -> Change:
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         metadata |= {"llama.embedding_length": 256, "llama.attention.head_count": 16}
         tensors.clear()
-        tensors["w"] = ("Q4_K", bytes(4 * 144), (4, 256))
+        tensors["w"] = (type_.name, bytes(prod(shape[:-1]) * type_.row_bytes(shape[-1])), shape)
 
-    file = changed(tiny, tmp_path, change)
-    with pytest.raises(UnsupportedModel, match="w: Q4_K, the CPU engine runs BF16, F16, F32, Q4_0, Q4_1, Q8_0"):
+    return change
+
+
+# All that gguf-py can write; of Q8_1 it has another size.
+TYPES = [BY_NAME[kind.name] for kind in GGMLQuantizationType if kind.name != "Q8_1"]
+WITHOUT_KERNELS = [type_ for type_ in TYPES if type_.name not in ("BF16", "F16", "F32", "Q4_0", "Q4_1", "Q8_0")]
+
+
+@pytest.mark.parametrize("type_", WITHOUT_KERNELS, ids=lambda type_: type_.name)
+def test_a_weight_type_without_kernels_is_named_whether_or_not_it_can_be_read(
+    tiny: GGUFFile, tmp_path: Path, type_: WeightType
+) -> None:
+    file = changed(tiny, tmp_path, only_tensor(type_, (4, 256)))
+    with pytest.raises(
+        UnsupportedModel, match=f"w: {type_.name}, the CPU engine runs BF16, F16, F32, Q4_0, Q4_1, Q8_0"
+    ):
         matrix(file, "w")
-    with pytest.raises(UnsupportedModel, match="w: Q4_K"):
-        vector(file, "w")
+
+
+@pytest.mark.parametrize("type_", TYPES, ids=lambda type_: type_.name)
+def test_a_vector_is_of_floats(tiny: GGUFFile, tmp_path: Path, type_: WeightType) -> None:
+    file = changed(tiny, tmp_path, only_tensor(type_, (256,)))
+    if type_.name in ("BF16", "F16", "F32"):
+        np.testing.assert_array_equal(vector(file, "w"), np.zeros(256, np.float32))
+    else:
+        with pytest.raises(UnsupportedModel, match=f"w: {type_.name}"):
+            vector(file, "w")
+
+
+def test_the_kernels_only_claim_types_with_a_reference() -> None:
+    assert all(BY_NAME[kind.upper()].dequantize is not None for kind in SUPPORTED)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
