@@ -2,8 +2,10 @@
 
     weight = (super_scale * sub_scale) * value - super_minimum * sub_minimum
 
-in float32, each of the four operations rounded, in this order: ggml's. A factor that a type does not have is left out
-with its product, not set to 1.
+in float32, in this order: ggml's. A factor that a type does not have is left out with its product, not set to 1.
+
+An f16 has 11 significant bits, and no type has a sub-scale and a value with more than 12 between them, so no product is
+ever rounded, whichever is taken first; only the difference is, once.
 """
 
 from __future__ import annotations

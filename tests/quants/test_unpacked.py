@@ -149,6 +149,17 @@ def test_the_factors_multiplied_one_weight_at_a_time_are_gguf_pys_weights(name: 
 
 
 @pytest.mark.parametrize("name", INTEGERS)
+def test_no_product_needs_more_bits_than_a_float32_has(name: str) -> None:
+    """So that kernels may multiply in any order, and fuse the product with the difference."""
+    promise = PROMISES[name]
+    bits_of_a_half = 11
+    integers = [value * scale for value in promise.values for scale in promise.sub_scales or (1,)]
+    for integer in [*integers, *(promise.sub_minimums or ())]:
+        odd_part = integer // (integer & -integer) if integer else 0
+        assert abs(odd_part).bit_length() + bits_of_a_half <= 24
+
+
+@pytest.mark.parametrize("name", INTEGERS)
 def test_unpacking_leaves_the_bytes_alone(name: str) -> None:
     raw = random_rows(BY_NAME[name], 3, 4, seed=11)
     before = raw.copy()
