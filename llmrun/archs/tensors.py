@@ -50,10 +50,10 @@ def matrix(file: GGUFFile, name: str) -> Matrix:
     tensor = file.tensors[name]
     kind = tensor.type.name.lower()
     if kind not in SUPPORTED:
-        names = ", ".join(sorted(kind.upper() for kind in SUPPORTED))
         raise UnsupportedModel(
-            f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}, the CPU engine runs {names}",
-            hint="Choose a file of one of those types, such as Q8_0 or Q4_0.",
+            f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}, for which the CPU engine "
+            "has no kernels",
+            hint="This model may run with --backend llama.",
         )
     return Matrix(name, kind, tensor.n_rows, tensor.shape[0], tensor.nbytes, partial(file.read_into, tensor))
 

@@ -1,11 +1,12 @@
-"""Rotary positions, the paged KV cache, and attention over it.
+"""Attention over the paged KV cache (rope.py has its layout), in chunks of 128 positions.
 
-The cache of a layer is an array of blocks of 32 positions; block b of KV head h holds keys float16[head size, 32] and
-then values float16[32, head size], so that both products below run along vectors of positions or of features. A row's
-block table says which block holds its positions 32i to 32i + 31.
+Within a chunk: all scores, their maximum, the exponentials and their sum, the weighted sum of the values. Chunks are
+then merged in order of position (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). In a step of one row
+the chunks are shared out among the threads and merged by `merge`; in a step of many rows whoever has a row merges them
+himself. Both do the same operations in the same order, so a result depends on nothing but the row's own positions.
 
-Attention reads a row's blocks in order of position and keeps a running maximum, sum and weighted value (the online
-softmax of Milakov and Gimelshein, arXiv:1805.02867). The order depends on the row's position alone.
+Heads that share keys and values (GQA), and rows that follow each other in a sequence, are computed as one tile: a key
+is converted from float16 once for all of them.
 """
 
 from __future__ import annotations
@@ -14,203 +15,288 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from numba import types
-from numba.extending import intrinsic
 
 from llmrun.kernels import records, simd
-from llmrun.kernels.compiler import kernel, kernel_family
+from llmrun.kernels.attention_layout import CHUNK, NARROW_TILE_QUERIES, TILE_QUERIES, state_floats
+from llmrun.kernels.attention_tiles import scores, weighted_values
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.memory import load_f32, load_i32, load_i64, store_f32
-from llmrun.kernels.work import (
-    PRIVATE_INPUT,
-    PRIVATE_OUTPUT,
-    claim,
-    first_item,
-    n_rows,
-    next_item,
-    private_row,
-)
+from llmrun.kernels.rope import BLOCK
+from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, claim, n_rows, private_row
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 ARG = records.OP_ARGS
-BLOCK = 32  # positions in a block of the KV cache
+A_QUERY, A_QUERY_STRIDE, A_OUT, A_OUT_STRIDE, A_KV, A_BLOCK_BYTES, A_KV_HEADS, A_SCALE = (ARG + 8 * i for i in range(8))
+A_SCRATCH, A_SCRATCH_BYTES, A_PARTIALS, A_PARTIAL_STRIDE = (ARG + 8 * i for i in range(8, 12))
+M_PARTIALS, M_PARTIAL_STRIDE, M_OUT, M_OUT_STRIDE, M_HEADS, M_SCRATCH, M_SCRATCH_BYTES = (ARG + 8 * i for i in range(7))
 
-# --- rope and store ------------------------------------------------------------------------------------------------
-
-A_Q, A_Q_STRIDE, A_K, A_K_STRIDE, A_V, A_V_STRIDE, A_ROTATED, A_ROTATED_STRIDE = (ARG + 8 * i for i in range(8))
-A_CACHE, A_BLOCK_BYTES, A_Q_HEADS, A_KV_HEADS, A_PAIRS = (ARG + 8 * i for i in range(8, 13))
-
-
-def _store_half(level: str) -> Any:
-    @intrinsic
-    def store_half(typingctx: Any, address: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            if level == "portable":
-                halves = simd.emit_f32_to_f16(builder, level, simd.emit_splat(builder, args[1]))
-                half = builder.extract_element(halves, simd.I32(0))
-            else:
-                half = builder.fptrunc(args[1], simd.F16)
-            simd.emit_store(builder, args[0], half, 2)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.float32), codegen
-
-    return store_half
+_LOWEST = -3.0e38
 
 
 @kernel_family
-def rope_store(level: str, head_size: int) -> Callable[..., None]:
-    """Rotate the pairs (2i, 2i + 1) of queries and keys; keys and values go into the cache as float16."""
-    store_half = _store_half(level)
-    key_bytes = head_size * BLOCK * 2
-    head_bytes = 2 * key_bytes
+def attention(level: str, head_size: int, group: int) -> Callable[..., None]:
+    """Causal attention of query heads in groups of `group` to a KV head.
+
+    An item is a tile of heads, with a chunk of the one row or with a few rows.
+    """
+    heads = _tile_heads(level, group)
+    tile_rows = _tile_queries(level) // heads
+    row_bytes = 4 * heads * head_size
+    state_bytes = 4 * state_floats(head_size)
+    one_row = _all_chunks(level, head_size, heads, 1)
+    many_rows = _all_chunks(level, head_size, heads, tile_rows)
+    one_chunk = _chunk(level, head_size, heads, 1)
+
+    @inline_function
+    def follow(step: Any, row: Any) -> Any:
+        """Whether the rows of a tile are positions of the same sequence, one after the other."""
+        tables = load_i64(step + records.STEP_TABLES)
+        positions = load_i64(step + records.STEP_POSITIONS)
+        for index in range(row + 1, row + tile_rows):
+            if load_i64(tables + 8 * index) != load_i64(tables + 8 * row):
+                return False
+            if load_i32(positions + 4 * index) != load_i32(positions + 4 * row) + index - row:
+                return False
+        return True
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        pairs = load_i64(op + A_PAIRS)
-        q_heads = load_i64(op + A_Q_HEADS)
-        kv_heads = load_i64(op + A_KV_HEADS)
-        rotated_stride = load_i64(op + A_ROTATED_STRIDE)
-        rotated0 = load_i64(op + A_ROTATED) + private_row(op, step, thread, PRIVATE_OUTPUT) * rotated_stride
-        row = first_item(op, step)
-        while row < rows:
-            rotation = load_i64(step + records.STEP_ROTATIONS) + row * 8 * pairs
-            q = load_i64(op + A_Q) + row * load_i64(op + A_Q_STRIDE)
-            k = load_i64(op + A_K) + row * load_i64(op + A_K_STRIDE)
-            v = load_i64(op + A_V) + row * load_i64(op + A_V_STRIDE)
-            rotated = rotated0 + row * rotated_stride
-            for head in range(q_heads):
-                for pair in range(head_size // 2):
-                    at = 4 * (head * head_size + 2 * pair)
-                    x0 = load_f32(q + at)
-                    x1 = load_f32(q + at + 4)
-                    if pair < pairs:
-                        cosine = load_f32(rotation + 8 * pair)
-                        sine = load_f32(rotation + 8 * pair + 4)
-                        store_f32(rotated + at, x0 * cosine - x1 * sine)
-                        store_f32(rotated + at + 4, x0 * sine + x1 * cosine)
-                    else:
-                        store_f32(rotated + at, x0)
-                        store_f32(rotated + at + 4, x1)
-            position = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row)
-            table = load_i64(load_i64(step + records.STEP_TABLES) + 8 * row)
-            slot = position % BLOCK
-            block = load_i64(op + A_CACHE) + load_i32(table + 4 * (position // BLOCK)) * load_i64(op + A_BLOCK_BYTES)
-            for head in range(kv_heads):
-                keys = block + head * head_bytes + 2 * slot
-                for pair in range(head_size // 2):
-                    at = 4 * (head * head_size + 2 * pair)
-                    x0 = load_f32(k + at)
-                    x1 = load_f32(k + at + 4)
-                    y0 = x0
-                    y1 = x1
-                    if pair < pairs:
-                        cosine = load_f32(rotation + 8 * pair)
-                        sine = load_f32(rotation + 8 * pair + 4)
-                        y0 = x0 * cosine - x1 * sine
-                        y1 = x0 * sine + x1 * cosine
-                    store_half(keys + 2 * BLOCK * (2 * pair), y0)
-                    store_half(keys + 2 * BLOCK * (2 * pair + 1), y1)
-                values = block + head * head_bytes + key_bytes + 2 * head_size * slot
-                for feature in range(head_size):
-                    store_half(values + 2 * feature, load_f32(v + 4 * (head * head_size + feature)))
-            row = next_item(op, step, row)
-
-    return run
-
-
-def rope_reference(x: NDArray[np.float32], rotations: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x float32[rows, heads, head size], rotations float32[rows, pairs, 2] (cosine, sine); returns x's shape."""
-    y = x.copy()
-    pairs = rotations.shape[1]
-    cosine, sine = rotations[:, None, :, 0], rotations[:, None, :, 1]
-    even, odd = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
-    y[..., 0 : 2 * pairs : 2] = even * cosine - odd * sine
-    y[..., 1 : 2 * pairs : 2] = even * sine + odd * cosine
-    return y
-
-
-# --- attention -----------------------------------------------------------------------------------------------------
-
-A_QUERY, A_QUERY_STRIDE, A_OUT, A_OUT_STRIDE, A_KV, A_KV_BLOCK_BYTES, A_HEADS, A_GROUP, A_SCALE = (
-    ARG + 8 * i for i in range(9)
-)
-A_SCRATCH, A_SCRATCH_BYTES = (ARG + 8 * i for i in range(9, 11))
-
-
-@kernel_family
-def attention(level: str, head_size: int) -> Callable[..., None]:
-    """Causal attention; an item is a row and one of its KV heads, with the query heads that share it.
-
-    SCRATCH holds per thread the 32 weights of a block. HEADS counts KV heads, GROUP the query heads of each.
-    """
-    operations = simd.Operations(level)
-    fma, exp, load_f16x16 = operations.fma, operations.exp, operations.load_f16x16
-    key_bytes = head_size * BLOCK * 2
-    head_bytes = 2 * key_bytes
-    minus_infinity = -3.0e38
-
-    @kernel
-    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        kv_heads = load_i64(op + A_HEADS)
-        group = load_i64(op + A_GROUP)
-        items = n_rows(op, step) * kv_heads
+        head_tiles = load_i64(op + A_KV_HEADS) * (group // heads)
         query_stride = load_i64(op + A_QUERY_STRIDE)
+        out_stride = load_i64(op + A_OUT_STRIDE)
         query0 = load_i64(op + A_QUERY) + private_row(op, step, thread, PRIVATE_INPUT) * query_stride
-        scale = simd.splat(load_f32(op + A_SCALE))
-        weights = load_i64(op + A_SCRATCH) + thread * load_i64(op + A_SCRATCH_BYTES)
-        cache = load_i64(op + A_KV)
-        block_bytes = load_i64(op + A_KV_BLOCK_BYTES)
-        lowest = types.float32(minus_infinity)
-        zero = simd.splat(types.float32(0))
+        scratch = load_i64(op + A_SCRATCH) + thread * load_i64(op + A_SCRATCH_BYTES)
+        tables = load_i64(step + records.STEP_TABLES)
+        positions = load_i64(step + records.STEP_POSITIONS)
         item = claim(op)
-        while item < items:
-            row = item // kv_heads
-            kv_head = item % kv_heads
-            table = load_i64(load_i64(step + records.STEP_TABLES) + 8 * row)
-            length = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row) + 1
-            for head in range(kv_head * group, (kv_head + 1) * group):
-                query = query0 + row * query_stride + 4 * head * head_size
-                out = load_i64(op + A_OUT) + row * load_i64(op + A_OUT_STRIDE) + 4 * head * head_size
-                for feature in range(0, 4 * head_size, 64):
-                    simd.store_f32x16(out + feature, zero)
-                largest = lowest
-                total = types.float32(0)
-                for index in range((length + BLOCK - 1) // BLOCK):
-                    keys = cache + load_i32(table + 4 * index) * block_bytes + kv_head * head_bytes
-                    values = keys + key_bytes
-                    valid = min(BLOCK, length - BLOCK * index)
-                    low = zero
-                    high = zero
-                    for feature in range(head_size):
-                        q = simd.splat(load_f32(query + 4 * feature))
-                        low = fma(q, load_f16x16(keys + 64 * feature), low)
-                        high = fma(q, load_f16x16(keys + 64 * feature + 32), high)
-                    low = simd.keep_first(simd.multiply(low, scale), valid, lowest)
-                    high = simd.keep_first(simd.multiply(high, scale), valid - 16, lowest)
-                    best = max(largest, simd.max_lanes(simd.maximum(low, high)))
-                    low = simd.keep_first(exp(simd.subtract(low, simd.splat(best))), valid, types.float32(0))
-                    high = simd.keep_first(exp(simd.subtract(high, simd.splat(best))), valid - 16, types.float32(0))
-                    faded = exp(simd.splat(largest - best))
-                    simd.store_f32x16(weights, low)
-                    simd.store_f32x16(weights + 64, high)
-                    total = total * simd.first_lane(faded) + simd.sum_lanes(simd.add(low, high))
-                    largest = best
-                    for feature in range(0, head_size, 16):
-                        sums = simd.multiply(simd.load_f32x16(out + 4 * feature), faded)
-                        value = values + 2 * feature
-                        for position in range(valid):
-                            weight = simd.splat(load_f32(weights + 4 * position))
-                            sums = fma(weight, load_f16x16(value + 2 * head_size * position), sums)
-                        simd.store_f32x16(out + 4 * feature, sums)
-                inverse = simd.splat(types.float32(1) / total)
-                for feature in range(0, 4 * head_size, 64):
-                    simd.store_f32x16(out + feature, simd.multiply(simd.load_f32x16(out + feature), inverse))
+        if rows == 1:
+            length = load_i32(positions) + 1
+            while item < head_tiles * ((length + CHUNK - 1) // CHUNK):
+                tile = item % head_tiles
+                chunk = item // head_tiles
+                states = load_i64(op + A_PARTIALS) + chunk * load_i64(op + A_PARTIAL_STRIDE)
+                states += tile * heads * state_bytes
+                kv_head = tile * heads // group
+                one_chunk(op, query0 + tile * row_bytes, load_i64(tables), length, chunk, kv_head, scratch, states)
+                item = claim(op)
+            return
+        row_tiles = (rows + tile_rows - 1) // tile_rows
+        while item < head_tiles * row_tiles:
+            # The last rows first: in a long prompt they have the most to do.
+            first = (row_tiles - 1 - item // head_tiles) * tile_rows
+            tile = item % head_tiles
+            kv_head = tile * heads // group
+            query = query0 + first * query_stride + tile * row_bytes
+            out = load_i64(op + A_OUT) + first * out_stride + tile * row_bytes
+            if first + tile_rows <= rows and follow(step, first):
+                length = load_i32(positions + 4 * first) + 1
+                many_rows(op, query, out, load_i64(tables + 8 * first), length, kv_head, scratch)
+            else:
+                for row in range(first, min(first + tile_rows, rows)):
+                    table = load_i64(tables + 8 * row)
+                    length = load_i32(positions + 4 * row) + 1
+                    one_row(op, query, out, table, length, kv_head, scratch)
+                    query += query_stride
+                    out += out_stride
             item = claim(op)
 
     return run
+
+
+@kernel_family
+def merge(level: str, head_size: int) -> Callable[..., None]:
+    """After a step of one row: the chunks of every head, in order. Every thread does it for itself."""
+    clear, add, finish = _states(level, head_size)
+    state_bytes = 4 * state_floats(head_size)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        if n_rows(op, step) == 1:
+            scratch = load_i64(op + M_SCRATCH) + thread * load_i64(op + M_SCRATCH_BYTES)
+            out = load_i64(op + M_OUT) + private_row(op, step, thread, PRIVATE_OUTPUT) * load_i64(op + M_OUT_STRIDE)
+            length = load_i32(load_i64(step + records.STEP_POSITIONS)) + 1
+            for head in range(load_i64(op + M_HEADS)):
+                state = load_i64(op + M_PARTIALS) + head * state_bytes
+                clear(scratch)
+                for _ in range((length + CHUNK - 1) // CHUNK):
+                    add(scratch, state)
+                    state += load_i64(op + M_PARTIAL_STRIDE)
+                finish(scratch, out + 4 * head * head_size)
+
+    return run
+
+
+def _tile_queries(level: str) -> int:
+    return TILE_QUERIES.get(level, NARROW_TILE_QUERIES)
+
+
+def _tile_heads(level: str, group: int) -> int:
+    """How many of a KV head's query heads are computed together."""
+    return max(n for n in range(1, _tile_queries(level) + 1) if group % n == 0)
+
+
+def _states(level: str, head_size: int) -> tuple[Any, Any, Any]:
+    """(clear, add, finish): what is known of a query: weighted values [head size], largest score, sum of weights."""
+    operations = simd.Operations(level)
+    fma, exp = operations.fma, operations.exp
+    largest_at, sum_at = 4 * head_size, 4 * head_size + 4
+
+    @inline_function
+    def clear(state: Any) -> Any:
+        for at in range(0, 4 * head_size, 64):
+            simd.store_f32x16(state + at, simd.splat(types.float32(0)))
+        store_f32(state + largest_at, types.float32(_LOWEST))
+        store_f32(state + sum_at, types.float32(0))
+
+    @inline_function
+    def add(state: Any, later: Any) -> Any:
+        """Onto what is known from earlier positions."""
+        largest = max(load_f32(state + largest_at), load_f32(later + largest_at))
+        faded = exp(simd.splat(load_f32(state + largest_at) - largest))
+        weight = exp(simd.splat(load_f32(later + largest_at) - largest))
+        for at in range(0, 4 * head_size, 64):
+            before = simd.multiply(simd.load_f32x16(state + at), faded)
+            simd.store_f32x16(state + at, fma(simd.load_f32x16(later + at), weight, before))
+        total = load_f32(state + sum_at) * simd.first_lane(faded)
+        store_f32(state + sum_at, total + load_f32(later + sum_at) * simd.first_lane(weight))
+        store_f32(state + largest_at, largest)
+
+    @inline_function
+    def finish(state: Any, out: Any) -> Any:
+        inverse = simd.splat(types.float32(1) / load_f32(state + sum_at))
+        for at in range(0, 4 * head_size, 64):
+            simd.store_f32x16(out + at, simd.multiply(simd.load_f32x16(state + at), inverse))
+
+    return clear, add, finish
+
+
+def _all_chunks(level: str, head_size: int, heads: int, rows: int) -> Any:
+    """Attention of `heads` x `rows` queries; `length` is that of the first row, the others are one longer each."""
+    chunk_of_tile = _chunk(level, head_size, heads, rows)
+    clear, add, finish = _states(level, head_size)
+    queries = heads * rows
+    state_bytes = 4 * state_floats(head_size)
+
+    @inline_function
+    def all_chunks(op: Any, query: Any, out: Any, table: Any, length: Any, kv_head: Any, scratch: Any) -> Any:
+        later = scratch + 4 * queries * CHUNK
+        states = later + queries * state_bytes
+        for index in range(queries):
+            clear(states + index * state_bytes)
+        for chunk in range((length + rows - 1 + CHUNK - 1) // CHUNK):
+            chunk_of_tile(op, query, table, length, chunk, kv_head, scratch, later)
+            for index in range(queries):
+                if chunk * CHUNK < length + index // heads:
+                    add(states + index * state_bytes, later + index * state_bytes)
+        for index in range(queries):
+            to = out + index // heads * load_i64(op + A_OUT_STRIDE) + index % heads * 4 * head_size
+            finish(states + index * state_bytes, to)
+
+    return all_chunks
+
+
+def _chunk(level: str, head_size: int, heads: int, rows: int) -> Any:
+    """One chunk of positions for `heads` x `rows` queries: their states, and in `weights` float32[queries, CHUNK]."""
+    queries = heads * rows
+    state_bytes = 4 * state_floats(head_size)
+    key_bytes = head_size * BLOCK * 2
+    head_bytes = 2 * key_bytes
+    scores_zero, scores_step, scores_store = scores(level, head_size, heads, rows)
+    sum_of_values = _sum_of_values(level, head_size, queries)
+    soften = _soften(level)
+    fma, load_f16x16 = simd.Operations(level).fma, simd.Operations(level).load_f16x16
+
+    @inline_function
+    def chunk_of_tile(
+        op: Any, query: Any, table: Any, length: Any, chunk: Any, kv_head: Any, weights: Any, states: Any
+    ) -> Any:
+        start = chunk * CHUNK
+        cache = load_i64(op + A_KV) + kv_head * head_bytes
+        block_bytes = load_i64(op + A_BLOCK_BYTES)
+        query_stride = load_i64(op + A_QUERY_STRIDE)
+        scale = load_f32(op + A_SCALE)
+        table += 4 * (start // BLOCK)
+        seen_by_last = min(CHUNK, length + rows - 1 - start)
+        for block in range((seen_by_last + BLOCK - 1) // BLOCK):
+            keys = cache + load_i32(table + 4 * block) * block_bytes
+            tile = scores_zero()
+            for feature in range(head_size):
+                tile = scores_step(tile, keys + 2 * BLOCK * feature, query + 4 * feature, query_stride)
+            scores_store(tile, weights + 4 * BLOCK * block, scale)
+        for index in range(queries):
+            seen = min(CHUNK, length + index // heads - start)
+            soften(weights + 4 * CHUNK * index, seen, states + index * state_bytes + 4 * head_size)
+        # Positions that the first row does not see are added for those that do: a weight of 0 would turn a NaN there
+        # into one here.
+        seen_by_all = min(CHUNK, length - start)
+        sum_of_values(cache + key_bytes, table, block_bytes, seen_by_all, weights, states)
+        for index in range(heads, queries):
+            for position in range(max(seen_by_all, 0), min(CHUNK, length + index // heads - start)):
+                block = load_i32(table + 4 * (position // BLOCK)) * block_bytes
+                value = cache + key_bytes + block + 2 * head_size * (position % BLOCK)
+                weight = simd.splat(load_f32(weights + 4 * (CHUNK * index + position)))
+                for feature in range(0, head_size, 16):
+                    at = states + index * state_bytes + 4 * feature
+                    simd.store_f32x16(at, fma(weight, load_f16x16(value + 2 * feature), simd.load_f32x16(at)))
+
+    return chunk_of_tile
+
+
+def _soften(level: str) -> Any:
+    """Scores become weights: exponentials relative to the largest."""
+    exp = simd.Operations(level).exp
+
+    @inline_function
+    def soften(scores: Any, seen: Any, largest_and_sum: Any) -> Any:
+        lowest = types.float32(_LOWEST)
+        best = simd.splat(lowest)
+        for at in range(0, seen, simd.LANES):
+            score = simd.keep_first(simd.load_f32x16(scores + 4 * at), seen - at, lowest)
+            simd.store_f32x16(scores + 4 * at, score)
+            best = simd.maximum(score, best)
+        largest = simd.max_lanes(best)
+        total = simd.splat(types.float32(0))
+        for at in range(0, seen, simd.LANES):
+            weight = exp(simd.subtract(simd.load_f32x16(scores + 4 * at), simd.splat(largest)))
+            weight = simd.keep_first(weight, seen - at, types.float32(0))
+            simd.store_f32x16(scores + 4 * at, weight)
+            total = simd.add(total, weight)
+        store_f32(largest_and_sum, largest)
+        store_f32(largest_and_sum + 4, simd.sum_lanes(total))
+
+    return soften
+
+
+def _sum_of_values(level: str, head_size: int, queries: int) -> Any:
+    """The first `seen` values of a chunk, weighted, for each query: two vectors of features at a time."""
+    tiles = {vectors: weighted_values(level, head_size, queries, vectors) for vectors in (1, 2)}
+    zero, step, store = tiles[2]
+    last_zero, last_step, last_store = tiles[1]
+    pairs = head_size // 32
+    has_last = head_size % 32 != 0
+
+    @inline_function
+    def sum_of_values(values: Any, table: Any, block_bytes: Any, seen: Any, weights: Any, states: Any) -> Any:
+        for pair in range(pairs):
+            tile = zero()
+            for position in range(seen):
+                block = load_i32(table + 4 * (position // BLOCK)) * block_bytes
+                value = values + block + 2 * head_size * (position % BLOCK) + 64 * pair
+                tile = step(tile, value, weights + 4 * position)
+            store(tile, states + 128 * pair)
+        if has_last:
+            last = last_zero()
+            for position in range(seen):
+                block = load_i32(table + 4 * (position // BLOCK)) * block_bytes
+                value = values + block + 2 * head_size * (position % BLOCK) + 64 * pairs
+                last = last_step(last, value, weights + 4 * position)
+            last_store(last, states + 128 * pairs)
+
+    return sum_of_values
 
 
 def attention_reference(

@@ -13,15 +13,19 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.kernels import records, simd
+from llmrun.kernels import dots, records, simd, unpack
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.memory import load_i32, load_i64
+from llmrun.kernels.packed_types import PACKED_TYPES, PackedType
 from llmrun.kernels.work import first_item, n_rows, next_item
 
 ARG = records.OP_ARGS
-A_TABLE, A_GROUP_BYTES, A_MINS, A_INTEGERS, A_WIDTH, A_Y, A_Y_STRIDE = (ARG + 8 * i for i in range(7))
+A_TABLE, A_GROUP_BYTES, A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES, A_WIDTH, A_Y, A_Y_STRIDE = (
+    ARG + 8 * i for i in range(10)
+)
 
 _FLOAT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+_I32X4, _I8X16 = ir.VectorType(simd.I32, 4), ir.VectorType(simd.I8, 16)
 
 
 @kernel_family
@@ -44,34 +48,35 @@ def embed(level: str, weight: str) -> Callable[..., None]:
 
 def _float_row(level: str, weight: str) -> Any:
     size = _FLOAT_BYTES[weight]
-    unpack = _unpack_one(level, weight)
+    unpack_one = _unpack_one(level, weight)
 
     @inline_function
     def unpack_row(op: Any, group: Any, lane: Any, y: Any) -> None:
         for column in range(load_i64(op + A_WIDTH)):
-            unpack(y + 4 * column, group + (16 * column + lane) * size)
+            unpack_one(y + 4 * column, group + (16 * column + lane) * size)
 
     return unpack_row
 
 
 def _integer_row(level: str, weight: str) -> Any:
-    block_bytes = 512 if weight == "q8_0" else 256
-    unpack = _unpack_block(level, weight)
+    unpack_block = _unpack_block(level, PACKED_TYPES[weight])
 
     @inline_function
     def unpack_row(op: Any, group: Any, lane: Any, y: Any) -> None:
-        scales = group + 2 * lane
-        mins = scales + load_i64(op + A_MINS)
-        integers = group + load_i64(op + A_INTEGERS) + 4 * lane
+        mins = group + load_i64(op + A_MINS)
+        upper_scales = group + load_i64(op + A_UPPER_SCALES)
+        upper_mins = group + load_i64(op + A_UPPER_MINS)
+        values = group + load_i64(op + A_VALUES)
+        more_values = group + load_i64(op + A_MORE_VALUES)
         for block in range(load_i64(op + A_WIDTH) // 32):
-            unpack(y + 128 * block, integers + block_bytes * block, scales + 32 * block, mins + 32 * block)
+            unpack_block(y + 128 * block, lane, group, mins, upper_scales, upper_mins, values, more_values, block)
 
     return unpack_row
 
 
 def _unpack_one(level: str, weight: str) -> Any:
     @intrinsic
-    def unpack(typingctx: Any, y: Any, source: Any) -> Any:
+    def convert(typingctx: Any, y: Any, source: Any) -> Any:
         """One float, through the vector conversion of the level."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -89,49 +94,56 @@ def _unpack_one(level: str, weight: str) -> Any:
 
         return types.void(types.int64, types.int64), codegen
 
-    return unpack
+    return convert
 
 
-def _unpack_block(level: str, weight: str) -> Any:
-    words_type = ir.VectorType(simd.I32, 4)
-    bytes_type = ir.VectorType(simd.I8, 16)
-
-    def emit_gather(builder: Any, integers: Any, first_word: int) -> Any:
-        """Four words of a lane, 64 bytes apart, as 16 bytes."""
-        words = ir.Constant(words_type, ir.Undefined)
-        for index in range(4):
-            word = simd.emit_load(builder, simd.emit_offset(builder, integers, 64 * (first_word + index)), simd.I32, 4)
-            words = builder.insert_element(words, word, simd.I32(index))
-        return builder.bitcast(words, bytes_type)
-
+def _unpack_block(level: str, packed: PackedType) -> Any:
     @intrinsic
-    def unpack(typingctx: Any, y: Any, integers: Any, scale: Any, minimum: Any) -> Any:
-        """A block of 32 floats: integer x scale, + min for Q4_1; two roundings, as the reference has it."""
+    def convert(
+        typingctx: Any,
+        y: Any,
+        lane: Any,
+        scales: Any,
+        mins: Any,
+        upper_scales: Any,
+        upper_mins: Any,
+        values: Any,
+        more_values: Any,
+        block: Any,
+    ) -> Any:
+        """A block of 32 floats of one lane: integer x scale, + minimum; two roundings, as the reference has it.
+
+        The whole group's 16 rows are unpacked for the one: a table's row is a small part of a token's work.
+        """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            y, source, scale_at, minimum_at = args
-
-            def half_at(address: Any) -> Any:
-                half = simd.emit_load(builder, address, simd.F16, 2)
-                return simd.emit_f16_to_f32(builder, level, simd.emit_splat(builder, half))
-
-            scale = half_at(scale_at)
-            for part in range(2):
-                if weight == "q8_0":
-                    integers = builder.sext(emit_gather(builder, source, 4 * part), simd.I32X16)
-                else:
-                    raw = emit_gather(builder, source, 0)
-                    fifteen, four = simd.constant(bytes_type, 15), simd.constant(bytes_type, 4)
-                    nibbles = builder.and_(raw, fifteen) if part == 0 else builder.lshr(raw, four)
-                    integers = builder.zext(nibbles, simd.I32X16)
-                    if weight == "q4_0":
-                        integers = builder.sub(integers, simd.constant(simd.I32X16, 8))
-                value = builder.fmul(builder.sitofp(integers, simd.F32X16), scale)
-                if weight == "q4_1":
-                    value = builder.fadd(value, half_at(minimum_at))
-                simd.emit_store(builder, simd.emit_offset(builder, y, 64 * part), value, 4)
+            y, lane, *addresses, block = args
+            planes = unpack.Planes(*addresses)
+            lane32 = builder.trunc(lane, simd.I32)
+            scales = unpack.emit_scales(builder, level, packed, planes, block)
+            mins = unpack.emit_mins(builder, level, packed, planes, block)
+            words = [
+                builder.extract_element(builder.bitcast(vector, simd.I32X16), lane32)
+                for vector in unpack.emit_weights(builder, level, packed, planes, block)
+            ]
+            bias = simd.constant(simd.I32X16, dots.bias_of(level, packed))
+            unsigned = dots.takes_unsigned(level, packed)
+            for half in range(2):
+                four = ir.Constant(_I32X4, ir.Undefined)
+                for index, word in enumerate(words[4 * half : 4 * half + 4]):
+                    four = builder.insert_element(four, word, simd.I32(index))
+                integers = builder.bitcast(four, _I8X16)
+                wide = (builder.zext if unsigned else builder.sext)(integers, simd.I32X16)
+                floats = builder.sitofp(builder.sub(wide, bias), simd.F32X16)
+                sub = half if packed.sub_blocks == 2 else 0
+                scale = simd.emit_splat(builder, builder.extract_element(scales[sub], lane32))
+                value = builder.fmul(floats, scale)
+                if mins:
+                    minimum = simd.emit_splat(builder, builder.extract_element(mins[sub], lane32))
+                    value = builder.fadd(value, minimum)
+                simd.emit_store(builder, simd.emit_offset(builder, y, 64 * half), value, 4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 4), codegen
+        return types.void(*[types.int64] * 9), codegen
 
-    return unpack
+    return convert

@@ -18,12 +18,14 @@ from llmrun.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One instruction level. `baseline` is the processor LLVM targets when the level is forced below the host's."""
+    """One instruction level. `baseline` is the processor LLVM targets when the level is forced below the host's, and
+    `baseline_features` what is added to it."""
 
     name: str
     machines: tuple[str, ...]  # values of platform.machine(); empty: any
     features: tuple[str, ...]  # LLVM feature names that must all be present
     baseline: str  # LLVM processor name
+    baseline_features: str = ""
 
 
 _X86 = ("x86_64", "AMD64")
@@ -35,11 +37,13 @@ AVX512_VNNI = Level(
     ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"),
     "icelake-server",
 )
+# Not Alder Lake, the first to have it: that has GFNI too, which this level does not ask for.
+AVX_VNNI = Level("avxvnni", _X86, ("avx2", "fma", "f16c", "avxvnni"), "haswell", "+avxvnni")
 AVX2 = Level("avx2", _X86, ("avx2", "fma", "f16c"), "haswell")
 NEON_DOT = Level("neondot", _ARM, ("neon", "dotprod"), "cortex-a76")
 PORTABLE = Level("portable", (), (), "")
 
-LEVELS = (AVX512_VNNI, AVX2, NEON_DOT, PORTABLE)  # best first
+LEVELS = (AVX512_VNNI, AVX_VNNI, AVX2, NEON_DOT, PORTABLE)  # best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def target_for(level: Level, best: Level) -> Target:
     if level is best and level is not PORTABLE:
         return Target(level, triple, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
     baseline = level.baseline or {"x86_64": "x86-64", "AMD64": "x86-64"}.get(platform.machine(), "generic")
-    return Target(level, triple, baseline, "")
+    return Target(level, triple, baseline, level.baseline_features)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import numpy as np
 from llmrun.kernels import plan as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
+from llmrun.kernels.attention_layout import CHUNK, scratch_bytes, state_floats
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.weights import PackedMatrix
 
@@ -39,6 +40,7 @@ class QuantizedBuffer:
     scales: int
     offsets: int
     sums: int
+    half_sums: int  # of twice the stride
     scale_stride: int
 
 
@@ -109,6 +111,7 @@ class _Lowering:
         self._quantized: dict[ops.Value, QuantizedBuffer] = {}
         self._records: list[_Record] = []
         self._keep: list[object] = []
+        self._attention_buffers: tuple[int, int] | None = None
         self._last_use = {value: index for index, op in enumerate(plan.ops) for value in _inputs(op)}
 
     def run(self) -> Lowered:
@@ -147,6 +150,7 @@ class _Lowering:
                     self._rows.give_back(quantized.integers.address, quantized.integers.stride)
                     for address in (quantized.scales, quantized.offsets, quantized.sums):
                         self._rows.give_back(address, quantized.scale_stride)
+                    self._rows.give_back(quantized.half_sums, 2 * quantized.scale_stride)
         following = self._plan.ops[index + 1] if index + 1 < len(self._plan.ops) else None
         shares_input = isinstance(op, ops.Linear) and isinstance(following, ops.Linear) and op.x is following.x
         if not self._records[-1].flags & records.FLAG_REPLICATED and not shares_input:
@@ -183,9 +187,8 @@ class _Lowering:
         out = self._place(op.out, private=False)
         table = self._packed[op.table.name]
         layout = table.layout
-        words = [table.address, layout.group_bytes, layout.mins, layout.integers, op.table.columns]
-        words += [out.address, out.stride]
-        self._emit(KernelName.of("embed", "embed", weight=op.table.kind), op.out, 0, words)
+        words = [table.address, layout.group_bytes, *layout.planes, op.table.columns, out.address, out.stride]
+        self._emit(KernelName.of("embed", "embed", weight=op.table.packed), op.out, 0, words)
 
     def _rmsnorm(self, op: ops.RmsNorm) -> None:
         x, out = self._buffers[op.x], self._place(op.out, private=True)
@@ -207,9 +210,11 @@ class _Lowering:
         stride, scale_stride = round_up(value.width, records.CACHE_LINE), round_up(4 * n_blocks, records.CACHE_LINE)
         integers = Buffer(self._rows.take(stride), stride, private=True)
         scales, offsets, sums = (self._rows.take(scale_stride) for _ in range(3))
-        made = QuantizedBuffer(integers, scales, offsets, sums, scale_stride)
+        half_sums = self._rows.take(2 * scale_stride)
+        made = QuantizedBuffer(integers, scales, offsets, sums, half_sums, scale_stride)
         flags = _REPLICATED_OUTPUT | (records.FLAG_PRIVATE_INPUT if x.private else 0)
-        words = [x.address, x.stride, integers.address, stride, scales, offsets, sums, scale_stride, n_blocks]
+        words = [x.address, x.stride, integers.address, stride, scales, offsets, sums, half_sums]
+        words += [scale_stride, n_blocks]
         self._emit(KernelName.of("rowwise", "quantize"), value, flags, words)
         self._quantized[value] = made
         return made
@@ -221,9 +226,9 @@ class _Lowering:
             x = self._quantize(op.x)
             source = x.integers
             head = [packed.address, layout.n_groups, op.weight.columns // 32, layout.group_bytes]
-            head += [layout.mins, layout.integers, source.address, source.stride]
-            head += [x.scales, x.offsets, x.sums, x.scale_stride]
-            kernel = KernelName.of("linear_int8", "linear", weight=op.weight.kind)
+            head += [*layout.planes, source.address, source.stride]
+            head += [x.scales, x.offsets, x.sums, x.half_sums, x.scale_stride]
+            kernel = KernelName.of("linear_int8", "linear", weight=op.weight.packed)
         else:
             source = self._buffers[op.x]
             head = [packed.address, layout.n_groups, round_up(op.weight.columns, 4), layout.group_bytes]
@@ -249,19 +254,37 @@ class _Lowering:
         shape = self._plan.attention_shape
         words = [q.address, q.stride, k.address, k.stride, v.address, v.stride, out.address, out.stride]
         words += [*self._kv_layer(op.layer), shape.heads, shape.kv_heads, self._plan.rope.frequencies.size]
-        kernel = KernelName.of("attention", "rope_store", head_size=shape.head_size)
+        kernel = KernelName.of("rope", "rope_store", head_size=shape.head_size)
         self._emit(kernel, op.out, _REPLICATED_OUTPUT, words)
 
     def _attention(self, op: ops.Attention) -> None:
-        q, out = self._buffers[op.q], self._place(op.out, private=False)
+        """The merge writes each thread's copy of the one row; of many rows, attention itself writes each once."""
+        q, out = self._buffers[op.q], self._place(op.out, private=True)
         shape = self._plan.attention_shape
-        scratch = allocate(self._n_threads * 2 * records.CACHE_LINE, "attention scratch")
-        self._keep.append(scratch)
+        scratch, scratch_stride, partials, chunk_stride = self._attention_memory()
         words = [q.address, q.stride, out.address, out.stride, *self._kv_layer(op.layer)]
-        words += [shape.kv_heads, shape.heads // shape.kv_heads, _float_word(shape.head_size**-0.5)]
-        words += [address_of(scratch), 2 * records.CACHE_LINE]
-        kernel = KernelName.of("attention", "attention", head_size=shape.head_size)
+        words += [shape.kv_heads, _float_word(shape.head_size**-0.5), scratch, scratch_stride, partials, chunk_stride]
+        group = shape.heads // shape.kv_heads
+        kernel = KernelName.of("attention", "attention", head_size=shape.head_size, group=group)
         self._emit(kernel, op.out, records.FLAG_PRIVATE_INPUT, words)
+        words = [partials, chunk_stride, out.address, out.stride, shape.heads, scratch, scratch_stride]
+        merge = KernelName.of("attention", "merge", head_size=shape.head_size)
+        self._emit(merge, op.out, _REPLICATED_OUTPUT, words)
+
+    def _attention_memory(self) -> tuple[int, int, int, int]:
+        """(address of the threads' scratch, bytes of one thread's, address of partial results, bytes of a chunk's), the
+        same for all layers."""
+        shape = self._plan.attention_shape
+        scratch_stride = round_up(scratch_bytes(shape.head_size), records.CACHE_LINE)
+        chunk_stride = round_up(_FLOAT * shape.heads * state_floats(shape.head_size), records.CACHE_LINE)
+        if self._attention_buffers is None:
+            n_chunks = -(-self._kv.shape[1] * KV_BLOCK // CHUNK)
+            scratch = allocate(self._n_threads * scratch_stride, "attention scratch")
+            partials = allocate(n_chunks * chunk_stride, "attention of one row")
+            self._keep += [scratch, partials]
+            self._attention_buffers = address_of(scratch), address_of(partials)
+        scratch_address, partials_address = self._attention_buffers
+        return scratch_address, scratch_stride, partials_address, chunk_stride
 
     def _swiglu(self, op: ops.SwiGLU) -> None:
         gate, up, out = self._buffers[op.gate], self._buffers[op.up], self._place(op.out, private=True)

@@ -16,7 +16,7 @@ WORD: Final = 8  # bytes
 CACHE_LINE: Final = 64  # bytes
 
 # --- op record -------------------------------------------------------------------------------------------------------
-OP_WORDS: Final = 24
+OP_WORDS: Final = 32
 OP_BYTES: Final = OP_WORDS * WORD
 OP_KERNEL: Final = 0 * WORD  # address of the machine code
 OP_FLAGS: Final = 1 * WORD

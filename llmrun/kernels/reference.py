@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.kernels import plan as ops
-from llmrun.kernels.attention import attention_reference, rope_reference
+from llmrun.kernels.attention import attention_reference
 from llmrun.kernels.linear_float import linear_reference as linear_float
 from llmrun.kernels.linear_int8 import linear_reference as linear_int8
+from llmrun.kernels.packed_types import BLOCK_COLUMNS, PACKED_TYPES
+from llmrun.kernels.rope import rope_reference
 from llmrun.kernels.rowwise import quantize_reference, rmsnorm_reference, swiglu_reference
-from llmrun.kernels.weights import BLOCK_COLUMNS, Matrix
+from llmrun.kernels.weights import Matrix
 from llmrun.quants.registry import BY_NAME
 
 if TYPE_CHECKING:
@@ -24,12 +26,6 @@ if TYPE_CHECKING:
 
 _LinearLayer = Callable[[Matrix, "NDArray[np.float32]"], "NDArray[np.float32]"]
 _Store = Callable[["NDArray[np.float32]"], "NDArray[np.float32]"]
-
-_BLOCKS = {
-    "q4_0": np.dtype([("scale", "<f2"), ("integers", "u1", 16)]),
-    "q4_1": np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("integers", "u1", 16)]),
-    "q8_0": np.dtype([("scale", "<f2"), ("integers", "i1", 32)]),
-}
 
 
 def exact(plan: ops.Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -50,15 +46,29 @@ def dequantized(matrix: Matrix) -> NDArray[np.float32]:
 
 
 def integers_of(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]:
-    """(integers with the zero point taken off int8[rows, blocks, 32], scales, mins float32[rows, blocks] or None)."""
-    blocks = matrix.read().view(_BLOCKS[matrix.kind])
-    scales = blocks["scale"].astype(np.float32)
-    if matrix.kind == "q8_0":
-        return blocks["integers"], scales, None
-    nibbles = np.concatenate([blocks["integers"] & 15, blocks["integers"] >> 4], axis=-1).astype(np.int8)
-    if matrix.kind == "q4_0":
-        return nibbles - np.int8(8), scales, None
-    return nibbles, scales, blocks["minimum"].astype(np.float32)
+    """(integers int8[rows, blocks, 32], scales and mins float32[rows, blocks, sub-blocks]; mins None for a type without
+    them)."""
+    unpack = BY_NAME[matrix.kind.upper()].unpack
+    assert unpack is not None
+    weights = unpack(matrix.read())
+    packed = PACKED_TYPES[matrix.packed]
+
+    def of_sub_blocks(factors: NDArray[np.float32], numbers: NDArray[np.int16] | None) -> NDArray[np.float32]:
+        per_factor = factors if numbers is None else _repeated(factors, numbers.shape[1]) * numbers
+        n_sub_blocks = matrix.columns // packed.sub_columns
+        return _repeated(per_factor.astype(np.float32), n_sub_blocks).reshape(matrix.rows, -1, packed.sub_blocks)
+
+    mins = weights.super_minimums
+    return (
+        weights.values.reshape(matrix.rows, -1, BLOCK_COLUMNS),
+        of_sub_blocks(weights.super_scales, weights.sub_scales),
+        None if mins is None else -of_sub_blocks(mins, weights.sub_minimums),
+    )
+
+
+def _repeated(factors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """[rows, n] -> [rows, count]: each as often as it takes."""
+    return np.repeat(factors, count // factors.shape[1], axis=1)
 
 
 def _linear_quantizing(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:

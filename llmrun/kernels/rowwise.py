@@ -93,7 +93,7 @@ def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsil
 A_QUANT_X, A_QUANT_X_STRIDE, A_QUANT_Y, A_QUANT_Y_STRIDE, A_QUANT_SCALES, A_QUANT_OFFSETS = (
     ARG + 8 * i for i in range(6)
 )
-A_QUANT_SUMS, A_QUANT_SCALE_STRIDE, A_QUANT_BLOCKS = (ARG + 8 * i for i in range(6, 9))
+A_QUANT_SUMS, A_QUANT_HALF_SUMS, A_QUANT_SCALE_STRIDE, A_QUANT_BLOCKS = (ARG + 8 * i for i in range(6, 10))
 
 
 def _quantize_vector(level: str) -> Any:
@@ -120,7 +120,8 @@ def _quantize_vector(level: str) -> Any:
 
 @kernel_family
 def quantize(level: str) -> Callable[..., None]:
-    """int8 per 32 values, and what dot products need of each block: its scale, -8 x its sum, scale x its sum."""
+    """int8 per 32 values, and what dot products need of each block: its scale, -8 x its sum, scale x its sum, and minus
+    the sum of each half."""
     quantize_vector = _quantize_vector(level)
 
     @kernel
@@ -148,11 +149,14 @@ def quantize(level: str) -> Callable[..., None]:
                     inverse = types.float32(127) / largest
                 else:
                     scale = types.float32(0)
-                total = quantize_vector(y + 32 * block, low, inverse)
-                total += quantize_vector(y + 32 * block + 16, high, inverse)
+                low_sum = quantize_vector(y + 32 * block, low, inverse)
+                high_sum = quantize_vector(y + 32 * block + 16, high, inverse)
+                total = low_sum + high_sum
                 store_f32(load_i64(op + A_QUANT_SCALES) + at + 4 * block, scale)
                 store_i32(load_i64(op + A_QUANT_OFFSETS) + at + 4 * block, -8 * total)
                 store_f32(load_i64(op + A_QUANT_SUMS) + at + 4 * block, scale * types.float32(total))
+                store_i32(load_i64(op + A_QUANT_HALF_SUMS) + 2 * at + 8 * block, -low_sum)
+                store_i32(load_i64(op + A_QUANT_HALF_SUMS) + 2 * at + 8 * block + 4, -high_sum)
             row = next_item(op, step, row)
 
     return run

@@ -1,9 +1,10 @@
 """Vectors for kernels: a Numba type whose LLVM type is a vector, and the few operations kernels are written in.
 
 Generic operations (add, fma, convert, compare) are plain LLVM, which splits a 64-byte vector into what the processor
-has. Four things are not generic, and each instruction level supplies its own: the integer dot product, fused
-multiply-add, the conversions to and from f16, and the pause of a spin loop. `emit_*` functions build LLVM IR and are
-put together inside an @intrinsic; everything below the line of dashes can be called in a kernel directly.
+has. Five things are not generic, and each instruction level supplies its own: the integer dot product (dots.py), the
+table lookup (unpack.py), fused multiply-add, the conversions to and from f16, and the pause of a spin loop. `emit_*`
+functions build LLVM IR and are put together inside an @intrinsic; everything below the line of dashes can be called in
+a kernel directly.
 """
 
 from __future__ import annotations
@@ -77,6 +78,15 @@ def emit_store_or_add(builder: Any, address: Any, value: Any, adds: Any) -> None
             emit_store(builder, address, value, 4)
 
 
+def emit_prefetch(builder: Any, address: Any) -> None:
+    """Ask for a cache line that is soon read."""
+    pointer = builder.inttoptr(address, I8.as_pointer())
+    function = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+    read, keep, data = I32(0), I32(3), I32(1)
+    prefetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
+    builder.call(prefetch, [pointer, read, keep, data])
+
+
 def emit_offset(builder: Any, address: Any, n_bytes: int) -> Any:
     return builder.add(address, ir.Constant(I64, n_bytes)) if n_bytes else address
 
@@ -87,7 +97,8 @@ def emit_splat(builder: Any, value: Any, count: int = LANES) -> Any:
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, count), [0] * count))
 
 
-def _call(builder: Any, name: str, returns: Any, args: list[Any]) -> Any:
+def call(builder: Any, name: str, returns: Any, args: list[Any]) -> Any:
+    """A call of an LLVM intrinsic."""
     function_type = ir.FunctionType(returns, [arg.type for arg in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
 
@@ -96,7 +107,7 @@ def emit_fma(builder: Any, level: str, a: Any, b: Any, c: Any) -> Any:
     """a * b + c, rounded once where the level has the instruction."""
     if level == "portable":  # llvm.fma would become a call of libm's fmaf
         return builder.fadd(builder.fmul(a, b), c)
-    return _call(builder, "llvm.fma.v16f32", F32X16, [a, b, c])
+    return call(builder, "llvm.fma.v16f32", F32X16, [a, b, c])
 
 
 def emit_f16_to_f32(builder: Any, level: str, halves: Any) -> Any:
@@ -142,58 +153,19 @@ def emit_bf16_to_f32(builder: Any, bits: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(bits, I32X16), constant(I32X16, 16)), F32X16)
 
 
-def emit_dot(builder: Any, level: str, sums: Any, weights: Any, activations: Any) -> Any:
-    """sums[i] + weights[4i..4i+3] . activations[4i..4i+3] for 16 lanes; exact integers at every level.
-
-    sums <16 x i32>; weights <64 x i8> unsigned (at most 255); activations <64 x i8> signed, -127 to 127.
-    """
-    if level == "avx512vnni":
-        return _call(builder, "llvm.x86.avx512.vpdpbusd.512", I32X16, [sums, weights, activations])
-    if level == "neondot":
-        return _emit_dot_neon(builder, sums, weights, activations)
-    return _emit_dot_widening(builder, sums, weights, activations)
-
-
-def _quarter(builder: Any, vector: Any, index: int) -> Any:
-    size = vector.type.count // 4
+def emit_part(builder: Any, vector: Any, index: int, parts: int) -> Any:
+    """One of the equal parts of a vector."""
+    size = vector.type.count // parts
     lanes = list(range(index * size, (index + 1) * size))
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, size), lanes))
 
 
-def _emit_dot_neon(builder: Any, sums: Any, weights: Any, activations: Any) -> Any:
-    """`sdot` multiplies signed by signed: w = (w - 128) + 128, and 128 x the activations is a second dot product."""
-    i32x4, i8x16 = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
-    flipped = builder.xor(weights, constant(I8X64, -128))
-    parts = []
-    for index in range(4):
-        activation = _quarter(builder, activations, index)
-        part = _quarter(builder, sums, index)
-        name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-        part = _call(builder, name, i32x4, [part, _quarter(builder, flipped, index), activation])
-        for _ in range(2):  # 64 twice: 128 does not fit a signed byte
-            part = _call(builder, name, i32x4, [part, constant(i8x16, 64), activation])
-        parts.append(part)
-    low = builder.shuffle_vector(parts[0], parts[1], ir.Constant(ir.VectorType(I32, 8), list(range(8))))
-    high = builder.shuffle_vector(parts[2], parts[3], ir.Constant(ir.VectorType(I32, 8), list(range(8))))
-    return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, 16), list(range(16))))
-
-
-def _emit_dot_widening(builder: Any, sums: Any, weights: Any, activations: Any) -> Any:
-    """Through 16-bit lanes: even and odd bytes widen apart, so that LLVM finds `pmaddwd` and nothing saturates."""
-    for first in (0, 2):
-        lanes = [4 * lane + first + offset for lane in range(16) for offset in (0, 1)]
-        mask = ir.Constant(ir.VectorType(I32, 32), lanes)
-        wide = ir.VectorType(I32, 32)
-        w = builder.zext(builder.shuffle_vector(weights, weights, mask), wide)
-        x = builder.sext(builder.shuffle_vector(activations, activations, mask), wide)
-        product = builder.mul(w, x)
-        even = ir.Constant(ir.VectorType(I32, 16), list(range(0, 32, 2)))
-        odd = ir.Constant(ir.VectorType(I32, 16), list(range(1, 32, 2)))
-        pair = builder.add(
-            builder.shuffle_vector(product, product, even), builder.shuffle_vector(product, product, odd)
-        )
-        sums = builder.add(sums, pair)
-    return sums
+def emit_join(builder: Any, halves: list[Any]) -> Any:
+    """Two vectors, one after the other."""
+    low, high = halves
+    return builder.shuffle_vector(
+        low, high, ir.Constant(ir.VectorType(I32, 2 * low.type.count), list(range(2 * low.type.count)))
+    )
 
 
 def emit_fold(builder: Any, vector: Any, combine: Any) -> Any:
@@ -386,7 +358,7 @@ def _pause(level: str) -> Any:
         """Tell the processor that this is a spin loop."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            if level in ("avx512vnni", "avx2"):
+            if level in ("avx512vnni", "avxvnni", "avx2"):
                 function = ir.FunctionType(ir.VoidType(), [])
                 builder.call(cgutils.get_or_insert_function(builder.module, function, "llvm.x86.sse2.pause"), [])
             elif level == "neondot":

@@ -12,19 +12,24 @@ import numpy as np
 
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
+from llmrun.kernels.packed_types import (
+    BLOCK_COLUMNS,
+    GROUP_ROWS,
+    PACKED_TYPES,
+    SUPER_BLOCKS,
+    WIDE,
+    WIDENED_TYPES,
+    packed_name,
+)
 from llmrun.kernels.store import Kernel, KernelName, load_kernels
+from llmrun.kernels.widened import widened
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-GROUP_ROWS = 16
-BLOCK_COLUMNS = 32
-
-_SCALE_PLANES = {"q4_0": 1, "q4_1": 2, "q8_0": 1}
-_INTEGER_BYTES = {"q4_0": 256, "q4_1": 256, "q8_0": 512}  # of a block of 16 rows x 32 columns
 _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
-SUPPORTED = frozenset(_SCALE_PLANES) | frozenset(_ELEMENT_BYTES)
+SUPPORTED = frozenset(PACKED_TYPES) - {WIDE} | WIDENED_TYPES | frozenset(_ELEMENT_BYTES)
 
 # What a thread claims at once. Large enough that the claim (50 ns) is lost in it, small enough that the last one does
 # not keep the others waiting.
@@ -71,17 +76,25 @@ class Matrix:
 
     @property
     def is_integer(self) -> bool:
-        return self.kind in _SCALE_PLANES
+        return self.packed in PACKED_TYPES
+
+    @property
+    def packed(self) -> str:
+        """How the kernels hold it: a name of PACKED_TYPES, or a float type's."""
+        return packed_name(self.kind)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where the planes of a group lie, in bytes from its start."""
+    """Where the planes of a group lie, in bytes from its start; the scales are first. See pack.py."""
 
     n_groups: int
     group_bytes: int
-    mins: int
-    integers: int
+    mins: int = 0
+    upper_scales: int = 0
+    upper_mins: int = 0
+    values: int = 0
+    more_values: int = 0
 
     @classmethod
     def of(cls, matrix: Matrix) -> PackedLayout:
@@ -89,11 +102,21 @@ class PackedLayout:
         if not matrix.is_integer:
             columns = round_up(matrix.columns, 4)  # the float kernel takes four columns at once
             size = round_up(columns * GROUP_ROWS * _ELEMENT_BYTES[matrix.kind], records.CACHE_LINE)
-            return cls(n_groups, size, 0, 0)
+            return cls(n_groups, size)
+        packed = PACKED_TYPES[matrix.packed]
         blocks = matrix.columns // BLOCK_COLUMNS
-        plane = round_up(blocks * GROUP_ROWS * 2, records.CACHE_LINE)
-        integers = plane * _SCALE_PLANES[matrix.kind]
-        return cls(n_groups, integers + blocks * _INTEGER_BYTES[matrix.kind], plane, integers)
+        scales, upper = blocks * packed.scale_bytes, 2 * blocks // SUPER_BLOCKS if packed.two_levels else 0
+        n_bytes = [scales, scales * packed.mins, upper, upper * packed.mins]  # of a row, in each plane
+        n_bytes += [blocks * BLOCK_COLUMNS * bits // 8 for bits in packed.planes]
+        starts = [0]
+        for size in n_bytes:
+            starts.append(starts[-1] + round_up(GROUP_ROWS * size, records.CACHE_LINE))
+        return cls(n_groups, starts[-1], *starts[1 : len(n_bytes)])
+
+    @property
+    def planes(self) -> list[int]:
+        """The words by which kernels know where the planes after the first are."""
+        return [self.mins, self.upper_scales, self.upper_mins, self.values, self.more_values]
 
     @property
     def n_bytes(self) -> int:
@@ -119,8 +142,8 @@ class PackedMatrix:
 
 
 def _packing_kernel(kind: str) -> KernelName:
-    if kind in _SCALE_PLANES:
-        return KernelName.of("pack", "pack_integers", weight=kind)
+    if packed_name(kind) in PACKED_TYPES:
+        return KernelName.of("pack", "pack_integers", weight=packed_name(kind))
     return KernelName.of("pack", "pack_floats", element_bytes=_ELEMENT_BYTES[kind])
 
 
@@ -213,15 +236,18 @@ class _Packer:
         matrix, layout, rows = part.packed.matrix, part.packed.layout, part.rows
         source = self._staging[: rows * matrix.row_bytes]
         matrix.read_into(part.first * GROUP_ROWS * matrix.row_bytes, source)
+        row_bytes = matrix.row_bytes
+        if matrix.kind in WIDENED_TYPES:
+            source = widened(matrix.kind, source.reshape(rows, -1))
+            row_bytes = source.shape[1]
         words = [
             address_of(source),
             part.packed.address + part.first * layout.group_bytes,
             rows,
             matrix.columns,
-            matrix.row_bytes,
+            row_bytes,
             layout.group_bytes,
-            layout.mins,
-            layout.integers,
+            *layout.planes,
         ]
         first_word = records.OP_ARGS // records.WORD
         self._op[first_word : first_word + len(words)] = words

@@ -205,7 +205,7 @@ def only_tensor(type_: WeightType, shape: tuple[int, ...]) -> Change:
 
 # All that gguf-py can write; of Q8_1 it has another size.
 TYPES = [BY_NAME[kind.name] for kind in GGMLQuantizationType if kind.name != "Q8_1"]
-WITHOUT_KERNELS = [type_ for type_ in TYPES if type_.name not in ("BF16", "F16", "F32", "Q4_0", "Q4_1", "Q8_0")]
+WITHOUT_KERNELS = [type_ for type_ in TYPES if type_.name.lower() not in SUPPORTED]
 
 
 @pytest.mark.parametrize("type_", WITHOUT_KERNELS, ids=lambda type_: type_.name)
@@ -213,9 +213,7 @@ def test_a_weight_type_without_kernels_is_named_whether_or_not_it_can_be_read(
     tiny: GGUFFile, tmp_path: Path, type_: WeightType
 ) -> None:
     file = changed(tiny, tmp_path, only_tensor(type_, (4, 256)))
-    with pytest.raises(
-        UnsupportedModel, match=f"w: {type_.name}, the CPU engine runs BF16, F16, F32, Q4_0, Q4_1, Q8_0"
-    ):
+    with pytest.raises(UnsupportedModel, match=f"w: {type_.name}, for which the CPU engine has no kernels"):
         matrix(file, "w")
 
 

@@ -258,12 +258,12 @@ def test_the_file_may_be_closed_and_deleted_once_the_model_is_open(tmp_path: Pat
 def test_an_unsupported_weight_type_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     before = threading.active_count()
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type="F32", width=256, feed_forward=256)
-    mixed = changed_copy(path, tmp_path / "mixed.gguf", make_one_matrix_q6_k)
-    with pytest.raises(UnsupportedModel, match=r"blk\.0\.attn_q\.weight: Q6_K, the CPU engine runs BF16, F16"):
+    mixed = changed_copy(path, tmp_path / "mixed.gguf", make_one_matrix_q1_0)
+    with pytest.raises(UnsupportedModel, match=r"blk\.0\.attn_q\.weight: Q1_0, for which the CPU engine"):
         open_backend(mixed, backend="cpu")
     assert threading.active_count() == before
 
 
-def make_one_matrix_q6_k(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def make_one_matrix_q1_0(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     rows, columns = tensors["blk.0.attn_q.weight"][-1]
-    tensors["blk.0.attn_q.weight"] = ("Q6_K", bytes(rows * columns // 256 * 210), (rows, columns))
+    tensors["blk.0.attn_q.weight"] = ("Q1_0", bytes(rows * columns // 128 * 18), (rows, columns))

@@ -39,9 +39,25 @@ CASES += [(shape, weight_type) for shape in SHAPES if shape != "tied" for weight
 CASES += [(shape, weight_type) for shape in FLOAT_SHAPES for weight_type in FLOAT_TYPES]
 
 
+# Files as llama.cpp writes them, in mixtures of types. Those that it writes only with statistics of a text are missing.
+K_QUANTS = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
+QUANTIZED = ("Q5_0", "Q5_1", *K_QUANTS, "IQ4_NL", "IQ4_XS", "IQ3_S", "TQ1_0", "TQ2_0")
+QUANTIZED_SHAPE: dict[str, Any] = {"width": 256, "heads": 4, "kv_heads": 2, "feed_forward": 512}
+
+
 @pytest.mark.parametrize(("shape", "weight_type"), CASES)
 def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, shape: str, weight_type: str) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type=weight_type, **(SHAPES | FLOAT_SHAPES)[shape])
+    check_predictions(path, tmp_path)
+
+
+@pytest.mark.parametrize("weight_type", QUANTIZED)
+def test_files_that_llama_cpp_quantized_are_predicted_as_it_does(tmp_path: Path, weight_type: str) -> None:
+    plain = tiny_llama(tmp_path / "plain.gguf", weight_type="F32", **QUANTIZED_SHAPE)
+    check_predictions(requantize(plain, tmp_path / "quantized.gguf", weight_type), tmp_path)
+
+
+def check_predictions(path: Path, tmp_path: Path) -> None:
     dequantized = requantize(path, tmp_path / "dequantized.gguf", "F32")
     random = np.random.default_rng(0)
     with (

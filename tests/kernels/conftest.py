@@ -7,12 +7,20 @@ import pytest
 from llmrun.kernels.store import KernelName, object_images
 from tests.support.kernel_runs import ALL_KERNELS, LEVELS_HERE, target_of
 
-MORE_HEAD_SIZES = tuple(
-    KernelName.of("attention", name, head_size=size) for size in (16, 48, 64) for name in ("rope_store", "attention")
+# (heads of a group, head size) of the attention tests.
+SHAPES = ((1, 16), (2, 32), (3, 64), (1, 48), (11, 16))
+ATTENTION = tuple(
+    name
+    for group, size in SHAPES
+    for name in (
+        KernelName.of("rope", "rope_store", head_size=size),
+        KernelName.of("attention", "attention", head_size=size, group=group),
+        KernelName.of("attention", "merge", head_size=size),
+    )
 )
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
     for level in LEVELS_HERE:
-        object_images((*ALL_KERNELS, *MORE_HEAD_SIZES), target_of(level))
+        object_images((*ALL_KERNELS, *ATTENTION), target_of(level))

@@ -24,20 +24,22 @@ READS = {
     "embed": [0],
     "rmsnorm": [0],
     "quantize": [0],
-    "linear_int8": [6, 8, 9, 10],
+    "linear_int8": [9, 11, 12, 13, 14],
     "linear_float": [4],
     "rope_store": [0, 2, 4],
     "attention": [0, 4],
+    "merge": [0],
     "swiglu": [0, 2],
 }
 WRITES = {
-    "embed": [5],
+    "embed": [8],
     "rmsnorm": [2],
-    "quantize": [2, 4, 5, 6],
-    "linear_int8": [12],
+    "quantize": [2, 4, 5, 6, 7],
+    "linear_int8": [16],
     "linear_float": [6],
     "rope_store": [6, 8],
-    "attention": [2],
+    "attention": [2, 10],
+    "merge": [2],
     "swiglu": [4],
 }
 CACHE_WORDS = {("rope_store", 8), ("attention", 4)}

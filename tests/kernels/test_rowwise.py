@@ -15,7 +15,15 @@ from llmrun.kernels.reference import dequantized
 from llmrun.kernels.rowwise import quantize_reference, rmsnorm_reference, swiglu_reference
 from llmrun.kernels.store import KernelName
 from llmrun.kernels.weights import fill, reserve
-from tests.support.kernel_runs import LEVELS_HERE, WEIGHT_TYPES, matrix_of, padded_rows, run_kernel
+from tests.support.kernel_runs import (
+    FLOAT_TYPES,
+    LEVELS_HERE,
+    WEIGHT_TYPES,
+    padded_rows,
+    random_matrix,
+    run_kernel,
+)
+from tests.support.kernel_runs import width as width_of
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 ROWS = (1, 2, 3, 7, 8, 9, 17)
@@ -89,14 +97,15 @@ def test_rmsnorm_gathers_the_wanted_rows(level: str) -> None:
 
 def run_quantize(
     x: NDArray[np.float32], level: str, threads: int = 1
-) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
-    """(integers int8[rows, blocks, 32], scales, offsets, sums, each [rows, blocks])."""
+) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
+    """(integers int8[rows, blocks, 32], scales, offsets, sums, each [rows, blocks], half sums [rows, blocks, 2])."""
     rows, blocks = len(x), x.shape[1] // 32
     stride = round_up(4 * blocks, records.CACHE_LINE)
     integers = allocate(rows * 32 * blocks, "integers").view(np.int8).reshape(rows, -1)
     scales, offsets, sums = (allocate(rows * stride, "scales").reshape(rows, -1) for _ in range(3))
+    half_sums = allocate(2 * rows * stride, "half sums").reshape(rows, -1)
     words = [address_of(x), x.strides[0], address_of(integers), integers.strides[0]]
-    words += [address_of(scales), address_of(offsets), address_of(sums), stride, blocks]
+    words += [*(address_of(plane) for plane in (scales, offsets, sums, half_sums)), stride, blocks]
     name = KernelName.of("rowwise", "quantize")
     run_kernel(name, words, {records.STEP_ROWS: rows}, level=level, threads=threads)
     return (
@@ -104,6 +113,7 @@ def run_quantize(
         scales.view(np.float32)[:, :blocks],
         offsets.view(np.int32)[:, :blocks],
         sums.view(np.float32)[:, :blocks],
+        half_sums.view(np.int32)[:, : 2 * blocks].reshape(rows, blocks, 2),
     )
 
 
@@ -118,20 +128,21 @@ ACTIVATIONS = hnp.arrays(
 @given(x=ACTIVATIONS, threads=st.integers(1, 4))
 @settings(max_examples=60)
 def test_quantized_activations_equal_the_twin(level: str, x: NDArray[np.float32], threads: int) -> None:
-    integers, scales, offsets, sums = run_quantize(x, level, threads)
+    integers, scales, offsets, sums, half_sums = run_quantize(x, level, threads)
     expected, expected_scales = quantize_reference(x)
     np.testing.assert_array_equal(integers, expected)
     np.testing.assert_array_equal(scales, expected_scales)
     totals = expected.astype(np.int32).sum(-1)
     np.testing.assert_array_equal(offsets, -8 * totals)
     np.testing.assert_array_equal(sums, expected_scales * totals.astype(np.float32))
+    np.testing.assert_array_equal(half_sums, -integers.reshape(*integers.shape[:2], 2, 16).astype(np.int32).sum(-1))
 
 
 @EVERY_LEVEL
 @pytest.mark.parametrize("largest", [1e-45, 1e-38, 9e-37, 1.1e-36, 1e-30, 1.0, 3.4e38])
 def test_quantizing_any_magnitude_keeps_integers_in_range(level: str, largest: float) -> None:
     x = (np.linspace(-1, 1, 32) * largest).astype(np.float32)[None]
-    integers, scales, _, _ = run_quantize(x, level)
+    integers, scales, *_ = run_quantize(x, level)
     assert np.abs(integers.astype(np.int32)).max() == (127 if largest > 1e-36 else 0)
     np.testing.assert_allclose(integers[0, 0] * scales[0, 0], x[0], atol=max(largest / 253, 1e-36))
 
@@ -188,17 +199,16 @@ def test_swiglu_at_its_ends(level: str) -> None:
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_embedded_rows_are_the_dequantized_ones(level: str, kind: str) -> None:
     """Equal bits: both round twice at most, in the same places."""
-    columns = 96 if kind[0] == "q" else 37
-    values = np.random.default_rng(0).standard_normal((50, columns)).astype(np.float32)
-    table = matrix_of(kind, values * np.float32(1e-3))
+    columns = 37 if kind in FLOAT_TYPES else width_of(kind, 96)
+    table = random_matrix(kind, 50, columns)
     tokens = np.array([49, 0, 7, 7, 31, 48, 1], np.int32)
     y = np.zeros((len(tokens), round_up(columns, 16)), np.float32)
     packed = reserve([table])[table.name]
     fill({table.name: packed}, 1)
     layout = packed.layout
-    words = [packed.address, layout.group_bytes, layout.mins, layout.integers, columns, address_of(y), y.strides[0]]
+    words = [packed.address, layout.group_bytes, *layout.planes, columns, address_of(y), y.strides[0]]
     step = {records.STEP_ROWS: len(tokens), records.STEP_TOKENS: address_of(tokens)}
-    run_kernel(KernelName.of("embed", "embed", weight=kind), words, step, level=level, threads=3)
+    run_kernel(KernelName.of("embed", "embed", weight=table.packed), words, step, level=level, threads=3)
     np.testing.assert_array_equal(y[:, :columns], dequantized(table)[tokens])
     assert not y[:, columns:].any()
 

@@ -68,27 +68,6 @@ def exponentials(level: str) -> Loop:
     return run  # type: ignore[no-any-return]
 
 
-@cache
-def dot(level: str) -> Callable[[int, int, int], None]:
-    """The 16 lanes of one dot product of 64 weights and 64 activations, onto what `sums` holds."""
-
-    @intrinsic
-    def emit(typingctx: Any, weights: Any, activations: Any, sums: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            w, x = (simd.emit_load(builder, address, simd.I8X64) for address in args[:2])
-            before = simd.emit_load(builder, args[2], simd.I32X16)
-            simd.emit_store(builder, args[2], simd.emit_dot(builder, level, before, w, x))
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64), codegen
-
-    @numba.njit("void(int64, int64, int64)")
-    def run(weights: Any, activations: Any, sums: Any) -> None:
-        emit(weights, activations, sums)
-
-    return run  # type: ignore[no-any-return]
-
-
 def convert_to_floats(level: str, halves: NDArray[np.float16]) -> NDArray[np.float32]:
     floats = np.empty(len(halves), np.float32)
     halves_to_floats(level)(halves.ctypes.data, floats.ctypes.data, len(halves))
@@ -151,30 +130,6 @@ def test_exp_of_anything_not_positive_is_a_number_or_nan(level: str) -> None:
     smallest = y[0]
     assert smallest == pytest.approx(np.exp(-87.0), rel=1e-6)
     np.testing.assert_array_equal(y[:8], [smallest] * 5 + [np.nan, 1, 1])
-
-
-@EVERY_LEVEL
-@pytest.mark.parametrize("weight", [0, 1, 127, 128, 255])
-@pytest.mark.parametrize("activation", [-127, -1, 0, 127])
-def test_the_dot_product_is_exact_at_its_extremes(level: str, weight: int, activation: int) -> None:
-    weights = np.full((16, 4), weight, np.uint8)
-    activations = np.full((16, 4), activation, np.int8)
-    sums = np.arange(16, dtype=np.int32) - 8
-    expected = sums + 4 * weight * activation
-    dot(level)(weights.ctypes.data, activations.ctypes.data, sums.ctypes.data)
-    np.testing.assert_array_equal(sums, expected)
-
-
-@EVERY_LEVEL
-def test_the_dot_product_of_anything_is_exact(level: str) -> None:
-    random = np.random.default_rng(0)
-    for _ in range(200):
-        weights = random.integers(0, 256, (16, 4)).astype(np.uint8)
-        activations = random.integers(-127, 128, (16, 4)).astype(np.int8)
-        sums = random.integers(-(2**30), 2**30, 16).astype(np.int32)
-        expected = sums + (weights.astype(np.int32) * activations).sum(-1)
-        dot(level)(weights.ctypes.data, activations.ctypes.data, sums.ctypes.data)
-        np.testing.assert_array_equal(sums, expected)
 
 
 @EVERY_LEVEL

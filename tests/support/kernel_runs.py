@@ -15,23 +15,29 @@ from llmrun.kernels import records, store
 from llmrun.kernels.arena import address_of, allocate, round_up
 from llmrun.kernels.levels import LEVELS, Level, Target, host_levels, target_for
 from llmrun.kernels.lowering import lower
+from llmrun.kernels.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.kernels.plan import AttentionShape, Plan, Rope, Value
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.team import Team
 from llmrun.kernels.weights import Matrix, fill, reserve
+from llmrun.quants.registry import BY_NAME, WeightType
+from tests.support.blocks import put_halves, put_spread_half
 
-INTEGER_TYPES = ("q8_0", "q4_0", "q4_1")
+PACKED_NAMES = tuple(PACKED_TYPES)
+INTEGER_TYPES = (*(name for name in PACKED_NAMES if name != WIDE), *sorted(WIDENED_TYPES))
 FLOAT_TYPES = ("f32", "f16", "bf16")
 WEIGHT_TYPES = INTEGER_TYPES + FLOAT_TYPES
 
 # Every kernel there is; test_instructions.py holds this list against the sources.
 ALL_KERNELS = (
-    *(KernelName.of("linear_int8", "linear", weight=kind) for kind in INTEGER_TYPES),
+    *(KernelName.of("linear_int8", "linear", weight=kind) for kind in PACKED_NAMES),
     *(KernelName.of("linear_float", "linear", weight=kind) for kind in FLOAT_TYPES),
-    *(KernelName.of("pack", "pack_integers", weight=kind) for kind in INTEGER_TYPES),
+    *(KernelName.of("pack", "pack_integers", weight=kind) for kind in PACKED_NAMES),
     *(KernelName.of("pack", "pack_floats", element_bytes=size) for size in (2, 4)),
-    *(KernelName.of("embed", "embed", weight=kind) for kind in WEIGHT_TYPES),
-    *(KernelName.of("attention", name, head_size=32) for name in ("rope_store", "attention")),
+    *(KernelName.of("embed", "embed", weight=kind) for kind in PACKED_NAMES + FLOAT_TYPES),
+    KernelName.of("rope", "rope_store", head_size=32),
+    *(KernelName.of("attention", "attention", head_size=48, group=group) for group in (1, 3)),
+    KernelName.of("attention", "merge", head_size=48),
     *(KernelName.of("rowwise", name) for name in ("rmsnorm", "quantize", "swiglu")),
     *(KernelName.of("conduct", name) for name in ("work", "start", "wait")),
     *(KernelName.of(f"{model}_merge", "merge") for model in ("bpe", "spm")),
@@ -106,28 +112,40 @@ def matrix_of(kind: str, values: NDArray[np.float32], name: str = "w") -> Matrix
     return Matrix.of_bytes(name, kind, rows, columns, np.ascontiguousarray(encoded).view(np.uint8).reshape(-1))
 
 
-def matrix_of_integers(
-    kind: str,
-    integers: NDArray[np.int8],
-    scales: NDArray[np.float16],
-    mins: NDArray[np.float16] | None = None,
-    name: str = "w",
-) -> Matrix:
-    """A matrix with exactly these integers (the file's own, zero point included), scales and mins.
+def random_matrix(kind: str, rows: int, columns: int, seed: int = 0, name: str = "w") -> Matrix:
+    """Weights about as large as a standard normal's, for types that gguf-py cannot write too."""
+    random = np.random.default_rng(seed)
+    type_ = BY_NAME[kind.upper()]
+    if type_.quantize is not None:
+        return matrix_of(kind, random.standard_normal((rows, columns)).astype(np.float32), name)
+    data = random.integers(0, 256, (rows, type_.row_bytes(columns)), np.uint8)
+    fields = random.uniform(0.01, 0.05, (data.size // type_.block_bytes, 2)).astype(np.float16).view(np.uint16)
+    return Matrix.of_bytes(name, kind, rows, columns, with_factors(type_, data, fields).reshape(-1))
 
-    integers int8[rows, blocks, 32]: 0 to 15 for the 4-bit types; scales, mins float16[rows, blocks].
-    """
-    rows, blocks, _ = integers.shape
-    parts = [scales[..., None].view(np.uint8)]
-    if kind == "q4_1":
-        assert mins is not None
-        parts.append(mins[..., None].view(np.uint8))
-    if kind == "q8_0":
-        parts.append(integers.view(np.uint8))
-    else:
-        parts.append((integers[..., :16] | (integers[..., 16:] << 4)).view(np.uint8))
-    data = np.ascontiguousarray(np.concatenate(parts, axis=-1)).reshape(-1)
-    return Matrix.of_bytes(name, kind, rows, 32 * blocks, data)
+
+def with_factors(type_: WeightType, data: NDArray[np.uint8], halves: NDArray[np.uint16]) -> NDArray[np.uint8]:
+    return put_spread_half(data, halves[:, 0]) if type_.name == "IQ1_M" else put_halves(type_, data, halves)
+
+
+def width(kind: str, at_least: int) -> int:
+    """A number of columns that a matrix of this type can have."""
+    block = BY_NAME[kind.upper()].block_weights
+    return -(-at_least // block) * block
+
+
+def whole_matrix(kind: str, rows: int, columns: int, seed: int, name: str = "w") -> Matrix:
+    """Any integers, and scales and mins of 1/2 and 1, or small integers times those: sums of their products with
+    integers are exact in float32."""
+    random = np.random.default_rng(seed)
+    type_ = BY_NAME[kind.upper()]
+    data = random.integers(0, 256, (rows, type_.row_bytes(columns)), np.uint8)
+    blocks = data.reshape(-1, type_.block_bytes)
+    if kind == "mxfp4":
+        blocks[:, 0] = random.integers(127, 129, len(blocks))
+    if kind == "nvfp4":
+        blocks[:, :4] = random.choice([0x30, 0x38], (len(blocks), 4))  # 1/2 and 1 as e4m3
+    fields = np.exp2(random.integers(-1, 1, (data.size // type_.block_bytes, 2))).astype(np.float16).view(np.uint16)
+    return Matrix.of_bytes(name, kind, rows, columns, with_factors(type_, data, fields).reshape(-1))
 
 
 def run_plan(

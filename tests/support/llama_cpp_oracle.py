@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 CONTEXT = 512  # tokens: the longest sequence these models are asked about
 
 _GGML_TYPES = {"F32": 0, "F16": 1}
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
 _FLASH_OFF, _FLASH_ON = 0, 1
 
 
@@ -38,7 +37,8 @@ def requantize(source: Path, target: Path, weight_type: str) -> Path:
     it makes such a file from the original weights.
     """
     parameters = llama_cpp.llama_model_quantize_default_params()
-    parameters.ftype = _FILE_TYPES[weight_type]
+    names = (f"LLAMA_FTYPE_ALL_{weight_type}", f"LLAMA_FTYPE_MOSTLY_{weight_type}")
+    parameters.ftype = next(getattr(llama_cpp, name) for name in names if hasattr(llama_cpp, name))
     parameters.allow_requantize = True
     parameters.nthread = 1
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(parameters)) != 0:

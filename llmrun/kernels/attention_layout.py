@@ -1,0 +1,24 @@
+"""Sizes that the attention kernels and those who call them must agree on. Imports nothing, so that a caller need not
+load the compiler."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CHUNK: Final = 128  # positions whose scores are weighed at once
+
+# Queries of a tile, whose accumulators are two vectors each: 16 of 32 registers. Where a vector takes two registers of
+# 16, two queries take half of them.
+TILE_QUERIES: Final = {"avx512vnni": 8}
+NARROW_TILE_QUERIES: Final = 2
+_MOST_QUERIES = max(*TILE_QUERIES.values(), NARROW_TILE_QUERIES)
+
+
+def state_floats(head_size: int) -> int:
+    """Of what is known of one query: weighted values, then the largest score and the sum of weights in a vector."""
+    return head_size + 16
+
+
+def scratch_bytes(head_size: int) -> int:
+    """Of one thread: for each query of a tile a chunk's weights, its state and that of all chunks before."""
+    return 4 * _MOST_QUERIES * (CHUNK + 2 * state_floats(head_size))

@@ -1,0 +1,116 @@
+"""Tiles of accumulators for attention: scores of 32 positions, and weighted sums of values, for several queries.
+
+Each comes as (zero, step, store). A key or value is converted from float16 once for all queries of a tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llmrun.kernels import simd
+from llmrun.kernels.attention_layout import CHUNK, state_floats
+
+
+def _zero(vectors: int) -> Any:
+    tile = simd.tile_type(vectors)
+
+    @intrinsic
+    def zero(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return ir.Constant(tile.llvm_type, [simd.constant(simd.F32X16, 0.0)] * vectors)
+
+        return tile(), codegen
+
+    return zero
+
+
+def _emit_row_of_halves(builder: Any, level: str, address: Any, vectors: int) -> list[Any]:
+    return [
+        simd.emit_f16_to_f32(
+            builder, level, simd.emit_load(builder, simd.emit_offset(builder, address, 32 * index), simd.F16X16, 2)
+        )
+        for index in range(vectors)
+    ]
+
+
+def scores(level: str, head_size: int, heads: int, rows: int) -> tuple[Any, Any, Any]:
+    """(zero, step, store) for the scores of 32 positions: two vectors for each query."""
+    tile = simd.tile_type(2 * heads * rows)
+    word = types.int64
+
+    @intrinsic
+    def step(typingctx: Any, tile_now: Any, keys: Any, query: Any, query_stride: Any) -> Any:
+        """One feature."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, keys, query, query_stride = args
+            of_positions = _emit_row_of_halves(builder, level, keys, 2)
+            for index in range(heads * rows):
+                of_row = builder.add(query, builder.mul(query_stride, simd.I64(index // heads)))
+                of_head = simd.emit_offset(builder, of_row, 4 * head_size * (index % heads))
+                value = simd.emit_splat(builder, simd.emit_load(builder, of_head, simd.F32, 4))
+                for half, key in enumerate(of_positions):
+                    total = builder.extract_value(accumulators, 2 * index + half)
+                    total = simd.emit_fma(builder, level, value, key, total)
+                    accumulators = builder.insert_value(accumulators, total, 2 * index + half)
+            return accumulators
+
+        return tile(tile, word, word, word), codegen
+
+    @intrinsic
+    def store(typingctx: Any, tile_now: Any, scores: Any, scale: Any) -> Any:
+        """float32[queries, CHUNK] at `scores`."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, scores, scale = args
+            factor = simd.emit_splat(builder, scale)
+            for index in range(2 * heads * rows):
+                at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // 2) + 64 * (index % 2))
+                simd.emit_store(builder, at, builder.fmul(builder.extract_value(accumulators, index), factor), 4)
+            return context.get_dummy_value()
+
+        return types.void(tile, word, types.float32), codegen
+
+    return _zero(2 * heads * rows), step, store
+
+
+def weighted_values(level: str, head_size: int, queries: int, vectors: int) -> tuple[Any, Any, Any]:
+    """(zero, step, store) for the weighted sum of values: `vectors` of features for each query."""
+    tile = simd.tile_type(vectors * queries)
+    word = types.int64
+
+    @intrinsic
+    def step(typingctx: Any, tile_now: Any, value: Any, weights: Any) -> Any:
+        """One position."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, value, weights = args
+            features = _emit_row_of_halves(builder, level, value, vectors)
+            for query in range(queries):
+                at = simd.emit_offset(builder, weights, 4 * CHUNK * query)
+                weight = simd.emit_splat(builder, simd.emit_load(builder, at, simd.F32, 4))
+                for index, feature in enumerate(features):
+                    total = builder.extract_value(accumulators, vectors * query + index)
+                    total = simd.emit_fma(builder, level, weight, feature, total)
+                    accumulators = builder.insert_value(accumulators, total, vectors * query + index)
+            return accumulators
+
+        return tile(tile, word, word), codegen
+
+    @intrinsic
+    def store(typingctx: Any, tile_now: Any, states: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, states = args
+            for index in range(vectors * queries):
+                shift = 4 * state_floats(head_size) * (index // vectors) + 64 * (index % vectors)
+                at = simd.emit_offset(builder, states, shift)
+                simd.emit_store(builder, at, builder.extract_value(accumulators, index), 4)
+            return context.get_dummy_value()
+
+        return types.void(tile, word), codegen
+
+    return _zero(vectors * queries), step, store
