@@ -75,8 +75,15 @@ def linear(level: str, weight: str) -> Callable[..., None]:
         chunk = load_i64(op + A_CHUNK)
         start = claim(op) * chunk
         while start < n_groups:
-            for group in range(start, min(start + chunk, n_groups)):
+            # Claimed early, so that the end of this chunk asks for the weights of the thread's next one: 43 -> 46 to 56
+            # tok/s (1.24B, Q4_0), where it asked for those of another thread.
+            next_start = claim(op) * chunk
+            end = min(start + chunk, n_groups)
+            for group in range(start, end):
                 base = load_i64(op + A_WEIGHTS) + group * group_bytes
+                to_next = group_bytes
+                if group + 1 == end:
+                    to_next = (next_start - group) * group_bytes
                 mins = base + load_i64(op + A_MINS)
                 upper_scales = base + load_i64(op + A_UPPER_SCALES)
                 upper_mins = base + load_i64(op + A_UPPER_MINS)
@@ -103,7 +110,7 @@ def linear(level: str, weight: str) -> Callable[..., None]:
                         shift = 0
                         if ahead >= n_blocks:
                             ahead -= n_blocks
-                            shift = group_bytes
+                            shift = to_next
                         prefetch(ahead, base + shift, mins + shift, values + shift, more_values + shift)
                         tile1 = one_block(
                             *(tile1, block, base, mins, upper_scales, upper_mins, values, more_values),
@@ -111,7 +118,7 @@ def linear(level: str, weight: str) -> Callable[..., None]:
                         )
                     one_store(tile1, y0 + row * y_stride + 64 * group, y_stride, added)
                     row += 1
-            start = claim(op) * chunk
+            start = next_start
 
     return run
 
