@@ -1,26 +1,28 @@
-"""Kernels are compiled side by side before the first test asks for one: a compiler takes a second to start."""
+"""Kernels are compiled from the start of a run on, beside the tests that come before: it takes minutes."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from llmrun.kernels.store import KernelName, object_images
-from tests.support.kernel_runs import ALL_KERNELS, LEVELS_HERE, target_of
+_compiling = pytest.StashKey[subprocess.Popen[bytes]]()
 
-# (heads of a group, head size) of the attention tests.
-SHAPES = ((1, 16), (2, 32), (3, 64), (1, 48), (11, 16))
-ATTENTION = tuple(
-    name
-    for group, size in SHAPES
-    for name in (
-        KernelName.of("rope", "rope_store", head_size=size),
-        KernelName.of("attention", "attention", head_size=size, group=group),
-        KernelName.of("attention", "merge", head_size=size),
-    )
-)
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.config.option.collectonly and any("tests/kernels/" in item.nodeid for item in session.items):
+        command = [sys.executable, "-m", "tests.support.compiled"]
+        root = session.config.rootpath
+        session.stash[_compiling] = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _compiling in session.stash:
+        session.stash[_compiling].terminate()
+        session.stash[_compiling].wait()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compiled() -> None:
-    for level in LEVELS_HERE:
-        object_images((*ALL_KERNELS, *ATTENTION), target_of(level))
+def _compiled(request: pytest.FixtureRequest) -> None:
+    assert request.session.stash[_compiling].wait() == 0

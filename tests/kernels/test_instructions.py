@@ -12,18 +12,8 @@ import pytest
 
 from llmrun import kernels
 from llmrun.kernels import objectfile
-from llmrun.kernels.levels import AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOT, PORTABLE, Target
 from llmrun.kernels.store import object_images
-from tests.support.kernel_runs import ALL_KERNELS
-
-X86_LINUX, ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
-TARGETS = {
-    "portable": Target(PORTABLE, X86_LINUX, "x86-64", ""),
-    "avx2": Target(AVX2, X86_LINUX, AVX2.baseline, ""),
-    "avxvnni": Target(AVX_VNNI, X86_LINUX, AVX_VNNI.baseline, AVX_VNNI.baseline_features),
-    "avx512vnni": Target(AVX512_VNNI, X86_LINUX, AVX512_VNNI.baseline, ""),
-    "neondot": Target(NEON_DOT, ARM_LINUX, NEON_DOT.baseline, ""),
-}
+from tests.support.kernel_runs import ALL_KERNELS, TARGETS
 
 # Capstone's names for the extensions an instruction belongs to.
 ANY_X86 = {"mode64", "not64bitmode", "jump", "ret", "call", "branch_relative", "cmov", "sse1", "sse2"}

@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 
 from llmrun.kernels import records, store
 from llmrun.kernels.arena import address_of, allocate, round_up
-from llmrun.kernels.levels import LEVELS, Level, Target, host_levels, target_for
+from llmrun.kernels.levels import (
+    AVX2,
+    AVX512_VNNI,
+    AVX_VNNI,
+    LEVELS,
+    NEON_DOT,
+    PORTABLE,
+    Level,
+    Target,
+    host_levels,
+    target_for,
+)
 from llmrun.kernels.lowering import lower
 from llmrun.kernels.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.kernels.plan import AttentionShape, Plan, Rope, Value
@@ -43,6 +54,16 @@ ALL_KERNELS = (
     *(KernelName.of(f"{model}_merge", "merge") for model in ("bpe", "spm")),
     KernelName.of("token_table", "build"),
 )
+
+# Plain processors of every level, whose code is disassembled.
+X86_LINUX, ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+TARGETS = {
+    "portable": Target(PORTABLE, X86_LINUX, "x86-64", ""),
+    "avx2": Target(AVX2, X86_LINUX, AVX2.baseline, ""),
+    "avxvnni": Target(AVX_VNNI, X86_LINUX, AVX_VNNI.baseline, AVX_VNNI.baseline_features),
+    "avx512vnni": Target(AVX512_VNNI, X86_LINUX, AVX512_VNNI.baseline, ""),
+    "neondot": Target(NEON_DOT, ARM_LINUX, NEON_DOT.baseline, ""),
+}
 
 LEVELS_HERE = tuple(level.name for level in host_levels())  # best first
 EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the most one float32 rounding is off, relatively

@@ -1,0 +1,36 @@
+"""Every kernel the tests look at, compiled into their cache: `python -m tests.support.compiled`, beside other tests.
+
+A minute of two processors: the suite's first minutes leave one idle most of the time.
+"""
+
+from __future__ import annotations
+
+import os
+
+from llmrun.kernels.store import KernelName, object_images
+from tests.support.kernel_runs import ALL_KERNELS, LEVELS_HERE, TARGETS, target_of
+
+# (heads of a group, head size) of the attention tests.
+SHAPES = ((1, 16), (2, 32), (3, 64), (1, 48), (11, 16))
+ATTENTION = tuple(
+    name
+    for group, size in SHAPES
+    for name in (
+        KernelName.of("rope", "rope_store", head_size=size),
+        KernelName.of("attention", "attention", head_size=size, group=group),
+        KernelName.of("attention", "merge", head_size=size),
+    )
+)
+
+
+def compile_all() -> None:
+    for level in LEVELS_HERE:
+        object_images((*ALL_KERNELS, *ATTENTION), target_of(level))
+    for target in TARGETS.values():
+        object_images(ALL_KERNELS, target)
+
+
+if __name__ == "__main__":
+    if hasattr(os, "nice"):
+        os.nice(10)
+    compile_all()
