@@ -130,9 +130,8 @@ def test_asking_for_other_rows_changes_nothing(folder: Path, name: str) -> None:
             backend.kv.free(0)
 
 
-@pytest.mark.parametrize("name", ["F16 linear rope", "Q4_1 llama3 rope"])
-def test_kernels_that_were_just_compiled_answer_as_those_of_the_cache(folder: Path, tmp_path: Path, name: str) -> None:
-    path = tiny_model(folder, name)
+def test_kernels_that_were_just_compiled_answer_as_those_of_the_cache(folder: Path, tmp_path: Path) -> None:
+    path = tiny_model(folder, "Q4_1 llama3 rope")
     program = f"""
 from pathlib import Path
 from tests.backends.test_cpu_sameness import TINY_PROMPT, digest, opened, prefill
@@ -159,8 +158,11 @@ def digest(logits: NDArray[np.float32]) -> str:
     return hashlib.sha256(np.ascontiguousarray(logits).tobytes()).hexdigest()
 
 
-@TINY
-@pytest.mark.parametrize("level", LEVELS_HERE)
+# Of the attention of other shapes, kernels/test_attention.py compares every level with its twin.
+@pytest.mark.parametrize(
+    "name", ["F32", "F16 linear rope", "Q8_0 large heads", "Q4_0 small heads", "Q4_0 untied", "Q4_1 llama3 rope"]
+)
+@pytest.mark.parametrize("level", LEVELS_HERE[1:])
 def test_levels_agree(folder: Path, name: str, level: str) -> None:
     """To the bit, as long as multiply-adds are fused. The portable level rounds twice, which may tip an activation to
     the next integer: within 2 % of the logits' spread for integer weights (0.9 % was the most seen), and within 2e-4

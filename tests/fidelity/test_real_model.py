@@ -79,13 +79,13 @@ def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(
 
 
 def test_the_perplexity_is_llama_cpps(vocabulary: LlamaVocabulary) -> None:
-    text = long_text(vocabulary)[: 16 * WINDOW]
+    text = long_text(vocabulary)[: 8 * WINDOW]
     with (
         LlamaCppModel(smollm2(), kv_type="F16", flash_attention=False) as theirs,
         LlmrunModel(smollm2()) as ours,
     ):
         measured = perplexities({"theirs": theirs.logits, "ours": ours.logits}, text)
-    assert measured["ours"].predicted >= 8000
+    assert measured["ours"].predicted >= 4000
     assert measured["ours"].value == pytest.approx(measured["theirs"].value, rel=PERPLEXITY_BOUND)
 
 
