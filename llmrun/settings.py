@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PREFIX = "LLMRUN_"
 BACKENDS = ("auto", "cpu", "llama")
+KV_TYPES = ("f16", "q8_0")
 
 # Variables that are not settings: folders, and switches for one run that have no place in a file.
 NOT_SETTINGS = frozenset(
@@ -99,6 +100,7 @@ class Settings:
     threads: int | None = _setting(None, int, minimum=1, maximum=1024)
     gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
+    kv_type: str = _setting("f16", str, choices=KV_TYPES)  # of the numbers in the KV cache
     max_tokens: int | None = _setting(None, int, minimum=1)
     system: str | None = _setting(None, str)  # the system prompt
     temperature: float | None = _setting(None, float, minimum=0.0, maximum=100.0)

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from llmrun.types import Batch, ModelInfo
 
 
-DEFAULT_CONTEXT = 8192  # tokens a sequence may hold when nobody says, or the model's own if it has fewer
-
-
 class KVCache(Protocol):
     """The keys and values a backend keeps per sequence slot, so that a known prefix is never computed twice.
 

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.archs.registry import architecture_of
-from llmrun.backends.base import DEFAULT_CONTEXT
 from llmrun.backends.batches import check_batch
+from llmrun.backends.context_size import LARGEST_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.describe import describe, threads_in_words
-from llmrun.backends.paged_kv import BLOCK, PagedKV
+from llmrun.backends.free_memory import free_memory
+from llmrun.backends.paged_kv import PagedKV
 from llmrun.kernels.arena import address_of, allocate
+from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.levels import host_target
 from llmrun.kernels.lowering import kv_shape, lower
 from llmrun.kernels.store import load_kernels
 from llmrun.kernels.team import TEAM_KERNELS, Team
-from llmrun.kernels.weights import fill, packing_kernels, reserve
+from llmrun.kernels.weights import fill, packed_bytes, packing_kernels, reserve
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class CpuBackend:
         context_size: int | None,
         max_sequences: int,
         threads: int | None = None,
+        kv_type: str = "f16",
         progress: Progress | None = None,
     ) -> None:
         architecture = architecture_of(file)
@@ -53,12 +56,20 @@ class CpuBackend:
         vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
         self._plan = architecture.plan(file, config)
         n_threads = threads or default_threads()
-        context_size = context_size or min(config.train_context, DEFAULT_CONTEXT)
-        blocks = max_sequences * -(-context_size // BLOCK)
-        shape = kv_shape(self._plan.attention_shape, blocks)
+        attention = self._plan.attention_shape
+        kv_token = int(np.prod(kv_shape(attention, max_sequences, kv_type))) // BLOCK
+        context_size = context_for(
+            context_size,
+            train_context=config.train_context,
+            largest_default=LARGEST_DEFAULT,
+            needs=MemoryNeeds(packed_bytes(self._plan.matrices), kv_token, free_memory()),
+            kv_type=kv_type,
+            path=str(file.path),
+        )
+        shape = kv_shape(attention, max_sequences * -(-context_size // BLOCK), kv_type)
         memory = allocate(shape[0] * shape[1] * shape[2], "KV cache").reshape(shape)
         packed = reserve(self._plan.matrices)
-        self._lowered = lower(self._plan, packed, memory, max_rows=MAX_ROWS, n_threads=n_threads)
+        self._lowered = lower(self._plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
         # All at once, so that a first run compiles them side by side.
         kernels = [*self._lowered.kernels, *packing_kernels(self._plan.matrices), *TEAM_KERNELS]
         load_kernels([*kernels, *vocabulary_kernels], _compile_progress(progress))
@@ -77,6 +88,8 @@ class CpuBackend:
             backend="cpu",
             device=f"{threads_in_words(n_threads)}, {host_target().level.name}",
             threads=n_threads,
+            kv_type=kv_type,
+            kv_bytes=memory.nbytes,
         )
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:

@@ -21,6 +21,8 @@ def describe(
     backend: str,
     device: str,
     threads: int,
+    kv_type: str,
+    kv_bytes: int,
     gpu_layers: str = "",
 ) -> ModelInfo:
     """The ModelInfo of an open file; its metadata without the arrays, which the file takes with it."""
@@ -39,6 +41,8 @@ def describe(
         device=device,
         threads=threads,
         gpu_layers=gpu_layers,
+        kv_type=kv_type,
+        kv_bytes=kv_bytes,
         metadata={key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)},
     )
 

@@ -29,6 +29,17 @@ def _available() -> int | None:
 def _container_room() -> int | None:
     try:
         limit = int((_CGROUP / "memory.max").read_text())  # "max" is no limit
-        return max(0, limit - int((_CGROUP / "memory.current").read_text()))
+        return max(0, limit - int((_CGROUP / "memory.current").read_text()) + _file_pages())
     except (OSError, ValueError):
         return None
+
+
+def _file_pages() -> int:
+    """Of a container: pages that hold what files hold, such as a model that was just downloaded. They count as used,
+    but go as soon as memory is wanted."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split(" ", 1) for line in lines if " " in line)
+    return int(counts.get("active_file", 0)) + int(counts.get("inactive_file", 0))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MARGIN = 1 << 30  # bytes of a GPU left to others, and to what is not counted here: llama.cpp's own margin
 _ROWS = 512  # llama.cpp computes as many at once
-_KV_BYTES = 2  # f16
+_KV_BYTES = {"f16": 2, "q8_0": 34 / 32}  # of a number; a block of 32 has a scale
 _EMBEDDINGS = "token_embd.weight"
 _LOOKED_UP = frozenset({"per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"})
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -50,11 +50,11 @@ class LayerSizes:
     visiting: int
 
 
-def layer_sizes(file: GGUFFile, cache_tokens: int) -> LayerSizes:
+def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16") -> LayerSizes:
     """What llama.cpp will take for a model with a cache of so many tokens, all sequences together."""
     architecture = file.string("general.architecture")
     n_layers = file.integer(f"{architecture}.block_count", minimum=1, maximum=1 << 16)
-    layers = [cache_tokens * kv for kv in _kv_bytes(file, architecture, n_layers)]
+    layers = [cache_tokens * kv for kv in _kv_bytes(file, architecture, n_layers, kv_type)]
     # Tables that tokens are looked up in stay with the CPU; where one is the output matrix too, it is copied.
     at_the_input = _LOOKED_UP | ({_EMBEDDINGS} if "output.weight" in file.tensors else frozenset())
     output = visiting = 0
@@ -74,9 +74,9 @@ def layer_sizes(file: GGUFFile, cache_tokens: int) -> LayerSizes:
     return LayerSizes(tuple(layers), output, activations + scores, visiting)
 
 
-def cache_bytes(file: GGUFFile, cache_tokens: int) -> int:
+def cache_bytes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16") -> int:
     """Bytes of the KV cache that llama.cpp makes for so many tokens."""
-    return sum(layer_sizes(file, cache_tokens).layers) - sum(layer_sizes(file, 0).layers)
+    return sum(layer_sizes(file, cache_tokens, kv_type).layers) - sum(layer_sizes(file, 0).layers)
 
 
 def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
@@ -105,7 +105,7 @@ def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[
     return [need + besides if need else 0 for need in needed]
 
 
-def _kv_bytes(file: GGUFFile, architecture: str, n_layers: int) -> list[int]:
+def _kv_bytes(file: GGUFFile, architecture: str, n_layers: int, kv_type: str) -> list[int]:
     """Bytes of a token in the KV cache of each layer."""
     heads = _per_layer(file, f"{architecture}.attention.head_count", n_layers, 32)
     kv_heads = _per_layer(file, f"{architecture}.attention.head_count_kv", n_layers, max(heads))
@@ -113,7 +113,8 @@ def _kv_bytes(file: GGUFFile, architecture: str, n_layers: int) -> list[int]:
     key = file.integer(f"{architecture}.attention.key_length", size)
     value = file.integer(f"{architecture}.attention.value_length", size)
     most = _most_rows(file, n_layers)
-    return [_KV_BYTES * min(count * (key + value), 2 * rows) for count, rows in zip(kv_heads, most, strict=True)]
+    numbers = [min(count * (key + value), 2 * rows) for count, rows in zip(kv_heads, most, strict=True)]
+    return [int(_KV_BYTES[kv_type] * count) for count in numbers]
 
 
 def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:

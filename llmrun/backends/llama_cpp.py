@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrun.backends.base import DEFAULT_CONTEXT
 from llmrun.backends.batches import check_batch
+from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.free_memory import free_memory
@@ -91,6 +91,7 @@ class LlamaBackend:
         context_size: int | None,
         max_sequences: int,
         threads: int | None = None,
+        kv_type: str = "f16",
         gpu_layers: int | None = 0,
         cache_tokens: int | None = None,
         progress: Progress | None = None,
@@ -98,6 +99,8 @@ class LlamaBackend:
     ) -> None:
         """Open the model of a file that has passed the reader.
 
+        context_size  tokens of a sequence; None: what fits (context_size.py)
+        kv_type       of the numbers in the cache: "f16" or "q8_0"
         gpu_layers    how many of its layers a GPU runs, the last ones first; ALL_LAYERS: all; None: as many as fit,
                       NoRoomOnGpu when that is none
         cache_tokens  tokens the cache holds, all sequences together; None: enough for every sequence
@@ -114,7 +117,7 @@ class LlamaBackend:
             if process is None:
                 opened.callback(self._process.close)
             try:
-                self._open(file, context_size, max_sequences, threads, gpu_layers, cache_tokens, progress)
+                self._open(file, context_size, max_sequences, threads, kv_type, gpu_layers, cache_tokens, progress)
             except (BackendCrashed, ModelFileError):
                 self._watch.check()
                 file.check_in_place()
@@ -128,21 +131,20 @@ class LlamaBackend:
         context_size: int | None,
         max_sequences: int,
         threads: int,
+        kv_type: str,
         gpu_layers: int | None,
         cache_tokens: int | None,
         progress: Progress | None,
     ) -> None:
         train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
-        context_size = context_size or min(train_context, DEFAULT_CONTEXT)
+        context_size, gpu_layers = self._placed(
+            file, context_size, train_context, max_sequences, kv_type, gpu_layers, cache_tokens
+        )
         vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
         self._layout = Layout(MAX_ROWS, vocabulary_size, max_sequences)
         loading = f"loading {self._path}"
         memory = self._process.memory.map(self._layout.n_bytes)
         cache_tokens = cache_tokens or context_size * max_sequences
-        if gpu_layers is None:
-            gpu_layers = self._layers_that_fit(file, cache_tokens)
-        if gpu_layers == 0:
-            self._check_room(cache_bytes(file, cache_tokens), cache_tokens)
         request = self._process.tell(
             "open",
             path=str(file.path.absolute()),
@@ -150,6 +152,7 @@ class LlamaBackend:
             cache_tokens=cache_tokens,
             max_sequences=max_sequences,
             threads=threads,
+            kv_type=kv_type,
             rows=MAX_ROWS,
             vocabulary_size=vocabulary_size,
         )
@@ -175,26 +178,49 @@ class LlamaBackend:
             device=_placement(self.log, threads),
             gpu_layers=_offloaded(self.log),
             threads=threads,
+            kv_type=kv_type,
+            kv_bytes=cache_bytes(file, answer["cache_tokens"], kv_type),
         )
 
-    def _check_room(self, wanted: int, cache_tokens: int) -> None:
-        """llama.cpp fills its cache with zeros at once: where memory is promised but not there, that kills."""
-        room = free_memory()
-        if room is not None and wanted > room:
-            raise DoesNotFit(
-                f"out of memory: {self._path}: a KV cache of {cache_tokens:,} tokens takes {wanted / 2**20:,.0f} MiB, "
-                f"free are {room / 2**20:,.0f} MiB",
-                hint="try a smaller --ctx-size",
+    def _placed(
+        self,
+        file: GGUFFile,
+        context_size: int | None,
+        train_context: int,
+        max_sequences: int,
+        kv_type: str,
+        gpu_layers: int | None,
+        cache_tokens: int | None,
+    ) -> tuple[int, int]:
+        """(tokens of context, layers that GPUs run), of which either may have been left to us."""
+        if gpu_layers == 0:
+            kv_token = cache_bytes(file, max_sequences, kv_type)
+            if cache_tokens is not None and context_size is not None:
+                kv_token = cache_bytes(file, cache_tokens, kv_type) // context_size
+            needs = MemoryNeeds(file.file_bytes, kv_token, free_memory(), weights_mapped=True)
+            chosen = context_for(
+                context_size,
+                train_context=train_context,
+                largest_default=LARGEST_FILLED_DEFAULT,
+                needs=needs,
+                kv_type=kv_type,
+                path=str(file.path),
             )
-
-    def _layers_that_fit(self, file: GGUFFile, cache_tokens: int) -> int:
+            return chosen, 0
         devices = self._process.ask("devices", "looking for GPUs")["devices"]
-        free = [device["free"] for device in devices]
         known = all(device["total"] for device in devices)  # a driver that does not say reports 0 of 0 bytes
-        fitting = layers_that_fit(layer_sizes(file, cache_tokens), free) if known else 0
-        if fitting == 0:
-            raise NoRoomOnGpu(_no_room(devices))
-        return fitting
+        free = [device["free"] for device in devices] if known else []
+
+        def fitting(context: int) -> int:
+            return layers_that_fit(layer_sizes(file, cache_tokens or context * max_sequences, kv_type), free)
+
+        if context_size is None:
+            context_size = _context_on_gpus(fitting, train_context, gpu_layers)
+        if gpu_layers is None:
+            gpu_layers = fitting(context_size)
+            if gpu_layers == 0:
+                raise NoRoomOnGpu(_no_room(devices))
+        return context_size, gpu_layers
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Backend.forward."""
@@ -267,6 +293,17 @@ class LlamaBackend:
         self._lengths = view(np.int32, layout.lengths, layout.max_sequences)
         logits = view(np.float32, layout.logits, MOST_WANTED * layout.vocabulary_size)
         self._logits = logits.reshape(MOST_WANTED, layout.vocabulary_size)
+
+
+def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_layers: int | None) -> int:
+    """The largest default for which no layer that would otherwise fit stays with the CPU."""
+    wanted = max(1, fitting(0))
+    if gpu_layers is not None and gpu_layers != ALL_LAYERS:
+        wanted = min(wanted, gpu_layers)
+    context = min(train_context, LARGEST_DEFAULT)
+    while context > LARGEST_FILLED_DEFAULT and fitting(context) < wanted:
+        context = max(context // 2, LARGEST_FILLED_DEFAULT)
+    return context
 
 
 class _Watch:

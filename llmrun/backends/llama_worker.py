@@ -95,6 +95,7 @@ class LlamaWorker:
         cache_tokens: int,
         max_sequences: int,
         threads: int,
+        kv_type: str,
         rows: int,
         vocabulary_size: int,
     ) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class LlamaWorker:
         found = llama.llama_vocab_n_tokens(vocabulary)
         if found != vocabulary_size:
             return {"failed": f"a vocabulary of {found} tokens, expected {vocabulary_size}", "log": []}
-        if not self._make_context(gpu_layers, cache_tokens, max_sequences, threads, rows):
+        if not self._make_context(gpu_layers, cache_tokens, max_sequences, threads, kv_type, rows):
             return self._failure("no context")
         self._layout = Layout(rows, vocabulary_size, max_sequences)
         self._mapping = self._memory.map(self._layout.n_bytes)
@@ -236,7 +237,9 @@ class LlamaWorker:
         self._model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
         return bool(self._model)
 
-    def _make_context(self, gpu_layers: int, cache_tokens: int, max_sequences: int, threads: int, rows: int) -> bool:
+    def _make_context(
+        self, gpu_layers: int, cache_tokens: int, max_sequences: int, threads: int, kv_type: str, rows: int
+    ) -> bool:
         llama = self._llama
         parameters = llama.llama_context_default_params()
         # Rounded up as llama.cpp does itself, but too late for the largest batch, of which it makes an assertion.
@@ -250,6 +253,10 @@ class LlamaWorker:
         parameters.kv_unified = True  # split by sequences, it would abort on a partial copy
         parameters.swa_full = False
         parameters.no_perf = True
+        if kv_type == "q8_0":
+            parameters.type_k = parameters.type_v = llama.GGML_TYPE_Q8_0
+            # It has no other attention for such values, and by itself may choose the other.
+            parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
         # A callback into Python takes the interpreter's lock at every node of the graph, 1 to 2 ms a token. Two bytes
         # of shared memory are an empty string, or one of length 1: strlen tells, and knows nothing of Python.
         libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.cdll.msvcrt

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.errors import KVFull
+from llmrun.kernels.kv_layout import BLOCK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-BLOCK = 32
 
 
 class PagedKV:

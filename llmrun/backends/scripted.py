@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrun.backends.base import DEFAULT_CONTEXT
 from llmrun.backends.scripted_tokenizer import FIRST_WORD, IM_END, ScriptedTokenizer
 from llmrun.errors import Cancelled, KVFull, UsageError
 from llmrun.types import Batch, ModelInfo
@@ -36,6 +35,9 @@ _USER = as_characters("<|im_start|>user\n")
 _ASSISTANT = as_characters("<|im_start|>assistant\n")
 _END = as_characters("<|im_end|>")
 _SPOKEN_LOGIT = 24.0  # noise reaches 8: at temperature 0.8 a noise token is e^-20 times as likely
+
+
+DEFAULT_CONTEXT = 8192
 
 
 class SeamError(AssertionError):

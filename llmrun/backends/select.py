@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.backends import llama_probe
 from llmrun.errors import UnsupportedModel, UsageError
-from llmrun.settings import BACKENDS
+from llmrun.settings import BACKENDS, KV_TYPES
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend
@@ -30,6 +30,7 @@ def open_backend(
     context_size: int | None = None,
     max_sequences: int = 1,
     threads: int | None = None,
+    kv_type: str = "f16",
     gpu_layers: int | str = AUTO,
     progress: Progress | None = None,
     explain: Callable[[str], None] | None = None,
@@ -38,8 +39,9 @@ def open_backend(
 
     backend       "auto": llama.cpp where it can run layers of the model on a GPU, else our CPU engine where that runs
                   the model, else llama.cpp if it is installed
-    context_size  tokens one sequence may hold; default: the model's own, at most base.DEFAULT_CONTEXT
+    context_size  tokens one sequence may hold; default: what fits (context_size.py)
     threads       default: one a physical core
+    kv_type       of the numbers in the KV cache: "f16" or "q8_0"
     gpu_layers    for llama.cpp: a number, "all", or "auto": as many as fit
     explain       is told in a few words what "auto" chose, and why
     Raises ModelFileError, DoesNotFit, BackendCrashed, UsageError.
@@ -50,13 +52,15 @@ def open_backend(
         return ScriptedBackend.open(path, context_size=context_size, max_sequences=max_sequences)
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend: --backend: '{backend}', known are {', '.join(BACKENDS)}")
+    if kv_type not in KV_TYPES:
+        raise UsageError(f"unknown type of the KV cache: --kv-type: '{kv_type}', known are {', '.join(KV_TYPES)}")
     if backend == "llama" and not llama_probe.is_installed():
         raise UsageError("llama.cpp is not installed: --backend llama", hint=_how_to_install())
     from llmrun.gguf.reader import open_gguf
 
     n_layers = _number_of_layers(gpu_layers)
     with open_gguf(path) as file:
-        opener = _Opener(file, context_size, max_sequences, threads, progress)
+        opener = _Opener(file, context_size, max_sequences, threads, kv_type, progress)
         if backend == "cpu":
             return opener.on_cpu()
         if backend == "llama":
@@ -72,6 +76,7 @@ class _Opener:
     context_size: int | None
     max_sequences: int
     threads: int | None
+    kv_type: str
     progress: Progress | None
 
     def on_cpu(self) -> Backend:
@@ -82,6 +87,7 @@ class _Opener:
             context_size=self.context_size,
             max_sequences=self.max_sequences,
             threads=self.threads,
+            kv_type=self.kv_type,
             progress=self.progress,
         )
 
@@ -93,6 +99,7 @@ class _Opener:
             context_size=self.context_size,
             max_sequences=self.max_sequences,
             threads=self.threads,
+            kv_type=self.kv_type,
             gpu_layers=n_layers,
             progress=self.progress,
         )

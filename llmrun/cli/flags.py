@@ -21,6 +21,7 @@ class AnswerFlags:
     system: options.System = None
     max_tokens: options.MaxTokens = None
     ctx_size: options.ContextSize = None
+    kv_type: options.KVType = None
     threads: options.Threads = None
     temperature: options.Temperature = None
     top_k: options.TopK = None

@@ -58,6 +58,7 @@ def open_model(settings: Settings, *, chat_template: str | None) -> Iterator[Ope
         backend=settings.backend,
         context_size=settings.ctx_size,
         threads=settings.threads,
+        kv_type=settings.kv_type,
         gpu_layers=settings.gpu_layers,
         chat_template=chat_template,
         progress=show_loading,
@@ -80,5 +81,8 @@ def _describe(engine: Engine) -> None:
     )
     out.detail(f"backend    {info.backend}: {info.device}")
     out.detail(f"context    {info.context_size} tokens; the model was trained for {info.train_context}")
+    if info.kv_bytes:
+        of_a_token = info.kv_bytes / (info.context_size * info.max_sequences) / 1e3
+        out.detail(f"KV cache   {info.kv_type}, {of_a_token:.1f} kB a token, {info.kv_bytes / 1e6:.1f} MB when full")
     out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
     out.detail(f"loaded in  {engine.load_s:.2f} s")

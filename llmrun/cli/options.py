@@ -18,7 +18,11 @@ MaxTokens = Annotated[
 ]
 ContextSize = Annotated[
     int | None,
-    typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of context.  [default: the model's, up to 8192]"),
+    typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of context.  [default: what fits, up to 32768]"),
+]
+KVType = Annotated[
+    str | None,
+    typer.Option("--kv-type", metavar="TYPE", help="Of the KV cache: f16, or q8_0 of half the size.  [default: f16]"),
 ]
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one a core]")

@@ -136,6 +136,7 @@ def _run(answer: Answer) -> dict[str, Any]:
         "gpu_layers": info.gpu_layers or None,
         "context_used": answer.finished.context_used,
         "context_size": info.context_size,
+        "kv_type": info.kv_type,
     }
 
 

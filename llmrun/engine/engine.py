@@ -85,6 +85,7 @@ class Engine:
         context_size: int | None = None,
         max_sequences: int = 1,
         threads: int | None = None,
+        kv_type: str = "f16",
         gpu_layers: int | str = "auto",
         chat_template: str | None = None,
         progress: Callable[[str, float], None] | None = None,
@@ -94,7 +95,8 @@ class Engine:
 
         `chat_template` is Jinja source (not a path). `progress(what, fraction)` is told of loading and of
         kernels being compiled, `explain(words)` why "auto" chose the backend it did; `gpu_layers` is a number,
-        "all" or "auto". Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
+        "all" or "auto", `kv_type` "f16" or "q8_0". Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed,
+        UsageError.
         """
         from llmrun.backends.select import open_backend
 
@@ -105,6 +107,7 @@ class Engine:
             context_size=context_size,
             max_sequences=max_sequences,
             threads=threads,
+            kv_type=kv_type,
             gpu_layers=gpu_layers,
             progress=progress,
             explain=explain,

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache (rope.py has its layout), in chunks of 128 positions.
+"""Attention over the paged KV cache (kv_layout.py), in chunks of 128 positions.
 
 Within a chunk: all scores, their maximum, the exponentials and their sum, the weighted sum of the values. Chunks are
 then merged in order of position (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). In a step of one row
@@ -6,7 +6,7 @@ the chunks are shared out among the threads and merged by `merge`; in a step of 
 himself. Both do the same operations in the same order, so a result depends on nothing but the row's own positions.
 
 Heads that share keys and values (GQA), and rows that follow each other in a sequence, are computed as one tile: a key
-is converted from float16 once for all of them.
+is converted to float32 once for all of them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numba import types
 
 from llmrun.kernels import records, simd
 from llmrun.kernels.attention_layout import CHUNK, NARROW_TILE_QUERIES, TILE_QUERIES, state_floats
-from llmrun.kernels.attention_tiles import scores, weighted_values
+from llmrun.kernels.attention_tiles import load_elements, load_half, scores, weighted_values
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.kv_layout import BLOCK, GROUP, Q8_0, HeadLayout
 from llmrun.kernels.memory import load_f32, load_i32, load_i64, store_f32
-from llmrun.kernels.rope import BLOCK
 from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, claim, n_rows, private_row
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _LOWEST = -3.0e38
 
 
 @kernel_family
-def attention(level: str, head_size: int, group: int) -> Callable[..., None]:
+def attention(level: str, head_size: int, group: int, kv_type: str) -> Callable[..., None]:
     """Causal attention of query heads in groups of `group` to a KV head.
 
     An item is a tile of heads, with a chunk of the one row or with a few rows.
@@ -46,9 +46,9 @@ def attention(level: str, head_size: int, group: int) -> Callable[..., None]:
     tile_rows = _tile_queries(level) // heads
     row_bytes = 4 * heads * head_size
     state_bytes = 4 * state_floats(head_size)
-    one_row = _all_chunks(level, head_size, heads, 1)
-    many_rows = _all_chunks(level, head_size, heads, tile_rows)
-    one_chunk = _chunk(level, head_size, heads, 1)
+    one_row = _all_chunks(level, head_size, heads, 1, kv_type)
+    many_rows = _all_chunks(level, head_size, heads, tile_rows, kv_type)
+    one_chunk = _chunk(level, head_size, heads, 1, kv_type)
 
     @inline_function
     def follow(step: Any, row: Any) -> Any:
@@ -174,16 +174,16 @@ def _states(level: str, head_size: int) -> tuple[Any, Any, Any]:
     return clear, add, finish
 
 
-def _all_chunks(level: str, head_size: int, heads: int, rows: int) -> Any:
+def _all_chunks(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> Any:
     """Attention of `heads` x `rows` queries; `length` is that of the first row, the others are one longer each."""
-    chunk_of_tile = _chunk(level, head_size, heads, rows)
+    chunk_of_tile = _chunk(level, head_size, heads, rows, kv_type)
     clear, add, finish = _states(level, head_size)
     queries = heads * rows
     state_bytes = 4 * state_floats(head_size)
 
     @inline_function
     def all_chunks(op: Any, query: Any, out: Any, table: Any, length: Any, kv_head: Any, scratch: Any) -> Any:
-        later = scratch + 4 * queries * CHUNK
+        later = scratch + 2 * 4 * queries * CHUNK
         states = later + queries * state_bytes
         for index in range(queries):
             clear(states + index * state_bytes)
@@ -199,16 +199,20 @@ def _all_chunks(level: str, head_size: int, heads: int, rows: int) -> Any:
     return all_chunks
 
 
-def _chunk(level: str, head_size: int, heads: int, rows: int) -> Any:
-    """One chunk of positions for `heads` x `rows` queries: their states, and in `weights` float32[queries, CHUNK]."""
+def _chunk(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> Any:
+    """One chunk of positions for `heads` x `rows` queries: their states, and in `weights` float32[2, queries, CHUNK]:
+    the weights, and those times the scales of values."""
     queries = heads * rows
     state_bytes = 4 * state_floats(head_size)
-    key_bytes = head_size * BLOCK * 2
-    head_bytes = 2 * key_bytes
-    scores_zero, scores_step, scores_store = scores(level, head_size, heads, rows)
-    sum_of_values = _sum_of_values(level, head_size, queries)
+    layout = HeadLayout.of(kv_type, head_size)
+    head_bytes, values_at, scales_at = layout.n_bytes, layout.values, layout.key_scales
+    key_row_bytes = layout.element_bytes * BLOCK
+    group_size = GROUP if kv_type == Q8_0 else head_size
+    groups = -(-head_size // group_size)
+    scores_zero, scores_step, scores_store = scores(level, head_size, heads, rows, kv_type)
+    sum_of_values = _sum_of_values(level, head_size, queries, kv_type)
+    add_value = _add_value(level, head_size, kv_type)
     soften = _soften(level)
-    fma, load_f16x16 = simd.Operations(level).fma, simd.Operations(level).load_f16x16
 
     @inline_function
     def chunk_of_tile(
@@ -223,25 +227,23 @@ def _chunk(level: str, head_size: int, heads: int, rows: int) -> Any:
         seen_by_last = min(CHUNK, length + rows - 1 - start)
         for block in range((seen_by_last + BLOCK - 1) // BLOCK):
             keys = cache + load_i32(table + 4 * block) * block_bytes
-            tile = scores_zero()
-            for feature in range(head_size):
-                tile = scores_step(tile, keys + 2 * BLOCK * feature, query + 4 * feature, query_stride)
-            scores_store(tile, weights + 4 * BLOCK * block, scale)
+            for group in range(groups):
+                tile = scores_zero()
+                for feature in range(group * group_size, min((group + 1) * group_size, head_size)):
+                    tile = scores_step(tile, keys + key_row_bytes * feature, query + 4 * feature, query_stride)
+                scores_store(tile, weights + 4 * BLOCK * block, scale, keys + scales_at + 2 * BLOCK * group, group)
         for index in range(queries):
             seen = min(CHUNK, length + index // heads - start)
             soften(weights + 4 * CHUNK * index, seen, states + index * state_bytes + 4 * head_size)
         # Positions that the first row does not see are added for those that do: a weight of 0 would turn a NaN there
         # into one here.
         seen_by_all = min(CHUNK, length - start)
-        sum_of_values(cache + key_bytes, table, block_bytes, seen_by_all, weights, states)
+        sum_of_values(cache + values_at, table, block_bytes, seen_by_all, weights, states)
         for index in range(heads, queries):
             for position in range(max(seen_by_all, 0), min(CHUNK, length + index // heads - start)):
-                block = load_i32(table + 4 * (position // BLOCK)) * block_bytes
-                value = cache + key_bytes + block + 2 * head_size * (position % BLOCK)
-                weight = simd.splat(load_f32(weights + 4 * (CHUNK * index + position)))
-                for feature in range(0, head_size, 16):
-                    at = states + index * state_bytes + 4 * feature
-                    simd.store_f32x16(at, fma(weight, load_f16x16(value + 2 * feature), simd.load_f32x16(at)))
+                values = cache + values_at + load_i32(table + 4 * (position // BLOCK)) * block_bytes
+                weight = load_f32(weights + 4 * (CHUNK * index + position))
+                add_value(values, position % BLOCK, weight, states + index * state_bytes)
 
     return chunk_of_tile
 
@@ -271,32 +273,81 @@ def _soften(level: str) -> Any:
     return soften
 
 
-def _sum_of_values(level: str, head_size: int, queries: int) -> Any:
-    """The first `seen` values of a chunk, weighted, for each query: two vectors of features at a time."""
-    tiles = {vectors: weighted_values(level, head_size, queries, vectors) for vectors in (1, 2)}
+def _sum_of_values(level: str, head_size: int, queries: int, kv_type: str) -> Any:
+    """The first `seen` values of a chunk, weighted, for each query: two vectors of features, which is a group of q8_0,
+    at a time."""
+    tiles = {vectors: weighted_values(level, head_size, queries, vectors, kv_type) for vectors in (1, 2)}
     zero, step, store = tiles[2]
     last_zero, last_step, last_store = tiles[1]
-    pairs = head_size // 32
-    has_last = head_size % 32 != 0
+    times_scales = _times_scales(level, queries)
+    layout = HeadLayout.of(kv_type, head_size)
+    element_bytes, scales_at = layout.element_bytes, layout.value_scales - layout.values
+    pairs = head_size // GROUP
+    has_last = head_size % GROUP != 0
+    has_scales = kv_type == Q8_0
 
     @inline_function
     def sum_of_values(values: Any, table: Any, block_bytes: Any, seen: Any, weights: Any, states: Any) -> Any:
+        factors = weights
         for pair in range(pairs):
+            if has_scales:
+                factors = times_scales(weights, values + scales_at + 2 * BLOCK * pair, table, block_bytes, seen)
             tile = zero()
             for position in range(seen):
                 block = load_i32(table + 4 * (position // BLOCK)) * block_bytes
-                value = values + block + 2 * head_size * (position % BLOCK) + 64 * pair
-                tile = step(tile, value, weights + 4 * position)
+                value = values + block + element_bytes * (head_size * (position % BLOCK) + GROUP * pair)
+                tile = step(tile, value, factors + 4 * position)
             store(tile, states + 128 * pair)
         if has_last:
+            if has_scales:
+                factors = times_scales(weights, values + scales_at + 2 * BLOCK * pairs, table, block_bytes, seen)
             last = last_zero()
             for position in range(seen):
                 block = load_i32(table + 4 * (position // BLOCK)) * block_bytes
-                value = values + block + 2 * head_size * (position % BLOCK) + 64 * pairs
-                last = last_step(last, value, weights + 4 * position)
+                value = values + block + element_bytes * (head_size * (position % BLOCK) + GROUP * pairs)
+                last = last_step(last, value, factors + 4 * position)
             last_store(last, states + 128 * pairs)
 
     return sum_of_values
+
+
+def _times_scales(level: str, queries: int) -> Any:
+    load_f16x16 = simd.Operations(level).load_f16x16
+
+    @inline_function
+    def times_scales(weights: Any, scales: Any, table: Any, block_bytes: Any, seen: Any) -> Any:
+        """The weights of the first `seen` positions times the scales of a group; returns their address."""
+        products = weights + 4 * queries * CHUNK
+        for at in range(0, seen, simd.LANES):
+            block = load_i32(table + 4 * (at // BLOCK)) * block_bytes
+            scale = load_f16x16(scales + block + 2 * (at % BLOCK))
+            for index in range(0, 4 * queries * CHUNK, 4 * CHUNK):
+                weight = simd.load_f32x16(weights + index + 4 * at)
+                simd.store_f32x16(products + index + 4 * at, simd.multiply(weight, scale))
+        return products
+
+    return times_scales
+
+
+def _add_value(level: str, head_size: int, kv_type: str) -> Any:
+    """One value, weighted, onto a state: the operations of `sum_of_values` on one position and one query."""
+    fma = simd.Operations(level).fma
+    load_value, load_scale = load_elements(level, kv_type), load_half(level)
+    layout = HeadLayout.of(kv_type, head_size)
+    element_bytes, scales_at = layout.element_bytes, layout.value_scales - layout.values
+    has_scales = kv_type == Q8_0
+
+    @inline_function
+    def add_value(values: Any, slot: Any, weight: Any, state: Any) -> Any:
+        for feature in range(0, head_size, simd.LANES):
+            factor = weight
+            if has_scales:
+                factor = weight * load_scale(values + scales_at + 2 * (BLOCK * (feature // GROUP) + slot))
+            value = load_value(values + element_bytes * (head_size * slot + feature))
+            at = state + 4 * feature
+            simd.store_f32x16(at, fma(simd.splat(factor), value, simd.load_f32x16(at)))
+
+    return add_value
 
 
 def attention_reference(

@@ -20,5 +20,6 @@ def state_floats(head_size: int) -> int:
 
 
 def scratch_bytes(head_size: int) -> int:
-    """Of one thread: for each query of a tile a chunk's weights, its state and that of all chunks before."""
-    return 4 * _MOST_QUERIES * (CHUNK + 2 * state_floats(head_size))
+    """Of one thread: for each query of a tile a chunk's weights, those times the values' scales, its state and that of
+    all chunks before."""
+    return 4 * _MOST_QUERIES * (2 * CHUNK + 2 * state_floats(head_size))

@@ -1,6 +1,7 @@
 """Tiles of accumulators for attention: scores of 32 positions, and weighted sums of values, for several queries.
 
-Each comes as (zero, step, store). A key or value is converted from float16 once for all queries of a tile.
+Each comes as (zero, step, store). A key or value is converted to float32 once for all queries of a tile; the scales of
+q8_0 are left for later: those of keys multiply the sums of a group's products, those of values the weights.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from numba.extending import intrinsic
 
 from llmrun.kernels import simd
 from llmrun.kernels.attention_layout import CHUNK, state_floats
+from llmrun.kernels.kv_layout import Q8_0
 
 
 def _zero(vectors: int) -> Any:
@@ -28,17 +30,45 @@ def _zero(vectors: int) -> Any:
     return zero
 
 
-def _emit_row_of_halves(builder: Any, level: str, address: Any, vectors: int) -> list[Any]:
-    return [
-        simd.emit_f16_to_f32(
-            builder, level, simd.emit_load(builder, simd.emit_offset(builder, address, 32 * index), simd.F16X16, 2)
-        )
-        for index in range(vectors)
-    ]
+def _emit_elements(builder: Any, level: str, kv_type: str, address: Any) -> Any:
+    """16 elements of the cache as floats, without their scales."""
+    if kv_type == Q8_0:
+        integers = simd.emit_load(builder, address, ir.VectorType(simd.I8, simd.LANES))
+        return builder.sitofp(builder.sext(integers, simd.I32X16), simd.F32X16)
+    return simd.emit_f16_to_f32(builder, level, simd.emit_load(builder, address, simd.F16X16, 2))
 
 
-def scores(level: str, head_size: int, heads: int, rows: int) -> tuple[Any, Any, Any]:
-    """(zero, step, store) for the scores of 32 positions: two vectors for each query."""
+def _emit_row(builder: Any, level: str, kv_type: str, address: Any, vectors: int) -> list[Any]:
+    vector_bytes = simd.LANES * (1 if kv_type == Q8_0 else 2)
+    starts = [simd.emit_offset(builder, address, vector_bytes * index) for index in range(vectors)]
+    return [_emit_elements(builder, level, kv_type, start) for start in starts]
+
+
+def load_elements(level: str, kv_type: str) -> Any:
+    @intrinsic
+    def load(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _emit_elements(builder, level, kv_type, args[0])
+
+        return simd.f32x16(types.int64), codegen
+
+    return load
+
+
+def load_half(level: str) -> Any:
+    @intrinsic
+    def load(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            halves = simd.emit_splat(builder, simd.emit_load(builder, args[0], simd.F16, 2))
+            return builder.extract_element(simd.emit_f16_to_f32(builder, level, halves), simd.I32(0))
+
+        return types.float32(types.int64), codegen
+
+    return load
+
+
+def scores(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> tuple[Any, Any, Any]:
+    """(zero, step, store) for the scores of 32 positions by a group of features: two vectors for each query."""
     tile = simd.tile_type(2 * heads * rows)
     word = types.int64
 
@@ -48,7 +78,7 @@ def scores(level: str, head_size: int, heads: int, rows: int) -> tuple[Any, Any,
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, keys, query, query_stride = args
-            of_positions = _emit_row_of_halves(builder, level, keys, 2)
+            of_positions = _emit_row(builder, level, kv_type, keys, 2)
             for index in range(heads * rows):
                 of_row = builder.add(query, builder.mul(query_stride, simd.I64(index // heads)))
                 of_head = simd.emit_offset(builder, of_row, 4 * head_size * (index % heads))
@@ -62,23 +92,48 @@ def scores(level: str, head_size: int, heads: int, rows: int) -> tuple[Any, Any,
         return tile(tile, word, word, word), codegen
 
     @intrinsic
-    def store(typingctx: Any, tile_now: Any, scores: Any, scale: Any) -> Any:
-        """float32[queries, CHUNK] at `scores`."""
+    def store(typingctx: Any, tile_now: Any, scores: Any, scale: Any, key_scales: Any, group: Any) -> Any:
+        """float32[queries, CHUNK] at `scores`: all features are one group."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            accumulators, scores, scale = args
+            accumulators, scores, scale, _, _ = args
             factor = simd.emit_splat(builder, scale)
             for index in range(2 * heads * rows):
                 at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // 2) + 64 * (index % 2))
                 simd.emit_store(builder, at, builder.fmul(builder.extract_value(accumulators, index), factor), 4)
             return context.get_dummy_value()
 
-        return types.void(tile, word, types.float32), codegen
+        return types.void(tile, word, types.float32, word, word), codegen
 
-    return _zero(2 * heads * rows), step, store
+    @intrinsic
+    def store_scaled(typingctx: Any, tile_now: Any, scores: Any, scale: Any, key_scales: Any, group: Any) -> Any:
+        """Add what a group of q8_0 gives, or store it if the group is the first."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, scores, scale, key_scales, group = args
+            of_positions = [
+                builder.fmul(simd.emit_f16_to_f32(builder, level, halves), simd.emit_splat(builder, scale))
+                for halves in (
+                    simd.emit_load(builder, simd.emit_offset(builder, key_scales, shift), simd.F16X16, 2)
+                    for shift in (0, 32)
+                )
+            ]
+            is_first = builder.icmp_signed("==", group, simd.I64(0))
+            for index in range(2 * heads * rows):
+                at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // 2) + 64 * (index % 2))
+                before = simd.emit_load(builder, at, simd.F32X16, 4)
+                before = builder.select(is_first, simd.constant(simd.F32X16, 0.0), before)
+                products = builder.extract_value(accumulators, index)
+                total = simd.emit_fma(builder, level, products, of_positions[index % 2], before)
+                simd.emit_store(builder, at, total, 4)
+            return context.get_dummy_value()
+
+        return types.void(tile, word, types.float32, word, word), codegen
+
+    return _zero(2 * heads * rows), step, store_scaled if kv_type == Q8_0 else store
 
 
-def weighted_values(level: str, head_size: int, queries: int, vectors: int) -> tuple[Any, Any, Any]:
+def weighted_values(level: str, head_size: int, queries: int, vectors: int, kv_type: str) -> tuple[Any, Any, Any]:
     """(zero, step, store) for the weighted sum of values: `vectors` of features for each query."""
     tile = simd.tile_type(vectors * queries)
     word = types.int64
@@ -89,7 +144,7 @@ def weighted_values(level: str, head_size: int, queries: int, vectors: int) -> t
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, value, weights = args
-            features = _emit_row_of_halves(builder, level, value, vectors)
+            features = _emit_row(builder, level, kv_type, value, vectors)
             for query in range(queries):
                 at = simd.emit_offset(builder, weights, 4 * CHUNK * query)
                 weight = simd.emit_splat(builder, simd.emit_load(builder, at, simd.F32, 4))

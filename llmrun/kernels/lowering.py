@@ -12,13 +12,13 @@ from llmrun.kernels import plan as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
 from llmrun.kernels.attention_layout import CHUNK, scratch_bytes, state_floats
+from llmrun.kernels.kv_layout import BLOCK, HeadLayout
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.weights import PackedMatrix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-KV_BLOCK = 32  # positions in a block of the KV cache
 _FLOAT = 4
 _LANES = 16
 
@@ -103,9 +103,15 @@ class _Rows:
 
 class _Lowering:
     def __init__(
-        self, plan: ops.Plan, packed: Mapping[str, PackedMatrix], kv: NDArray[np.uint8], max_rows: int, n_threads: int
+        self,
+        plan: ops.Plan,
+        packed: Mapping[str, PackedMatrix],
+        kv: NDArray[np.uint8],
+        kv_type: str,
+        max_rows: int,
+        n_threads: int,
     ) -> None:
-        self._plan, self._packed, self._kv, self._n_threads = plan, packed, kv, n_threads
+        self._plan, self._packed, self._kv, self._kv_type, self._n_threads = plan, packed, kv, kv_type, n_threads
         self._rows = _Rows(max(max_rows, n_threads))
         self._buffers: dict[ops.Value, Buffer] = {}
         self._quantized: dict[ops.Value, QuantizedBuffer] = {}
@@ -253,8 +259,10 @@ class _Lowering:
         out = self._place(op.out, private=True)
         shape = self._plan.attention_shape
         words = [q.address, q.stride, k.address, k.stride, v.address, v.stride, out.address, out.stride]
+        scratch, scratch_stride, *_ = self._attention_memory()
         words += [*self._kv_layer(op.layer), shape.heads, shape.kv_heads, self._plan.rope.frequencies.size]
-        kernel = KernelName.of("rope", "rope_store", head_size=shape.head_size)
+        words += [scratch, scratch_stride]
+        kernel = KernelName.of("rope", "rope_store", head_size=shape.head_size, kv_type=self._kv_type)
         self._emit(kernel, op.out, _REPLICATED_OUTPUT, words)
 
     def _attention(self, op: ops.Attention) -> None:
@@ -265,7 +273,8 @@ class _Lowering:
         words = [q.address, q.stride, out.address, out.stride, *self._kv_layer(op.layer)]
         words += [shape.kv_heads, _float_word(shape.head_size**-0.5), scratch, scratch_stride, partials, chunk_stride]
         group = shape.heads // shape.kv_heads
-        kernel = KernelName.of("attention", "attention", head_size=shape.head_size, group=group)
+        sizes = {"head_size": shape.head_size, "group": group}
+        kernel = KernelName.of("attention", "attention", **sizes, kv_type=self._kv_type)
         self._emit(kernel, op.out, records.FLAG_PRIVATE_INPUT, words)
         words = [partials, chunk_stride, out.address, out.stride, shape.heads, scratch, scratch_stride]
         merge = KernelName.of("attention", "merge", head_size=shape.head_size)
@@ -278,7 +287,7 @@ class _Lowering:
         scratch_stride = round_up(scratch_bytes(shape.head_size), records.CACHE_LINE)
         chunk_stride = round_up(_FLOAT * shape.heads * state_floats(shape.head_size), records.CACHE_LINE)
         if self._attention_buffers is None:
-            n_chunks = -(-self._kv.shape[1] * KV_BLOCK // CHUNK)
+            n_chunks = -(-self._kv.shape[1] * BLOCK // CHUNK)
             scratch = allocate(self._n_threads * scratch_stride, "attention scratch")
             partials = allocate(n_chunks * chunk_stride, "attention of one row")
             self._keep += [scratch, partials]
@@ -316,9 +325,9 @@ def _float_word(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def kv_shape(shape: ops.AttentionShape, n_blocks: int) -> tuple[int, int, int]:
-    """Shape of the KV cache's bytes: [layers, blocks, bytes of a block]. Keys and values are float16."""
-    return shape.layers, n_blocks, shape.kv_heads * shape.head_size * KV_BLOCK * 2 * 2
+def kv_shape(shape: ops.AttentionShape, n_blocks: int, kv_type: str) -> tuple[int, int, int]:
+    """Shape of the KV cache's bytes: [layers, blocks, bytes of a block]."""
+    return shape.layers, n_blocks, shape.kv_heads * HeadLayout.of(kv_type, shape.head_size).n_bytes
 
 
 def lower(
@@ -326,8 +335,9 @@ def lower(
     packed: Mapping[str, PackedMatrix],
     kv: NDArray[np.uint8],
     *,
+    kv_type: str,
     max_rows: int,
     n_threads: int,
 ) -> Lowered:
     """Records for `plan` over packed weights and a KV cache of `kv_shape`."""
-    return _Lowering(plan, packed, kv, max_rows, n_threads).run()
+    return _Lowering(plan, packed, kv, kv_type, max_rows, n_threads).run()

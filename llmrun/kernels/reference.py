@@ -1,7 +1,8 @@
 """A plan run with the kernels' NumPy twins: slow, short, and the definition of what the kernels compute.
 
 `exact` leaves activations and the KV cache in float32 and multiplies by dequantized weights: what the model means.
-`quantizing` rounds where the kernels round: activations to int8 for integer weights, keys and values to float16.
+`quantizing` rounds where the kernels round: activations to int8 for integer weights, keys and values as the KV cache's
+type says.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from llmrun.kernels import plan as ops
 from llmrun.kernels.attention import attention_reference
+from llmrun.kernels.kv_store import stored_reference
 from llmrun.kernels.linear_float import linear_reference as linear_float
 from llmrun.kernels.linear_int8 import linear_reference as linear_int8
 from llmrun.kernels.packed_types import BLOCK_COLUMNS, PACKED_TYPES
@@ -33,9 +35,9 @@ def exact(plan: ops.Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
     return _run(plan, tokens, lambda matrix, x: x @ dequantized(matrix).T, lambda values: values)
 
 
-def quantizing(plan: ops.Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+def quantizing(plan: ops.Plan, tokens: NDArray[np.int32], kv_type: str) -> NDArray[np.float32]:
     """The same with every rounding of the kernels."""
-    return _run(plan, tokens, _linear_quantizing, lambda values: values.astype(np.float16).astype(np.float32))
+    return _run(plan, tokens, _linear_quantizing, lambda values: stored_reference(values, kv_type))
 
 
 def dequantized(matrix: Matrix) -> NDArray[np.float32]:

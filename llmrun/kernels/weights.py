@@ -147,11 +147,16 @@ def _packing_kernel(kind: str) -> KernelName:
     return KernelName.of("pack", "pack_floats", element_bytes=_ELEMENT_BYTES[kind])
 
 
+def packed_bytes(matrices: Sequence[Matrix]) -> int:
+    """What `reserve` takes."""
+    return sum(round_up(PackedLayout.of(matrix).n_bytes, records.CACHE_LINE) for matrix in matrices)
+
+
 def reserve(matrices: Sequence[Matrix]) -> dict[str, PackedMatrix]:
     """Zeroed memory for packed matrices, by name, in one allocation."""
     layouts = [PackedLayout.of(matrix) for matrix in matrices]
     sizes = [round_up(layout.n_bytes, records.CACHE_LINE) for layout in layouts]
-    memory = allocate(sum(sizes), "packed weights")
+    memory = allocate(packed_bytes(matrices), "packed weights")
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return {
         matrix.name: PackedMatrix(

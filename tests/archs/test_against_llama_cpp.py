@@ -79,5 +79,5 @@ def test_the_engine_is_near_its_quantizing_twin(tmp_path: Path, name: str) -> No
     (1.1 % was the most seen)."""
     path = tiny_model(tmp_path, name)
     with open_gguf(path) as file:
-        expected = reference.quantizing(llama.plan(file, llama.check(file)), np.array(TOKENS, np.int32))
+        expected = reference.quantizing(llama.plan(file, llama.check(file)), np.array(TOKENS, np.int32), "f16")
     assert distance(engine_logits(path), expected) <= (0.02 if name.startswith("Q") else 2e-4)

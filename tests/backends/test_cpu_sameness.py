@@ -25,13 +25,19 @@ from tests.support.tiny_models import TINY_MODELS, tiny_model
 
 THREADS = (1, 2, 3, 4)
 CHUNKS = (1, 7, 32, 256)
-TINY = pytest.mark.parametrize("name", TINY_MODELS)
+# Every model with a cache of float16, and heads of 64 and of 16 features with one of q8_0.
+TINY_CASES = [*((name, "f16") for name in TINY_MODELS), ("Q8_0 large heads", "q8_0"), ("F32 odd", "q8_0")]
+TINY = pytest.mark.parametrize(("name", "kv_type"), TINY_CASES)
 
 
 @contextmanager
-def opened(path: Path, *, threads: int = 2, max_sequences: int = 1, context_size: int = 512) -> Iterator[CpuBackend]:
+def opened(
+    path: Path, kv_type: str = "f16", *, threads: int = 2, max_sequences: int = 1, context_size: int = 512
+) -> Iterator[CpuBackend]:
     with open_gguf(path) as file:
-        backend = CpuBackend(file, context_size=context_size, max_sequences=max_sequences, threads=threads)
+        backend = CpuBackend(
+            file, context_size=context_size, max_sequences=max_sequences, threads=threads, kv_type=kv_type
+        )
     try:
         yield backend
     finally:
@@ -59,17 +65,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def tiny_expected(path: Path) -> NDArray[np.float32]:
-    with opened(path) as backend:
+def tiny_expected(path: Path, kv_type: str = "f16") -> NDArray[np.float32]:
+    with opened(path, kv_type) as backend:
         return prefill(backend, TINY_PROMPT, 256)
 
 
 @TINY
 @pytest.mark.parametrize("threads", THREADS)
-def test_threads_and_chunks_change_nothing(folder: Path, name: str, threads: int) -> None:
+def test_threads_and_chunks_change_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
     path = tiny_model(folder, name)
-    expected = tiny_expected(path)
-    with opened(path, threads=threads) as backend:
+    expected = tiny_expected(path, kv_type)
+    with opened(path, kv_type, threads=threads) as backend:
         for chunk in CHUNKS:
             prompt = TINY_PROMPT[:90] if chunk == 1 else TINY_PROMPT
             np.testing.assert_array_equal(prefill(backend, prompt, chunk), expected[: len(prompt)])
@@ -77,11 +83,11 @@ def test_threads_and_chunks_change_nothing(folder: Path, name: str, threads: int
 
 
 @TINY
-def test_a_reused_prefix_changes_nothing(folder: Path, name: str) -> None:
+def test_a_reused_prefix_changes_nothing(folder: Path, name: str, kv_type: str) -> None:
     """Truncated, or copied to another sequence, at the border of a block and off it."""
     path = tiny_model(folder, name)
-    expected = tiny_expected(path)
-    with opened(path, max_sequences=2) as backend:
+    expected = tiny_expected(path, kv_type)
+    with opened(path, kv_type, max_sequences=2) as backend:
         prefill(backend, TINY_PROMPT, 256)
         for kept in (1, 31, 32, 33, 64, 200, 279):
             backend.kv.copy(0, 1, kept)
@@ -94,11 +100,11 @@ def test_a_reused_prefix_changes_nothing(folder: Path, name: str) -> None:
 
 @TINY
 @pytest.mark.parametrize("threads", [2, 3])
-def test_company_changes_nothing(folder: Path, name: str, threads: int) -> None:
+def test_company_changes_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
     """One of eight, whose rows come in pieces of other sizes and in every place of the batch."""
     path = tiny_model(folder, name)
-    expected = tiny_expected(path)
-    with opened(path, threads=threads, max_sequences=8) as backend:
+    expected = tiny_expected(path, kv_type)
+    with opened(path, kv_type, threads=threads, max_sequences=8) as backend:
         strangers = [prompt_of(280, seed=seq) for seq in range(8)]
         strangers[5] = TINY_PROMPT
         at = [0] * 8
@@ -117,11 +123,11 @@ def test_company_changes_nothing(folder: Path, name: str, threads: int) -> None:
 
 
 @TINY
-def test_asking_for_other_rows_changes_nothing(folder: Path, name: str) -> None:
+def test_asking_for_other_rows_changes_nothing(folder: Path, name: str, kv_type: str) -> None:
     path = tiny_model(folder, name)
-    expected = tiny_expected(path)
+    expected = tiny_expected(path, kv_type)
     batch = batch_of(rows(0, 0, TINY_PROMPT))
-    with opened(path) as backend:
+    with opened(path, kv_type) as backend:
         for rate in (0.5, 0.1, 0.01):
             want = np.random.default_rng(1).random(len(TINY_PROMPT)) < rate
             want[-1] = True
@@ -160,17 +166,22 @@ def digest(logits: NDArray[np.float32]) -> str:
 
 # Of the attention of other shapes, kernels/test_attention.py compares every level with its twin.
 @pytest.mark.parametrize(
-    "name", ["F32", "F16 linear rope", "Q8_0 large heads", "Q4_0 small heads", "Q4_0 untied", "Q4_1 llama3 rope"]
+    ("name", "kv_type"),
+    [
+        *((name, "f16") for name in ("F32", "F16 linear rope", "Q8_0 large heads", "Q4_0 small heads", "Q4_0 untied")),
+        ("Q4_1 llama3 rope", "f16"),
+        ("Q8_0 large heads", "q8_0"),
+    ],
 )
 @pytest.mark.parametrize("level", LEVELS_HERE[1:])
-def test_levels_agree(folder: Path, name: str, level: str) -> None:
+def test_levels_agree(folder: Path, name: str, kv_type: str, level: str) -> None:
     """To the bit, as long as multiply-adds are fused. The portable level rounds twice, which may tip an activation to
     the next integer: within 2 % of the logits' spread for integer weights (0.9 % was the most seen), and within 2e-4
     for floats, whose keys and values are rounded to float16 (4e-5 was the most seen)."""
     path = tiny_model(folder, name)
-    with at_level(LEVELS_HERE[0]), opened(path) as backend:
+    with at_level(LEVELS_HERE[0]), opened(path, kv_type) as backend:
         expected = prefill(backend, TINY_PROMPT, 256)
-    with at_level(level), opened(path) as backend:
+    with at_level(level), opened(path, kv_type) as backend:
         actual = prefill(backend, TINY_PROMPT, 256)
     if level == "portable":
         bound = 0.02 if name.startswith("Q") else 2e-4
@@ -187,9 +198,9 @@ DECODED = 4
 
 
 @cache
-def real_expected() -> tuple[NDArray[np.float32], NDArray[np.float32], list[int]]:
+def real_expected(kv_type: str = "f16") -> tuple[NDArray[np.float32], NDArray[np.float32], list[int]]:
     """(logits of the two rows, logits of each decoded token, the tokens)."""
-    with opened(smollm2()) as backend:
+    with opened(smollm2(), kv_type) as backend:
         compared = run_real(backend, REAL_PROMPT, 300)
         return compared, *decode(backend, compared[-1])
 
@@ -214,10 +225,10 @@ def decode(backend: CpuBackend, logits: NDArray[np.float32]) -> tuple[NDArray[np
     return np.stack(steps), tokens
 
 
-@pytest.mark.parametrize("threads", THREADS)
-def test_the_real_model_over_threads_and_chunks(threads: int) -> None:
-    compared, steps, tokens = real_expected()
-    with opened(smollm2(), threads=threads) as backend:
+@pytest.mark.parametrize(("threads", "kv_type"), [*((threads, "f16") for threads in THREADS), (3, "q8_0")])
+def test_the_real_model_over_threads_and_chunks(threads: int, kv_type: str) -> None:
+    compared, steps, tokens = real_expected(kv_type)
+    with opened(smollm2(), kv_type, threads=threads) as backend:
         for chunk in CHUNKS:
             prompt = REAL_PROMPT[: EARLY + 1] if chunk == 1 else REAL_PROMPT
             actual = run_real(backend, prompt, chunk)
@@ -231,9 +242,10 @@ def test_the_real_model_over_threads_and_chunks(threads: int) -> None:
         assert actual_tokens == tokens
 
 
-def test_the_real_model_in_a_batch_of_eight_strangers() -> None:
-    compared, steps, tokens = real_expected()
-    with opened(smollm2(), max_sequences=8) as backend:
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_the_real_model_in_a_batch_of_eight_strangers(kv_type: str) -> None:
+    compared, steps, tokens = real_expected(kv_type)
+    with opened(smollm2(), kv_type, max_sequences=8) as backend:
         strangers = [prompt_of(300, 49_000, seed=seq) for seq in range(8)]
         strangers[0] = REAL_PROMPT
         ours = []

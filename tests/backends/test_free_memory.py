@@ -21,6 +21,13 @@ def test_this_machine_has_some() -> None:
     assert (free_memory() or 0) > 1 << 20
 
 
+def test_what_a_container_holds_of_files_is_free(system: Path) -> None:
+    for name, text in (("memory.max", "9000"), ("memory.current", "8000")):
+        (system / name).write_text(text)
+    (system / "memory.stat").write_text("anon 2000\nfile 6000\ninactive_file 4000\nactive_file 1500\n")
+    assert free_memory() == 9000 - 8000 + 5500
+
+
 @pytest.mark.parametrize(
     ("meminfo", "limit", "used", "expected"),
     [

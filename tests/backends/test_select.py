@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from llmrun.backends import cpu, llama_probe
-from llmrun.backends.base import DEFAULT_CONTEXT, Backend
+from llmrun.backends.base import Backend
+from llmrun.backends.context_size import LARGEST_DEFAULT
 from llmrun.backends.cpu import CpuBackend
 from llmrun.backends.llama_cpp import LlamaBackend
 from llmrun.backends.llama_probe import Gpus
@@ -153,7 +154,7 @@ def test_without_the_extra_the_command_that_installs_it_is_given(
 
 
 @pytest.mark.parametrize(
-    ("train", "asked", "expected"), [(512, None, 512), (1 << 20, None, DEFAULT_CONTEXT), (512, 99, 99)]
+    ("train", "asked", "expected"), [(500, None, 500), (1 << 20, None, LARGEST_DEFAULT), (512, 99, 99)]
 )
 def test_the_context_is_the_models_own_up_to_a_limit(
     tmp_path: Path, train: int, asked: int | None, expected: int
@@ -162,6 +163,23 @@ def test_the_context_is_the_models_own_up_to_a_limit(
     backend.close()
     assert backend.info.context_size == expected
     assert backend.info.train_context == train
+
+
+def test_a_type_of_cache_that_nobody_knows_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--kv-type: 'q3_0', known are f16, q8_0"):
+        open_backend(tmp_path / "none.gguf", kv_type="q3_0")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "llama"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_the_type_of_the_cache_is_the_one_that_was_asked_for(tmp_path: Path, backend: str, kv_type: str) -> None:
+    """Two layers of 2 KV heads of 32 features, keys and values; q8_0 has 2 bytes of a scale for 32 numbers."""
+    path = tiny_llama(tmp_path / "tiny.gguf", head_size=32)
+    opened = open_backend(path, backend=backend, kv_type=kv_type, context_size=256, gpu_layers=0, threads=1)
+    opened.close()
+    of_32_numbers = {"f16": 64, "q8_0": 34}[kv_type]
+    assert opened.info.kv_type == kv_type
+    assert opened.info.kv_bytes == 256 * 2 * 2 * 2 * of_32_numbers
 
 
 def test_the_scripted_backend_needs_no_model(tmp_path: Path) -> None:

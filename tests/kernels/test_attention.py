@@ -10,7 +10,9 @@ from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate
 from llmrun.kernels.attention import attention_reference
 from llmrun.kernels.attention_layout import CHUNK, scratch_bytes, state_floats
-from llmrun.kernels.lowering import KV_BLOCK, kv_shape
+from llmrun.kernels.kv_layout import BLOCK
+from llmrun.kernels.kv_store import stored_reference
+from llmrun.kernels.lowering import kv_shape
 from llmrun.kernels.plan import AttentionShape, Rope
 from llmrun.kernels.rope import rope_reference
 from llmrun.kernels.store import KernelName
@@ -22,25 +24,37 @@ EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 class Cache:
     """One layer's cache with the blocks of one sequence in a jumbled order."""
 
-    def __init__(self, heads: int, kv_heads: int, head_size: int, positions: int) -> None:
-        self.shape = AttentionShape(1, heads, kv_heads, head_size)
-        n_blocks = -(-positions // KV_BLOCK)
-        _, _, self.block_bytes = kv_shape(self.shape, n_blocks)
+    def __init__(self, heads: int, kv_heads: int, head_size: int, positions: int, kv_type: str = "f16") -> None:
+        self.shape, self.kv_type = AttentionShape(1, heads, kv_heads, head_size), kv_type
+        n_blocks = -(-positions // BLOCK)
+        _, _, self.block_bytes = kv_shape(self.shape, n_blocks, kv_type)
         self.memory = allocate(n_blocks * self.block_bytes, "a test's cache").reshape(n_blocks, -1)
         self.table = np.random.default_rng(5).permutation(n_blocks).astype(np.int32)
 
     def read(self, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """(keys, values), float32[length, KV heads, head size], by the layout in words: per block and head, keys
-        [head size, 32] and then values [32, head size]."""
-        size = self.shape.head_size
-        blocks = self.memory[self.table].view(np.float16).reshape(-1, self.shape.kv_heads, 2, size * KV_BLOCK)
-        keys = blocks[:, :, 0].reshape(-1, self.shape.kv_heads, size, KV_BLOCK).transpose(0, 3, 1, 2)
-        values = blocks[:, :, 1].reshape(-1, self.shape.kv_heads, KV_BLOCK, size).transpose(0, 2, 1, 3)
-        flat = (-1, self.shape.kv_heads, size)
-        return (
-            keys.reshape(flat)[:length].astype(np.float32),
-            values.reshape(flat)[:length].astype(np.float32),
-        )
+        [head size, 32] and then values [32, head size]; in q8_0 each with their scales [groups, 32] behind them."""
+        keys, values = (np.concatenate(list(part)) for part in zip(*map(self._block, self.table), strict=True))
+        return keys[:length], values[:length]
+
+    def _block(self, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Of a block: (keys, values), float32[32, KV heads, head size]."""
+        size, heads = self.shape.head_size, self.memory[block].reshape(self.shape.kv_heads, -1)
+        parts = np.split(heads, 2, axis=1)
+        if self.kv_type == "f16":
+            keys, values = (np.ascontiguousarray(part).view(np.float16).astype(np.float32) for part in parts)
+            scales = [np.ones((len(heads), BLOCK, size), np.float32)] * 2
+        else:
+            keys, values = (
+                np.ascontiguousarray(part[:, : size * BLOCK]).view(np.int8) * np.float32(1) for part in parts
+            )
+            halves = [np.ascontiguousarray(part[:, size * BLOCK :]).view(np.float16) for part in parts]
+            by_group = [half.reshape(len(heads), -1, BLOCK).transpose(0, 2, 1).astype(np.float32) for half in halves]
+            scales = [np.repeat(scale, 32, axis=2)[..., :size] for scale in by_group]
+        with np.errstate(invalid="ignore"):
+            keys = keys.reshape(-1, size, BLOCK).transpose(0, 2, 1) * scales[0]
+            values = values.reshape(-1, BLOCK, size) * scales[1]
+        return keys.transpose(1, 0, 2), values.transpose(1, 0, 2)
 
     def step(self, positions: NDArray[np.int32], rotations: NDArray[np.float32]) -> dict[int, int]:
         self._tables = np.full(len(positions), address_of(self.table), np.int64)
@@ -67,7 +81,9 @@ class Cache:
         rows = [(array, array.strides[0]) for array in (q, k, v, rotated)]
         words = [word for array, stride in rows for word in (address_of(array), stride)]
         words += [address_of(self.memory), self.block_bytes, self.shape.heads, self.shape.kv_heads, rotations.shape[1]]
-        name = KernelName.of("rope", "rope_store", head_size=self.shape.head_size)
+        scratch = np.full((threads, scratch_bytes(self.shape.head_size) // 4), np.nan, np.float32)
+        words += [address_of(scratch), scratch.strides[0]]
+        name = KernelName.of("rope", "rope_store", head_size=self.shape.head_size, kv_type=self.kv_type)
         run_kernel(name, words, self.step(positions, rotations), level=level, threads=threads)
         return rotated
 
@@ -81,7 +97,8 @@ class Cache:
         words = [address_of(q), q.strides[0], address_of(out), out.strides[0], address_of(self.memory)]
         words += [self.block_bytes, self.shape.kv_heads, scale]
         words += [address_of(scratch), scratch.strides[0], address_of(partials), partials.strides[0]]
-        name = KernelName.of("attention", "attention", head_size=size, group=self.shape.heads // self.shape.kv_heads)
+        sizes = {"head_size": size, "group": self.shape.heads // self.shape.kv_heads}
+        name = KernelName.of("attention", "attention", **sizes, kv_type=self.kv_type)
         step = self.step(positions, np.zeros((len(positions), 0, 2), np.float32))
         run_kernel(name, words, step, level=level, threads=threads)
         words = [address_of(partials), partials.strides[0], address_of(out), out.strides[0], self.shape.heads]
@@ -90,16 +107,22 @@ class Cache:
         return out
 
     def partials(self) -> NDArray[np.float32]:
-        n_chunks = -(-len(self.table) * KV_BLOCK // CHUNK)
+        n_chunks = -(-len(self.table) * BLOCK // CHUNK)
         return np.full((n_chunks, self.shape.heads * state_floats(self.shape.head_size)), np.nan, np.float32)
 
 
-SHAPES = [(1, 1, 16), (4, 2, 32), (9, 3, 64), (6, 6, 48), (22, 2, 16)]
+# (heads, KV heads, head size, type of the cache)
+SHAPES = [(*shape, "f16") for shape in [(1, 1, 16), (4, 2, 32), (9, 3, 64), (6, 6, 48), (22, 2, 16)]]
+SHAPES += [(*shape, "q8_0") for shape in [(9, 3, 64), (6, 6, 48), (22, 2, 16)]]
+EVERY_SHAPE = pytest.mark.parametrize(("heads", "kv_heads", "head_size", "kv_type"), SHAPES)
+EVERY_TYPE = pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 
 
-def filled(heads: int, kv_heads: int, head_size: int, length: int, *, level: str, scale: float = 1.0) -> Cache:
+def filled(
+    heads: int, kv_heads: int, head_size: int, length: int, kv_type: str, *, level: str, scale: float = 1.0
+) -> Cache:
     """A cache that holds `length` random positions."""
-    cache = Cache(heads, kv_heads, head_size, length)
+    cache = Cache(heads, kv_heads, head_size, length, kv_type)
     random = np.random.default_rng(length)
     q = np.zeros((length, heads, head_size), np.float32)
     k, v = (scale * random.standard_normal((length, kv_heads, head_size)).astype(np.float32) for _ in range(2))
@@ -109,10 +132,10 @@ def filled(heads: int, kv_heads: int, head_size: int, length: int, *, level: str
 
 
 @EVERY_LEVEL
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), SHAPES)
+@EVERY_SHAPE
 @pytest.mark.parametrize("partial", [False, True])
 def test_rotated_queries_keys_and_values_equal_the_twin(
-    level: str, heads: int, kv_heads: int, head_size: int, partial: bool
+    level: str, heads: int, kv_heads: int, head_size: int, kv_type: str, partial: bool
 ) -> None:
     """To the bit: no product of a rotation is fused, and float16 rounds as NumPy's."""
     random = np.random.default_rng(head_size)
@@ -120,33 +143,69 @@ def test_rotated_queries_keys_and_values_equal_the_twin(
     rotations = Rope(10_000.0 ** -(np.arange(pairs) / pairs)).rotations(np.arange(rows, dtype=np.int32))
     q = random.standard_normal((rows, heads, head_size)).astype(np.float32)
     k, v = (random.standard_normal((rows, kv_heads, head_size)).astype(np.float32) for _ in range(2))
-    cache = Cache(heads, kv_heads, head_size, rows)
+    cache = Cache(heads, kv_heads, head_size, rows, kv_type)
     rotated = cache.store(q, k, v, np.arange(rows, dtype=np.int32), rotations, level=level, threads=3)
     keys, values = cache.read(rows)
     np.testing.assert_array_equal(rotated, rope_reference(q, rotations))
-    np.testing.assert_array_equal(keys, rope_reference(k, rotations).astype(np.float16).astype(np.float32))
-    np.testing.assert_array_equal(values, v.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(keys, stored_reference(rope_reference(k, rotations), kv_type))
+    np.testing.assert_array_equal(values, stored_reference(v, kv_type))
 
 
 @EVERY_LEVEL
-def test_storing_a_row_touches_only_its_own_place(level: str) -> None:
-    cache = filled(4, 2, 32, 70, level=level)
+@EVERY_TYPE
+def test_storing_a_row_touches_only_its_own_place(level: str, kv_type: str) -> None:
+    cache = filled(6, 6, 48, 70, kv_type, level=level)
     before = cache.memory.copy()
-    ones = np.ones((1, 2, 32), np.float32)
+    keys_before, values_before = cache.read(70)
+    new = np.full((1, 6, 48), 127, np.float32)  # of scale 1: exact in every type
     position = np.array([37], np.int32)
-    cache.store(np.ones((1, 4, 32), np.float32), ones, ones, position, np.zeros((1, 0, 2), np.float32), level=level)
+    cache.store(np.ones((1, 6, 48), np.float32), new, new, position, np.zeros((1, 0, 2), np.float32), level=level)
     keys, values = cache.read(70)
-    assert (keys[37] == 1).all()
-    assert (values[37] == 1).all()
-    assert (cache.memory.view(np.uint16) != before.view(np.uint16)).sum() == 2 * 2 * 32
+    assert (keys[37] == 127).all()
+    assert (values[37] == 127).all()
+    others = np.arange(70) != 37
+    np.testing.assert_array_equal(keys[others], keys_before[others])
+    np.testing.assert_array_equal(values[others], values_before[others])
+    of_a_row = 2 * 6 * (2 * 48 if kv_type == "f16" else 48 + 2 * 2)
+    assert 0 < (cache.memory != before).sum() <= of_a_row
+
+
+SPECIAL = [0.0, 1e-9, 1e-7, 7e-6, 1e-5, 1e-3, 1.0, 6e4, 8e6, 9e6, 3e38, np.inf, np.nan]
 
 
 @EVERY_LEVEL
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), SHAPES)
-def test_attention_is_near_its_twin(level: str, heads: int, kv_heads: int, head_size: int) -> None:
+def test_groups_of_any_size_are_stored_as_the_twin_says(level: str) -> None:
+    """Scales that float16 has few digits for, or none, and groups that hold no number."""
+    random = np.random.default_rng(3)
+    x = random.uniform(-1, 1, (len(SPECIAL), 6, 48)).astype(np.float32)
+    x[:, :, 7] = 1
+    with np.errstate(all="ignore"):
+        x[:, :3] *= np.array(SPECIAL, np.float32)[:, None, None]
+    x[:, 3:, 40] = np.array(SPECIAL, np.float32)[:, None]  # one among others
+    cache = Cache(6, 6, 48, len(x), "q8_0")
+    positions = np.arange(len(x), dtype=np.int32)
+    cache.store(x, x, -x, positions, np.zeros((len(x), 0, 2), np.float32), level=level)
+    keys, values = cache.read(len(x))
+    np.testing.assert_array_equal(keys, stored_reference(x, "q8_0"))
+    np.testing.assert_array_equal(values, stored_reference(-x, "q8_0"))
+    assert np.isnan(keys[-2:, 3:, 32:]).all()
+    assert np.isfinite(keys[:, 3:, :32]).all()
+
+
+def test_a_stored_number_is_off_by_half_a_step_at_most() -> None:
+    x = np.random.default_rng(1).standard_normal((1000, 80)).astype(np.float32)
+    stored = stored_reference(x, "q8_0")
+    for first, last in ((0, 32), (32, 64), (64, 80)):
+        largest = np.abs(x[:, first:last]).max(-1, keepdims=True)
+        assert (np.abs(stored - x)[:, first:last] <= 0.5005 * largest / 127).all()  # the scale is rounded too
+
+
+@EVERY_LEVEL
+@EVERY_SHAPE
+def test_attention_is_near_its_twin(level: str, heads: int, kv_heads: int, head_size: int, kv_type: str) -> None:
     """Within 2e-6 of the largest value (9e-7 was the most seen), at the ends of blocks and between them."""
     lengths = np.array([1, 2, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 100, 127, 128, 129, 256, 257, 300], np.int32)
-    cache = filled(heads, kv_heads, head_size, int(lengths.max()), level=level)
+    cache = filled(heads, kv_heads, head_size, int(lengths.max()), kv_type, level=level)
     q = np.random.default_rng(0).standard_normal((len(lengths), heads, head_size)).astype(np.float32) * np.float32(3)
     actual = cache.attend(q, lengths - 1, level=level, threads=4)
     keys, values = cache.read(int(lengths.max()))
@@ -156,53 +215,54 @@ def test_attention_is_near_its_twin(level: str, heads: int, kv_heads: int, head_
 
 
 @EVERY_LEVEL
-def test_attention_to_one_position_is_its_value(level: str) -> None:
-    cache = filled(4, 2, 32, 1, level=level)
-    q = np.random.default_rng(0).standard_normal((1, 4, 32)).astype(np.float32)
+@EVERY_TYPE
+def test_attention_to_one_position_is_its_value(level: str, kv_type: str) -> None:
+    cache = filled(6, 6, 48, 1, kv_type, level=level)
+    q = np.random.default_rng(0).standard_normal((1, 6, 48)).astype(np.float32)
     _, values = cache.read(1)
-    np.testing.assert_array_equal(
-        cache.attend(q, np.zeros(1, np.int32), level=level)[0], np.repeat(values[0], 2, axis=0)
-    )
+    np.testing.assert_array_equal(cache.attend(q, np.zeros(1, np.int32), level=level)[0], values[0])
 
 
 @EVERY_LEVEL
-def test_what_lies_behind_a_rows_position_is_not_seen(level: str) -> None:
+@EVERY_TYPE
+def test_what_lies_behind_a_rows_position_is_not_seen(level: str, kv_type: str) -> None:
     """Even NaN there: memory that another sequence has left."""
-    cache = filled(2, 1, 16, 64, level=level)
-    q = np.random.default_rng(0).standard_normal((3, 2, 16)).astype(np.float32)
+    cache = filled(9, 3, 64, 64, kv_type, level=level)
+    q = np.random.default_rng(0).standard_normal((3, 9, 64)).astype(np.float32)
     positions = np.array([0, 19, 40], np.int32)
     clean = cache.attend(q, positions, level=level)
+    nan = np.full((23, 3, 64), np.nan, np.float32)
+    later = np.arange(41, 64, dtype=np.int32)
+    cache.store(np.zeros((23, 9, 64), np.float32), nan, nan, later, np.zeros((23, 0, 2), np.float32), level=level)
     keys, values = cache.read(64)
-    blocks = cache.memory[cache.table].view(np.float16).reshape(2, 2, 16 * 32)
-    blocks[1, 0].reshape(16, 32)[:, 9:] = np.nan
-    blocks[1, 1].reshape(32, 16)[9:] = np.nan
-    cache.memory[cache.table] = blocks.reshape(2, -1).view(np.uint8)
-    assert np.isnan(cache.read(64)[0]).any()
+    assert np.isnan(keys[41:]).all()
+    assert np.isnan(values[41:]).all()
     np.testing.assert_array_equal(cache.attend(q, positions, level=level), clean)
     # Rows of one tile: the last ones see the NaN, the first ones not.
-    q = np.random.default_rng(0).standard_normal((8, 2, 16)).astype(np.float32)
+    q = np.random.default_rng(0).standard_normal((8, 9, 64)).astype(np.float32)
     seen = np.isnan(cache.attend(q, np.arange(37, 45, dtype=np.int32), level=level)).any((1, 2))
     assert seen.tolist() == [False] * 4 + [True] * 4
-    assert len(keys) == len(values) == 64
 
 
 @EVERY_LEVEL
+@EVERY_TYPE
 @pytest.mark.parametrize("scale", [30.0, 1e4, 7e4])
-def test_scores_far_apart_or_infinite_end_in_numbers_or_nan(level: str, scale: float) -> None:
+def test_scores_far_apart_or_infinite_end_in_numbers_or_nan(level: str, kv_type: str, scale: float) -> None:
     """7e4 is infinite in float16. No crash, and finite keys and values give a finite answer."""
     with np.errstate(over="ignore"):
-        cache = filled(2, 1, 16, 50, level=level, scale=scale)
-    q = np.full((50, 2, 16), scale, np.float32)
+        cache = filled(22, 2, 16, 50, kv_type, level=level, scale=scale)
+    q = np.full((50, 22, 16), scale, np.float32)
     actual = cache.attend(q, np.arange(50, dtype=np.int32), level=level, threads=2)
     keys, values = cache.read(50)
     finite = np.logical_and.accumulate(np.isfinite(keys).all((1, 2)) & np.isfinite(values).all((1, 2)))
     assert np.isfinite(actual[finite]).all()
-    assert finite.any() or scale == 7e4
+    assert finite.any() or (scale, kv_type) == (7e4, "f16")
 
 
 @EVERY_LEVEL
-def test_attention_depends_neither_on_the_neighbours_nor_on_the_threads(level: str) -> None:
-    cache = filled(9, 3, 64, 130, level=level)
+@EVERY_TYPE
+def test_attention_depends_neither_on_the_neighbours_nor_on_the_threads(level: str, kv_type: str) -> None:
+    cache = filled(9, 3, 64, 130, kv_type, level=level)
     q = np.random.default_rng(0).standard_normal((12, 9, 64)).astype(np.float32)
     positions = np.random.default_rng(1).integers(0, 130, 12).astype(np.int32)
     together = cache.attend(q, positions, level=level, threads=4)
@@ -212,10 +272,12 @@ def test_attention_depends_neither_on_the_neighbours_nor_on_the_threads(level: s
 
 
 @EVERY_LEVEL
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size"), SHAPES)
-def test_a_tile_of_rows_equals_its_rows_one_by_one(level: str, heads: int, kv_heads: int, head_size: int) -> None:
+@EVERY_SHAPE
+def test_a_tile_of_rows_equals_its_rows_one_by_one(
+    level: str, heads: int, kv_heads: int, head_size: int, kv_type: str
+) -> None:
     """Rows that follow each other are computed together, also over the edge of a chunk."""
-    cache = filled(heads, kv_heads, head_size, 300, level=level)
+    cache = filled(heads, kv_heads, head_size, 300, kv_type, level=level)
     positions = np.concatenate([np.arange(0, 20), np.arange(110, 150), np.arange(240, 261)]).astype(np.int32)
     q = np.random.default_rng(2).standard_normal((len(positions), heads, head_size)).astype(np.float32)
     together = cache.attend(q, positions, level=level, threads=3)

@@ -108,9 +108,9 @@ def shared_cache(lowered: Lowered, use: Access) -> bool:
 
 
 def lowered_plan(plan: Plan, max_rows: int = 16, threads: int = 3) -> Lowered:
-    shape = kv_shape(plan.attention_shape, 4)
+    shape = kv_shape(plan.attention_shape, 4, "f16")
     kv = allocate(shape[0] * shape[1] * shape[2], "a test's cache").reshape(shape)
-    return lower(plan, reserve(plan.matrices), kv, max_rows=max_rows, n_threads=threads)
+    return lower(plan, reserve(plan.matrices), kv, kv_type="f16", max_rows=max_rows, n_threads=threads)
 
 
 @pytest.fixture

@@ -10,14 +10,15 @@ import os
 from llmrun.kernels.store import KernelName, object_images
 from tests.support.kernel_runs import ALL_KERNELS, LEVELS_HERE, TARGETS, target_of
 
-# (heads of a group, head size) of the attention tests.
-SHAPES = ((1, 16), (2, 32), (3, 64), (1, 48), (11, 16))
+# (heads of a group, head size, type of the cache) of the attention tests.
+SHAPES = [(*shape, "f16") for shape in ((1, 16), (2, 32), (3, 64), (1, 48), (11, 16))]
+SHAPES += [(*shape, "q8_0") for shape in ((3, 64), (1, 48), (11, 16))]
 ATTENTION = tuple(
     name
-    for group, size in SHAPES
+    for group, size, kv_type in SHAPES
     for name in (
-        KernelName.of("rope", "rope_store", head_size=size),
-        KernelName.of("attention", "attention", head_size=size, group=group),
+        KernelName.of("rope", "rope_store", head_size=size, kv_type=kv_type),
+        KernelName.of("attention", "attention", head_size=size, group=group, kv_type=kv_type),
         KernelName.of("attention", "merge", head_size=size),
     )
 )

@@ -32,6 +32,7 @@ from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.team import Team
 from llmrun.kernels.weights import Matrix, fill, reserve
 from llmrun.quants.registry import BY_NAME, WeightType
+from llmrun.settings import KV_TYPES
 from tests.support.blocks import put_halves, put_spread_half
 
 PACKED_NAMES = tuple(PACKED_TYPES)
@@ -46,8 +47,9 @@ ALL_KERNELS = (
     *(KernelName.of("pack", "pack_integers", weight=kind) for kind in PACKED_NAMES),
     *(KernelName.of("pack", "pack_floats", element_bytes=size) for size in (2, 4)),
     *(KernelName.of("embed", "embed", weight=kind) for kind in PACKED_NAMES + FLOAT_TYPES),
-    KernelName.of("rope", "rope_store", head_size=32),
-    *(KernelName.of("attention", "attention", head_size=48, group=group) for group in (1, 3)),
+    *(KernelName.of("rope", "rope_store", head_size=48, kv_type=kv_type) for kv_type in KV_TYPES),
+    *(KernelName.of("attention", "attention", head_size=48, group=1, kv_type=kv_type) for kv_type in KV_TYPES),
+    KernelName.of("attention", "attention", head_size=48, group=3, kv_type="f16"),
     KernelName.of("attention", "merge", head_size=48),
     *(KernelName.of("rowwise", name) for name in ("rmsnorm", "quantize", "swiglu")),
     *(KernelName.of("conduct", name) for name in ("work", "start", "wait")),
@@ -184,7 +186,7 @@ def run_plan(
     with at_level(level):
         packed = reserve(plan.matrices)
         fill(packed, threads)
-        lowered = lower(plan, packed, np.zeros((0, 0, 0), np.uint8), max_rows=len(x), n_threads=threads)
+        lowered = lower(plan, packed, np.zeros((0, 0, 0), np.uint8), kv_type="f16", max_rows=len(x), n_threads=threads)
         lowered.link()
         team = Team(lowered, threads)
     logits = np.full((len(x), lowered.logits_width), np.nan, np.float32)

@@ -1,0 +1,156 @@
+"""The context that is chosen, and the one that is refused."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrun.backends import cpu, llama_cpp
+from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
+from llmrun.backends.llama_process import LlamaProcess
+from llmrun.backends.select import open_backend
+from llmrun.errors import DoesNotFit
+from llmrun.types import Batch
+from tests.support.fake_gpus import GIB, pretend_gpus
+from tests.support.gguf_files import tiny_llama
+from tests.support.seam_contract import batch_of, rows
+
+MIB = 1 << 20
+
+
+def chosen(asked: int | None, train_context: int, needs: MemoryNeeds, kv_type: str = "f16") -> int:
+    return context_for(
+        asked,
+        train_context=train_context,
+        largest_default=LARGEST_DEFAULT,
+        needs=needs,
+        kv_type=kv_type,
+        path="model.gguf",
+    )
+
+
+@pytest.mark.parametrize(
+    ("train_context", "free", "expected"),
+    [
+        (500, None, 500),
+        (131_072, None, LARGEST_DEFAULT),
+        (131_072, 1000 * MIB, LARGEST_DEFAULT),
+        (2048, 1000 * MIB, 2048),
+        (131_072, 100 * MIB + 20_000 * 1024, 9984),  # half of it, in whole blocks
+        (131_072, 100 * MIB + 600 * 1024, 512),  # what is of use, though it is more than half
+        (300, 100 * MIB + 300 * 1024, 300),
+    ],
+)
+def test_the_default_is_the_models_own_up_to_a_limit_and_half_of_what_is_free(
+    train_context: int, free: int | None, expected: int
+) -> None:
+    assert chosen(None, train_context, MemoryNeeds(100 * MIB, 1024, free)) == expected
+
+
+@given(
+    st.none() | st.integers(1, 1 << 20),
+    st.integers(1, 1 << 27),
+    st.builds(
+        MemoryNeeds,
+        weights=st.integers(0, 1 << 40),
+        kv_token=st.integers(1, 1 << 24),
+        free=st.none() | st.integers(0, 1 << 41),
+        weights_mapped=st.booleans(),
+    ),
+)
+def test_what_is_chosen_fits_and_what_is_refused_does_not(
+    asked: int | None, train_context: int, needs: MemoryNeeds
+) -> None:
+    try:
+        context = chosen(asked, train_context, needs)
+    except DoesNotFit:
+        assert needs.free is not None
+        assert not needs.fits(asked or min(train_context, 512))
+        assert needs.most == 0 or needs.fits(needs.most)
+        assert not needs.fits(needs.most + 32)
+        return
+    assert needs.fits(context)
+    assert context == asked or 1 <= context <= min(train_context, LARGEST_DEFAULT)
+
+
+def test_a_context_that_does_not_fit_is_one_line_with_the_sum_and_the_most_that_would() -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        chosen(100_000, 131_072, MemoryNeeds(100 * MIB, MIB, 1000 * MIB))
+    assert str(caught.value) == (
+        "out of memory: model.gguf: weights of 100 MiB and a KV cache of 100,000 tokens of 100,000 MiB take 100,100 "
+        "MiB, free are 1,000 MiB, the most that fits is --ctx-size 896"
+    )
+    assert caught.value.hint == "try that, --kv-type q8_0 takes half of it"
+    assert caught.value.exit_code == 7
+
+
+def test_weights_that_are_mapped_may_be_larger_than_memory() -> None:
+    needs = MemoryNeeds(100 * MIB, MIB // 32, 50 * MIB, weights_mapped=True)
+    assert chosen(None, 131_072, needs) == 512
+    assert chosen(1600, 131_072, needs) == 1600
+    with pytest.raises(DoesNotFit, match=r"a KV cache of 1,601 tokens takes 50 MiB.*most that fits is --ctx-size 1600"):
+        chosen(1601, 131_072, needs, "q8_0")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "llama"])
+def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("something was loaded")
+
+    path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
+    for module in (cpu, llama_cpp):
+        monkeypatch.setattr(module, "free_memory", lambda: 10 * MIB)
+    monkeypatch.setattr(cpu, "allocate", never)
+    monkeypatch.setattr(LlamaProcess, "tell", never)
+    with pytest.raises(DoesNotFit, match=r"of 1,000,000 tokens.*free are 10 MiB, the most that fits is --ctx-size"):
+        open_backend(path, backend=backend, context_size=1_000_000, gpu_layers=0, threads=1)
+
+
+@pytest.mark.parametrize(("backend", "largest"), [("cpu", LARGEST_DEFAULT), ("llama", LARGEST_FILLED_DEFAULT)])
+def test_a_cache_that_is_filled_at_once_is_smaller_by_default(tmp_path: Path, backend: str, largest: int) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
+    opened = open_backend(path, backend=backend, gpu_layers=0, threads=1)
+    opened.close()
+    assert opened.info.context_size == largest
+
+
+@pytest.mark.parametrize(
+    ("free", "gpu_layers", "expected"),
+    [
+        ([9 * GIB], "auto", LARGEST_DEFAULT),
+        ([9 * GIB], "all", LARGEST_DEFAULT),
+        ([9 * GIB], 1, LARGEST_DEFAULT),
+        ([GIB + (12 << 20)], "auto", LARGEST_DEFAULT // 2),
+        ([GIB], "all", LARGEST_FILLED_DEFAULT),
+    ],
+)
+def test_a_context_on_gpus_displaces_no_layer_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: list[int], gpu_layers: int | str, expected: int
+) -> None:
+    pretend_gpus(monkeypatch, *free)
+    path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
+    opened = open_backend(path, backend="llama", gpu_layers=gpu_layers, threads=1)
+    opened.close()
+    assert opened.info.context_size == expected
+
+
+def test_a_context_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
+    """Resident memory after a token is the same for a hundred times the context, but for a huge page a layer."""
+    path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
+
+    def grown(context_size: int) -> int:
+        before = resident()
+        backend = open_backend(path, backend="cpu", context_size=context_size, threads=1)
+        backend.forward(batch_of(rows(0, 0, [5])))
+        after = resident()
+        backend.close()
+        return after - before
+
+    grown(256)  # kernels and modules
+    assert grown(1 << 18) - grown(256) < 16 * MIB  # of 64 MiB
