@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tracemalloc
+import mmap
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from llmrun.backends import cpu, llama_cpp
 from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
+from llmrun.backends.gpu_layers import bytes_needed, layer_sizes
 from llmrun.backends.llama_process import LlamaProcess
 from llmrun.backends.select import open_backend
 from llmrun.errors import DoesNotFit
-from llmrun.types import Batch
+from llmrun.gguf.reader import open_gguf
 from tests.support.fake_gpus import GIB, pretend_gpus
 from tests.support.gguf_files import tiny_llama
 from tests.support.seam_contract import batch_of, rows
@@ -121,28 +122,37 @@ def test_a_cache_that_is_filled_at_once_is_smaller_by_default(tmp_path: Path, ba
 
 
 @pytest.mark.parametrize(
-    ("free", "gpu_layers", "expected"),
+    ("room", "gpu_layers", "expected"),
     [
-        ([9 * GIB], "auto", LARGEST_DEFAULT),
-        ([9 * GIB], "all", LARGEST_DEFAULT),
-        ([9 * GIB], 1, LARGEST_DEFAULT),
-        ([GIB + (12 << 20)], "auto", LARGEST_DEFAULT // 2),
-        ([GIB], "all", LARGEST_FILLED_DEFAULT),
+        (1 << 20, "auto", LARGEST_DEFAULT),
+        (1 << 20, "all", LARGEST_DEFAULT),
+        (LARGEST_DEFAULT, 1, LARGEST_DEFAULT),
+        (LARGEST_DEFAULT - 1, "auto", LARGEST_DEFAULT // 2),
+        (100, "auto", LARGEST_FILLED_DEFAULT),
+        (0, "all", LARGEST_FILLED_DEFAULT),
     ],
 )
 def test_a_context_on_gpus_displaces_no_layer_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: list[int], gpu_layers: int | str, expected: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, gpu_layers: int | str, expected: int
 ) -> None:
-    pretend_gpus(monkeypatch, *free)
+    """On a GPU that has room for all layers with so many tokens in the cache."""
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
+    with open_gguf(path) as file:
+        sizes = layer_sizes(file, room)
+    [needed] = bytes_needed(sizes, [GIB], len(sizes.layers) + 1)
+    pretend_gpus(monkeypatch, GIB + needed)  # a GiB of a GPU is left to others
     opened = open_backend(path, backend="llama", gpu_layers=gpu_layers, threads=1)
     opened.close()
     assert opened.info.context_size == expected
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells how much is resident")
 def test_a_context_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
     """Resident memory after a token is the same for a hundred times the context, but for a huge page a layer."""
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
 
     def grown(context_size: int) -> int:
         before = resident()

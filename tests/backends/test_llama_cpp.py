@@ -71,6 +71,27 @@ def test_logits_of_the_real_model_are_llama_cpps(smollm: LlamaBackend) -> None:
     assert difference.mean() < 0.005 * float(np.ptp(expected))
 
 
+def test_logits_with_a_cache_of_8_bits_are_llama_cpps() -> None:
+    tokens = some_tokens(200)
+    backend = open_llama(smollm2(), kv_type="q8_0", context_size=512)
+    actual = backend.forward(batch_of(rows(0, 0, tokens)))
+    backend.close()
+    with (
+        LlamaCppModel(smollm2(), kv_type="Q8_0", flash_attention=True) as theirs,
+        LlamaCppModel(smollm2(), kv_type="F16", flash_attention=True) as other,
+    ):
+        expected, differing = theirs.logits(tokens), other.logits(tokens)
+    assert_close(actual[:MOST_WANTED], expected[:MOST_WANTED])
+    assert np.abs(actual[:MOST_WANTED] - expected[:MOST_WANTED]).mean() < np.abs(differing - expected).mean() / 2
+
+
+def test_a_head_that_llama_cpp_has_no_8_bit_cache_for_is_named(tmp_path: Path) -> None:
+    """Of 16 features; our own engine has one."""
+    path = tiny_model(tmp_path, "F32 odd")
+    with pytest.raises(LlmrunError, match="type q8_0 with block size 32 does not divide n_embd_head_k=16"):
+        open_llama(path, kv_type="q8_0")
+
+
 def test_a_long_prompt_of_the_real_model_is_stopped_in_the_middle(smollm: LlamaBackend) -> None:
     tokens, long, other = some_tokens(20), some_tokens(900, seed=2), some_tokens(5, seed=3)
     for seq in range(2):

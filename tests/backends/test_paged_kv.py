@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llmrun.backends.paged_kv import BLOCK, PagedKV
+from llmrun.backends.paged_kv import PagedKV
 from llmrun.errors import KVFull
+from llmrun.kernels.kv_layout import BLOCK
 
 LAYERS = 2
 SEQUENCES = 4

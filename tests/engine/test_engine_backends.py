@@ -8,10 +8,11 @@ import pytest
 
 from llmrun.backends.cpu import CpuBackend
 from llmrun.backends.llama_cpp import LlamaBackend
-from llmrun.backends.paged_kv import BLOCK, PagedKV
+from llmrun.backends.paged_kv import PagedKV
 from llmrun.backends.scripted import ScriptedBackend
 from llmrun.engine.engine import Engine
 from llmrun.gguf.reader import open_gguf
+from llmrun.kernels.kv_layout import BLOCK
 from tests.support.answers import answer_all
 from tests.support.downloads import smollm2
 from tests.support.engine_contract import (

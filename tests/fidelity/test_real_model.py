@@ -78,6 +78,26 @@ def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(
     )
 
 
+@pytest.mark.parametrize("weights", ["F32"], indirect=True)
+def test_a_cache_of_8_bits_costs_no_more_than_llama_cpps(
+    weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary
+) -> None:
+    """On weights of float32, where nothing but the cache is rounded: 1e-5 nats of a cache of float16 would not show."""
+    _, files = weights
+    n_prompts, n_tokens = PROMPTS["F32"]
+    with (
+        LlamaCppModel.oracle(files.dequantized) as oracle,
+        LlamaCppModel(files.path, kv_type="Q8_0", flash_attention=True) as theirs,
+        LlmrunModel(files.path, "q8_0") as ours,
+    ):
+        models = {"ours": ours.logits, "theirs": theirs.logits}
+        measured = divergences(oracle.logits, models, prompts(vocabulary, n_tokens)[:n_prompts])
+    engine, llama_cpp = measured["ours"], measured["theirs"]
+    assert ENGINE_FLOOR < engine.mean <= ENGINE_RATIO * llama_cpp.mean, (
+        f"{engine.mean:.2e} nats, llama.cpp {llama_cpp.mean:.2e}, ratio in {engine.ratio_interval(llama_cpp)}"
+    )
+
+
 def test_the_perplexity_is_llama_cpps(vocabulary: LlamaVocabulary) -> None:
     text = long_text(vocabulary)[: 8 * WINDOW]
     with (

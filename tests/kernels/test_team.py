@@ -44,7 +44,7 @@ def lowered_chain(length: int, threads: int, *, max_rows: int = 64, width: int =
     plan.output(x, permute)
     packed = reserve(plan.matrices)
     fill(packed, 1)
-    lowered = lower(plan, packed, np.zeros((0, 0, 0), np.uint8), max_rows=max_rows, n_threads=threads)
+    lowered = lower(plan, packed, np.zeros((0, 0, 0), np.uint8), kv_type="f16", max_rows=max_rows, n_threads=threads)
     lowered.link()
     return lowered
 

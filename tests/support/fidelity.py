@@ -42,8 +42,8 @@ PERPLEXITY_BOUND = 0.005  # relative
 class LlmrunModel:
     """A model on the CPU engine, on one thread, asked for the logits of whole sequences."""
 
-    def __init__(self, path: Path) -> None:
-        self._backend = open_backend(path, backend="cpu", context_size=WINDOW, threads=1)
+    def __init__(self, path: Path, kv_type: str = "f16") -> None:
+        self._backend = open_backend(path, backend="cpu", context_size=WINDOW, threads=1, kv_type=kv_type)
         self._one_at_a_time = threading.Lock()
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CONTEXT = 512  # tokens: the longest sequence these models are asked about
 
-_GGML_TYPES = {"F32": 0, "F16": 1}
+_GGML_TYPES = {"F32": 0, "F16": 1, "Q8_0": 8}
 _FLASH_OFF, _FLASH_ON = 0, 1
 
 
