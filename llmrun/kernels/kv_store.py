@@ -12,6 +12,7 @@ from llmrun.kernels import simd
 from llmrun.kernels.compiler import inline_function
 from llmrun.kernels.kv_layout import BLOCK, GROUP, Q8_0, HeadLayout, n_groups
 from llmrun.kernels.memory import load_f32
+from llmrun.kernels.spread import spread_key_reference, spread_query_reference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,6 +131,15 @@ def _store_integers(stride: int) -> Any:
         return types.void(types.int64, simd.f32x16), codegen
 
     return store_integers
+
+
+def entered_reference(
+    queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """(queries, keys, values) as attention meets them, once they are in the cache: float32[..., head size] each."""
+    if kv_type == Q8_0:
+        queries, keys = spread_query_reference(queries), spread_key_reference(keys)
+    return queries, stored_reference(keys, kv_type), stored_reference(values, kv_type)
 
 
 def stored_reference(values: NDArray[np.float32], kv_type: str) -> NDArray[np.float32]:

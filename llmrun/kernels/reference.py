@@ -14,7 +14,7 @@ import numpy as np
 
 from llmrun.kernels import plan as ops
 from llmrun.kernels.attention import attention_reference
-from llmrun.kernels.kv_store import stored_reference
+from llmrun.kernels.kv_store import entered_reference
 from llmrun.kernels.linear_float import linear_reference as linear_float
 from llmrun.kernels.linear_int8 import linear_reference as linear_int8
 from llmrun.kernels.packed_types import BLOCK_COLUMNS, PACKED_TYPES
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LinearLayer = Callable[[Matrix, "NDArray[np.float32]"], "NDArray[np.float32]"]
-_Store = Callable[["NDArray[np.float32]"], "NDArray[np.float32]"]
 
 
 def exact(plan: ops.Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
     """Logits float32[n, vocabulary] of every position of one sequence, without any rounding of activations."""
-    return _run(plan, tokens, lambda matrix, x: x @ dequantized(matrix).T, lambda values: values)
+    return _run(plan, tokens, lambda matrix, x: x @ dequantized(matrix).T, None)
 
 
 def quantizing(plan: ops.Plan, tokens: NDArray[np.int32], kv_type: str) -> NDArray[np.float32]:
     """The same with every rounding of the kernels."""
-    return _run(plan, tokens, _linear_quantizing, lambda values: stored_reference(values, kv_type))
+    return _run(plan, tokens, _linear_quantizing, kv_type)
 
 
 def dequantized(matrix: Matrix) -> NDArray[np.float32]:
@@ -81,7 +80,7 @@ def _linear_quantizing(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.flo
     return linear_int8(*integers_of(matrix), integers, scales)
 
 
-def _run(plan: ops.Plan, tokens: NDArray[np.int32], linear: _LinearLayer, store: _Store) -> NDArray[np.float32]:
+def _run(plan: ops.Plan, tokens: NDArray[np.int32], linear: _LinearLayer, kv_type: str | None) -> NDArray[np.float32]:
     shape = plan.attention_shape
     rotations = plan.rope.rotations(np.arange(len(tokens), dtype=np.int32))
     values: dict[ops.Value, NDArray[np.float32]] = {}
@@ -97,8 +96,11 @@ def _run(plan: ops.Plan, tokens: NDArray[np.int32], linear: _LinearLayer, store:
                 values[op.out] = values[op.out] + product if op.adds else product
             case ops.RopeStore():
                 q, k, v = (values[value].reshape(len(tokens), -1, shape.head_size) for value in (op.q, op.k, op.v))
-                values[op.out] = rope_reference(q, rotations).reshape(len(tokens), -1)
-                keys_values[op.layer] = store(rope_reference(k, rotations)), store(v)
+                rotated, keys = rope_reference(q, rotations), rope_reference(k, rotations)
+                if kv_type is not None:
+                    rotated, keys, v = entered_reference(rotated, keys, v, kv_type)
+                values[op.out] = rotated.reshape(len(tokens), -1)
+                keys_values[op.layer] = keys, v
             case ops.Attention():
                 keys, stored = keys_values[op.layer]
                 queries = values[op.q].reshape(len(tokens), -1, shape.head_size)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.kernels import records
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.kv_layout import BLOCK, HeadLayout
+from llmrun.kernels.kv_layout import BLOCK, Q8_0, HeadLayout
 from llmrun.kernels.kv_store import storing
 from llmrun.kernels.memory import load_f32, load_i32, load_i64, store_f32
+from llmrun.kernels.spread import spreading
 from llmrun.kernels.work import PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ A_CACHE, A_BLOCK_BYTES, A_Q_HEADS, A_KV_HEADS, A_PAIRS, A_SCRATCH, A_SCRATCH_BYT
 
 @kernel_family
 def rope_store(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
-    """Rotate the pairs (2i, 2i + 1) of queries and keys; keys and values go into the cache."""
+    """Rotate the pairs (2i, 2i + 1) of queries and keys, for q8_0 spread both; keys and values go into the cache."""
     store_key, store_value = storing(level, head_size, kv_type)
+    spread_key, spread_query = spreading(head_size)
+    spreads = kv_type == Q8_0
     head_bytes = HeadLayout.of(kv_type, head_size).n_bytes
 
     @inline_function
@@ -59,12 +62,16 @@ def rope_store(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
             rotated = rotated0 + row * rotated_stride
             for head in range(load_i64(op + A_Q_HEADS)):
                 rotate(q + 4 * head_size * head, rotation, pairs, rotated + 4 * head_size * head)
+                if spreads:
+                    spread_query(rotated + 4 * head_size * head)
             position = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row)
             table = load_i64(load_i64(step + records.STEP_TABLES) + 8 * row)
             slot = position % BLOCK
             block = load_i64(op + A_CACHE) + load_i32(table + 4 * (position // BLOCK)) * load_i64(op + A_BLOCK_BYTES)
             for head in range(load_i64(op + A_KV_HEADS)):
                 rotate(k + 4 * head_size * head, rotation, pairs, rotated_key)
+                if spreads:
+                    spread_key(rotated_key)
                 store_key(rotated_key, block + head * head_bytes, slot)
                 store_value(v + 4 * head_size * head, block + head * head_bytes, slot)
             row = next_item(op, step, row)

@@ -11,10 +11,11 @@ from llmrun.kernels.arena import address_of, allocate
 from llmrun.kernels.attention import attention_reference
 from llmrun.kernels.attention_layout import CHUNK, scratch_bytes, state_floats
 from llmrun.kernels.kv_layout import BLOCK
-from llmrun.kernels.kv_store import stored_reference
+from llmrun.kernels.kv_store import entered_reference, stored_reference
 from llmrun.kernels.lowering import kv_shape
 from llmrun.kernels.plan import AttentionShape, Rope
 from llmrun.kernels.rope import rope_reference
+from llmrun.kernels.spread import spread_key_reference, spread_query_reference
 from llmrun.kernels.store import KernelName
 from tests.support.kernel_runs import LEVELS_HERE, run_kernel
 
@@ -118,6 +119,17 @@ EVERY_SHAPE = pytest.mark.parametrize(("heads", "kv_heads", "head_size", "kv_typ
 EVERY_TYPE = pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 
 
+@pytest.mark.parametrize("head_size", [16, 48, 64])
+def test_spread_keys_and_queries_have_the_same_products(head_size: int) -> None:
+    random = np.random.default_rng(head_size)
+    q, k = (random.standard_normal((50, head_size)).astype(np.float32) for _ in range(2))
+    spread = (spread_query_reference(q) * spread_key_reference(k)).sum(-1)
+    np.testing.assert_allclose(spread, (q * k).sum(-1), rtol=0, atol=1e-5)
+    one_hot = np.zeros(head_size, np.float32)
+    one_hot[5] = 100
+    assert len(set(np.abs(spread_key_reference(one_hot)[:16]))) == 1
+
+
 def filled(
     heads: int, kv_heads: int, head_size: int, length: int, kv_type: str, *, level: str, scale: float = 1.0
 ) -> Cache:
@@ -146,9 +158,9 @@ def test_rotated_queries_keys_and_values_equal_the_twin(
     cache = Cache(heads, kv_heads, head_size, rows, kv_type)
     rotated = cache.store(q, k, v, np.arange(rows, dtype=np.int32), rotations, level=level, threads=3)
     keys, values = cache.read(rows)
-    np.testing.assert_array_equal(rotated, rope_reference(q, rotations))
-    np.testing.assert_array_equal(keys, stored_reference(rope_reference(k, rotations), kv_type))
-    np.testing.assert_array_equal(values, stored_reference(v, kv_type))
+    expected = entered_reference(rope_reference(q, rotations), rope_reference(k, rotations), v, kv_type)
+    for actual, wanted in zip((rotated, keys, values), expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
 
 
 @EVERY_LEVEL
@@ -157,12 +169,13 @@ def test_storing_a_row_touches_only_its_own_place(level: str, kv_type: str) -> N
     cache = filled(6, 6, 48, 70, kv_type, level=level)
     before = cache.memory.copy()
     keys_before, values_before = cache.read(70)
-    new = np.full((1, 6, 48), 127, np.float32)  # of scale 1: exact in every type
+    new = np.full((1, 6, 48), 5, np.float32)
     position = np.array([37], np.int32)
     cache.store(np.ones((1, 6, 48), np.float32), new, new, position, np.zeros((1, 0, 2), np.float32), level=level)
     keys, values = cache.read(70)
-    assert (keys[37] == 127).all()
-    assert (values[37] == 127).all()
+    _, [expected_key], [expected_value] = entered_reference(new, new, new, kv_type)
+    np.testing.assert_array_equal(keys[37], expected_key)
+    np.testing.assert_array_equal(values[37], expected_value)
     others = np.arange(70) != 37
     np.testing.assert_array_equal(keys[others], keys_before[others])
     np.testing.assert_array_equal(values[others], values_before[others])
@@ -186,10 +199,12 @@ def test_groups_of_any_size_are_stored_as_the_twin_says(level: str) -> None:
     positions = np.arange(len(x), dtype=np.int32)
     cache.store(x, x, -x, positions, np.zeros((len(x), 0, 2), np.float32), level=level)
     keys, values = cache.read(len(x))
-    np.testing.assert_array_equal(keys, stored_reference(x, "q8_0"))
-    np.testing.assert_array_equal(values, stored_reference(-x, "q8_0"))
-    assert np.isnan(keys[-2:, 3:, 32:]).all()
-    assert np.isfinite(keys[:, 3:, :32]).all()
+    _, expected_keys, expected_values = entered_reference(x, x, -x, "q8_0")
+    np.testing.assert_array_equal(keys, expected_keys)
+    np.testing.assert_array_equal(values, expected_values)
+    for stored in (keys, values):
+        assert np.isnan(stored[-2:, 3:, 32:]).all()
+        assert np.isfinite(stored[:, 3:, :32]).all()
 
 
 def test_a_stored_number_is_off_by_half_a_step_at_most() -> None:
