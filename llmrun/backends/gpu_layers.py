@@ -21,6 +21,8 @@ from llmrun.errors import DoesNotFit
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
+ALL_LAYERS = -1  # in place of a number of layers
+
 _MARGIN = 1 << 30  # bytes of a GPU left to others, and to what is not counted here: llama.cpp's own margin
 _ROWS = 512  # llama.cpp computes as many at once
 _KV_BYTES = {"f16": 2, "q8_0": 34 / 32}  # of a number; a block of 32 has a scale

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrun.backends.batches import check_batch
-from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.describe import describe, threads_in_words
-from llmrun.backends.free_memory import free_memory
-from llmrun.backends.gpu_layers import NoRoomOnGpu, cache_bytes, layer_sizes, layers_that_fit
+from llmrun.backends.gpu_layers import cache_bytes
 from llmrun.backends.llama_layout import MOST_WANTED, Layout
+from llmrun.backends.llama_placement import Placement, decided
 from llmrun.backends.llama_process import LlamaProcess
 from llmrun.backends.llama_tokenizer import LlamaTokenizer
 from llmrun.errors import (
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, float], None]  # (what is going on, share done)
 
-ALL_LAYERS = -1
 _OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
 _WHO_SAYS_IT = re.compile(r"^(llama_\w+: |error loading model: )+")
 _DEVICE = re.compile(r"using device \S+ \((.*)\) \([^()]*\) - (\d+) MiB free")
@@ -116,8 +114,9 @@ class LlamaBackend:
             self._process = process or LlamaProcess()
             if process is None:
                 opened.callback(self._process.close)
+            asked = Placement(context_size, max_sequences, kv_type, gpu_layers, cache_tokens)
             try:
-                self._open(file, context_size, max_sequences, threads, kv_type, gpu_layers, cache_tokens, progress)
+                self._open(file, asked, threads, progress)
             except (BackendCrashed, ModelFileError):
                 self._watch.check()
                 file.check_in_place()
@@ -125,34 +124,23 @@ class LlamaBackend:
             file.check_in_place()  # or what llama.cpp found at the path may be a file that nobody has checked
             self._opened = opened.pop_all()
 
-    def _open(
-        self,
-        file: GGUFFile,
-        context_size: int | None,
-        max_sequences: int,
-        threads: int,
-        kv_type: str,
-        gpu_layers: int | None,
-        cache_tokens: int | None,
-        progress: Progress | None,
-    ) -> None:
+    def _open(self, file: GGUFFile, asked: Placement, threads: int, progress: Progress | None) -> None:
         train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
-        context_size, gpu_layers = self._placed(
-            file, context_size, train_context, max_sequences, kv_type, gpu_layers, cache_tokens
+        context_size, gpu_layers = decided(
+            asked, file, train_context, lambda: self._process.ask("devices", "looking for GPUs")["devices"]
         )
         vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
-        self._layout = Layout(MAX_ROWS, vocabulary_size, max_sequences)
+        self._layout = Layout(MAX_ROWS, vocabulary_size, asked.max_sequences)
         loading = f"loading {self._path}"
         memory = self._process.memory.map(self._layout.n_bytes)
-        cache_tokens = cache_tokens or context_size * max_sequences
         request = self._process.tell(
             "open",
             path=str(file.path.absolute()),
             gpu_layers=gpu_layers,
-            cache_tokens=cache_tokens,
-            max_sequences=max_sequences,
+            cache_tokens=asked.tokens_with(context_size),
+            max_sequences=asked.max_sequences,
             threads=threads,
-            kv_type=kv_type,
+            kv_type=asked.kv_type,
             rows=MAX_ROWS,
             vocabulary_size=vocabulary_size,
         )
@@ -173,54 +161,14 @@ class LlamaBackend:
             vocabulary_size=vocabulary_size,
             train_context=train_context,
             context_size=context_size,
-            max_sequences=max_sequences,
+            max_sequences=asked.max_sequences,
             backend="llama",
             device=_placement(self.log, threads),
             gpu_layers=_offloaded(self.log),
             threads=threads,
-            kv_type=kv_type,
-            kv_bytes=cache_bytes(file, answer["cache_tokens"], kv_type),
+            kv_type=asked.kv_type,
+            kv_bytes=cache_bytes(file, answer["cache_tokens"], asked.kv_type),
         )
-
-    def _placed(
-        self,
-        file: GGUFFile,
-        context_size: int | None,
-        train_context: int,
-        max_sequences: int,
-        kv_type: str,
-        gpu_layers: int | None,
-        cache_tokens: int | None,
-    ) -> tuple[int, int]:
-        """(tokens of context, layers that GPUs run), of which either may have been left to us."""
-        if gpu_layers == 0:
-            kv_token = cache_bytes(file, max_sequences, kv_type)
-            if cache_tokens is not None and context_size is not None:
-                kv_token = cache_bytes(file, cache_tokens, kv_type) // context_size
-            needs = MemoryNeeds(file.file_bytes, kv_token, free_memory(), weights_mapped=True)
-            chosen = context_for(
-                context_size,
-                train_context=train_context,
-                largest_default=LARGEST_FILLED_DEFAULT,
-                needs=needs,
-                kv_type=kv_type,
-                path=str(file.path),
-            )
-            return chosen, 0
-        devices = self._process.ask("devices", "looking for GPUs")["devices"]
-        known = all(device["total"] for device in devices)  # a driver that does not say reports 0 of 0 bytes
-        free = [device["free"] for device in devices] if known else []
-
-        def fitting(context: int) -> int:
-            return layers_that_fit(layer_sizes(file, cache_tokens or context * max_sequences, kv_type), free)
-
-        if context_size is None:
-            context_size = _context_on_gpus(fitting, train_context, gpu_layers)
-        if gpu_layers is None:
-            gpu_layers = fitting(context_size)
-            if gpu_layers == 0:
-                raise NoRoomOnGpu(_no_room(devices))
-        return context_size, gpu_layers
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Backend.forward."""
@@ -293,17 +241,6 @@ class LlamaBackend:
         self._lengths = view(np.int32, layout.lengths, layout.max_sequences)
         logits = view(np.float32, layout.logits, MOST_WANTED * layout.vocabulary_size)
         self._logits = logits.reshape(MOST_WANTED, layout.vocabulary_size)
-
-
-def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_layers: int | None) -> int:
-    """The largest default for which no layer that would otherwise fit stays with the CPU."""
-    wanted = max(1, fitting(0))
-    if gpu_layers is not None and gpu_layers != ALL_LAYERS:
-        wanted = min(wanted, gpu_layers)
-    context = min(train_context, LARGEST_DEFAULT)
-    while context > LARGEST_FILLED_DEFAULT and fitting(context) < wanted:
-        context = max(context // 2, LARGEST_FILLED_DEFAULT)
-    return context
 
 
 class _Watch:
@@ -388,13 +325,6 @@ def _refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
             )
         return DoesNotFit(sentence, hint="try a smaller --ctx-size, or a smaller model")
     return ModelFileError(sentence)
-
-
-def _no_room(devices: Sequence[dict[str, Any]]) -> str:
-    if not devices:
-        return "llama.cpp sees no GPU"
-    memory = [f"{shown(device['description'], 40)}: {device['free'] / 2**20:,.0f} MiB" for device in devices]
-    return f"no layer fits into what a GPU has free: {', '.join(memory)}"
 
 
 def _placement(log: Sequence[str], threads: int) -> str:

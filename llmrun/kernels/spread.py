@@ -3,7 +3,7 @@
 A few features of SmolLM2's keys are many times as large as the others, and set the scale of their group. A product with
 a Hadamard matrix (entries of 1 and -1, orthogonal but for a factor) makes all features of a group about as large; a
 query spread alike has the same product with the key. It takes the divergence that the q8_0 cache costs from 6.0e-4 to
-2.3e-4 nats; llama.cpp does so too, and has 3.0e-4. For values, which are more even, little would be won.
+2.5e-4 nats; llama.cpp does so too, and has 3.0e-4. For values, which are more even, little would be won.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends import cpu, llama_cpp
+from llmrun.backends import cpu, llama_placement
 from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.gpu_layers import bytes_needed, layer_sizes
 from llmrun.backends.llama_process import LlamaProcess
@@ -105,7 +105,7 @@ def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(
         raise AssertionError("something was loaded")
 
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
-    for module in (cpu, llama_cpp):
+    for module in (cpu, llama_placement):
         monkeypatch.setattr(module, "free_memory", lambda: 10 * MIB)
     monkeypatch.setattr(cpu, "allocate", never)
     monkeypatch.setattr(LlamaProcess, "tell", never)

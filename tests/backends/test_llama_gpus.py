@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.gpu_layers import NoRoomOnGpu
-from llmrun.backends.llama_cpp import ALL_LAYERS, LlamaBackend
+from llmrun.backends.gpu_layers import ALL_LAYERS, NoRoomOnGpu
+from llmrun.backends.llama_cpp import LlamaBackend
 from llmrun.backends.llama_process import LlamaProcess
 from llmrun.errors import DoesNotFit
 from llmrun.gguf.reader import open_gguf

@@ -1,0 +1,90 @@
+"""Where a model goes that llama.cpp runs: how many of its layers to GPUs, and with how long a context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
+from llmrun.backends.free_memory import free_memory
+from llmrun.backends.gpu_layers import ALL_LAYERS, NoRoomOnGpu, cache_bytes, layer_sizes, layers_that_fit
+from llmrun.gguf.problems import shown
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What was asked for, or what is done.
+
+    context_size   tokens of a sequence; None: as many as are sensible
+    max_sequences  that the cache holds at once
+    kv_type        of the numbers in the cache: "f16" or "q8_0"
+    gpu_layers     that GPUs run; ALL_LAYERS: all; None: as many as fit
+    cache_tokens   of all sequences together; None: enough for every sequence
+    """
+
+    context_size: int | None
+    max_sequences: int
+    kv_type: str
+    gpu_layers: int | None
+    cache_tokens: int | None
+
+    def tokens_with(self, context_size: int) -> int:
+        return self.cache_tokens or context_size * self.max_sequences
+
+
+def decided(
+    asked: Placement, file: GGUFFile, train_context: int, devices: Callable[[], Sequence[dict[str, Any]]]
+) -> tuple[int, int]:
+    """(tokens of context, layers on GPUs). `devices` is only called where a GPU may be used. Raises DoesNotFit, and
+    NoRoomOnGpu where as many layers as fit are none."""
+    if asked.gpu_layers == 0:
+        return _context_in_memory(asked, file, train_context), 0
+    found = devices()
+    known = all(device["total"] for device in found)  # a driver that does not say reports 0 of 0 bytes
+    free = [device["free"] for device in found] if known else []
+
+    def fitting(context_size: int) -> int:
+        return layers_that_fit(layer_sizes(file, asked.tokens_with(context_size), asked.kv_type), free)
+
+    context_size = asked.context_size or _context_on_gpus(fitting, train_context, asked.gpu_layers)
+    if asked.gpu_layers is not None:
+        return context_size, asked.gpu_layers
+    gpu_layers = fitting(context_size)
+    if gpu_layers == 0:
+        raise NoRoomOnGpu(_no_room(found))
+    return context_size, gpu_layers
+
+
+def _context_in_memory(asked: Placement, file: GGUFFile, train_context: int) -> int:
+    """llama.cpp fills its cache with zeros at once: where memory is promised but not there, that kills."""
+    token = cache_bytes(file, asked.tokens_with(asked.context_size or 1), asked.kv_type) // (asked.context_size or 1)
+    return context_for(
+        asked.context_size,
+        train_context=train_context,
+        largest_default=LARGEST_FILLED_DEFAULT,
+        needs=MemoryNeeds(file.file_bytes, token, free_memory(), weights_mapped=True),
+        kv_type=asked.kv_type,
+        path=str(file.path),
+    )
+
+
+def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_layers: int | None) -> int:
+    """The largest default for which no layer that would otherwise fit stays with the CPU."""
+    wanted = max(1, fitting(0))
+    if gpu_layers is not None and gpu_layers != ALL_LAYERS:
+        wanted = min(wanted, gpu_layers)
+    context_size = min(train_context, LARGEST_DEFAULT)
+    while context_size > LARGEST_FILLED_DEFAULT and fitting(context_size) < wanted:
+        context_size = max(context_size // 2, LARGEST_FILLED_DEFAULT)
+    return context_size
+
+
+def _no_room(devices: Sequence[dict[str, Any]]) -> str:
+    if not devices:
+        return "llama.cpp sees no GPU"
+    memory = [f"{shown(device['description'], 40)}: {device['free'] / 2**20:,.0f} MiB" for device in devices]
+    return f"no layer fits into what a GPU has free: {', '.join(memory)}"

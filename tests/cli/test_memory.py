@@ -1,0 +1,44 @@
+"""What the memory of a model is asked for with: the size of the context, and the type of its cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import llmrun, scripted
+from tests.support.gguf_files import tiny_llama
+
+ASKED = ("--raw", "-n", "3", "--temp", "0", "--backend", "cpu", "-t", "1", "Once")
+
+
+def test_a_type_of_cache_that_nobody_knows_is_one_line_and_exit_code_2() -> None:
+    done = scripted("--kv-type", "q4_0", "hello")
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr == b"error: flag: --kv-type: 'q4_0' is not one of f16, q8_0\n"
+
+
+def test_a_context_that_does_not_fit_is_one_line_and_exit_code_7(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    done = llmrun("generate", "-m", str(path), "-c", "20000000000", "-q", *ASKED)
+    assert done.returncode == 7
+    error, hint = done.stderr.decode().splitlines()
+    assert error.startswith(f"error: out of memory: {path}: weights of ")
+    assert "a KV cache of 20,000,000,000 tokens of " in error
+    assert ", the most that fits is --ctx-size " in error
+    assert hint == "hint: try that, --kv-type q8_0 takes half of it"
+
+
+@pytest.mark.parametrize(("kv_type", "bytes_a_token"), [("f16", 256), ("q8_0", 144)])
+def test_verbose_tells_what_was_chosen(tmp_path: Path, kv_type: str, bytes_a_token: int) -> None:
+    """Two layers of 2 KV heads of 16 features; a group of 16 has 2 bytes of a scale in q8_0."""
+    path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
+    done = llmrun("generate", "-m", str(path), "--kv-type", kv_type, "-v", "--json", *ASKED)
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.decode()
+    assert "context    32768 tokens; the model was trained for 1048576" in told
+    assert f"KV cache   {kv_type}, {bytes_a_token / 1e3:.1f} kB a token, {32768 * bytes_a_token / 1e6:.1f} MB" in told
+    run = json.loads(done.stdout)["run"]
+    assert (run["context_size"], run["kv_type"]) == (32768, kv_type)
