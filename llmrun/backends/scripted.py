@@ -37,7 +37,7 @@ _END = as_characters("<|im_end|>")
 _SPOKEN_LOGIT = 24.0  # noise reaches 8: at temperature 0.8 a noise token is e^-20 times as likely
 
 
-DEFAULT_CONTEXT = 8192
+DEFAULT_CONTEXT = 8192  # tokens a sequence may hold when nobody says
 
 
 class SeamError(AssertionError):
