@@ -33,6 +33,7 @@ def open_backend(
     gpu_layers: int | str = AUTO,
     progress: Progress | None = None,
     explain: Callable[[str], None] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Backend:
     """Open a model file on the backend named.
 
@@ -42,6 +43,7 @@ def open_backend(
     threads       default: one a physical core
     gpu_layers    for llama.cpp: a number, "all", or "auto": as many as fit
     explain       is told in a few words what "auto" chose, and why
+    meanwhile     may be called while weights are read: what is to be done anyway then costs no time
     Raises ModelFileError, DoesNotFit, BackendCrashed, UsageError.
     """
     if backend == "scripted":
@@ -56,7 +58,7 @@ def open_backend(
 
     n_layers = _number_of_layers(gpu_layers)
     with open_gguf(path) as file:
-        opener = _Opener(file, context_size, max_sequences, threads, progress)
+        opener = _Opener(file, context_size, max_sequences, threads, progress, meanwhile)
         if backend == "cpu":
             return opener.on_cpu()
         if backend == "llama":
@@ -73,6 +75,7 @@ class _Opener:
     max_sequences: int
     threads: int | None
     progress: Progress | None
+    meanwhile: Callable[[], None]
 
     def on_cpu(self) -> Backend:
         from llmrun.backends.cpu import CpuBackend
@@ -83,6 +86,7 @@ class _Opener:
             max_sequences=self.max_sequences,
             threads=self.threads,
             progress=self.progress,
+            meanwhile=self.meanwhile,
         )
 
     def on_llama(self, n_layers: int | None) -> Backend:

@@ -30,7 +30,8 @@ from llmrun.kernels.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.kernels.plan import AttentionShape, Plan, Rope, Value
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.team import Team
-from llmrun.kernels.weights import Matrix, fill, reserve
+from llmrun.kernels.filling import fill
+from llmrun.kernels.weights import Matrix, reserve
 from llmrun.quants.registry import BY_NAME, WeightType
 from tests.support.blocks import put_halves, put_spread_half
 
