@@ -28,7 +28,7 @@ _STAGING_BYTES = 1 << 20
 # million weights a second, one thread: 32 Ki 271, 128 Ki 329, 512 Ki 333, 2 Mi 163.
 _WIDENED_WEIGHTS = 256 << 10
 
-# How long a thread that runs Python keeps others from it; Python's own 5 ms are ten times what a part of a matrix takes.
+# How long a thread that runs Python keeps others from it. Python's own 5 ms are ten times what packing a part takes.
 _SWITCH_SECONDS = 1e-4
 
 Progress = Callable[[int, int], None]  # (matrices done, matrices in all)

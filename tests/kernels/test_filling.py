@@ -61,13 +61,10 @@ def test_an_error_of_reading_waits_for_whoever_asks_for_the_weights() -> None:
         failed.set()
         raise ModelFileError("gone")
 
-    reached = []
-    with pytest.raises(ModelFileError, match="gone"):
-        with filling(reserve([read_with(random_matrix("q8_0", ROWS, COLUMNS), fail)]), 2) as weights:
-            assert failed.wait(30)
-            reached.append("the end of the other work")
+    with filling(reserve([read_with(random_matrix("q8_0", ROWS, COLUMNS), fail)]), 2) as weights:
+        assert failed.wait(30)
+        with pytest.raises(ModelFileError, match="gone"):
             weights.finish()
-    assert reached
     assert not packing_threads()
 
 
@@ -82,12 +79,15 @@ def test_an_error_beside_the_packing_ends_it_after_the_parts_under_way(error: Ba
         assert going_on.wait(30)
 
     packed = reserve([read_with(random_matrix("q8_0", 8 * ROWS, COLUMNS), before)])
-    with pytest.raises(type(error)):
-        with filling(packed, 2) as weights:
+
+    def interrupted() -> None:
+        with filling(packed, 2):
             assert reading.wait(30)
-            weights.stop()  # what leaving the block does first: from here on nothing new is begun
-            going_on.set()
+            threading.Timer(0.1, going_on.set).start()  # when the block has been left, and its end is waited for
             raise error
+
+    with pytest.raises(type(error)):
+        interrupted()
     assert len(reads) <= 2
     assert not packing_threads()
 
