@@ -16,12 +16,13 @@ from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.free_memory import free_memory
 from llmrun.backends.paged_kv import PagedKV
 from llmrun.kernels.arena import address_of, allocate
+from llmrun.kernels.filling import filling
 from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.levels import host_target
 from llmrun.kernels.lowering import kv_shape, lower
 from llmrun.kernels.store import load_kernels
 from llmrun.kernels.team import TEAM_KERNELS, Team
-from llmrun.kernels.weights import fill, packed_bytes, packing_kernels, reserve
+from llmrun.kernels.weights import packed_bytes, packing_kernels, reserve
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ class CpuBackend:
         threads: int | None = None,
         kv_type: str = "f16",
         progress: Progress | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
+        """`meanwhile` is called while the weights are read and packed: work that needs no model yet costs no time."""
         architecture = architecture_of(file)
         config = architecture.check(file)
         vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
@@ -74,8 +77,10 @@ class CpuBackend:
         kernels = [*self._lowered.kernels, *packing_kernels(self._plan.matrices), *TEAM_KERNELS]
         load_kernels([*kernels, *vocabulary_kernels], _compile_progress(progress))
         self._lowered.link()
-        self.tokenizer: Tokenizer = load_tokenizer(file)
-        fill(packed, n_threads, _load_progress(progress))
+        with filling(packed, n_threads) as weights:
+            self.tokenizer: Tokenizer = load_tokenizer(file)
+            meanwhile()
+            weights.finish(_load_progress(progress))
         file.check_unchanged()
         self.kv = PagedKV(memory, max_sequences, context_size)
         self._team = Team(self._lowered, n_threads)

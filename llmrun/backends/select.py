@@ -34,6 +34,7 @@ def open_backend(
     gpu_layers: int | str = AUTO,
     progress: Progress | None = None,
     explain: Callable[[str], None] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Backend:
     """Open a model file on the backend named.
 
@@ -44,6 +45,7 @@ def open_backend(
     kv_type       of the numbers in the KV cache: "f16" or "q8_0"
     gpu_layers    for llama.cpp: a number, "all", or "auto": as many as fit
     explain       is told in a few words what "auto" chose, and why
+    meanwhile     may be called while weights are read: what is to be done anyway then costs no time
     Raises ModelFileError, DoesNotFit, BackendCrashed, UsageError.
     """
     if backend == "scripted":
@@ -60,7 +62,7 @@ def open_backend(
 
     n_layers = _number_of_layers(gpu_layers)
     with open_gguf(path) as file:
-        opener = _Opener(file, context_size, max_sequences, threads, kv_type, progress)
+        opener = _Opener(file, context_size, max_sequences, threads, kv_type, progress, meanwhile)
         if backend == "cpu":
             return opener.on_cpu()
         if backend == "llama":
@@ -78,6 +80,7 @@ class _Opener:
     threads: int | None
     kv_type: str
     progress: Progress | None
+    meanwhile: Callable[[], None]
 
     def on_cpu(self) -> Backend:
         from llmrun.backends.cpu import CpuBackend
@@ -89,6 +92,7 @@ class _Opener:
             threads=self.threads,
             kv_type=self.kv_type,
             progress=self.progress,
+            meanwhile=self.meanwhile,
         )
 
     def on_llama(self, n_layers: int | None) -> Backend:

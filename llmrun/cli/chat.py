@@ -57,8 +57,10 @@ def chat(
             if event != ModelChanged(record.conversation.model):
                 record.add(event)
         from llmrun.cli.open_model import open_model
+        from llmrun.engine.template import prepare_rendering
 
-        with open_model(_for_opening(settings, record), chat_template=template) as opened:
+        opening = open_model(_for_opening(settings, record), chat_template=template, meanwhile=prepare_rendering)
+        with opening as opened:
             return _talk(opened, store, record, _unsaid(flags), variables)
 
 

@@ -63,8 +63,10 @@ def generate(
     from llmrun.cli.answering import answer
     from llmrun.cli.open_model import open_model
     from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
+    from llmrun.engine.template import prepare_rendering
 
-    with open_model(settings, chat_template=template) as opened:
+    prepare = _nothing if raw else prepare_rendering
+    with open_model(settings, chat_template=template, meanwhile=prepare) as opened:
         sampling = replace(
             chosen_sampling(opened.default_sampling, settings),
             logit_bias=bias,
@@ -79,3 +81,7 @@ def generate(
             logprobs=logprobs,
         )
         return answer(opened.engine, request, model=opened.name, as_json=json_output)
+
+
+def _nothing() -> None:
+    """A raw prompt needs no template."""

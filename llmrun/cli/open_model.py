@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +39,13 @@ def lasting_name(settings: Settings) -> str:
 
 
 @contextmanager
-def open_model(settings: Settings, *, chat_template: str | None) -> Iterator[OpenModel]:
-    """Find the model's file, fetching it if need be, and open it. Raises every LlmrunError of hub and engine."""
+def open_model(
+    settings: Settings, *, chat_template: str | None, meanwhile: Callable[[], None] = lambda: None
+) -> Iterator[OpenModel]:
+    """Find the model's file, fetching it if need be, and open it; `meanwhile` may be called while weights are read.
+
+    Raises every LlmrunError of hub and engine.
+    """
     from llmrun.engine.defaults import default_sampling
     from llmrun.engine.engine import Engine
 
@@ -63,6 +68,7 @@ def open_model(settings: Settings, *, chat_template: str | None) -> Iterator[Ope
         chat_template=chat_template,
         progress=show_loading,
         explain=lambda words: out.detail(f"backend    {words}"),
+        meanwhile=meanwhile,
     ) as engine:
         out.clear_progress()
         if settings.gpu_layers not in ("auto", 0) and not engine.info.gpu_layers:

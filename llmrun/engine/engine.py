@@ -90,13 +90,14 @@ class Engine:
         chat_template: str | None = None,
         progress: Callable[[str, float], None] | None = None,
         explain: Callable[[str], None] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Engine:
         """Open a GGUF file on the backend named, or on the best one ("auto").
 
         `chat_template` is Jinja source (not a path). `progress(what, fraction)` is told of loading and of
         kernels being compiled, `explain(words)` why "auto" chose the backend it did; `gpu_layers` is a number,
-        "all" or "auto", `kv_type` "f16" or "q8_0". Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed,
-        UsageError.
+        "all" or "auto", `kv_type` "f16" or "q8_0"; `meanwhile` may be called while weights are read, when other work costs
+        no time. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
         """
         from llmrun.backends.select import open_backend
 
@@ -111,6 +112,7 @@ class Engine:
             gpu_layers=gpu_layers,
             progress=progress,
             explain=explain,
+            meanwhile=meanwhile,
         )
         try:
             return cls(opened, chat_template=chat_template, load_s=time.perf_counter() - started)

@@ -39,7 +39,7 @@ class ChatTemplate:
         become control tokens. Raises TemplateRefused for all that can go wrong in a template, and UsageError when
         template_kwargs sets what is set here.
         """
-        from llmrun.engine.sandbox import render  # Jinja2 takes 100 ms to import
+        from llmrun.engine.sandbox import render  # see prepare_rendering
 
         variables: dict[str, Any] = {
             "add_generation_prompt": prompt.add_generation_prompt,
@@ -57,6 +57,11 @@ class ChatTemplate:
                 raise UsageError(f"not for the template's extra variables: {name}: it is set from the conversation")
         source = self.tool_source if prompt.tools and self.tool_source else self.source
         return render(source, self.name, {**extra, **variables})
+
+
+def prepare_rendering() -> None:
+    """Import what `ChatTemplate.render` needs, where there is time for it: Jinja2 takes 35 to 100 ms."""
+    import llmrun.engine.sandbox  # noqa: F401
 
 
 def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) -> ChatTemplate | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import TYPE_CHECKING
 
@@ -14,21 +15,38 @@ if TYPE_CHECKING:
 
 _HUGE_PAGE = 2 << 20
 
+# Private: Python's default is shared memory, which Linux gives no huge pages unless an administrator asks for them.
+# 1.24B Q4_0, 763 MB, 2 threads: packed in 181 ms instead of 327, freed in 3 instead of 138, decoded 5 % faster.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
 
 def allocate(n_bytes: int, what: str) -> NDArray[np.uint8]:
-    """uint8[n_bytes] of zeros, page aligned; huge pages where the system has them and the size is worth one.
+    """uint8[n_bytes] of zeros, page aligned: for memory of which a part may never be used, such as a KV cache.
 
     `what` names the memory in the DoesNotFit that is raised when there is none.
     """
+    return np.frombuffer(_mapped(n_bytes, what), np.uint8)[:n_bytes]
+
+
+def allocate_huge(n_bytes: int, what: str) -> NDArray[np.uint8]:
+    """As `allocate`, of huge pages where the system has them: for memory that is used from end to end.
+
+    A KV cache of them would take 2 MiB a layer from the first token on: 60 MB and 50 ms for SmolLM2.
+    """
+    region = _mapped(n_bytes, what)
+    if n_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a Linux that was built without them
+            region.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(region, np.uint8)[:n_bytes]
+
+
+def _mapped(n_bytes: int, what: str) -> mmap.mmap:
     try:
-        region = mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE))
+        return mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE), **_PRIVATE)
     except (OSError, OverflowError) as error:
         raise DoesNotFit(
             f"out of memory: {what}: {n_bytes / 2**20:.0f} MiB wanted", hint="try a smaller model or a smaller -c"
         ) from error
-    if n_bytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        region.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(region, np.uint8)[:n_bytes]
 
 
 def address_of(array: NDArray[np.generic]) -> int:

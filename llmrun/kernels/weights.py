@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from llmrun.kernels import records
-from llmrun.kernels.arena import address_of, allocate, round_up
+from llmrun.kernels.arena import address_of, allocate_huge, round_up
 from llmrun.kernels.packed_types import (
     BLOCK_COLUMNS,
     GROUP_ROWS,
@@ -21,8 +19,7 @@ from llmrun.kernels.packed_types import (
     WIDENED_TYPES,
     packed_name,
 )
-from llmrun.kernels.store import Kernel, KernelName, load_kernels
-from llmrun.kernels.widened import widened
+from llmrun.kernels.store import KernelName
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,10 +32,6 @@ SUPPORTED = frozenset(PACKED_TYPES) - {WIDE} | WIDENED_TYPES | frozenset(_ELEMEN
 # not keep the others waiting.
 _CHUNK_BYTES = 24 << 10
 _MOST_CHUNKS = 256
-
-# File bytes a thread reads at a time while packing. SmolLM2's 98 MB, 2 threads: 128 KiB 58 ms, 512 KiB 44, 1 MiB 42,
-# 4 MiB 46 (a mapping's page faults: 81).
-_STAGING_BYTES = 1 << 20
 
 # Fills uint8[n] with the bytes of a matrix from an offset on, from any thread.
 ReadInto = Callable[[int, "NDArray[np.uint8]"], None]
@@ -141,7 +134,7 @@ class PackedMatrix:
         return address_of(self.data)
 
 
-def _packing_kernel(kind: str) -> KernelName:
+def packing_kernel(kind: str) -> KernelName:
     if packed_name(kind) in PACKED_TYPES:
         return KernelName.of("pack", "pack_integers", weight=packed_name(kind))
     return KernelName.of("pack", "pack_floats", element_bytes=_ELEMENT_BYTES[kind])
@@ -156,7 +149,7 @@ def reserve(matrices: Sequence[Matrix]) -> dict[str, PackedMatrix]:
     """Zeroed memory for packed matrices, by name, in one allocation."""
     layouts = [PackedLayout.of(matrix) for matrix in matrices]
     sizes = [round_up(layout.n_bytes, records.CACHE_LINE) for layout in layouts]
-    memory = allocate(packed_bytes(matrices), "packed weights")
+    memory = allocate_huge(packed_bytes(matrices), "packed weights")
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return {
         matrix.name: PackedMatrix(
@@ -167,94 +160,4 @@ def reserve(matrices: Sequence[Matrix]) -> dict[str, PackedMatrix]:
 
 
 def packing_kernels(matrices: Sequence[Matrix]) -> list[KernelName]:
-    return [_packing_kernel(matrix.kind) for matrix in matrices]
-
-
-def fill(
-    packed: Mapping[str, PackedMatrix], n_threads: int, progress: Callable[[int, int], None] | None = None
-) -> None:
-    """Read every matrix and pack it into its reserved memory, in parallel: a part is read and packed by one thread, so
-    that no matrix is in memory twice. `progress` gets matrices done and matrices in all.
-
-    Raises what reading raises.
-    """
-    kernels = load_kernels(packing_kernels([entry.matrix for entry in packed.values()]))
-    parts = [
-        _Part(entry, kernels[_packing_kernel(entry.matrix.kind)], first)
-        for entry in packed.values()
-        for first in range(0, entry.layout.n_groups, _part_groups(entry))
-    ]
-    staging = max((_part_groups(entry) * GROUP_ROWS * entry.matrix.row_bytes for entry in packed.values()), default=0)
-    packers: SimpleQueue[_Packer] = SimpleQueue()
-    for _ in range(n_threads):
-        packers.put(_Packer(staging))
-
-    def pack(part: _Part) -> None:
-        packer = packers.get()
-        try:
-            packer.pack(part)
-        finally:
-            packers.put(packer)
-
-    pool = ThreadPoolExecutor(n_threads)
-    try:
-        done = 0
-        for part, _ in zip(parts, pool.map(pack, parts), strict=True):
-            if part.is_last and progress is not None:
-                done += 1
-                progress(done, len(packed))
-    finally:
-        pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C, the parts under way are waited for, no others
-
-
-def _part_groups(packed: PackedMatrix) -> int:
-    return max(1, _STAGING_BYTES // (GROUP_ROWS * packed.matrix.row_bytes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Groups of a matrix from `first` on, as many as are read at a time."""
-
-    packed: PackedMatrix
-    kernel: Kernel
-    first: int
-
-    @property
-    def rows(self) -> int:
-        return min(self.packed.matrix.rows - self.first * GROUP_ROWS, _part_groups(self.packed) * GROUP_ROWS)
-
-    @property
-    def is_last(self) -> bool:
-        return self.first + _part_groups(self.packed) >= self.packed.layout.n_groups
-
-
-class _Packer:
-    """What one thread packs with: memory to read into, and the record of an op that packs from there."""
-
-    def __init__(self, staging_bytes: int) -> None:
-        self._staging = np.empty(staging_bytes, np.uint8)
-        self._claims = np.zeros(1, np.int64)
-        self._op = np.zeros(records.OP_WORDS, np.int64)
-        self._op[records.OP_CLAIM // records.WORD] = address_of(self._claims)
-
-    def pack(self, part: _Part) -> None:
-        matrix, layout, rows = part.packed.matrix, part.packed.layout, part.rows
-        source = self._staging[: rows * matrix.row_bytes]
-        matrix.read_into(part.first * GROUP_ROWS * matrix.row_bytes, source)
-        row_bytes = matrix.row_bytes
-        if matrix.kind in WIDENED_TYPES:
-            source = widened(matrix.kind, source.reshape(rows, -1))
-            row_bytes = source.shape[1]
-        words = [
-            address_of(source),
-            part.packed.address + part.first * layout.group_bytes,
-            rows,
-            matrix.columns,
-            row_bytes,
-            layout.group_bytes,
-            *layout.planes,
-        ]
-        first_word = records.OP_ARGS // records.WORD
-        self._op[first_word : first_word + len(words)] = words
-        self._claims[0] = 0
-        part.kernel.run(address_of(self._op), 0, 0, 1)
+    return [packing_kernel(matrix.kind) for matrix in matrices]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,3 +40,23 @@ def test_a_view_keeps_the_memory_alive() -> None:
 @pytest.mark.parametrize(("value", "multiple", "expected"), [(0, 16, 0), (1, 16, 16), (16, 16, 16), (17, 16, 32)])
 def test_rounding_up(value: int, multiple: int, expected: int) -> None:
     assert round_up(value, multiple) == expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
+def test_large_memory_is_private_for_linux_gives_shared_memory_no_huge_pages() -> None:
+    memory = allocate(8 << 20, "a test")
+    address = address_of(memory)
+    mappings = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    bounds = [([int(end, 16) for end in fields[0].split("-")], fields[1]) for fields in mappings]
+    assert [flags for (first, last), flags in bounds if first <= address < last] == ["rw-p"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_cannot_write_into_its_parents_memory() -> None:
+    memory = allocate(1 << 16, "a test")
+    child = os.fork()
+    if child == 0:
+        memory[:] = 255
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not memory.any()

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
+from llmrun.kernels.filling import fill
 from llmrun.kernels.reference import dequantized
 from llmrun.kernels.rowwise import quantize_reference, rmsnorm_reference, swiglu_reference
 from llmrun.kernels.store import KernelName
-from llmrun.kernels.weights import fill, reserve
+from llmrun.kernels.weights import reserve
 from tests.support.kernel_runs import (
     FLOAT_TYPES,
     LEVELS_HERE,

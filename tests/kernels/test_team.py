@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from llmrun.errors import Cancelled, LlmrunError
 from llmrun.kernels import records
+from llmrun.kernels.filling import fill
 from llmrun.kernels.lowering import Lowered, lower
 from llmrun.kernels.plan import AttentionShape, Plan, Rope
 from llmrun.kernels.team import Team
-from llmrun.kernels.weights import Matrix, fill, reserve
+from llmrun.kernels.weights import Matrix, reserve
 from tests.support.kernel_runs import matrix_of
 
 WIDTH = 64

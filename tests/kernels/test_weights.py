@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from llmrun.errors import ModelFileError
 from llmrun.kernels import records
+from llmrun.kernels.filling import fill
 from llmrun.kernels.packed_types import PACKED_TYPES, WIDENED_TYPES, Scales
 from llmrun.kernels.reference import dequantized
-from llmrun.kernels.weights import SUPPORTED, Matrix, PackedLayout, PackedMatrix, fill, packing_kernels, reserve
+from llmrun.kernels.weights import SUPPORTED, Matrix, PackedLayout, PackedMatrix, packing_kernels, reserve
 from llmrun.quants.registry import BY_NAME
 from tests.support.kernel_runs import (
     FLOAT_TYPES,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llmrun.kernels import records, store
 from llmrun.kernels.arena import address_of, allocate, round_up
+from llmrun.kernels.filling import fill
 from llmrun.kernels.levels import (
     AVX2,
     AVX512_VNNI,
@@ -30,7 +31,7 @@ from llmrun.kernels.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.kernels.plan import AttentionShape, Plan, Rope, Value
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.team import Team
-from llmrun.kernels.weights import Matrix, fill, reserve
+from llmrun.kernels.weights import Matrix, reserve
 from llmrun.quants.registry import BY_NAME, WeightType
 from llmrun.settings import KV_TYPES
 from tests.support.blocks import put_halves, put_spread_half
