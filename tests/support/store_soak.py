@@ -28,7 +28,6 @@ from tests.support.gguf_files import tiny_llama
 
 _TIMEOUT_S = 300  # for eight first runs at once on a slow machine
 _VOCABULARY = 297  # of tiny_llama
-_PROCESSES = 8
 _DAMAGES = ("truncated", "emptied", "grown", "overwritten", "exchanged", "foreign", "folder", "litter")
 
 
@@ -161,20 +160,20 @@ class Soak:
 
     # --- many at once, and one that is killed -------------------------------------------------------------------------
 
-    def start_at_once(self, round_number: int) -> None:
-        """Eight first runs on a cache that does not exist."""
+    def start_at_once(self, round_number: int, processes: int = 8) -> None:
+        """First runs on a cache that does not exist."""
         cache = self._folder / "shared"
 
         def check() -> None:
-            processes = [self._start(cache) for _ in range(_PROCESSES)]
+            started = [self._start(cache) for _ in range(processes)]
             try:
-                for process in processes:
+                for process in started:
                     self._expect(_finished(process), most_notes=0)
             finally:
-                _end(processes)
+                _end(started)
             self._expect_sound(cache)
 
-        self.tally.judge(f"first runs of {_PROCESSES} processes at once", f"round {round_number}", check)
+        self.tally.judge(f"first runs of {processes} processes at once", f"round {round_number}", check)
         shutil.rmtree(cache, ignore_errors=True)
 
     def kill(self, seed: int, case: int) -> None:
@@ -207,16 +206,20 @@ class Soak:
                 self._expect(self._answer(cache, before), least_notes=1, most_notes=1)
 
             self.tally.judge(f"caches that cannot be written: {where}", "first run", check)
+        self.cannot_write_one_more()
+
+    def cannot_write_one_more(self) -> None:
+        """The disk is full, and one entry is missing."""
         with self._copy() as cache:
             missing = sorted((cache / "kernels").iterdir())[0]
             missing.unlink()
 
-            def check_full() -> None:
+            def check() -> None:
                 self._expect(self._answer(cache, _no_room), least_notes=1, most_notes=1)
                 if list((cache / "kernels").glob(".*")) or missing.exists():
                     raise Finding("a part of an entry was left behind")
 
-            self.tally.judge("caches that cannot be written: no room for one more", "", check_full)
+            self.tally.judge("caches that cannot be written: no room for one more", missing.name, check)
 
     # --- what is expected ---------------------------------------------------------------------------------------------
 
