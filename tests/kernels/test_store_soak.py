@@ -1,4 +1,4 @@
-"""A damaged or unwritable kernel cache costs one note and never a wrong answer: a little of what scripts/soak_store does."""
+"""A damaged or unwritable kernel cache costs one note and never a wrong answer: a little of scripts/soak_store."""
 
 from __future__ import annotations
 
