@@ -28,7 +28,7 @@ from llmrun.kernels.lowering import KV_BLOCK, Lowered, kv_shape, lower
 from llmrun.kernels.plan import AttentionShape, Plan, Rope
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.token_layout import SCRATCH_BYTES_PER_BYTE
-from llmrun.kernels.weights import Matrix
+from llmrun.kernels.weights import Matrix, PackedMatrix
 from llmrun.tokenizers import bpe, spm, tables
 from llmrun.tokenizers.registry import load_tokenizer
 from llmrun.tokenizers.text_tokenizer import longest_piece
@@ -82,7 +82,7 @@ def run_plans(memory: GuardedMemory) -> bytes:
     checksum = hashlib.sha256()
     for index, kind in enumerate(WEIGHT_TYPES):
         plan = _plan(kind, SHAPES[index % len(SHAPES)])
-        packed = {}
+        packed: dict[str, PackedMatrix] = {}
         for matrix in plan.matrices:
             _say(f"pack {matrix.kind}")
             packed |= weights.reserve([matrix])
@@ -123,7 +123,7 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
     wanted = np.unique([rows // 2, rows - 1]).astype(np.int32)
     table = memory.copy(np.arange(POSITIONS // KV_BLOCK, dtype=np.int32)[::-1])
     logits = memory.take(4 * len(wanted) * lowered.logits_width).view(np.float32)
-    lists = {
+    lists: dict[int, NDArray[np.generic]] = {
         records.STEP_TOKENS: np.arange(rows, dtype=np.int32) % 37,
         records.STEP_POSITIONS: positions,
         records.STEP_TABLES: np.full(rows, table.ctypes.data, np.int64),
