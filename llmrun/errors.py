@@ -15,6 +15,8 @@
     ├── TemplateRefused         9  the chat template is broken, too big or too slow
     └── Cancelled             130  Ctrl-C
 
+and one warning, of Python's `warnings`: KernelCacheWarning.
+
 An error is one sentence in the form ``what: which file or key: number seen, limit``; `hint` is the next command to
 try. `cli/messages.py` turns both into the lines the user reads.
 """
@@ -84,3 +86,7 @@ class Cancelled(LlmrunError):
     """A forward pass was stopped by `Backend.cancel()`; the rows of that batch are not in the KV cache."""
 
     exit_code = 130
+
+
+class KernelCacheWarning(UserWarning):
+    """Compiled kernels were damaged, or cannot be kept. It costs time, and nothing else."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from llmrun.cli.output import out
 from llmrun.cli.progress import HubReporter, show_loading
+from llmrun.errors import KernelCacheWarning
 
 if TYPE_CHECKING:
     from llmrun.engine.engine import Engine
@@ -58,23 +60,49 @@ def open_model(
         path = found.path
         name = found.entry.name if found.entry else path.stem
         catalogue = found.entry.sampling if found.entry else None
-    with Engine.open(
-        path,
-        backend=settings.backend,
-        context_size=settings.ctx_size,
-        threads=settings.threads,
-        kv_type=settings.kv_type,
-        gpu_layers=settings.gpu_layers,
-        chat_template=chat_template,
-        progress=show_loading,
-        explain=lambda words: out.detail(f"backend    {words}"),
-        meanwhile=meanwhile,
-    ) as engine:
+    with _warnings_as_notes():
+        engine = Engine.open(
+            path,
+            backend=settings.backend,
+            context_size=settings.ctx_size,
+            threads=settings.threads,
+            kv_type=settings.kv_type,
+            gpu_layers=settings.gpu_layers,
+            chat_template=chat_template,
+            progress=show_loading,
+            explain=lambda words: out.detail(f"backend    {words}"),
+            meanwhile=meanwhile,
+        )
+    with engine:
         out.clear_progress()
         if settings.gpu_layers not in ("auto", 0) and not engine.info.gpu_layers:
             out.note("no GPU runs any layer of this model (--gpu-layers): -v says which backend runs it, and why")
         _describe(engine)
         yield OpenModel(engine, name, default_sampling(engine.info.metadata, catalogue))
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """What the rooms below warn of, in the form that users know."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", KernelCacheWarning)
+        show = warnings.showwarning
+
+        def note(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, KernelCacheWarning):
+                out.note(str(message))
+            else:
+                show(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = note
+        yield
 
 
 def _describe(engine: Engine) -> None:

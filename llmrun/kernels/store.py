@@ -1,9 +1,7 @@
 """Kernels by name, without importing Numba: object files in a content-addressed cache, compiled on first use.
 
 The key covers everything the machine code depends on: the sources of the kernel's file and of the files it imports, its
-parameters, the versions of Python, Numba and llvmlite, and the target. An entry is the sha256 of key and object, then
-the object; it is checked before every load, because of 60 single-bit flips in a cached object 6 crashed and one gave
-wrong results.
+parameters, the versions of Python, Numba and llvmlite, and the target. cache.py keeps the objects on disk.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -29,13 +26,12 @@ from typing import IO, Any
 
 import llvmlite.binding as llvm
 
-from llmrun import settings
 from llmrun.errors import LlmrunError
+from llmrun.kernels.cache import KernelCache
 from llmrun.kernels.levels import Target, host_target
 
 _FOLDER = Path(__file__).parent
 _IMPORT = re.compile(r"^(?:from llmrun\.kernels\.(\w+) import|from llmrun\.kernels import (.+))", re.MULTILINE)
-_DIGEST_BYTES = 32
 
 Progress = Callable[[int, int], None]  # (kernels ready, kernels to compile)
 
@@ -112,17 +108,18 @@ def object_images(names: Sequence[KernelName], target: Target) -> dict[KernelNam
 
 
 def _images(names: Sequence[KernelName], target: Target, progress: Progress | None) -> dict[KernelName, bytes]:
+    cache = KernelCache()
     images: dict[KernelName, bytes] = {}
     for name in names:
-        image = _read(_key(name, target))
+        image = cache.read(_key(name, target))
         if image is not None:
             images[name] = image
     missing = [name for name in names if name not in images]
-    for done, (name, image) in enumerate(_compile(missing, target), 1):
+    for done, (name, image) in enumerate(_compile(missing, target, cache), 1):
         images[name] = image
-        _write(_key(name, target), image)
         if progress is not None:
             progress(done, len(missing))
+    cache.warn()
     return images
 
 
@@ -146,42 +143,7 @@ def _execution_engine() -> llvm.ExecutionEngine:
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
 
-# --- the cache on disk -------------------------------------------------------------------------------------------
-
-
-def _path(key: str) -> Path:
-    return settings.cache_folder() / "kernels" / f"{key}.o"
-
-
-def _digest(key: str, image: bytes) -> bytes:
-    return hashlib.sha256(key.encode() + image).digest()
-
-
-def _read(key: str) -> bytes | None:
-    """The object in a cache entry, or None when there is none that can be trusted."""
-    try:
-        entry = _path(key).read_bytes()
-    except OSError:
-        return None
-    digest, image = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
-    return image if _digest(key, image) == digest else None
-
-
-def _write(key: str, image: bytes) -> None:
-    """Keep an object, all or nothing. A folder that cannot be written costs the next start a compile, no more."""
-    path = _path(key)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            try:
-                file.write(_digest(key, image) + image)
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+# --- the key --------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -223,35 +185,65 @@ def _source_digest(module: str) -> str:
 # --- the compiler, in children ---------------------------------------------------------------------------------------
 
 
-def _compile(names: Sequence[KernelName], target: Target) -> Iterator[tuple[KernelName, bytes]]:
-    """Compile in as many children as there are cores; yields in order of completion."""
+def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) -> Iterator[tuple[KernelName, bytes]]:
+    """Compile in as many children as there are cores, and keep; yields in order of completion."""
     if not names:
         return
     n_children = min(len(names), os.cpu_count() or 1, 8)
-    children = [_Child(target) for _ in range(n_children)]
-    idle = list(children)
+    children = _Children(target)
+    given_up = threading.Event()
+
+    def compile_one(name: KernelName) -> tuple[KernelName, bytes]:
+        return name, cache.make(_key(name, target), lambda: children.compile(name), given_up)
+
     try:
         with ThreadPoolExecutor(n_children) as pool:
-            futures = [pool.submit(_compile_one, name, target, idle) for name in names]
+            futures = [pool.submit(compile_one, name) for name in names]
             try:
                 for future in as_completed(futures):
                     yield future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for child in children:
-                    child.kill()
+                children.kill()
+                given_up.set()
                 raise
     finally:
-        for child in children:
+        children.close()
+
+
+class _Children:
+    """As many compiler processes as there are threads that compile at once; none until there is something to do."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._all: list[_Child] = []
+        self._idle: list[_Child] = []
+        self._killed = False
+        self._lock = threading.Lock()
+
+    def compile(self, name: KernelName) -> bytes:
+        """The object file of a kernel. Raises KernelCompileError."""
+        with self._lock:
+            if self._killed:
+                raise KernelCompileError("compiling kernels was stopped")
+            if not self._idle:
+                self._idle.append(_Child(self._target))
+                self._all.append(self._idle[-1])
+            child = self._idle.pop()
+        try:
+            return child.compile(name, _symbol(name, self._target))
+        finally:
+            self._idle.append(child)
+
+    def kill(self) -> None:
+        with self._lock:
+            self._killed = True
+            for child in self._all:
+                child.kill()
+
+    def close(self) -> None:
+        for child in self._all:
             child.close()
-
-
-def _compile_one(name: KernelName, target: Target, idle: list[_Child]) -> tuple[KernelName, bytes]:
-    child = idle.pop()  # one thread a child, so there is always one; list.pop is atomic
-    try:
-        return name, child.compile(name, _symbol(name, target))
-    finally:
-        idle.append(child)
 
 
 class _Child:
@@ -269,16 +261,18 @@ class _Child:
             NUMBA_CPU_FEATURES=target.features if native else "",
             PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path),  # noqa: PTH109
         )
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         # -P: modules are searched where this process does, not also in the folder it happens to stand in.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "llmrun.kernels.compiler"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
+        self._errors = bytearray()  # not a file: there may be no room for one
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def compile(self, name: KernelName, symbol: str) -> bytes:
         request = {
@@ -309,6 +303,13 @@ class _Child:
             ) from RuntimeError(header["error"])
         return image
 
+    def _listen(self) -> None:
+        """What it says on stderr, so that it never waits for a reader."""
+        assert self._process.stderr is not None
+        with self._process.stderr as stderr:
+            for line in stderr:
+                self._errors += line
+
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -316,8 +317,8 @@ class _Child:
 
     def _last_words(self) -> str:
         self._process.wait()
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace").strip() or "the compiler process ended without a word"
+        self._listener.join()
+        return self._errors.decode(errors="replace").strip() or "the compiler process ended without a word"
 
     def kill(self) -> None:
         self._process.kill()
@@ -327,4 +328,4 @@ class _Child:
             with contextlib.suppress(BrokenPipeError):  # what was left to send, to a process that has ended
                 pipe.close()
         self._process.wait()
-        self._errors.close()
+        self._listener.join()

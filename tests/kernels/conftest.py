@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+_COMMAND = [sys.executable, "-m", "tests.support.compiled"]
 _compiling = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if not session.config.option.collectonly and any("tests/kernels/" in item.nodeid for item in session.items):
-        command = [sys.executable, "-m", "tests.support.compiled"]
-        root = session.config.rootpath
-        session.stash[_compiling] = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL)
+    first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"  # of the processes that share out the tests
+    if (
+        first
+        and not session.config.option.collectonly
+        and any("tests/kernels/" in item.nodeid for item in session.items)
+    ):
+        session.stash[_compiling] = subprocess.Popen(
+            [*_COMMAND, "--beside"], cwd=session.config.rootpath, stdin=subprocess.DEVNULL
+        )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -25,4 +32,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled(request: pytest.FixtureRequest) -> None:
-    assert request.session.stash[_compiling].wait() == 0
+    """The others compile what is left, and wait for what is being compiled."""
+    if _compiling in request.session.stash:
+        assert request.session.stash[_compiling].wait() == 0
+    subprocess.run(_COMMAND, cwd=request.config.rootpath, stdin=subprocess.DEVNULL, check=True)

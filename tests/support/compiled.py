@@ -1,4 +1,4 @@
-"""Every kernel the tests look at, compiled into their cache: `python -m tests.support.compiled`, beside other tests.
+"""Every kernel the tests look at, compiled into their cache: `python -m tests.support.compiled [--beside]` other tests.
 
 A minute of two processors: the suite's first minutes leave one idle most of the time.
 """
@@ -6,6 +6,7 @@ A minute of two processors: the suite's first minutes leave one idle most of the
 from __future__ import annotations
 
 import os
+import sys
 
 from llmrun.kernels.store import KernelName, object_images
 from tests.support.kernel_runs import ALL_KERNELS, LEVELS_HERE, TARGETS, target_of
@@ -32,6 +33,6 @@ def compile_all() -> None:
 
 
 if __name__ == "__main__":
-    if hasattr(os, "nice"):
+    if "--beside" in sys.argv[1:] and hasattr(os, "nice"):
         os.nice(10)
     compile_all()

@@ -1,0 +1,40 @@
+"""No kernel reads or writes outside its buffers: each runs with every buffer flush against a page without access."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.commands import ROOT
+from tests.support.guard_pages import ENDS
+from tests.support.kernel_runs import ALL_KERNELS, LEVELS_HERE
+
+
+def guarded_run(*arguments: str) -> tuple[int, list[str]]:
+    """Exit code, and the lines said: the kernels that ran, then checksums of all results."""
+    command = [sys.executable, "-m", "tests.support.guard_pages", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=300, check=False)
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+def test_every_kernel_keeps_to_its_buffers(level: str) -> None:
+    results = set()
+    for end in ENDS:
+        code, said = guarded_run(level, end)
+        assert code == 0, f"exit code {code} with the page at the {end} of the buffers, in: {said[-1]}"
+        results.add(said[-1])
+    assert len(results) == 1
+    families = {line.replace(".", " ").split()[0] for line in said}
+    assert families >= {name.module for name in ALL_KERNELS} - {"conduct"}  # threads and futexes: no buffers
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_kernel_that_leaves_its_buffer_is_named(end: str) -> None:
+    """Buffers that lack the last thing that is in them, or the first."""
+    code, said = guarded_run(LEVELS_HERE[0], end, "64")
+    assert code == -signal.SIGSEGV
+    assert said == ["pack q4_0"]

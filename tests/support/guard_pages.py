@@ -1,0 +1,242 @@
+"""Kernels on buffers that end, or begin, at a page nobody may touch: `python -m tests.support.guard_pages LEVEL END`.
+
+Each kernel's name is printed before it runs, and a checksum of all results at the end: a process that dies has said in
+which kernel. Buffers are as large as the engine makes them. What it promises: memory of weights, activations and the
+cache begins on a cache line, and each row or group of theirs is a whole number of cache lines; the lists of a step
+(tokens, positions, block tables, rotations, wanted rows) have the length of the step, to the byte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.gguf.reader import open_gguf
+from llmrun.kernels import lowering, records, weights
+from llmrun.kernels.arena import address_of
+from llmrun.kernels.lowering import KV_BLOCK, Lowered, kv_shape, lower
+from llmrun.kernels.plan import AttentionShape, Plan, Rope
+from llmrun.kernels.store import KernelName, load_kernels
+from llmrun.kernels.token_layout import SCRATCH_BYTES_PER_BYTE
+from llmrun.kernels.weights import Matrix, PackedMatrix
+from llmrun.tokenizers import bpe, spm, tables
+from llmrun.tokenizers.registry import load_tokenizer
+from llmrun.tokenizers.text_tokenizer import longest_piece
+from tests.support.gguf_files import tiny_spm_vocabulary, tiny_vocabulary, write_gguf
+from tests.support.kernel_runs import WEIGHT_TYPES, at_level, random_matrix, width
+
+ENDS = ("start", "end")
+SHAPES = (AttentionShape(1, 4, 2, 32), AttentionShape(1, 3, 3, 48), AttentionShape(1, 22, 2, 16))
+STEPS = (1, 3, 8, 17)  # rows: around the tiles of every level
+POSITIONS = 5 * KV_BLOCK  # more than a chunk of attention
+
+
+class GuardedMemory:
+    """Buffers between two pages without access, flush against the one at their `end` ("start" or "end"), of which
+    `missing` bytes are cut off there."""
+
+    def __init__(self, end: str, missing: int = 0) -> None:
+        self._at_end = end == "end"
+        self._shift = missing if self._at_end else -missing
+        self._regions: list[tuple[int, mmap.mmap]] = []
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def take(self, n_bytes: int, what: str = "") -> NDArray[np.uint8]:
+        """uint8[n_bytes] of zeros: a stand-in for arena.allocate."""
+        page = mmap.PAGESIZE
+        inner = max(1, -(-n_bytes // page)) * page
+        region = mmap.mmap(-1, inner + 2 * page)
+        whole = np.frombuffer(region, np.uint8)
+        for guard in (whole.ctypes.data, whole.ctypes.data + page + inner):
+            if self._libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        self._regions.append((whole.ctypes.data, region))
+        start = page + (inner - n_bytes if self._at_end else 0) + self._shift
+        return whole[start : start + n_bytes]
+
+    def copy(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
+        copied = self.take(array.nbytes).view(array.dtype).reshape(array.shape)
+        copied[...] = array
+        return copied
+
+    def address(self, array: NDArray[np.generic]) -> int:
+        """A stand-in for arena.address_of: of a guarded copy, for what kernels read and nobody has guarded. Words of
+        records and counters stay where they are: they are read again after they were changed."""
+        here = array.ctypes.data
+        inside = any(start <= here < start + len(region) for start, region in self._regions)
+        return here if inside or array.dtype == np.int64 else self.copy(array).ctypes.data
+
+
+def run_plans(memory: GuardedMemory) -> bytes:
+    """A layer of a model for each weight type and shape; returns a checksum of the logits."""
+    checksum = hashlib.sha256()
+    for index, kind in enumerate(WEIGHT_TYPES):
+        plan = _plan(kind, SHAPES[index % len(SHAPES)])
+        packed: dict[str, PackedMatrix] = {}
+        for matrix in plan.matrices:
+            _say(f"pack {matrix.kind}")
+            packed |= weights.reserve([matrix])
+            weights.fill({matrix.name: packed[matrix.name]}, 1)
+        kv = memory.take(int(np.prod(kv_shape(plan.attention_shape, POSITIONS // KV_BLOCK))))
+        kv = kv.reshape(kv_shape(plan.attention_shape, POSITIONS // KV_BLOCK))
+        for rows in (POSITIONS, *STEPS):  # the first fills the cache
+            lowered = lower(plan, packed, kv, max_rows=rows, n_threads=1)
+            lowered.link()
+            checksum.update(_run(memory, plan, lowered, rows).tobytes())
+    return checksum.digest()
+
+
+def _plan(kind: str, shape: AttentionShape) -> Plan:
+    """Widths that are no whole number of vectors where the type allows it."""
+    columns = width(kind, 96 if kind not in ("f32", "f16", "bf16") else 75)
+    heads, kv_heads = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    plan = Plan(shape, Rope(10_000.0 ** -(np.arange(shape.head_size // 2) / shape.head_size)))
+
+    def matrix(name: str, rows: int, columns: int, of: str = kind) -> Matrix:
+        return random_matrix(of, rows, columns, name=name)
+
+    norm = np.ones(columns, np.float32)
+    x = plan.embed(matrix("embedding", 37, columns))
+    h = plan.rmsnorm(x, norm, 1e-5)
+    q = plan.linear(h, matrix("q", heads, columns))
+    k, v = (plan.linear(h, matrix(name, kv_heads, columns)) for name in ("k", "v"))
+    plan.linear_add(plan.attention(q, k, v, 0), matrix("o", columns, heads, "f16"), to=x)
+    gate, up = (plan.linear(x, matrix(name, 101, columns)) for name in ("gate", "up"))
+    plan.linear_add(plan.swiglu(gate, up), matrix("down", columns, 101, "f32"), to=x)
+    plan.output(plan.rmsnorm_wanted(x, norm, 1e-5), matrix("output", 37, columns))
+    return plan
+
+
+def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDArray[np.generic]:
+    """The records one after the other in this thread; float32[1 or 2 wanted rows, padded vocabulary]."""
+    positions = np.arange(POSITIONS - rows, POSITIONS, dtype=np.int32)
+    wanted = np.unique([rows // 2, rows - 1]).astype(np.int32)
+    table = memory.copy(np.arange(POSITIONS // KV_BLOCK, dtype=np.int32)[::-1])
+    logits = memory.take(4 * len(wanted) * lowered.logits_width).view(np.float32)
+    lists: dict[int, NDArray[np.generic]] = {
+        records.STEP_TOKENS: np.arange(rows, dtype=np.int32) % 37,
+        records.STEP_POSITIONS: positions,
+        records.STEP_TABLES: np.full(rows, table.ctypes.data, np.int64),
+        records.STEP_WANTED_ROWS: wanted,
+        records.STEP_ROTATIONS: plan.rope.rotations(positions),
+    }
+    step = np.zeros(records.STEP_WORDS, np.int64)
+    for offset, value in lists.items():
+        step[offset // records.WORD] = memory.copy(value).ctypes.data
+    step[records.STEP_LOGITS // records.WORD] = logits.ctypes.data
+    step[records.STEP_ROWS // records.WORD] = rows
+    step[records.STEP_WANTED // records.WORD] = len(wanted)
+    step[records.STEP_REPLICATED // records.WORD] = int(rows == 1)
+    kernels = load_kernels(lowered.kernels)
+    for record, name in zip(lowered.records, lowered.kernels, strict=True):
+        _say(f"{name.module}.{name.function} {dict(name.parameters)}, {rows} rows")
+        kernels[name].run(address_of(record), address_of(step), 0, 1)
+    return logits
+
+
+# --- vocabularies -----------------------------------------------------------------------------------------------------
+
+
+class _GuardedVocabularyKernels:
+    """A stand-in for load_kernel: kernels on guarded copies of their arrays, which are written back afterwards."""
+
+    def __init__(self, memory: GuardedMemory) -> None:
+        self._memory = memory
+        self._n_symbols = 0  # of the tables built last; a look-up is not told
+
+    def load(self, module: str, function: str) -> Callable[..., None]:
+        name = KernelName.of(module, function)
+        kernel = load_kernels([name])[name]
+        sizes = {"token_table": self._table_sizes, "bpe_merge": self._bpe_sizes, "spm_merge": self._spm_sizes}[module]
+
+        def run(*words: int) -> None:
+            guarded = list(words)
+            copies = {}
+            for index, n_bytes in sizes(words).items():
+                copies[words[index]] = copy = self._memory.take(n_bytes)
+                guarded[index] = copy.ctypes.data
+                ctypes.memmove(guarded[index], words[index], n_bytes)
+            _say(f"{module}.{function}")
+            kernel(*guarded)
+            for original, copy in copies.items():
+                ctypes.memmove(original, copy.ctypes.data, copy.nbytes)
+
+        return run
+
+    # Bytes at each word that is an address, as the kernels' docstrings have them.
+
+    def _table_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        n_tokens, mask, queries, merges, pair_mask = (words[index] for index in (2, 4, 7, 11, 13))
+        self._n_symbols = n_tokens or self._n_symbols
+        texts = {0: 8 * self._n_symbols, 1: 8 * self._n_symbols, 3: 8 * (mask + 1)}
+        asked = {5: 8 * queries, 6: 8 * queries, 8: 4 * queries}
+        return texts | asked | {9: 8 * merges, 10: 8 * merges, 12: 16 * (pair_mask + 1), 14: 4 * merges, 15: 8}
+
+    def _bpe_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        sizes, text_bytes, longest = _text_sizes(words)
+        vocabulary = {6: 1024, 7: 16 * (words[8] + 1), 9: 4 * self._n_symbols, 10: 1024, 11: 8 * self._n_symbols}
+        vocabulary |= {12: 8 * self._n_symbols, 13: 8 * (words[14] + 1), 16: 1024}
+        outputs = {17: SCRATCH_BYTES_PER_BYTE * longest, 18: 4 * (2 * text_bytes + words[5]), 19: 8}
+        return sizes | vocabulary | outputs
+
+    def _spm_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        sizes, text_bytes, longest = _text_sizes(words)
+        vocabulary = {6: 8 * (words[7] + 1), 8: 8 * self._n_symbols, 9: 8 * self._n_symbols}
+        vocabulary |= {11: 4 * self._n_symbols, 12: 1024}
+        outputs = {13: SCRATCH_BYTES_PER_BYTE * longest, 14: 4 * (text_bytes + words[5]), 15: 8}
+        return sizes | vocabulary | outputs
+
+
+def _text_sizes(words: Sequence[int]) -> tuple[dict[int, int], int, int]:
+    """Of the first six words, which both merges share; bytes of the text, and of its longest piece."""
+    _, ends_address, n_pieces, _, _, n_inserts = words[:6]
+    ends = np.array((ctypes.c_int64 * n_pieces).from_address(ends_address), np.int64)
+    text_bytes = int(ends[-1]) if n_pieces else 0
+    sizes = {0: text_bytes, 1: 8 * n_pieces, 3: 8 * n_inserts, 4: 4 * n_inserts}
+    return sizes, text_bytes, longest_piece(ends)
+
+
+def run_tokenizers(memory: GuardedMemory) -> bytes:
+    """Both kinds of vocabulary on texts of every length around the short and the long way; a checksum of the ids."""
+    checksum = hashlib.sha256()
+    kernels = _GuardedVocabularyKernels(memory)
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        for module in (tables, bpe, spm):
+            stack.enter_context(mock.patch.object(module, "load_kernel", kernels.load))
+        for vocabulary in (tiny_vocabulary(), tiny_spm_vocabulary()):
+            metadata = {"general.architecture": "llama", **vocabulary.metadata()}
+            tokenizer = load_tokenizer(open_gguf(write_gguf(Path(folder) / "vocabulary.gguf", metadata, {})))
+            for text in ("", "a", "Hello", "Hello world é", "the " * 40, "x" * 300, "日本" * 20, "<|im_end|>a</s>"):
+                checksum.update(tokenizer.encode(text, add_special=True, parse_special=True).tobytes())
+    return checksum.digest()
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(words + "\n")
+    sys.stdout.flush()
+
+
+def main(level: str, end: str, missing: str = "0") -> None:
+    memory = GuardedMemory(end, int(missing))
+    with ExitStack() as stack:
+        stack.enter_context(at_level(level))
+        for module in (lowering, weights):
+            stack.enter_context(mock.patch.object(module, "allocate", memory.take))
+            stack.enter_context(mock.patch.object(module, "address_of", memory.address))
+        plans = run_plans(memory)
+        tokenizers = run_tokenizers(memory)
+    _say(f"{plans.hex()} {tokenizers.hex()}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
