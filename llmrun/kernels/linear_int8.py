@@ -38,7 +38,7 @@ WIDE_TILE = 8
 
 # How far ahead of a single row's product the weights are asked for. The planes of a group are several streams that end
 # and begin anew every 20 KB, which a processor's own prefetching follows late: 60,000 x 2,048 of Q4_0 and Q6_K on 2
-# threads, GB/s, where plain reading takes 48: without 26 and 33, 6 KB ahead 46 and 42, 8 KB 48 and 42, 12 KB 51 and 45.
+# threads, GB/s, where plain reading took 48: one block ahead 26 and 33, 6 KB 46 and 42, 8 KB 48 and 42, 12 KB 51 and 45.
 LEAD_BYTES = 10 << 10
 
 
