@@ -51,16 +51,16 @@ class CpuBackend:
         architecture = architecture_of(file)
         config = architecture.check(file)
         vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
-        self._plan = architecture.plan(file, config)
+        self.plan = architecture.plan(file, config)
         n_threads = threads or default_threads()
         context_size = context_size or min(config.train_context, DEFAULT_CONTEXT)
         blocks = max_sequences * -(-context_size // BLOCK)
-        shape = kv_shape(self._plan.attention_shape, blocks)
+        shape = kv_shape(self.plan.attention_shape, blocks)
         memory = allocate(shape[0] * shape[1] * shape[2], "KV cache").reshape(shape)
-        packed = reserve(self._plan.matrices)
-        self._lowered = lower(self._plan, packed, memory, max_rows=MAX_ROWS, n_threads=n_threads)
+        packed = reserve(self.plan.matrices)
+        self._lowered = lower(self.plan, packed, memory, max_rows=MAX_ROWS, n_threads=n_threads)
         # All at once, so that a first run compiles them side by side.
-        kernels = [*self._lowered.kernels, *packing_kernels(self._plan.matrices), *TEAM_KERNELS]
+        kernels = [*self._lowered.kernels, *packing_kernels(self.plan.matrices), *TEAM_KERNELS]
         load_kernels([*kernels, *vocabulary_kernels], _compile_progress(progress))
         self._lowered.link()
         self.tokenizer: Tokenizer = load_tokenizer(file)
@@ -109,7 +109,7 @@ class CpuBackend:
             positions,
             address_of(tables) + batch.seq[rows].astype(np.int64) * tables.strides[0],
             wanted,
-            self._plan.rope.rotations(positions),
+            self.plan.rope.rotations(positions),
             logits,
         )
 
