@@ -5,7 +5,7 @@
 
 Without a model it takes smollm2:135m; scripts/make_models.py writes larger ones. Each engine lives in a process of its
 own, so that peak memory is its own; they take turns, and what counts is the median of the rounds' ratios. Decode is
-without sampling, as llama-bench counts it, and stands beside the memory bandwidth read in the same round; prefill beside
+without sampling, as llama-bench counts it, and stands beside the memory bandwidth of the same rounds; prefill beside
 the most integer products this processor makes. --first-run also compiles every kernel anew. LLMRUN_CPU_LEVEL and
 LLAMA_CPP_LIB_PATH compare other builds. Run it on a quiet machine.
 """

@@ -53,5 +53,7 @@ class Machine:
         op[first : first + len(words)] = words
         with ThreadPoolExecutor(self._n_threads) as pool:
             started = time.perf_counter()
-            list(pool.map(lambda thread: kernel.run(address_of(op), 0, thread, self._n_threads), range(self._n_threads)))
+            list(
+                pool.map(lambda thread: kernel.run(address_of(op), 0, thread, self._n_threads), range(self._n_threads))
+            )
             return time.perf_counter() - started

@@ -111,11 +111,16 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def answer(facts: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     name, path, threads, context_size = sys.argv[1:]
     started = time.perf_counter()
     peer: Peer = {"llmrun": Llmrun, "llama.cpp": LlamaCpp}[name](Path(path), int(threads), int(context_size))
-    print(json.dumps({**peer.facts, "load_seconds": time.perf_counter() - started}), flush=True)
+    answer({**peer.facts, "load_seconds": time.perf_counter() - started})
     random = np.random.default_rng(0)
     for line in sys.stdin:
         question = json.loads(line)
@@ -124,8 +129,8 @@ def main() -> None:
         else:
             prompt = random.integers(10, peer.vocabulary_size - 10, max(16, question["depth"])).tolist()
             seconds = decode(peer, prompt, question["tokens"])
-        print(json.dumps({"seconds": seconds}), flush=True)
-    print(json.dumps({"peak_bytes": peak_bytes()}), flush=True)
+        answer({"seconds": seconds})
+    answer({"peak_bytes": peak_bytes()})
 
 
 if __name__ == "__main__":
