@@ -57,24 +57,24 @@ class CpuBackend:
         architecture = architecture_of(file)
         config = architecture.check(file)
         vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
-        self._plan = architecture.plan(file, config)
+        self.plan = architecture.plan(file, config)
         n_threads = threads or default_threads()
-        attention = self._plan.attention_shape
+        attention = self.plan.attention_shape
         kv_token = int(np.prod(kv_shape(attention, max_sequences, kv_type))) // BLOCK
         context_size = context_for(
             context_size,
             train_context=config.train_context,
             largest_default=LARGEST_DEFAULT,
-            needs=MemoryNeeds(packed_bytes(self._plan.matrices), kv_token, free_memory()),
+            needs=MemoryNeeds(packed_bytes(self.plan.matrices), kv_token, free_memory()),
             kv_type=kv_type,
             path=str(file.path),
         )
         shape = kv_shape(attention, max_sequences * -(-context_size // BLOCK), kv_type)
         memory = allocate(shape[0] * shape[1] * shape[2], "KV cache").reshape(shape)
-        packed = reserve(self._plan.matrices)
-        self._lowered = lower(self._plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
+        packed = reserve(self.plan.matrices)
+        self._lowered = lower(self.plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
         # All at once, so that a first run compiles them side by side.
-        kernels = [*self._lowered.kernels, *packing_kernels(self._plan.matrices), *TEAM_KERNELS]
+        kernels = [*self._lowered.kernels, *packing_kernels(self.plan.matrices), *TEAM_KERNELS]
         load_kernels([*kernels, *vocabulary_kernels], _compile_progress(progress))
         self._lowered.link()
         with filling(packed, n_threads) as weights:
@@ -127,7 +127,7 @@ class CpuBackend:
             positions,
             address_of(tables) + batch.seq[rows].astype(np.int64) * tables.strides[0],
             wanted,
-            self._plan.rope.rotations(positions),
+            self.plan.rope.rotations(positions),
             logits,
         )
 

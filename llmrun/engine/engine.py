@@ -96,8 +96,8 @@ class Engine:
 
         `chat_template` is Jinja source (not a path). `progress(what, fraction)` is told of loading and of
         kernels being compiled, `explain(words)` why "auto" chose the backend it did; `gpu_layers` is a number,
-        "all" or "auto", `kv_type` "f16" or "q8_0"; `meanwhile` may be called while weights are read, when other work costs
-        no time. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
+        "all" or "auto", `kv_type` "f16" or "q8_0"; `meanwhile` may be called while weights are read, when other work
+        costs no time. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
         """
         from llmrun.backends.select import open_backend
 

@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from llmrun.kernels import simd
 from llmrun.kernels.packed_types import PackedType
-from llmrun.kernels.simd import I8, I8X64, I16, I32, I32X16, call, constant
+from llmrun.kernels.simd import I8, I16, I32, I32X16, call, constant
 
 _VNNI = ("avx512vnni", "avxvnni")
 _I32X8, _I16X16, _I8X32 = ir.VectorType(I32, 8), ir.VectorType(I16, 16), ir.VectorType(I8, 32)
@@ -44,96 +44,135 @@ def emit_dots(
     starts       <16 x i32> for each sub-block
     """
     per_sub = len(weights) // len(starts)
-    return [
-        _EMITTERS[level](
-            builder,
-            packed,
-            weights[sub * per_sub : (sub + 1) * per_sub],
-            activations[sub * per_sub : (sub + 1) * per_sub],
-            start,
-        )
-        for sub, start in enumerate(starts)
-    ]
+    found = []
+    for sub, start in enumerate(starts):
+        # Two chains halve the latency; integers do not mind the order.
+        chains = [new_sum(builder, level, packed, start), new_sum(builder, level, packed, constant(I32X16, 0))]
+        if level != "avx512vnni":
+            chains = chains[:1] * 2
+        for index in range(sub * per_sub, (sub + 1) * per_sub):
+            chains[index & 1].add(weights[index], spread(builder, level, activations[index]))
+        totals = [chain.total() for chain in dict.fromkeys(chains)]
+        found.append(_emit_sum(builder, totals))
+    return found
 
 
-def _emit_avx512(builder: Any, packed: PackedType, weights: list[Any], activations: list[Any], start: Any) -> Any:
-    """Two chains of `vpdpbusd` halve the latency; integers do not mind the order."""
-    chains = [start, constant(I32X16, 0)]
-    for index, (weight, activation) in enumerate(zip(weights, activations, strict=True)):
-        spread = builder.bitcast(simd.emit_splat(builder, activation), I8X64)
-        chain = chains[index & 1]
-        chains[index & 1] = call(builder, "llvm.x86.avx512.vpdpbusd.512", I32X16, [chain, weight, spread])
-    return builder.add(*chains)
+def spread(builder: Any, level: str, activation: Any) -> Any:
+    """4 columns of activations, an i32, for every output of one vector of the level."""
+    return builder.bitcast(simd.emit_splat(builder, activation, _WIDTHS[level] // 4), ir.VectorType(I8, _WIDTHS[level]))
 
 
-def _emit_avxvnni(builder: Any, packed: PackedType, weights: list[Any], activations: list[Any], start: Any) -> Any:
-    halves = [simd.emit_part(builder, start, index, 2) for index in range(2)]
-    for weight, activation in zip(weights, activations, strict=True):
-        spread = builder.bitcast(simd.emit_splat(builder, activation, 8), _I8X32)
-        for index in range(2):
-            part = simd.emit_part(builder, weight, index, 2)
-            halves[index] = call(builder, "llvm.x86.avx512.vpdpbusd.256", _I32X8, [halves[index], part, spread])
-    return simd.emit_join(builder, halves)
+def new_sum(builder: Any, level: str, packed: PackedType, start: Any) -> Sum:
+    """A sum of 16 outputs that begins at `start`, <16 x i32>."""
+    return _SUMS[level](builder, packed, start)
 
 
-def _emit_avx2(builder: Any, packed: PackedType, weights: list[Any], activations: list[Any], start: Any) -> Any:
+class Sum:
+    """A growing integer dot product of 16 outputs, held as vectors of the level."""
+
+    parts = 1
+
+    def __init__(self, builder: Any, packed: PackedType, start: Any) -> None:
+        self._builder, self._packed = builder, packed
+        self._sums = _split(builder, start, self.parts)
+
+    def add(self, weight: Any, activations: Any) -> None:
+        """weight <64 x i8>: 4 columns of 16 outputs; activations from `spread`."""
+        for index, part in enumerate(_split(self._builder, weight, self.parts)):
+            self._sums[index] = self._emit(self._sums[index], part, activations)
+
+    def total(self) -> Any:
+        """<16 x i32>"""
+        sums = self._sums
+        while len(sums) > 1:
+            sums = [simd.emit_join(self._builder, sums[index : index + 2]) for index in range(0, len(sums), 2)]
+        return sums[0]
+
+    def _emit(self, total: Any, weight: Any, activations: Any) -> Any:
+        raise NotImplementedError
+
+
+class _Avx512(Sum):
+    def _emit(self, total: Any, weight: Any, activations: Any) -> Any:
+        return call(self._builder, "llvm.x86.avx512.vpdpbusd.512", I32X16, [total, weight, activations])
+
+
+class _AvxVnni(Sum):
+    parts = 2
+
+    def _emit(self, total: Any, weight: Any, activations: Any) -> Any:
+        return call(self._builder, "llvm.x86.avx512.vpdpbusd.256", _I32X8, [total, weight, activations])
+
+
+class _Avx2(Sum):
     """`pmaddubsw` adds two products in 16 bits and saturates: signed bytes go in as magnitudes, their signs given to
     the activations. As many as cannot overflow are added there, before `pmaddwd` widens them."""
-    largest = 128 if packed.is_signed else (1 << packed.bits) - 1
-    together = min(len(weights), _LARGEST_I16 // (2 * largest * _ACTIVATION))
-    ones = constant(_I16X16, 1)
-    halves = []
-    for index in range(2):
-        total = simd.emit_part(builder, start, index, 2)
-        for first in range(0, len(weights), together):
-            pairs = [
-                _emit_pairs(builder, packed, simd.emit_part(builder, weight, index, 2), activation)
-                for weight, activation in zip(
-                    weights[first : first + together], activations[first : first + together], strict=True
-                )
-            ]
-            wide = call(builder, "llvm.x86.avx2.pmadd.wd", _I32X8, [_emit_sum(builder, pairs), ones])
-            total = builder.add(total, wide)
-        halves.append(total)
-    return simd.emit_join(builder, halves)
+
+    parts = 2
+
+    def __init__(self, builder: Any, packed: PackedType, start: Any) -> None:
+        super().__init__(builder, packed, start)
+        largest = 128 if packed.is_signed else (1 << packed.bits) - 1
+        self._together = _LARGEST_I16 // (2 * largest * _ACTIVATION)
+        self._narrow: list[Any] = []  # sums in 16 bits, <16 x i16> for each part
+        self._count = 0  # added in 16 bits
+
+    def add(self, weight: Any, activations: Any) -> None:
+        pairs = [self._emit_pairs(part, activations) for part in _split(self._builder, weight, self.parts)]
+        if self._count:
+            pairs = [self._builder.add(*both) for both in zip(self._narrow, pairs, strict=True)]
+        self._narrow = pairs
+        self._count += 1
+        if self._count == self._together:
+            self._widen()
+
+    def total(self) -> Any:
+        self._widen()
+        return super().total()
+
+    def _widen(self) -> None:
+        for index in range(self.parts if self._count else 0):
+            wide = call(self._builder, "llvm.x86.avx2.pmadd.wd", _I32X8, [self._narrow[index], constant(_I16X16, 1)])
+            self._sums[index] = self._builder.add(self._sums[index], wide)
+        self._count = 0
+
+    def _emit_pairs(self, weight: Any, activations: Any) -> Any:
+        """<16 x i16>: products of 32 bytes, added in twos."""
+        builder = self._builder
+        if self._packed.is_signed:
+            activations = call(builder, "llvm.x86.avx2.psign.b", _I8X32, [activations, weight])
+            negative = builder.sub(constant(_I8X32, 0), weight)
+            weight = builder.select(builder.icmp_signed("<", weight, constant(_I8X32, 0)), negative, weight)
+        return call(builder, "llvm.x86.avx2.pmadd.ub.sw", _I16X16, [weight, activations])
 
 
-def _emit_pairs(builder: Any, packed: PackedType, weight: Any, activation: Any) -> Any:
-    """<16 x i16>: products of 32 bytes, added in twos."""
-    spread = builder.bitcast(simd.emit_splat(builder, activation, 8), _I8X32)
-    if packed.is_signed:
-        spread = call(builder, "llvm.x86.avx2.psign.b", _I8X32, [spread, weight])
-        negative = builder.sub(constant(_I8X32, 0), weight)
-        weight = builder.select(builder.icmp_signed("<", weight, constant(_I8X32, 0)), negative, weight)
-    return call(builder, "llvm.x86.avx2.pmadd.ub.sw", _I16X16, [weight, spread])
+class _NeonDot(Sum):
+    parts = 4
+
+    def _emit(self, total: Any, weight: Any, activations: Any) -> Any:
+        return call(self._builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", _I32X4, [total, weight, activations])
 
 
-def _emit_neon(builder: Any, packed: PackedType, weights: list[Any], activations: list[Any], start: Any) -> Any:
-    quarters = [simd.emit_part(builder, start, index, 4) for index in range(4)]
-    for weight, activation in zip(weights, activations, strict=True):
-        spread = builder.bitcast(simd.emit_splat(builder, activation, 4), _I8X16)
-        for index in range(4):
-            part = simd.emit_part(builder, weight, index, 4)
-            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-            quarters[index] = call(builder, name, _I32X4, [quarters[index], part, spread])
-    return simd.emit_join(builder, [simd.emit_join(builder, quarters[:2]), simd.emit_join(builder, quarters[2:])])
-
-
-def _emit_portable(builder: Any, packed: PackedType, weights: list[Any], activations: list[Any], start: Any) -> Any:
+class _Portable(Sum):
     """Through 16-bit lanes: even and odd bytes widen apart, so that LLVM finds `pmaddwd` and nothing saturates."""
-    for weight, activation in zip(weights, activations, strict=True):
-        spread = builder.bitcast(simd.emit_splat(builder, activation), I8X64)
+
+    def _emit(self, total: Any, weight: Any, activations: Any) -> Any:
+        builder = self._builder
         for first in (0, 2):
             lanes = [4 * lane + first + offset for lane in range(16) for offset in (0, 1)]
             mask, wide = ir.Constant(ir.VectorType(I32, 32), lanes), ir.VectorType(I32, 32)
             w = builder.sext(builder.shuffle_vector(weight, weight, mask), wide)
-            x = builder.sext(builder.shuffle_vector(spread, spread, mask), wide)
+            x = builder.sext(builder.shuffle_vector(activations, activations, mask), wide)
             product = builder.mul(w, x)
             even = ir.Constant(I32X16, list(range(0, 32, 2)))
             odd = ir.Constant(I32X16, list(range(1, 32, 2)))
             evens = builder.shuffle_vector(product, product, even)
-            start = builder.add(start, builder.add(evens, builder.shuffle_vector(product, product, odd)))
-    return start
+            total = builder.add(total, builder.add(evens, builder.shuffle_vector(product, product, odd)))
+        return total
+
+
+def _split(builder: Any, vector: Any, parts: int) -> list[Any]:
+    return [simd.emit_part(builder, vector, index, parts) for index in range(parts)] if parts > 1 else [vector]
 
 
 def _emit_sum(builder: Any, values: list[Any]) -> Any:
@@ -143,10 +182,17 @@ def _emit_sum(builder: Any, values: list[Any]) -> Any:
     return total
 
 
-_EMITTERS = {
-    "avx512vnni": _emit_avx512,
-    "avxvnni": _emit_avxvnni,
-    "avx2": _emit_avx2,
-    "neondot": _emit_neon,
-    "portable": _emit_portable,
+_SUMS: dict[str, type[Sum]] = {
+    "avx512vnni": _Avx512,
+    "avxvnni": _AvxVnni,
+    "avx2": _Avx2,
+    "neondot": _NeonDot,
+    "portable": _Portable,
 }
+_WIDTHS = {
+    "avx512vnni": 64,
+    "avxvnni": 32,
+    "avx2": 32,
+    "neondot": 16,
+    "portable": 64,
+}  # bytes of a vector of activations

@@ -8,18 +8,19 @@ the tile nor on the thread that computes it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from llmrun.kernels import records, simd, unpack
-from llmrun.kernels.compiler import kernel, kernel_family
-from llmrun.kernels.dots import bias_of, emit_dots
+from llmrun.kernels.activations import Activations, emit_starts, emit_sums
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.dots import emit_dots
+from llmrun.kernels.linear_tiles import tile, unpacking
 from llmrun.kernels.memory import load_i64
 from llmrun.kernels.packed_types import PACKED_TYPES, PackedType
+from llmrun.kernels.tile_shapes import tile_shape
 from llmrun.kernels.work import PRIVATE_INPUT, claim, n_rows, private_row
 
 if TYPE_CHECKING:
@@ -31,47 +32,120 @@ A_WEIGHTS, A_GROUPS, A_BLOCKS, A_GROUP_BYTES = (ARG + 8 * i for i in range(4))
 A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES = (ARG + 8 * i for i in range(4, 9))
 A_X, A_X_STRIDE, A_SCALES, A_OFFSETS, A_SUMS, A_HALF_SUMS, A_SCALE_STRIDE = (ARG + 8 * i for i in range(9, 16))
 A_Y, A_Y_STRIDE, A_ADD, A_CHUNK, A_LOGITS = (ARG + 8 * i for i in range(16, 21))
-
-# A tile of 16 outputs x 8 rows keeps 8 accumulators, 8 unpacked weight vectors and 8 partial sums in 32 registers.
-# 4 rows did as well, 12 and more spilled. Where vectors are 32 bytes and registers 16, smaller tiles do better.
-WIDE_TILE = 8
+A_PANELS, A_PANELS_STRIDE = (ARG + 8 * i for i in range(21, 23))
 
 # How far ahead of a single row's product the weights are asked for. The planes of a group are several streams that end
 # and begin anew every 20 KB, which a processor's own prefetching follows late: 60,000 x 2,048 of Q4_0 and Q6_K on 2
-# threads, GB/s, where plain reading takes 48: without 26 and 33, 6 KB ahead 46 and 42, 8 KB 48 and 42, 12 KB 51 and 45.
+# threads, GB/s, where plain reading took 48: one block ahead 26 and 33, 6 KB 46 and 42, 8 KB 48 and 42, 12 KB 51 and
+# 45.
 LEAD_BYTES = 10 << 10
+
+
+# From so many rows on weights are unpacked for all of them. 60,000 x 2,048 of Q4_0, G products/s on 2 threads, by the
+# row and unpacked: 12 rows 284 and 255, 16 rows 351 and 350, 20 rows 358 and 399, 32 rows 374 and 480.
+MANY_ROWS = 16
 
 
 @kernel_family
 def linear(level: str, weight: str) -> Callable[..., None]:
     """`weight`: a name of PACKED_TYPES."""
     packed = PACKED_TYPES[weight]
-    wide = WIDE_TILE if level == "avx512vnni" else 2
-    many_zero, many_block, many_store = _tile(level, packed, wide)
-    one_zero, one_block, one_store = _tile(level, packed, 1)
+    groups, tile_rows = tile_shape(level)
+    unpack_block = unpacking(level, packed)
+    tile_zero, tile_block, tile_store = tile(level, packed, groups, tile_rows)
+    row_zero, row_block, row_store = _one_row(level, packed)
     prefetch = _prefetch(packed)
     lead_blocks = max(1, LEAD_BYTES // packed.block_bytes)
+    panel_block = packed.panel_block_bytes
 
-    @kernel
-    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        rows = n_rows(op, step)
-        n_groups = load_i64(op + A_GROUPS)
+    @inline_function
+    def unpack_group(op: Any, group: Any, panel: Any) -> Any:
+        base = load_i64(op + A_WEIGHTS) + group * load_i64(op + A_GROUP_BYTES)
+        mins, values = base + load_i64(op + A_MINS), base + load_i64(op + A_VALUES)
+        upper_scales, upper_mins = base + load_i64(op + A_UPPER_SCALES), base + load_i64(op + A_UPPER_MINS)
+        more_values = base + load_i64(op + A_MORE_VALUES)
+        for block in range(load_i64(op + A_BLOCKS)):
+            to = panel + block * panel_block
+            unpack_block(block, base, mins, upper_scales, upper_mins, values, more_values, to)
+
+    @inline_function
+    def multiply_row(op: Any, group: Any, next_group: Any, row: Any, first: Any, y: Any) -> Any:
+        """One row times one group; asks for weights of `next_group` towards the end."""
         n_blocks = load_i64(op + A_BLOCKS)
-        lead = min(lead_blocks, n_blocks)
         group_bytes = load_i64(op + A_GROUP_BYTES)
-        x_stride = load_i64(op + A_X_STRIDE)
-        scale_stride = load_i64(op + A_SCALE_STRIDE)
-        first = private_row(op, step, thread, PRIVATE_INPUT)
-        x0 = load_i64(op + A_X) + first * x_stride
-        scales0 = load_i64(op + A_SCALES) + first * scale_stride
-        offsets0 = load_i64(op + A_OFFSETS) + first * scale_stride
-        sums0 = load_i64(op + A_SUMS) + first * scale_stride
-        half_sums0 = load_i64(op + A_HALF_SUMS) + first * 2 * scale_stride
+        base = load_i64(op + A_WEIGHTS) + group * group_bytes
+        mins, values = base + load_i64(op + A_MINS), base + load_i64(op + A_VALUES)
+        upper_scales, upper_mins = base + load_i64(op + A_UPPER_SCALES), base + load_i64(op + A_UPPER_MINS)
+        more_values = base + load_i64(op + A_MORE_VALUES)
+        at = (first + row) * load_i64(op + A_SCALE_STRIDE)
+        x = load_i64(op + A_X) + (first + row) * load_i64(op + A_X_STRIDE)
+        scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
+        sums, half_sums = load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
+        lead = min(lead_blocks, n_blocks)
+        total = row_zero()
+        for block in range(n_blocks):
+            ahead = block + lead
+            shift = 0
+            if ahead >= n_blocks:
+                ahead -= n_blocks
+                shift = (next_group - group) * group_bytes
+            prefetch(ahead, base + shift, mins + shift, values + shift, more_values + shift)
+            total = row_block(
+                *(total, block, base, mins, upper_scales, upper_mins, values, more_values),
+                *(x, scales, offsets, sums, half_sums),
+            )
+        row_store(total, y + row * load_i64(op + A_Y_STRIDE) + 64 * group, load_i64(op + A_ADD))
+
+    @inline_function
+    def multiply_tile(op: Any, panel: Any, panel_bytes: Any, row: Any, group: Any, n_here: Any, y: Any) -> Any:
+        """A tile of rows from `row` on times the panels of the groups from `group` on, of which `n_here` exist."""
+        x_stride, scale_stride = load_i64(op + A_X_STRIDE), load_i64(op + A_SCALE_STRIDE)
+        x = load_i64(op + A_X) + row * x_stride
+        at = row * scale_stride
+        scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
+        sums, half_sums = load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
+        totals = tile_zero()
+        for block in range(load_i64(op + A_BLOCKS)):
+            totals = tile_block(
+                *(totals, block, panel + block * panel_block, panel_bytes),
+                *(x, scales, offsets, sums, half_sums, x_stride, scale_stride),
+            )
         y_stride = load_i64(op + A_Y_STRIDE)
-        y0 = load_i64(op + A_Y)
-        if load_i64(op + A_LOGITS) != 0:
-            y0 = load_i64(step + records.STEP_LOGITS)
-        added = load_i64(op + A_ADD)
+        for index in range(n_here):
+            to = y + row * y_stride + 64 * (group + index)
+            tile_store(totals, index, to, y_stride, load_i64(op + A_ADD))
+
+    @inline_function
+    def ask_for(op: Any, group: Any, part: Any, n_parts: Any) -> Any:
+        """Ask for one of the equal parts of a claim's weights, if there is such a claim."""
+        n_lines = min(groups, load_i64(op + A_GROUPS) - group) * load_i64(op + A_GROUP_BYTES) // 64
+        first = load_i64(op + A_WEIGHTS) + group * load_i64(op + A_GROUP_BYTES)
+        for line in range(part * n_lines // n_parts, (part + 1) * n_lines // n_parts):
+            simd.prefetch_line(first + 64 * line)
+
+    @inline_function
+    def multiply_many(op: Any, rows: Any, thread: Any, y: Any) -> Any:
+        n_groups = load_i64(op + A_GROUPS)
+        n_tiles = rows // tile_rows
+        panel_bytes = load_i64(op + A_BLOCKS) * panel_block
+        panel = load_i64(op + A_PANELS) + thread * load_i64(op + A_PANELS_STRIDE)
+        group = claim(op) * groups
+        while group < n_groups:
+            next_group = claim(op) * groups
+            n_here = min(groups, n_groups - group)
+            for index in range(n_here):
+                unpack_group(op, group + index, panel + index * panel_bytes)
+            for number in range(n_tiles):
+                ask_for(op, next_group, number, n_tiles)
+                multiply_tile(op, panel, panel_bytes, number * tile_rows, group, n_here, y)
+            for row in range(n_tiles * tile_rows, rows):
+                for index in range(n_here):
+                    multiply_row(op, group + index, group + index, row, 0, y)
+            group = next_group
+
+    @inline_function
+    def multiply_few(op: Any, rows: Any, first: Any, y: Any) -> Any:
+        n_groups = load_i64(op + A_GROUPS)
         chunk = load_i64(op + A_CHUNK)
         start = claim(op) * chunk
         while start < n_groups:
@@ -80,76 +154,42 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             next_start = claim(op) * chunk
             end = min(start + chunk, n_groups)
             for group in range(start, end):
-                base = load_i64(op + A_WEIGHTS) + group * group_bytes
-                to_next = group_bytes
-                if group + 1 == end:
-                    to_next = (next_start - group) * group_bytes
-                mins = base + load_i64(op + A_MINS)
-                upper_scales = base + load_i64(op + A_UPPER_SCALES)
-                upper_mins = base + load_i64(op + A_UPPER_MINS)
-                values = base + load_i64(op + A_VALUES)
-                more_values = base + load_i64(op + A_MORE_VALUES)
-                row = 0
-                while row + wide <= rows:
-                    tile = many_zero()
-                    x = x0 + row * x_stride
-                    at = row * scale_stride
-                    for block in range(n_blocks):
-                        tile = many_block(
-                            *(tile, block, base, mins, upper_scales, upper_mins, values, more_values),
-                            *(x, scales0 + at, offsets0 + at, sums0 + at, half_sums0 + 2 * at, x_stride, scale_stride),
-                        )
-                    many_store(tile, y0 + row * y_stride + 64 * group, y_stride, added)
-                    row += wide
-                while row < rows:
-                    tile1 = one_zero()
-                    x = x0 + row * x_stride
-                    at = row * scale_stride
-                    for block in range(n_blocks):
-                        ahead = block + lead
-                        shift = 0
-                        if ahead >= n_blocks:
-                            ahead -= n_blocks
-                            shift = to_next
-                        prefetch(ahead, base + shift, mins + shift, values + shift, more_values + shift)
-                        tile1 = one_block(
-                            *(tile1, block, base, mins, upper_scales, upper_mins, values, more_values),
-                            *(x, scales0 + at, offsets0 + at, sums0 + at, half_sums0 + 2 * at, x_stride, scale_stride),
-                        )
-                    one_store(tile1, y0 + row * y_stride + 64 * group, y_stride, added)
-                    row += 1
+                next_group = group + 1
+                if next_group == end:
+                    next_group = next_start
+                for row in range(rows):
+                    multiply_row(op, group, next_group, row, first, y)
             start = next_start
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        y = load_i64(op + A_Y)
+        if load_i64(op + A_LOGITS) != 0:
+            y = load_i64(step + records.STEP_LOGITS)
+        if rows < MANY_ROWS:
+            multiply_few(op, rows, private_row(op, step, thread, PRIVATE_INPUT), y)
+        else:
+            multiply_many(op, rows, thread, y)
 
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class _Activations:
-    """Addresses (LLVM i64) of what one row brings to a block of 32 columns."""
-
-    integers: Any
-    scale: Any
-    offset: Any
-    sum: Any
-    half_sums: Any
-
-
-def _tile(level: str, packed: PackedType, rows: int) -> tuple[Any, Any, Any]:
-    """(zero, block, store) for a tile of 16 outputs x `rows` rows held in registers."""
-    tile = simd.tile_type(rows)
-    word = types.int64
+def _one_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
+    """(zero, block, store) for 16 outputs of one row, straight from the planes."""
+    word, vector = types.int64, simd.f32x16
 
     @intrinsic
     def zero(typingctx: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return ir.Constant(tile.llvm_type, [simd.constant(simd.F32X16, 0.0)] * rows)
+            return simd.constant(simd.F32X16, 0.0)
 
-        return tile(), codegen
+        return vector(), codegen
 
     @intrinsic
     def block(
         typingctx: Any,
-        accumulators: Any,
+        total: Any,
         number: Any,
         scales: Any,
         mins: Any,
@@ -162,52 +202,27 @@ def _tile(level: str, packed: PackedType, rows: int) -> tuple[Any, Any, Any]:
         x_offsets: Any,
         x_sums: Any,
         x_half_sums: Any,
-        x_stride: Any,
-        scale_stride: Any,
     ) -> Any:
-        """Add one block of 32 columns to every accumulator."""
+        """total + one block of 32 columns."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            accumulators, number, *addresses = args
-            planes = unpack.Planes(*addresses[:6])
-            x, x_scales, x_offsets, x_sums, x_half_sums, x_stride, scale_stride = addresses[6:]
-            weights = unpack.emit_weights(builder, level, packed, planes, number)
-            scales = unpack.emit_scales(builder, level, packed, planes, number)
-            mins = unpack.emit_mins(builder, level, packed, planes, number)
+            total, number, *addresses = args
+            planes, row = unpack.Planes(*addresses[:6]), addresses[6:]
+            x = Activations.of_row(builder, row, number, 0, simd.I64(0), simd.I64(0))
+            return _emit_block(builder, level, packed, total, planes, number, x)
 
-            def at(address: Any, stride: Any, row: int, n_bytes: int) -> Any:
-                of_row = builder.add(address, builder.mul(stride, simd.I64(row)))
-                return builder.add(of_row, builder.mul(number, simd.I64(n_bytes)))
-
-            for row in range(rows):
-                activations = _Activations(
-                    at(x, x_stride, row, 32),
-                    at(x_scales, scale_stride, row, 4),
-                    at(x_offsets, scale_stride, row, 4),
-                    at(x_sums, scale_stride, row, 4),
-                    at(x_half_sums, builder.mul(scale_stride, simd.I64(2)), row, 8),
-                )
-                total = builder.extract_value(accumulators, row)
-                total = _emit_row(builder, level, packed, total, weights, scales, mins, activations)
-                accumulators = builder.insert_value(accumulators, total, row)
-            return accumulators
-
-        return tile(tile, *[word] * 14), codegen
+        return vector(vector, *[word] * 12), codegen
 
     @intrinsic
-    def store(typingctx: Any, accumulators: Any, y: Any, y_stride: Any, added: Any) -> Any:
-        """Write the tile; with `added`, onto what is there."""
+    def store(typingctx: Any, total: Any, y: Any, added: Any) -> Any:
+        """Write 16 outputs; with `added`, onto what is there."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            accumulators, y, y_stride, added = args
-            adds = builder.icmp_signed("!=", added, simd.I64(0))
-            for row in range(rows):
-                address = builder.add(y, builder.mul(y_stride, simd.I64(row)))
-                value = builder.extract_value(accumulators, row)
-                simd.emit_store_or_add(builder, address, value, adds)
+            total, y, added = args
+            simd.emit_store_or_add(builder, y, total, builder.icmp_signed("!=", added, simd.I64(0)))
             return context.get_dummy_value()
 
-        return types.void(tile, word, word, word), codegen
+        return types.void(vector, word, word), codegen
 
     return zero, block, store
 
@@ -227,56 +242,26 @@ def _prefetch(packed: PackedType) -> Any:
     return prefetch
 
 
-def _emit_row(
-    builder: Any,
-    level: str,
-    packed: PackedType,
-    total: Any,
-    weights: list[Any],
-    scales: list[Any],
-    mins: list[Any],
-    x: _Activations,
+def _emit_block(
+    builder: Any, level: str, packed: PackedType, total: Any, planes: unpack.Planes, number: Any, x: Activations
 ) -> Any:
     """total + one block of one row. The order of these floating-point operations is that of `linear_reference`."""
-    fours = [
-        simd.emit_load(builder, simd.emit_offset(builder, x.integers, 4 * j), simd.I32, 4) for j in range(len(weights))
-    ]
-    starts = _emit_starts(builder, level, packed, x)
-    dots = [builder.sitofp(dot, simd.F32X16) for dot in emit_dots(builder, level, packed, weights, fours, starts)]
-    x_scale = simd.emit_load(builder, x.scale, simd.F32, 4)
+    weights = unpack.emit_weights(builder, level, packed, planes, number)
+    scales = unpack.emit_scales(builder, level, packed, planes, number)
+    mins = unpack.emit_mins(builder, level, packed, planes, number)
+    columns = [x.load_columns(builder, index) for index in range(len(weights))]
+    starts = emit_starts(builder, level, packed, x)
+    dots = [builder.sitofp(dot, simd.F32X16) for dot in emit_dots(builder, level, packed, weights, columns, starts)]
+    x_scale = x.load_scale(builder)
     spread = simd.emit_splat(builder, x_scale)
     if packed.sub_blocks == 1:
         total = simd.emit_fma(builder, level, dots[0], builder.fmul(scales[0], spread), total)
     else:
         both = simd.emit_fma(builder, level, dots[1], scales[1], builder.fmul(dots[0], scales[0]))
         total = simd.emit_fma(builder, level, both, spread, total)
-    for minimum, x_sum in zip(mins, _emit_sums(builder, packed, x, x_scale), strict=False):
+    for minimum, x_sum in zip(mins, emit_sums(builder, packed, x, x_scale), strict=False):
         total = simd.emit_fma(builder, level, minimum, simd.emit_splat(builder, x_sum), total)
     return total
-
-
-def _emit_starts(builder: Any, level: str, packed: PackedType, x: _Activations) -> list[Any]:
-    """For each sub-block -bias x the sum of its activations, in all lanes. The quantizer left -8 x the block's sum and
-    -1 x the halves'; biases are powers of two."""
-    bias = bias_of(level, packed)
-    if bias == 0:
-        return [simd.constant(simd.I32X16, 0)] * packed.sub_blocks
-    if packed.sub_blocks == 1:
-        shift, addresses = bias.bit_length() - 1 - 3, [x.offset]
-    else:
-        shift, addresses = bias.bit_length() - 1, [x.half_sums, simd.emit_offset(builder, x.half_sums, 4)]
-    starts = [simd.emit_splat(builder, simd.emit_load(builder, address, simd.I32, 4)) for address in addresses]
-    return [builder.shl(start, simd.constant(simd.I32X16, shift)) if shift else start for start in starts]
-
-
-def _emit_sums(builder: Any, packed: PackedType, x: _Activations, x_scale: Any) -> list[Any]:
-    """Scale x sum of the activations, for each sub-block."""
-    if packed.sub_blocks == 1:
-        return [simd.emit_load(builder, x.sum, simd.F32, 4)]
-    halves = [
-        simd.emit_load(builder, simd.emit_offset(builder, x.half_sums, 4 * half), simd.I32, 4) for half in range(2)
-    ]
-    return [builder.fmul(x_scale, builder.sitofp(builder.neg(half), simd.F32)) for half in halves]
 
 
 def linear_reference(

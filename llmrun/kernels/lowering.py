@@ -14,6 +14,7 @@ from llmrun.kernels.arena import address_of, allocate, round_up
 from llmrun.kernels.attention_layout import CHUNK, scratch_bytes, state_floats
 from llmrun.kernels.kv_layout import BLOCK, HeadLayout
 from llmrun.kernels.store import KernelName, load_kernels
+from llmrun.kernels.tile_shapes import panel_bytes
 from llmrun.kernels.weights import PackedMatrix
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class _Lowering:
         self._records: list[_Record] = []
         self._keep: list[object] = []
         self._attention_buffers: tuple[int, int] | None = None
+        self._panels = self._panel_memory()
         self._last_use = {value: index for index, op in enumerate(plan.ops) for value in _inputs(op)}
 
     def run(self) -> Lowered:
@@ -246,9 +248,18 @@ class _Lowering:
         else:
             out = self._buffers[op.out] if op.adds else self._place(op.out, private=False)
         words = [*head, out.address, out.stride, int(op.adds), layout.chunk_groups, int(is_logits)]
+        if op.weight.is_integer:
+            words += self._panels
         flags = records.FLAG_PRIVATE_INPUT if source.private else 0
         record = self._emit(kernel, op.out if is_logits else op.x, flags, words)
         record.independent_input = None if op.adds else op.x
+
+    def _panel_memory(self) -> tuple[int, int]:
+        """(address, bytes for a thread) of memory to unpack weights in, the same for all linear ops."""
+        stride = max((panel_bytes(matrix) for matrix in self._plan.matrices if matrix.is_integer), default=0)
+        memory = allocate(self._n_threads * stride, "unpacked weights")
+        self._keep.append(memory)
+        return address_of(memory), stride
 
     def _kv_layer(self, layer: int) -> tuple[int, int]:
         """(address of a layer's first block, bytes of a block)."""

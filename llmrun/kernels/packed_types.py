@@ -68,6 +68,11 @@ class PackedType:
         return GROUP_ROWS * (self.scale_bytes * (1 + self.mins) + BLOCK_COLUMNS * self.bits // 8)
 
     @property
+    def panel_block_bytes(self) -> int:
+        """Of a block of 16 rows, unpacked (linear_tiles.py): a byte a weight, scales and minimums as floats."""
+        return GROUP_ROWS * (BLOCK_COLUMNS + 4 * self.sub_blocks * (1 + self.mins))
+
+    @property
     def two_levels(self) -> bool:
         return self.scales is Scales.TWO_LEVELS
 

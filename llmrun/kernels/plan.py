@@ -161,3 +161,8 @@ class Plan:
     def multiplications(self) -> int:
         """Multiply-adds of the linear ops, per row."""
         return sum(op.weight.rows * op.weight.columns for op in self.ops if isinstance(op, Linear))
+
+    @property
+    def prefill_multiplications(self) -> int:
+        """Multiply-adds of the linear ops, per row whose logits nobody asks for."""
+        return sum(op.weight.rows * op.weight.columns for op in self.ops if isinstance(op, Linear) and not op.x.wanted)

@@ -219,6 +219,17 @@ def store_f32x16(typingctx: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
+def prefetch_line(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit_prefetch(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
 def splat(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return emit_splat(builder, args[0])

@@ -28,7 +28,7 @@ from tests.support.kernel_runs import (
     width,
 )
 
-STEP_ROWS = (1, 2, 3, 7, 8, 9, 17)  # around the tiles of 1, 2, 4 and 8 rows
+STEP_ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 19)  # around the tiles of 2, 4 and 8 rows, and where panels begin
 
 
 def whole_activations(integers: NDArray[np.int8]) -> NDArray[np.float32]:
@@ -88,7 +88,7 @@ def twin(matrix: Matrix, x: NDArray[np.float32]) -> tuple[NDArray[np.float32], N
 def test_a_value_depends_neither_on_the_tile_nor_on_the_threads(level: str, kind: str) -> None:
     random = np.random.default_rng(0)
     matrix = random_matrix(kind, 1030, width(kind, 64))
-    x = random.standard_normal((17, matrix.columns)).astype(np.float32)
+    x = random.standard_normal((19, matrix.columns)).astype(np.float32)
     together = run_linear(matrix, x, level=level, threads=4)
     for rows in STEP_ROWS:
         np.testing.assert_array_equal(run_linear(matrix, x[:rows], level=level, threads=1 + rows % 4), together[:rows])
@@ -99,13 +99,13 @@ def test_a_value_depends_neither_on_the_tile_nor_on_the_threads(level: str, kind
 def test_integer_results_are_equal_over_levels(level: str, kind: str) -> None:
     """Scales that are powers of two leave no rounding to differ in."""
     matrix = whole_matrix(kind, 33, width(kind, 96), 3)
-    integers = np.random.default_rng(3).integers(-127, 128, (9, matrix.columns // 32, 32))
+    integers = np.random.default_rng(3).integers(-127, 128, (19, matrix.columns // 32, 32))
     x = whole_activations(integers.astype(np.int8))
     np.testing.assert_array_equal(run_linear(matrix, x, level=level), run_linear(matrix, x, level="portable"))
 
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("rows", [1, 5, 18])
 def test_adding_onto_a_value(kind: str, rows: int) -> None:
     """x + w.x, as a residual connection is written; the sum is rounded once more."""
     random = np.random.default_rng(7)
@@ -128,11 +128,11 @@ def test_adding_onto_a_value(kind: str, rows: int) -> None:
 def test_a_row_that_is_not_finite_harms_no_other(kind: str, poison: float) -> None:
     random = np.random.default_rng(1)
     matrix = random_matrix(kind, 40, width(kind, 64))
-    x = random.standard_normal((9, matrix.columns)).astype(np.float32)
+    x = random.standard_normal((18, matrix.columns)).astype(np.float32)
     clean = run_linear(matrix, x)
     x[4, 10] = poison
     poisoned = run_linear(matrix, x)
-    others = np.arange(9) != 4
+    others = np.arange(18) != 4
     np.testing.assert_array_equal(poisoned[others], clean[others])
 
 

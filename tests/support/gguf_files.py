@@ -283,6 +283,7 @@ _FILE_TYPES = {
     "Q8_0": "MOSTLY_Q8_0",
     "Q4_0": "MOSTLY_Q4_0",
     "Q4_1": "MOSTLY_Q4_1",
+    "MXFP4": "MOSTLY_MXFP4_MOE",
 }
 
 

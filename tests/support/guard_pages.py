@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels import lowering, records, weights
+from llmrun.kernels import filling, lowering, machine, records, weights
 from llmrun.kernels.arena import address_of
-from llmrun.kernels.lowering import KV_BLOCK, Lowered, kv_shape, lower
+from llmrun.kernels.kv_layout import BLOCK
+from llmrun.kernels.lowering import Lowered, kv_shape, lower
 from llmrun.kernels.plan import AttentionShape, Plan, Rope
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.token_layout import SCRATCH_BYTES_PER_BYTE
@@ -37,8 +38,9 @@ from tests.support.kernel_runs import WEIGHT_TYPES, at_level, random_matrix, wid
 
 ENDS = ("start", "end")
 SHAPES = (AttentionShape(1, 4, 2, 32), AttentionShape(1, 3, 3, 48), AttentionShape(1, 22, 2, 16))
+KV_TYPES = ("f16", "q8_0")
 STEPS = (1, 3, 8, 17)  # rows: around the tiles of every level
-POSITIONS = 5 * KV_BLOCK  # more than a chunk of attention
+POSITIONS = 5 * BLOCK  # more than a chunk of attention
 
 
 class GuardedMemory:
@@ -82,15 +84,16 @@ def run_plans(memory: GuardedMemory) -> bytes:
     checksum = hashlib.sha256()
     for index, kind in enumerate(WEIGHT_TYPES):
         plan = _plan(kind, SHAPES[index % len(SHAPES)])
+        kv_type = KV_TYPES[index % len(KV_TYPES)]
         packed: dict[str, PackedMatrix] = {}
         for matrix in plan.matrices:
             _say(f"pack {matrix.kind}")
             packed |= weights.reserve([matrix])
-            weights.fill({matrix.name: packed[matrix.name]}, 1)
-        kv = memory.take(int(np.prod(kv_shape(plan.attention_shape, POSITIONS // KV_BLOCK))))
-        kv = kv.reshape(kv_shape(plan.attention_shape, POSITIONS // KV_BLOCK))
+            filling.fill({matrix.name: packed[matrix.name]}, 1)
+        shape = kv_shape(plan.attention_shape, POSITIONS // BLOCK, kv_type)
+        kv = memory.take(shape[0] * shape[1] * shape[2]).reshape(shape)
         for rows in (POSITIONS, *STEPS):  # the first fills the cache
-            lowered = lower(plan, packed, kv, max_rows=rows, n_threads=1)
+            lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=rows, n_threads=1)
             lowered.link()
             checksum.update(_run(memory, plan, lowered, rows).tobytes())
     return checksum.digest()
@@ -121,7 +124,7 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
     """The records one after the other in this thread; float32[1 or 2 wanted rows, padded vocabulary]."""
     positions = np.arange(POSITIONS - rows, POSITIONS, dtype=np.int32)
     wanted = np.unique([rows // 2, rows - 1]).astype(np.int32)
-    table = memory.copy(np.arange(POSITIONS // KV_BLOCK, dtype=np.int32)[::-1])
+    table = memory.copy(np.arange(POSITIONS // BLOCK, dtype=np.int32)[::-1])
     logits = memory.take(4 * len(wanted) * lowered.logits_width).view(np.float32)
     lists: dict[int, NDArray[np.generic]] = {
         records.STEP_TOKENS: np.arange(rows, dtype=np.int32) % 37,
@@ -221,6 +224,15 @@ def run_tokenizers(memory: GuardedMemory) -> bytes:
     return checksum.digest()
 
 
+def run_machine() -> None:
+    """What measures the machine; its results are speeds."""
+    _say("limits.read")
+    here = machine.Machine(1, memory_bytes=1 << 20)
+    here.read_bandwidth()
+    _say("limits.multiply")
+    here.multiply_rate()
+
+
 def _say(words: str) -> None:
     sys.stdout.write(words + "\n")
     sys.stdout.flush()
@@ -230,9 +242,12 @@ def main(level: str, end: str, missing: str = "0") -> None:
     memory = GuardedMemory(end, int(missing))
     with ExitStack() as stack:
         stack.enter_context(at_level(level))
-        for module in (lowering, weights):
-            stack.enter_context(mock.patch.object(module, "allocate", memory.take))
+        for module, name in ((lowering, "allocate"), (machine, "allocate"), (weights, "allocate_huge")):
+            stack.enter_context(mock.patch.object(module, name, memory.take))
+        for module in (lowering, weights, filling):
             stack.enter_context(mock.patch.object(module, "address_of", memory.address))
+        stack.enter_context(mock.patch.object(machine, "_ROUNDS", 1000))
+        run_machine()
         plans = run_plans(memory)
         tokenizers = run_tokenizers(memory)
     _say(f"{plans.hex()} {tokenizers.hex()}")

@@ -56,6 +56,7 @@ ALL_KERNELS = (
     *(KernelName.of("conduct", name) for name in ("work", "start", "wait")),
     *(KernelName.of(f"{model}_merge", "merge") for model in ("bpe", "spm")),
     KernelName.of("token_table", "build"),
+    *(KernelName.of("limits", name) for name in ("read", "multiply")),
 )
 
 # Plain processors of every level, whose code is disassembled.

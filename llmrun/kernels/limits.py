@@ -1,0 +1,129 @@
+"""What this machine can do at most: how fast memory is read, and how many integer products its units make.
+
+Decode reads all weights for each token, prefill multiplies by them for each row: a speed is judged as a share of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llmrun.kernels import records, simd
+from llmrun.kernels.compiler import kernel, kernel_family
+from llmrun.kernels.dots import emit_dots
+from llmrun.kernels.limits_layout import independent_sums
+from llmrun.kernels.memory import load_i64
+from llmrun.kernels.packed_types import PACKED_TYPES
+from llmrun.kernels.work import claim
+
+ARG = records.OP_ARGS
+A_ADDRESS, A_CHUNKS, A_CHUNK_BYTES, A_RESULT = (ARG + 8 * i for i in range(4))
+A_ROUNDS, A_VECTORS, A_PRODUCTS = (ARG + 8 * i for i in range(3))
+
+_LINE = 64
+_STREAM = 8  # lines read in a row
+
+
+@kernel_family
+def read(level: str) -> Callable[..., None]:
+    """Read memory in chunks, each a whole number of 512 bytes. A_RESULT: 64 bytes for each thread."""
+    add_lines = _add_lines()
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        n_chunks, chunk_bytes = load_i64(op + A_CHUNKS), load_i64(op + A_CHUNK_BYTES)
+        total = simd.splat(types.float32(0))
+        chunk = claim(op)
+        while chunk < n_chunks:
+            start = load_i64(op + A_ADDRESS) + chunk * chunk_bytes
+            for at in range(start, start + chunk_bytes, _STREAM * _LINE):
+                total = add_lines(total, at)
+            chunk = claim(op)
+        simd.store_f32x16(load_i64(op + A_RESULT) + _LINE * thread, total)
+
+    return run
+
+
+def _add_lines() -> Any:
+    @intrinsic
+    def add_lines(typingctx: Any, total: Any, address: Any) -> Any:
+        """total ^ eight lines."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            total, address = args
+            total = builder.bitcast(total, simd.I32X16)
+            for line in range(_STREAM):
+                at = simd.emit_offset(builder, address, line * _LINE)
+                total = builder.xor(total, simd.emit_load(builder, at, simd.I32X16, _LINE))
+            return builder.bitcast(total, simd.F32X16)
+
+        return simd.f32x16(simd.f32x16, types.int64), codegen
+
+    return add_lines
+
+
+@kernel_family
+def multiply(level: str) -> Callable[..., None]:
+    """Dot products of bytes with everything in registers, A_ROUNDS times. A_VECTORS: 64 bytes for each sum, weights;
+    A_PRODUCTS: as many for each thread, results."""
+    n_sums = independent_sums(level)
+    load, add, store = _sums(level, n_sums)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        weights = load(load_i64(op + A_VECTORS))
+        sums = weights
+        for number in range(load_i64(op + A_ROUNDS)):
+            sums = add(sums, weights, number)
+        store(load_i64(op + A_PRODUCTS) + _LINE * n_sums * thread, sums)
+
+    return run
+
+
+def _sums(level: str, count: int) -> tuple[Any, Any, Any]:
+    """(load, add, store) for `count` vectors of 16 integers held in registers."""
+    tile = simd.VectorType(f"i32x16x{count}", ir.ArrayType(simd.I32X16, count))
+    packed = PACKED_TYPES["q4_1"]
+
+    @intrinsic
+    def load(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            vectors = ir.Constant(tile.llvm_type, ir.Undefined)
+            for index in range(count):
+                at = simd.emit_offset(builder, args[0], _LINE * index)
+                vectors = builder.insert_value(vectors, simd.emit_load(builder, at, simd.I32X16, _LINE), index)
+            return vectors
+
+        return tile(types.int64), codegen
+
+    @intrinsic
+    def add(typingctx: Any, sums: Any, weights: Any, number: Any) -> Any:
+        """Every sum += its weights . other activations in each round, so that nothing can be computed before."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            sums, weights, number = args
+            activation = builder.trunc(number, simd.I32)
+            for index in range(count):
+                weight = builder.bitcast(builder.extract_value(weights, index), simd.I8X64)
+                start = builder.extract_value(sums, index)
+                (total,) = emit_dots(builder, level, packed, [weight], [activation], [start])
+                sums = builder.insert_value(sums, total, index)
+            return sums
+
+        return tile(tile, tile, types.int64), codegen
+
+    @intrinsic
+    def store(typingctx: Any, address: Any, sums: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            for index in range(count):
+                at = simd.emit_offset(builder, args[0], _LINE * index)
+                simd.emit_store(builder, at, builder.extract_value(args[1], index), _LINE)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, tile), codegen
+
+    return load, add, store
