@@ -1,4 +1,4 @@
-"""What a row of activations brings to a block of 32 columns, inside an @intrinsic (rowwise.quantize wrote it)."""
+"""What a row of activations brings to a block of 32 columns, inside an @intrinsic (quantize.py wrote it)."""
 
 from __future__ import annotations
 

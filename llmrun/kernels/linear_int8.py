@@ -1,6 +1,6 @@
 """Matrix times rows, integer weights: y[row, n] = sum over k of weight[n, k] * x[row, k].
 
-Weights are packed (pack.py) in groups of 16 outputs; rows are int8 per block of 32 (rowwise.quantize). Dot products of
+Weights are packed (pack.py) in groups of 16 outputs; rows are int8 per block of 32 (quantize.py). Dot products of
 a block, or of its halves, are exact integers; blocks are added in order of k as floats, so a value depends neither on
 the tile nor on the thread that computes it.
 """

@@ -35,7 +35,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedBuffer:
-    """A value as int8 per 32, with its scales, offsets and sums (rowwise.quantize)."""
+    """A value as int8 per 32, with its scales, offsets and sums (quantize.py)."""
 
     integers: Buffer
     scales: int
@@ -223,7 +223,7 @@ class _Lowering:
         flags = _REPLICATED_OUTPUT | (records.FLAG_PRIVATE_INPUT if x.private else 0)
         words = [x.address, x.stride, integers.address, stride, scales, offsets, sums, half_sums]
         words += [scale_stride, n_blocks]
-        self._emit(KernelName.of("rowwise", "quantize"), value, flags, words)
+        self._emit(KernelName.of("quantize", "quantize"), value, flags, words)
         self._quantized[value] = made
         return made
 

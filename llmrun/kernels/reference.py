@@ -18,8 +18,9 @@ from llmrun.kernels.kv_store import entered_reference
 from llmrun.kernels.linear_float import linear_reference as linear_float
 from llmrun.kernels.linear_int8 import linear_reference as linear_int8
 from llmrun.kernels.packed_types import BLOCK_COLUMNS, PACKED_TYPES
+from llmrun.kernels.quantize import quantize_reference
 from llmrun.kernels.rope import rope_reference
-from llmrun.kernels.rowwise import quantize_reference, rmsnorm_reference, swiglu_reference
+from llmrun.kernels.rowwise import rmsnorm_reference, swiglu_reference
 from llmrun.kernels.weights import Matrix
 from llmrun.quants.registry import BY_NAME
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from llmrun.kernels.linear_float import linear_reference as float_reference
 from llmrun.kernels.linear_int8 import linear_reference as integer_reference
 from llmrun.kernels.plan import Plan, Value
+from llmrun.kernels.quantize import quantize_reference
 from llmrun.kernels.reference import dequantized, integers_of
-from llmrun.kernels.rowwise import quantize_reference
 from llmrun.kernels.weights import Matrix
 from tests.support.kernel_runs import (
     EPSILON,
