@@ -15,7 +15,7 @@
     ├── TemplateRefused         9  the chat template is broken, too big or too slow
     └── Cancelled             130  Ctrl-C
 
-and one warning, of Python's `warnings`: KernelCacheWarning.
+and one warning, of Python's `warnings`: KernelWarning.
 
 An error is one sentence in the form ``what: which file or key: number seen, limit``; `hint` is the next command to
 try. `cli/messages.py` turns both into the lines the user reads.
@@ -88,5 +88,6 @@ class Cancelled(LlmrunError):
     exit_code = 130
 
 
-class KernelCacheWarning(UserWarning):
-    """Compiled kernels were damaged, or cannot be kept. It costs time, and nothing else."""
+class KernelWarning(UserWarning):
+    """Compiled kernels were damaged, or cannot be kept, or an instruction level does not work here. It costs time, and
+    nothing else."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from llmrun.cli.output import out
 from llmrun.cli.progress import HubReporter, show_loading
-from llmrun.errors import KernelCacheWarning
+from llmrun.errors import KernelWarning
 
 if TYPE_CHECKING:
     from llmrun.engine.engine import Engine
@@ -85,7 +85,7 @@ def open_model(
 def _warnings_as_notes() -> Iterator[None]:
     """What the rooms below warn of, in the form that users know."""
     with warnings.catch_warnings():
-        warnings.simplefilter("once", KernelCacheWarning)
+        warnings.simplefilter("once", KernelWarning)
         show = warnings.showwarning
 
         def note(
@@ -96,7 +96,7 @@ def _warnings_as_notes() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            if issubclass(category, KernelCacheWarning):
+            if issubclass(category, KernelWarning):
                 out.note(str(message))
             else:
                 show(message, category, filename, lineno, file, line)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmrun import settings
-from llmrun.errors import KernelCacheWarning
+from llmrun.errors import KernelWarning
 
 if sys.platform != "win32":
     import fcntl
@@ -82,7 +82,7 @@ class KernelCache:
             words = f"compiled kernels were damaged, and were compiled again: {len(self._damaged)} in {self._folder}"
         else:
             return
-        warnings.warn(words, KernelCacheWarning, stacklevel=4)
+        warnings.warn(words, KernelWarning, stacklevel=4)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.o"

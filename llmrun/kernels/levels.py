@@ -1,7 +1,7 @@
 """Instruction levels: which instructions a kernel may use, and what this processor has.
 
-A level is chosen once per process. `LLMRUN_CPU_LEVEL` forces a lower one, so that a test or a doubtful user can run
-the code of another machine on this one.
+A level is chosen once per process: the best that the processor names and that worked when it was tried (trial.py).
+`LLMRUN_CPU_LEVEL` forces a lower one, so that a test or a doubtful user can run the code of another machine here.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import warnings
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 
-from llmrun.errors import UsageError
+from llmrun.errors import KernelWarning, UsageError
+from llmrun.kernels.trial import works
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,14 @@ def target_for(level: Level, best: Level) -> Target:
 
 @functools.cache
 def host_target() -> Target:
-    """The target of this process: the best level, or the one LLMRUN_CPU_LEVEL asks for.
+    """The target of this process: the best level that works, or the one LLMRUN_CPU_LEVEL asks for.
 
     Raises UsageError for a level that does not exist or that this processor cannot run.
     """
     levels = host_levels()
     forced = os.environ.get("LLMRUN_CPU_LEVEL", "")
     if not forced:
-        return target_for(levels[0], levels[0])
+        return _best_that_works(levels)
     for level in levels:
         if level.name == forced:
             return target_for(level, levels[0])
@@ -97,3 +99,17 @@ def host_target() -> Target:
         f"unknown instruction level: LLMRUN_CPU_LEVEL: {forced!r}, this processor runs {names}",
         hint="unset LLMRUN_CPU_LEVEL",
     )
+
+
+def _best_that_works(levels: list[Level]) -> Target:
+    best = levels[0]
+    for level in levels:
+        target = target_for(level, best)
+        if level is PORTABLE or works(level.name, target.triple, target.cpu, target.features):
+            break
+        warnings.warn(
+            f"instructions that this processor names do not work on it: {level.name}: its kernels are not used",
+            KernelWarning,
+            stacklevel=2,
+        )
+    return target

@@ -27,6 +27,7 @@ from typing import IO, Any
 import llvmlite.binding as llvm
 
 from llmrun.errors import LlmrunError
+from llmrun.kernels import children
 from llmrun.kernels.cache import KernelCache
 from llmrun.kernels.levels import Target, host_target
 
@@ -253,17 +254,14 @@ class _Child:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        # The user's own NUMBA_* would change the machine code, or switch the compiler off, unseen by the key.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
         native = target.triple.partition("-")[0] == llvm.get_default_triple().partition("-")[0]
-        environment.update(
-            NUMBA_CPU_NAME=target.cpu if native else "generic",
-            NUMBA_CPU_FEATURES=target.features if native else "",
-            PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path),  # noqa: PTH109
-        )
-        # -P: modules are searched where this process does, not also in the folder it happens to stand in.
+        environment = {
+            **children.environment(),
+            "NUMBA_CPU_NAME": target.cpu if native else "generic",
+            "NUMBA_CPU_FEATURES": target.features if native else "",
+        }
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "llmrun.kernels.compiler"],
+            children.command("compiler"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrun import kernels
-from llmrun.errors import KernelCacheWarning
+from llmrun.errors import KernelWarning
 from llmrun.kernels import cache, store
 from llmrun.kernels.levels import PORTABLE, Target, host_target
 from llmrun.kernels.store import KernelCompileError, KernelName, load_kernel, load_kernels, object_images
@@ -181,7 +181,7 @@ def assert_mends(path: Path, entry: bytes) -> None:
     compiler = store._Children.compile
     assert isinstance(compiler, mock.Mock)
     compiler.reset_mock()
-    with pytest.warns(KernelCacheWarning, match="were damaged, and were compiled again: 1 in") as told:
+    with pytest.warns(KernelWarning, match="were damaged, and were compiled again: 1 in") as told:
         assert object_images([NAME], host_target())[NAME] == entry[32:]
     assert len(told) == 1
     assert_silent(entry)
@@ -273,7 +273,7 @@ def test_a_file_system_without_locks_is_written_all_the_same(damaged: Path, soun
 
 
 def assert_unkept(entry: bytes, words: str) -> None:
-    with pytest.warns(KernelCacheWarning) as told:
+    with pytest.warns(KernelWarning) as told:
         assert object_images([NAME], host_target())[NAME] == entry[32:]
     expected = f"compiled kernels cannot be kept, every start compiles them: {words}"
     assert [str(warning.message) for warning in told] == [expected]
@@ -286,7 +286,7 @@ def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None
     victim.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
     done = run_python(LOAD)
     assert done.stdout == "[(1, 1)] False\n"
-    assert "KernelCacheWarning: compiled kernels were damaged" in done.stderr
+    assert "KernelWarning: compiled kernels were damaged" in done.stderr
     assert victim.read_bytes() == good
 
 
