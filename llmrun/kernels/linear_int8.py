@@ -14,9 +14,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.kernels import records, simd, unpack
-from llmrun.kernels.activations import Activations, emit_starts, emit_sums
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.dots import emit_dots
+from llmrun.kernels.linear_tiles import row as row_of
 from llmrun.kernels.linear_tiles import tile, unpacking
 from llmrun.kernels.memory import load_i64
 from llmrun.kernels.packed_types import PACKED_TYPES, PackedType
@@ -53,34 +52,41 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     groups, tile_rows = tile_shape(level)
     unpack_block = unpacking(level, packed)
     tile_zero, tile_block, tile_store = tile(level, packed, groups, tile_rows)
-    row_zero, row_block, row_store = _one_row(level, packed)
+    row_zero, row_block, row_store = row_of(level, packed)
     prefetch = _prefetch(packed)
     lead_blocks = max(1, LEAD_BYTES // packed.block_bytes)
     panel_block = packed.panel_block_bytes
 
     @inline_function
-    def unpack_group(op: Any, group: Any, panel: Any) -> Any:
+    def planes_of(op: Any, group: Any) -> Any:
+        """Addresses of a group's planes."""
         base = load_i64(op + A_WEIGHTS) + group * load_i64(op + A_GROUP_BYTES)
-        mins, values = base + load_i64(op + A_MINS), base + load_i64(op + A_VALUES)
         upper_scales, upper_mins = base + load_i64(op + A_UPPER_SCALES), base + load_i64(op + A_UPPER_MINS)
-        more_values = base + load_i64(op + A_MORE_VALUES)
+        values, more_values = base + load_i64(op + A_VALUES), base + load_i64(op + A_MORE_VALUES)
+        return base, base + load_i64(op + A_MINS), upper_scales, upper_mins, values, more_values
+
+    @inline_function
+    def activations_of(op: Any, row: Any) -> Any:
+        """Addresses of a row's integers, scales, offsets, sums and half sums."""
+        at = row * load_i64(op + A_SCALE_STRIDE)
+        x = load_i64(op + A_X) + row * load_i64(op + A_X_STRIDE)
+        scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
+        return x, scales, offsets, load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
+
+    @inline_function
+    def unpack_group(op: Any, group: Any, panel: Any) -> Any:
+        scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
         for block in range(load_i64(op + A_BLOCKS)):
             to = panel + block * panel_block
-            unpack_block(block, base, mins, upper_scales, upper_mins, values, more_values, to)
+            unpack_block(block, scales, mins, upper_scales, upper_mins, values, more_values, to)
 
     @inline_function
     def multiply_row(op: Any, group: Any, next_group: Any, row: Any, first: Any, y: Any) -> Any:
         """One row times one group; asks for weights of `next_group` towards the end."""
         n_blocks = load_i64(op + A_BLOCKS)
-        group_bytes = load_i64(op + A_GROUP_BYTES)
-        base = load_i64(op + A_WEIGHTS) + group * group_bytes
-        mins, values = base + load_i64(op + A_MINS), base + load_i64(op + A_VALUES)
-        upper_scales, upper_mins = base + load_i64(op + A_UPPER_SCALES), base + load_i64(op + A_UPPER_MINS)
-        more_values = base + load_i64(op + A_MORE_VALUES)
-        at = (first + row) * load_i64(op + A_SCALE_STRIDE)
-        x = load_i64(op + A_X) + (first + row) * load_i64(op + A_X_STRIDE)
-        scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
-        sums, half_sums = load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
+        to_next = (next_group - group) * load_i64(op + A_GROUP_BYTES)
+        scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
+        x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, first + row)
         lead = min(lead_blocks, n_blocks)
         total = row_zero()
         for block in range(n_blocks):
@@ -88,27 +94,24 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             shift = 0
             if ahead >= n_blocks:
                 ahead -= n_blocks
-                shift = (next_group - group) * group_bytes
-            prefetch(ahead, base + shift, mins + shift, values + shift, more_values + shift)
+                shift = to_next
+            prefetch(ahead, scales + shift, mins + shift, values + shift, more_values + shift)
             total = row_block(
-                *(total, block, base, mins, upper_scales, upper_mins, values, more_values),
-                *(x, scales, offsets, sums, half_sums),
+                *(total, block, scales, mins, upper_scales, upper_mins, values, more_values),
+                *(x, x_scales, x_offsets, x_sums, x_half_sums),
             )
         row_store(total, y + row * load_i64(op + A_Y_STRIDE) + 64 * group, load_i64(op + A_ADD))
 
     @inline_function
     def multiply_tile(op: Any, panel: Any, panel_bytes: Any, row: Any, group: Any, n_here: Any, y: Any) -> Any:
         """A tile of rows from `row` on times the panels of the groups from `group` on, of which `n_here` exist."""
+        x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, row)
         x_stride, scale_stride = load_i64(op + A_X_STRIDE), load_i64(op + A_SCALE_STRIDE)
-        x = load_i64(op + A_X) + row * x_stride
-        at = row * scale_stride
-        scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
-        sums, half_sums = load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
         totals = tile_zero()
         for block in range(load_i64(op + A_BLOCKS)):
             totals = tile_block(
                 *(totals, block, panel + block * panel_block, panel_bytes),
-                *(x, scales, offsets, sums, half_sums, x_stride, scale_stride),
+                *(x, x_scales, x_offsets, x_sums, x_half_sums, x_stride, scale_stride),
             )
         y_stride = load_i64(op + A_Y_STRIDE)
         for index in range(n_here):
@@ -175,58 +178,6 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     return run
 
 
-def _one_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
-    """(zero, block, store) for 16 outputs of one row, straight from the planes."""
-    word, vector = types.int64, simd.f32x16
-
-    @intrinsic
-    def zero(typingctx: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return simd.constant(simd.F32X16, 0.0)
-
-        return vector(), codegen
-
-    @intrinsic
-    def block(
-        typingctx: Any,
-        total: Any,
-        number: Any,
-        scales: Any,
-        mins: Any,
-        upper_scales: Any,
-        upper_mins: Any,
-        values: Any,
-        more_values: Any,
-        x: Any,
-        x_scales: Any,
-        x_offsets: Any,
-        x_sums: Any,
-        x_half_sums: Any,
-    ) -> Any:
-        """total + one block of 32 columns."""
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total, number, *addresses = args
-            planes, row = unpack.Planes(*addresses[:6]), addresses[6:]
-            x = Activations.of_row(builder, row, number, 0, simd.I64(0), simd.I64(0))
-            return _emit_block(builder, level, packed, total, planes, number, x)
-
-        return vector(vector, *[word] * 12), codegen
-
-    @intrinsic
-    def store(typingctx: Any, total: Any, y: Any, added: Any) -> Any:
-        """Write 16 outputs; with `added`, onto what is there."""
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total, y, added = args
-            simd.emit_store_or_add(builder, y, total, builder.icmp_signed("!=", added, simd.I64(0)))
-            return context.get_dummy_value()
-
-        return types.void(vector, word, word), codegen
-
-    return zero, block, store
-
-
 def _prefetch(packed: PackedType) -> Any:
     @intrinsic
     def prefetch(typingctx: Any, block: Any, scales: Any, mins: Any, values: Any, more_values: Any) -> Any:
@@ -240,28 +191,6 @@ def _prefetch(packed: PackedType) -> Any:
         return types.void(*[types.int64] * 5), codegen
 
     return prefetch
-
-
-def _emit_block(
-    builder: Any, level: str, packed: PackedType, total: Any, planes: unpack.Planes, number: Any, x: Activations
-) -> Any:
-    """total + one block of one row. The order of these floating-point operations is that of `linear_reference`."""
-    weights = unpack.emit_weights(builder, level, packed, planes, number)
-    scales = unpack.emit_scales(builder, level, packed, planes, number)
-    mins = unpack.emit_mins(builder, level, packed, planes, number)
-    columns = [x.load_columns(builder, index) for index in range(len(weights))]
-    starts = emit_starts(builder, level, packed, x)
-    dots = [builder.sitofp(dot, simd.F32X16) for dot in emit_dots(builder, level, packed, weights, columns, starts)]
-    x_scale = x.load_scale(builder)
-    spread = simd.emit_splat(builder, x_scale)
-    if packed.sub_blocks == 1:
-        total = simd.emit_fma(builder, level, dots[0], builder.fmul(scales[0], spread), total)
-    else:
-        both = simd.emit_fma(builder, level, dots[1], scales[1], builder.fmul(dots[0], scales[0]))
-        total = simd.emit_fma(builder, level, both, spread, total)
-    for minimum, x_sum in zip(mins, emit_sums(builder, packed, x, x_scale), strict=False):
-        total = simd.emit_fma(builder, level, minimum, simd.emit_splat(builder, x_sum), total)
-    return total
 
 
 def linear_reference(

@@ -1,13 +1,14 @@
-"""Many rows times packed weights: a panel of unpacked weights stays in the cache while tiles of rows pass over it.
+"""Rows times packed weights, in tiles: some groups of 16 outputs x some rows, whose sums live in registers.
 
-A panel holds one group of 16 outputs, block after block: 8 vectors <64 x i8> as dots.Sum takes them, then scales and
-minimums, <16 x float> for each sub-block. It is made once for all rows of a step. A tile is some groups x some rows
-whose sums live in registers.
+The weights of a tile come from the planes of a group, or from a panel: a group unpacked once for all rows of a step,
+which stays in the cache while they pass over it. A panel holds, block after block, 8 vectors <64 x i8> as dots.Sum
+takes them, then scales and minimums, <16 x float> for each sub-block.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from llvmlite import ir
 from numba import types
@@ -15,7 +16,7 @@ from numba.extending import intrinsic
 
 from llmrun.kernels import simd, unpack
 from llmrun.kernels.activations import Activations, emit_starts, emit_sums
-from llmrun.kernels.dots import new_sum, spread
+from llmrun.kernels.dots import emit_dots, new_sum, spread
 from llmrun.kernels.packed_types import PackedType
 
 _WORD = types.int64
@@ -52,8 +53,42 @@ def unpacking(level: str, packed: PackedType) -> Any:
     return unpack_block
 
 
-class _Panel:
-    """A block of a panel at an address."""
+class Block(Protocol):
+    """One block of 32 columns of a group."""
+
+    def weights(self, index: int) -> Any:
+        """<64 x i8>: columns 4 index to 4 index + 3 of 16 rows."""
+        ...
+
+    def scales(self, sub: int) -> Any:
+        """<16 x float>"""
+        ...
+
+    def mins(self, sub: int) -> Any:
+        """<16 x float>"""
+        ...
+
+
+class _PackedBlock:
+    """A block as the planes have it."""
+
+    def __init__(self, builder: Any, level: str, packed: PackedType, planes: unpack.Planes, number: Any) -> None:
+        self._weights = unpack.emit_weights(builder, level, packed, planes, number)
+        self._scales = unpack.emit_scales(builder, level, packed, planes, number)
+        self._mins = unpack.emit_mins(builder, level, packed, planes, number)
+
+    def weights(self, index: int) -> Any:
+        return self._weights[index]
+
+    def scales(self, sub: int) -> Any:
+        return self._scales[sub]
+
+    def mins(self, sub: int) -> Any:
+        return self._mins[sub]
+
+
+class _PanelBlock:
+    """A block of a panel, at an address."""
 
     def __init__(self, builder: Any, packed: PackedType, address: Any) -> None:
         self._builder, self._packed, self._address = builder, packed, address
@@ -72,8 +107,60 @@ class _Panel:
         return simd.emit_load(self._builder, address, llvm_type, _LINE)
 
 
+def row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
+    """(zero, block, store) for 16 outputs of one row, straight from the planes."""
+    vector = simd.f32x16
+
+    @intrinsic
+    def zero(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return simd.constant(simd.F32X16, 0.0)
+
+        return vector(), codegen
+
+    @intrinsic
+    def block(
+        typingctx: Any,
+        total: Any,
+        number: Any,
+        scales: Any,
+        mins: Any,
+        upper_scales: Any,
+        upper_mins: Any,
+        values: Any,
+        more_values: Any,
+        x: Any,
+        x_scales: Any,
+        x_offsets: Any,
+        x_sums: Any,
+        x_half_sums: Any,
+    ) -> Any:
+        """total + one block of 32 columns."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            total, number, *addresses = args
+            weights = _PackedBlock(builder, level, packed, unpack.Planes(*addresses[:6]), number)
+            x = Activations.of_row(builder, addresses[6:], number, 0, simd.I64(0), simd.I64(0))
+            return _emit_tile(builder, level, packed, [total], [weights], [x])[0]
+
+        return vector(vector, *[_WORD] * 12), codegen
+
+    @intrinsic
+    def store(typingctx: Any, total: Any, y: Any, added: Any) -> Any:
+        """Write 16 outputs; with `added`, onto what is there."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            total, y, added = args
+            simd.emit_store_or_add(builder, y, total, builder.icmp_signed("!=", added, simd.I64(0)))
+            return context.get_dummy_value()
+
+        return types.void(vector, _WORD, _WORD), codegen
+
+    return zero, block, store
+
+
 def tile(level: str, packed: PackedType, groups: int, rows: int) -> tuple[Any, Any, Any]:
-    """(zero, block, store) for a tile of `groups` x 16 outputs x `rows` rows."""
+    """(zero, block, store) for a tile of `groups` x 16 outputs x `rows` rows, from panels."""
     held = simd.tile_type(groups * rows)
 
     @intrinsic
@@ -103,7 +190,7 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> tuple[Any, A
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, number, panel, panel_bytes, *addresses, x_stride, scale_stride = args
             panels = [
-                _Panel(builder, packed, builder.add(panel, builder.mul(panel_bytes, simd.I64(group))))
+                _PanelBlock(builder, packed, builder.add(panel, builder.mul(panel_bytes, simd.I64(group))))
                 for group in range(groups)
             ]
             activations = [
@@ -138,50 +225,52 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> tuple[Any, A
 
 
 def _emit_tile(
-    builder: Any, level: str, packed: PackedType, totals: list[Any], panels: list[_Panel], x: list[Activations]
+    builder: Any, level: str, packed: PackedType, totals: list[Any], blocks: Sequence[Block], x: list[Activations]
 ) -> list[Any]:
     """totals + one block, row after row of each group. For every output the order of floating-point operations is that
     of `linear_reference`."""
-    pairs = [(panel, row) for panel in panels for row in x]
+    pairs = [(block, row) for block in blocks for row in x]
     x_scales = [row.load_scale(builder) for row in x]
-    spread_scales = [simd.emit_splat(builder, scale) for scale in x_scales] * len(panels)
-    dots = [_emit_dots(builder, level, packed, panels, x, sub) for sub in range(packed.sub_blocks)]
+    spread_scales = [simd.emit_splat(builder, scale) for scale in x_scales] * len(blocks)
+    dots = [_emit_dots(builder, level, packed, blocks, x, sub) for sub in range(packed.sub_blocks)]
     if packed.sub_blocks == 1:
-        scales = [panel.scales(0) for panel, _ in pairs]
         products = [
-            builder.fmul(scale, spread_scale) for scale, spread_scale in zip(scales, spread_scales, strict=True)
+            builder.fmul(block.scales(0), scale) for (block, _), scale in zip(pairs, spread_scales, strict=True)
         ]
         totals = [simd.emit_fma(builder, level, *three) for three in zip(dots[0], products, totals, strict=True)]
     else:
-        both = [builder.fmul(dot, panel.scales(0)) for dot, (panel, _) in zip(dots[0], pairs, strict=True)]
+        both = [builder.fmul(dot, block.scales(0)) for dot, (block, _) in zip(dots[0], pairs, strict=True)]
         both = [
-            simd.emit_fma(builder, level, dot, panel.scales(1), first)
-            for dot, first, (panel, _) in zip(dots[1], both, pairs, strict=True)
+            simd.emit_fma(builder, level, dot, block.scales(1), first)
+            for dot, first, (block, _) in zip(dots[1], both, pairs, strict=True)
         ]
         totals = [simd.emit_fma(builder, level, *three) for three in zip(both, spread_scales, totals, strict=True)]
     if packed.mins:
-        sums = [emit_sums(builder, packed, row, scale) for row, scale in zip(x, x_scales, strict=True)] * len(panels)
+        sums = [emit_sums(builder, packed, row, scale) for row, scale in zip(x, x_scales, strict=True)] * len(blocks)
         for sub in range(packed.sub_blocks):
             totals = [
-                simd.emit_fma(builder, level, panel.mins(sub), simd.emit_splat(builder, of_row[sub]), total)
-                for (panel, _), of_row, total in zip(pairs, sums, totals, strict=True)
+                simd.emit_fma(builder, level, block.mins(sub), simd.emit_splat(builder, of_row[sub]), total)
+                for (block, _), of_row, total in zip(pairs, sums, totals, strict=True)
             ]
     return totals
 
 
 def _emit_dots(
-    builder: Any, level: str, packed: PackedType, panels: list[_Panel], x: list[Activations], sub: int
+    builder: Any, level: str, packed: PackedType, blocks: Sequence[Block], x: list[Activations], sub: int
 ) -> list[Any]:
     """<16 x float> for each row of each group: dot products of a sub-block. Four columns at a time, so that they are
     loaded once for all groups, and the weights once for all rows."""
-    sums = [
-        [new_sum(builder, level, packed, emit_starts(builder, level, packed, row)[sub]) for row in x] for _ in panels
-    ]
-    per_sub = 8 // packed.sub_blocks
-    for index in range(sub * per_sub, (sub + 1) * per_sub):
-        weights = [panel.weights(index) for panel in panels]
+    starts = [emit_starts(builder, level, packed, row)[sub] for row in x]
+    indices = range(8 // packed.sub_blocks * sub, 8 // packed.sub_blocks * (sub + 1))
+    if len(blocks) * len(x) == 1:
+        weights = [blocks[0].weights(index) for index in indices]
+        columns = [x[0].load_columns(builder, index) for index in indices]
+        return [builder.sitofp(emit_dots(builder, level, packed, weights, columns, starts)[0], simd.F32X16)]
+    sums = [[new_sum(builder, level, packed, start) for start in starts] for _ in blocks]
+    for index in indices:
+        weights = [block.weights(index) for block in blocks]
         for number, row in enumerate(x):
-            columns = spread(builder, level, row.load_columns(builder, index))
+            four = spread(builder, level, row.load_columns(builder, index))
             for group, weight in enumerate(weights):
-                sums[group][number].add(weight, columns)
+                sums[group][number].add(weight, four)
     return [builder.sitofp(one.total(), simd.F32X16) for of_group in sums for one in of_group]
