@@ -21,7 +21,7 @@ from llmrun.kernels.attention_layout import CHUNK, NARROW_TILE_QUERIES, TILE_QUE
 from llmrun.kernels.attention_tiles import load_elements, load_half, scores, weighted_values
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.kv_layout import BLOCK, GROUP, Q8_0, HeadLayout
-from llmrun.kernels.memory import load_f32, load_i32, load_i64, store_f32
+from llmrun.kernels.memory import hidden, load_f32, load_i32, load_i64, store_f32
 from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, claim, n_rows, private_row
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ A_SCRATCH, A_SCRATCH_BYTES, A_PARTIALS, A_PARTIAL_STRIDE = (ARG + 8 * i for i in
 M_PARTIALS, M_PARTIAL_STRIDE, M_OUT, M_OUT_STRIDE, M_HEADS, M_SCRATCH, M_SCRATCH_BYTES = (ARG + 8 * i for i in range(7))
 
 _LOWEST = -3.0e38
+
+# Loops over queries and features end at a `hidden` number: unrolled, this kernel was 88 KB and took 4.6 s to compile,
+# so it is 30 KB and takes 2.8, and is as fast (1.24B, 256 rows at 1,024: 132 to 143 ms unrolled, 124 to 150 so).
 
 
 @kernel_family
@@ -185,14 +188,14 @@ def _all_chunks(level: str, head_size: int, heads: int, rows: int, kv_type: str)
     def all_chunks(op: Any, query: Any, out: Any, table: Any, length: Any, kv_head: Any, scratch: Any) -> Any:
         later = scratch + 2 * 4 * queries * CHUNK
         states = later + queries * state_bytes
-        for index in range(queries):
+        for index in range(hidden(queries)):
             clear(states + index * state_bytes)
         for chunk in range((length + rows - 1 + CHUNK - 1) // CHUNK):
             chunk_of_tile(op, query, table, length, chunk, kv_head, scratch, later)
-            for index in range(queries):
+            for index in range(hidden(queries)):
                 if chunk * CHUNK < length + index // heads:
                     add(states + index * state_bytes, later + index * state_bytes)
-        for index in range(queries):
+        for index in range(hidden(queries)):
             to = out + index // heads * load_i64(op + A_OUT_STRIDE) + index % heads * 4 * head_size
             finish(states + index * state_bytes, to)
 
@@ -229,17 +232,17 @@ def _chunk(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> A
             keys = cache + load_i32(table + 4 * block) * block_bytes
             for group in range(groups):
                 tile = scores_zero()
-                for feature in range(group * group_size, min((group + 1) * group_size, head_size)):
+                for feature in range(group * group_size, hidden(min((group + 1) * group_size, head_size))):
                     tile = scores_step(tile, keys + key_row_bytes * feature, query + 4 * feature, query_stride)
                 scores_store(tile, weights + 4 * BLOCK * block, scale, keys + scales_at + 2 * BLOCK * group, group)
-        for index in range(queries):
+        for index in range(hidden(queries)):
             seen = min(CHUNK, length + index // heads - start)
             soften(weights + 4 * CHUNK * index, seen, states + index * state_bytes + 4 * head_size)
         # Positions that the first row does not see are added for those that do: a weight of 0 would turn a NaN there
         # into one here.
         seen_by_all = min(CHUNK, length - start)
         sum_of_values(cache + values_at, table, block_bytes, seen_by_all, weights, states)
-        for index in range(heads, queries):
+        for index in range(heads, hidden(queries)):
             for position in range(max(seen_by_all, 0), min(CHUNK, length + index // heads - start)):
                 values = cache + values_at + load_i32(table + 4 * (position // BLOCK)) * block_bytes
                 weight = load_f32(weights + 4 * (CHUNK * index + position))

@@ -271,7 +271,8 @@ def _finished(process: subprocess.Popen[str]) -> Answer:
     if process.returncode != 0:
         raise Finding(f"exit code {process.returncode}: {errors[-500:]}")
     lines = errors.splitlines()
-    strange = [line for line in lines if not line.startswith(("note: ", "compiling kernels ", "model cpu"))]
+    expected = ("note: ", "compiling kernels ", "loading weights ", "model cpu")
+    strange = [line for line in lines if not line.startswith(expected)]
     if strange:
         raise Finding(f"on stderr: {' / '.join(strange)[:500]}")
     notes = [line for line in lines if line.startswith("note: ")]
