@@ -7,6 +7,7 @@ bytes. Sums are exact integers, equal at every level.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from llvmlite import ir
@@ -59,7 +60,8 @@ def emit_dots(
 
 def spread(builder: Any, level: str, activation: Any) -> Any:
     """4 columns of activations, an i32, for every output of one vector of the level."""
-    return builder.bitcast(simd.emit_splat(builder, activation, _WIDTHS[level] // 4), ir.VectorType(I8, _WIDTHS[level]))
+    n_bytes = 64 // _SUMS[level].parts
+    return builder.bitcast(simd.emit_splat(builder, activation, n_bytes // 4), ir.VectorType(I8, n_bytes))
 
 
 def new_sum(builder: Any, level: str, packed: PackedType, start: Any) -> Sum:
@@ -67,8 +69,8 @@ def new_sum(builder: Any, level: str, packed: PackedType, start: Any) -> Sum:
     return _SUMS[level](builder, packed, start)
 
 
-class Sum:
-    """A growing integer dot product of 16 outputs, held as vectors of the level."""
+class Sum(ABC):
+    """A growing integer dot product of 16 outputs, held as `parts` vectors of the level."""
 
     parts = 1
 
@@ -79,7 +81,7 @@ class Sum:
     def add(self, weight: Any, activations: Any) -> None:
         """weight <64 x i8>: 4 columns of 16 outputs; activations from `spread`."""
         for index, part in enumerate(_split(self._builder, weight, self.parts)):
-            self._sums[index] = self._emit(self._sums[index], part, activations)
+            self._add_part(index, part, activations)
 
     def total(self) -> Any:
         """<16 x i32>"""
@@ -88,20 +90,32 @@ class Sum:
             sums = [simd.emit_join(self._builder, sums[index : index + 2]) for index in range(0, len(sums), 2)]
         return sums[0]
 
-    def _emit(self, total: Any, weight: Any, activations: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _add_part(self, index: int, weight: Any, activations: Any) -> None: ...
 
 
-class _Avx512(Sum):
-    def _emit(self, total: Any, weight: Any, activations: Any) -> Any:
-        return call(self._builder, "llvm.x86.avx512.vpdpbusd.512", I32X16, [total, weight, activations])
+class _OneInstruction(Sum):
+    """Levels that have the whole of it."""
+
+    instruction: str
+
+    def _add_part(self, index: int, weight: Any, activations: Any) -> None:
+        total = self._sums[index]
+        self._sums[index] = call(self._builder, self.instruction, total.type, [total, weight, activations])
 
 
-class _AvxVnni(Sum):
+class _Avx512(_OneInstruction):
+    instruction = "llvm.x86.avx512.vpdpbusd.512"
+
+
+class _AvxVnni(_OneInstruction):
     parts = 2
+    instruction = "llvm.x86.avx512.vpdpbusd.256"
 
-    def _emit(self, total: Any, weight: Any, activations: Any) -> Any:
-        return call(self._builder, "llvm.x86.avx512.vpdpbusd.256", _I32X8, [total, weight, activations])
+
+class _NeonDot(_OneInstruction):
+    parts = 4
+    instruction = "llvm.aarch64.neon.sdot.v4i32.v16i8"
 
 
 class _Avx2(Sum):
@@ -114,50 +128,38 @@ class _Avx2(Sum):
         super().__init__(builder, packed, start)
         largest = 128 if packed.is_signed else (1 << packed.bits) - 1
         self._together = _LARGEST_I16 // (2 * largest * _ACTIVATION)
-        self._narrow: list[Any] = []  # sums in 16 bits, <16 x i16> for each part
-        self._count = 0  # added in 16 bits
-
-    def add(self, weight: Any, activations: Any) -> None:
-        pairs = [self._emit_pairs(part, activations) for part in _split(self._builder, weight, self.parts)]
-        if self._count:
-            pairs = [self._builder.add(*both) for both in zip(self._narrow, pairs, strict=True)]
-        self._narrow = pairs
-        self._count += 1
-        if self._count == self._together:
-            self._widen()
+        self._narrow = [constant(_I16X16, 0)] * self.parts
+        self._counts = [0] * self.parts  # added in 16 bits
 
     def total(self) -> Any:
-        self._widen()
+        for index, count in enumerate(self._counts):
+            if count:
+                self._widen(index)
         return super().total()
 
-    def _widen(self) -> None:
-        for index in range(self.parts if self._count else 0):
-            wide = call(self._builder, "llvm.x86.avx2.pmadd.wd", _I32X8, [self._narrow[index], constant(_I16X16, 1)])
-            self._sums[index] = self._builder.add(self._sums[index], wide)
-        self._count = 0
-
-    def _emit_pairs(self, weight: Any, activations: Any) -> Any:
-        """<16 x i16>: products of 32 bytes, added in twos."""
+    def _add_part(self, index: int, weight: Any, activations: Any) -> None:
         builder = self._builder
         if self._packed.is_signed:
             activations = call(builder, "llvm.x86.avx2.psign.b", _I8X32, [activations, weight])
             negative = builder.sub(constant(_I8X32, 0), weight)
             weight = builder.select(builder.icmp_signed("<", weight, constant(_I8X32, 0)), negative, weight)
-        return call(builder, "llvm.x86.avx2.pmadd.ub.sw", _I16X16, [weight, activations])
+        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", _I16X16, [weight, activations])
+        self._narrow[index] = builder.add(self._narrow[index], pairs)
+        self._counts[index] += 1
+        if self._counts[index] == self._together:
+            self._widen(index)
 
-
-class _NeonDot(Sum):
-    parts = 4
-
-    def _emit(self, total: Any, weight: Any, activations: Any) -> Any:
-        return call(self._builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", _I32X4, [total, weight, activations])
+    def _widen(self, index: int) -> None:
+        wide = call(self._builder, "llvm.x86.avx2.pmadd.wd", _I32X8, [self._narrow[index], constant(_I16X16, 1)])
+        self._sums[index] = self._builder.add(self._sums[index], wide)
+        self._narrow[index], self._counts[index] = constant(_I16X16, 0), 0
 
 
 class _Portable(Sum):
     """Through 16-bit lanes: even and odd bytes widen apart, so that LLVM finds `pmaddwd` and nothing saturates."""
 
-    def _emit(self, total: Any, weight: Any, activations: Any) -> Any:
-        builder = self._builder
+    def _add_part(self, index: int, weight: Any, activations: Any) -> None:
+        builder, total = self._builder, self._sums[index]
         for first in (0, 2):
             lanes = [4 * lane + first + offset for lane in range(16) for offset in (0, 1)]
             mask, wide = ir.Constant(ir.VectorType(I32, 32), lanes), ir.VectorType(I32, 32)
@@ -168,7 +170,7 @@ class _Portable(Sum):
             odd = ir.Constant(I32X16, list(range(1, 32, 2)))
             evens = builder.shuffle_vector(product, product, even)
             total = builder.add(total, builder.add(evens, builder.shuffle_vector(product, product, odd)))
-        return total
+        self._sums[index] = total
 
 
 def _split(builder: Any, vector: Any, parts: int) -> list[Any]:
@@ -189,10 +191,3 @@ _SUMS: dict[str, type[Sum]] = {
     "neondot": _NeonDot,
     "portable": _Portable,
 }
-_WIDTHS = {
-    "avx512vnni": 64,
-    "avxvnni": 32,
-    "avx2": 32,
-    "neondot": 16,
-    "portable": 64,
-}  # bytes of a vector of activations

@@ -115,11 +115,7 @@ def _store_integers(stride: int) -> Any:
             for comparison, bound in ((">", -127.0), ("<", 127.0)):
                 limit = simd.constant(simd.F32X16, bound)
                 vector = builder.select(builder.fcmp_unordered(comparison, vector, limit), vector, limit)
-            ordered = builder.fcmp_ordered("ord", vector, vector)
-            vector = builder.select(ordered, vector, simd.constant(simd.F32X16, 0.0))
-            # Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
-            shifted = builder.bitcast(builder.fadd(vector, simd.constant(simd.F32X16, 12582912.0)), simd.I32X16)
-            integers = builder.trunc(shifted, ir.VectorType(simd.I8, simd.LANES))
+            integers = builder.trunc(simd.emit_rounded(builder, vector), ir.VectorType(simd.I8, simd.LANES))
             if stride == 1:
                 simd.emit_store(builder, address, integers)
                 return context.get_dummy_value()

@@ -15,8 +15,7 @@ from numba.extending import intrinsic
 
 from llmrun.kernels import records, simd, unpack
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.linear_tiles import row as row_of
-from llmrun.kernels.linear_tiles import tile, unpacking
+from llmrun.kernels.linear_tiles import single_row, tile, unpacking
 from llmrun.kernels.memory import load_i64
 from llmrun.kernels.packed_types import PACKED_TYPES, PackedType
 from llmrun.kernels.tile_shapes import tile_shape
@@ -52,7 +51,7 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     groups, tile_rows = tile_shape(level)
     unpack_block = unpacking(level, packed)
     tile_zero, tile_block, tile_store = tile(level, packed, groups, tile_rows)
-    row_zero, row_block, row_store = row_of(level, packed)
+    row_zero, row_block, row_store = single_row(level, packed)
     prefetch = _prefetch(packed)
     lead_blocks = max(1, LEAD_BYTES // packed.block_bytes)
     panel_block = packed.panel_block_bytes

@@ -107,7 +107,7 @@ class _PanelBlock:
         return simd.emit_load(self._builder, address, llvm_type, _LINE)
 
 
-def row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
+def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
     """(zero, block, store) for 16 outputs of one row, straight from the planes."""
     vector = simd.f32x16
 

@@ -78,7 +78,7 @@ def _emit_values(builder: Any, level: str, base: Any) -> list[Any]:
     entries = ir.Constant(ir.VectorType(simd.I8, 16), list(range(-40, 40, 5)))
     wide = simd.emit_f16_to_f32(builder, level, halves)
     narrow = builder.bitcast(simd.emit_f32_to_f16(builder, level, wide), ir.VectorType(simd.I16, 16))
-    larger = builder.select(builder.fcmp_ordered(">", wide, floats), wide, floats)
+    larger = simd.emit_larger(builder, wide, floats)
     return [
         dots.emit_dots(builder, level, PACKED_TYPES["q4_0"], [small], [activation], [zero])[0],
         dots.emit_dots(builder, level, signed, [weights], [activation], [bias])[0],

@@ -40,14 +40,14 @@ def _quantize_blocks(count: int) -> Any:
                 simd.emit_load(builder, simd.emit_offset(builder, x, 64 * index), simd.F32X16, 4)
                 for index in range(2 * count)
             ]
-            sizes = [_emit_absolute(builder, half) for half in halves]
+            sizes = [simd.emit_absolute(builder, half) for half in halves]
             pairs = zip(sizes[::2], sizes[1::2], strict=True)
-            largest = _emit_fold_each(builder, [_emit_larger(builder, *pair) for pair in pairs], _emit_larger)
+            largest = _emit_fold_each(builder, [simd.emit_larger(builder, *pair) for pair in pairs], simd.emit_larger)
             scale, inverse = _emit_scales(builder, largest)
             rounded = []
             for index, half in enumerate(halves):
                 factor = _emit_lane(builder, inverse, index // 2)
-                rounded.append(_emit_rounded(builder, builder.fmul(half, factor)))
+                rounded.append(simd.emit_rounded(builder, builder.fmul(half, factor)))
                 to = simd.emit_offset(builder, y, 16 * index)
                 simd.emit_store(builder, to, builder.trunc(rounded[-1], ir.VectorType(simd.I8, 16)))
             low_sum, high_sum = (_emit_fold_each(builder, rounded[first::2], _emit_added) for first in (0, 1))
@@ -63,15 +63,6 @@ def _quantize_blocks(count: int) -> Any:
         return types.void(*[types.int64] * 6), codegen
 
     return quantize_blocks
-
-
-def _emit_absolute(builder: Any, value: Any) -> Any:
-    bits = builder.and_(builder.bitcast(value, simd.I32X16), simd.constant(simd.I32X16, 0x7FFFFFFF))
-    return builder.bitcast(bits, simd.F32X16)
-
-
-def _emit_larger(builder: Any, a: Any, b: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 def _emit_added(builder: Any, a: Any, b: Any) -> Any:
@@ -99,15 +90,6 @@ def _emit_scales(builder: Any, largest: Any) -> tuple[Any, Any]:
     alive = builder.fcmp_ordered(">", largest, simd.constant(simd.F32X16, 1e-36))
     scale = builder.select(alive, builder.fdiv(largest, most), zero)
     return scale, builder.select(alive, builder.fdiv(most, largest), zero)
-
-
-def _emit_rounded(builder: Any, scaled: Any) -> Any:
-    """<16 x i32>, to nearest even: adding 1.5 * 2^23 leaves the rounded integer in the low bits. |scaled| <= 127, or
-    NaN, which becomes 0."""
-    ordered = builder.fcmp_ordered("ord", scaled, scaled)
-    scaled = builder.select(ordered, scaled, simd.constant(simd.F32X16, 0.0))
-    shifted = builder.bitcast(builder.fadd(scaled, simd.constant(simd.F32X16, 12582912.0)), simd.I32X16)
-    return builder.sub(shifted, simd.constant(simd.I32X16, 0x4B400000))
 
 
 def _emit_lane(builder: Any, vector: Any, lane: int) -> Any:

@@ -180,6 +180,23 @@ def emit_fold(builder: Any, vector: Any, combine: Any) -> Any:
     return builder.extract_element(vector, I32(0))
 
 
+def emit_absolute(builder: Any, x: Any) -> Any:
+    return builder.bitcast(builder.and_(builder.bitcast(x, I32X16), constant(I32X16, 0x7FFFFFFF)), F32X16)
+
+
+def emit_larger(builder: Any, a: Any, b: Any) -> Any:
+    """The larger of each lane, or of two floats; b where one is NaN."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def emit_rounded(builder: Any, x: Any) -> Any:
+    """<16 x i32>, to nearest even, of |x| below 2^22; a NaN becomes 0."""
+    x = builder.select(builder.fcmp_ordered("ord", x, x), x, constant(F32X16, 0.0))
+    # Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
+    shifted = builder.bitcast(builder.fadd(x, constant(F32X16, 12582912.0)), I32X16)
+    return builder.sub(shifted, constant(I32X16, 0x4B400000))
+
+
 def emit_exp(builder: Any, level: str, x: Any) -> Any:
     """e**x for x <= 0, clamped at -87: Cody-Waite reduction and a polynomial of degree 7, at most 2 ulp off."""
     x = builder.select(builder.fcmp_ordered("<", x, constant(F32X16, -87.0)), constant(F32X16, -87.0), x)
@@ -256,7 +273,7 @@ def maximum(typingctx: Any, a: Any, b: Any) -> Any:
     """The larger of each lane; b where a is NaN."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", args[0], args[1]), args[0], args[1])
+        return emit_larger(builder, *args)
 
     return f32x16(f32x16, f32x16), codegen
 
@@ -264,8 +281,7 @@ def maximum(typingctx: Any, a: Any, b: Any) -> Any:
 @intrinsic
 def absolute(typingctx: Any, a: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[0], I32X16)
-        return builder.bitcast(builder.and_(bits, constant(I32X16, 0x7FFFFFFF)), F32X16)
+        return emit_absolute(builder, args[0])
 
     return f32x16(f32x16), codegen
 
@@ -281,10 +297,7 @@ def sum_lanes(typingctx: Any, a: Any) -> Any:
 @intrinsic
 def max_lanes(typingctx: Any, a: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def larger(low: Any, high: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(">", low, high), low, high)
-
-        return emit_fold(builder, args[0], larger)
+        return emit_fold(builder, args[0], lambda low, high: emit_larger(builder, low, high))
 
     return types.float32(f32x16), codegen
 

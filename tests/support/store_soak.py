@@ -79,23 +79,23 @@ class Soak:
 
     def flip_in_process(self, seed: int, case: int) -> None:
         """One bit of one entry; the store of this process must compile again, link that, and warn once."""
-        choice = random.Random(f"{seed} {case}")
-        entry_name = choice.choice(sorted(self._names))
-        bit = choice.randrange(8 * len(self._entries[entry_name]))
-        with self._copy() as cache:
-            _flip(cache / "kernels" / entry_name, bit)
-            where = f"case {case}: bit {bit} of {entry_name}"
+        with self._flipped(seed, case) as (cache, entry_name, where):
             self.tally.judge("bit flips in this process", where, lambda: self._expect_mended(cache, entry_name))
 
     def flip_with_process(self, seed: int, case: int) -> None:
         """One bit of one entry, and the model runs in a new process."""
+        with self._flipped(seed, case) as (cache, _, where):
+            self.tally.judge("bit flips, with a new process", where, lambda: self._expect_healed(cache))
+
+    @contextmanager
+    def _flipped(self, seed: int, case: int) -> Iterator[tuple[Path, str, str]]:
+        """(a cache with one bit flipped, the name of the entry that has it, where that is in words)."""
         choice = random.Random(f"{seed} {case}")
         entry_name = choice.choice(sorted(self._entries))
         bit = choice.randrange(8 * len(self._entries[entry_name]))
         with self._copy() as cache:
             _flip(cache / "kernels" / entry_name, bit)
-            where = f"case {case}: bit {bit} of {entry_name}"
-            self.tally.judge("bit flips, with a new process", where, lambda: self._expect_healed(cache))
+            yield cache, entry_name, f"case {case}: bit {bit} of {entry_name}"
 
     def other_damage(self, seed: int, case: int) -> None:
         """Whatever else can happen to a file, and the model runs in a new process."""
