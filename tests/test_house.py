@@ -12,7 +12,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "llmrun"
 FLOORS = {
-    "cli": 6,
+    "cli": 7,
+    "bench": 6,
     "engine": 5,
     "hub": 5,
     "backends": 4,
@@ -28,6 +29,8 @@ FLOORS = {
 ONLY_ROOM_FOR = {
     "numba": {"kernels"},
     "llvmlite": {"kernels"},
+    "psutil": {"bench"},
+    "pynvml": {"bench"},
     "rich": {"cli"},
     "prompt_toolkit": {"cli"},
     "llama_cpp": {"backends"},
