@@ -60,13 +60,13 @@ def _last(high: float, step: float) -> int:
     return math.floor(high / step + 1e-9)
 
 
-def spread_axis(values: Iterable[float], most_ticks: int = 5) -> Axis:
+def spread_axis(values: Iterable[float], most_ticks: int) -> Axis:
     """For a distribution: logarithmic where the largest is ten times the smallest, or more."""
     used = sorted(values)
     high = used[-1]
     low = max(next((value for value in used if value > 0), high), high / 10**_DECADES)
     if high <= 0 or high < 10 * low:
-        return linear_axis(used[0], high, most_ticks)
+        return linear_axis(used[0], high, min(most_ticks, 5))
     bottom, top = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     low, high = _one_two_five_below(low), _one_two_five_above(high)
     axis = Axis(low, high, (), True)
