@@ -34,10 +34,12 @@ from tests.support.bench_documents import (
 )
 
 VOID = {"meta", "link", "br"}
-TAGS = VOID | set(
-    "html head title style body main header section footer h1 h2 h3 h4 p ul li dl dt dd em code div span figure "
-    "table thead tbody tr th td svg g defs use text line rect circle polyline".split()
-)
+LAYOUT = {"html", "head", "title", "style", "body", "main", "header", "section", "footer", "div", "span", "figure"}
+WORDS = {"h1", "h2", "h3", "h4", "p", "ul", "li", "dl", "dt", "dd", "em", "code"}
+TABLES = {"table", "thead", "tbody", "tr", "th", "td"}
+DRAWINGS = {"svg", "g", "defs", "use", "text", "line", "rect", "circle", "polyline"}
+TAGS = VOID | LAYOUT | WORDS | TABLES | DRAWINGS
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 class Reader(HTMLParser):
@@ -88,14 +90,12 @@ def read(text: str) -> Reader:
     for name, value in reader.attributes:
         if name in {"href", "src", "action", "style", "xlink:href", "srcset", "data"}:
             assert (name, value) == ("href", "data:,") or (value.startswith("#") and value[1:] in reader.ids)
-    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in dict(reader.attributes).values() or any(
-        value.startswith("default-src 'none';") for _, value in reader.attributes
-    )
+    assert reader.attributes.index(("content", POLICY)) < 6  # before anything that it could have kept from loading
     style = text[text.index("<style>") : text.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
     for drawing in re.findall(r"<figure.*?</figure>", text, re.DOTALL):
-        ElementTree.fromstring(drawing)  # noqa: S314 - our own; XML is stricter than HTML
+        ElementTree.fromstring(drawing)  # stricter than HTML
     return reader
 
 
@@ -173,7 +173,7 @@ def test_the_limit_of_the_machine_stands_at_100_percent_and_holds_shares_above_i
 
 def test_configurations_without_a_limit_are_left_out_in_words() -> None:
     words = read(page(endpoint())).text
-    assert "Left out, because no limit of this machine was set against them: http://127.0.0.1:8080/v1 ." in words
+    assert "Left out, because no limit of this machine was set against them: http://127.0.0.1:8080/v1." in words
 
 
 def test_many_configurations_have_a_panel_each_and_few_share_one() -> None:

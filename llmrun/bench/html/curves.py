@@ -29,7 +29,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class CurveChart:
-    """All curves in one panel; or, where they are too many to be told apart, each in its own, in front of the others."""
+    """All curves in one panel; where they are too many to be told apart, each in its own, in front of the others."""
 
     key: str  # an id in the page
     title: str
