@@ -209,6 +209,11 @@ class Engine:
         self._last_cancel = next(self._cancel_numbers)
         self._backend.cancel()
 
+    def forget(self) -> None:
+        """Empty the sequences that no request uses: the next ones begin with nothing in the cache."""
+        while self._slots.forget_oldest_idle():
+            pass
+
     def close(self) -> None:
         """Drop all requests and close the backend. Idempotent."""
         self._drop_all()

@@ -1,0 +1,181 @@
+"""From what was measured to the document: figures, the machine's limits beside them, verdicts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+
+from llmrun.bench.document import (
+    Distribution,
+    Document,
+    Failure,
+    Result,
+    Roofline,
+    Subject,
+    Verdict,
+)
+from llmrun.bench.energy import energy_of
+from llmrun.bench.metrics import METRICS
+from llmrun.bench.pool import OpenedFacts
+from llmrun.bench.runner import Outcome, Trial
+from llmrun.bench.sample import Sample, timeline
+from llmrun.bench.statistics import distribution, paired_ratio
+
+_OWN_FACTS = ("backend", "threads", "gpu_layers", "kv_type", "load_s", "compiled")  # said elsewhere in a Subject
+JUDGED = ("prefill", "decode")  # what a verdict is made of; see `judged_metrics`
+
+
+def document(
+    outcome: Outcome, *, command: str, system: Mapping[str, Any], digests: Mapping[str, str], price_kwh: float | None
+) -> Document:
+    """The run as it is shown and kept. `digests`: sha256 of model files, by path."""
+    created = datetime.now(UTC)
+    return Document(
+        identity=f"{created:%Y%m%d-%H%M%S}-{token_hex(2)}",
+        created=created.isoformat(timespec="seconds"),
+        command=command,
+        system={
+            **system,
+            "read_bandwidth": statistics.median(outcome.bandwidths) if outcome.bandwidths else None,
+            "multiply_rate": max(outcome.multiply_rates, default=None),
+        },
+        results=tuple(_result(trial, outcome, digests, price_kwh) for trial in outcome.trials),
+        verdicts=tuple(verdicts(outcome.trials)),
+        interrupted=outcome.interrupted,
+    )
+
+
+def judged_metrics(trial: Trial) -> tuple[str, ...]:
+    """What counts in a comparison of this workload."""
+    facts = trial.configuration.workload.facts
+    if facts.kind == "cold":
+        return ("cold",)
+    return ("throughput",) if facts.concurrency > 1 else JUDGED
+
+
+def samples_of(trial: Trial, metric: str) -> list[float]:
+    """One number a round."""
+    values = (sample.value(metric) for sample in trial.samples)
+    return [value for value in values if value is not None]
+
+
+def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
+    """Each configuration beside the first one of the same workload that has figures."""
+    found: list[Verdict] = []
+    numbered = [(number, trial) for number, trial in enumerate(trials) if trial.samples]
+    for _, group in groupby(numbered, key=lambda pair: pair[1].configuration.workload.facts):
+        first, *others = group
+        for other in others:
+            found += _between(first, other)
+    return found
+
+
+def _between(first: tuple[int, Trial], other: tuple[int, Trial]) -> list[Verdict]:
+    (against, beside), (of, trial) = first, other
+    found = []
+    for metric in judged_metrics(trial):
+        ours, theirs = samples_of(trial, metric), samples_of(beside, metric)
+        rounds = min(len(ours), len(theirs))  # an interrupted round is no pair
+        if rounds:
+            ratio, low, high = paired_ratio(ours[:rounds], theirs[:rounds], is_speed=METRICS[metric].is_speed)
+            found.append(Verdict(metric, of, against, ratio, low, high))
+    return found
+
+
+def _result(trial: Trial, outcome: Outcome, digests: Mapping[str, str], price_kwh: float | None) -> Result:
+    configuration = trial.configuration
+    opened = outcome.opened.get(configuration.target, OpenedFacts())
+    samples = {name: tuple(samples_of(trial, name)) for name in METRICS}
+    if opened.loads:
+        samples["load"] = tuple(opened.loads)
+    return Result(
+        subject=_subject(trial, opened.facts, digests),
+        workload=configuration.workload.facts,
+        figures=_figures(trial, opened),
+        samples={name: values for name, values in samples.items() if values},
+        timeline=_typical_timeline(trial.samples),
+        gaps=_gap_percentiles(trial.samples),
+        peak_memory=opened.peak_memory,
+        roofline=_roofline(trial, opened.facts, outcome),
+        energy=_energy(trial.samples, outcome.energy_source, price_kwh),
+        failure=Failure(str(trial.failure), trial.failure.hint, trial.failure.exit_code) if trial.failure else None,
+    )
+
+
+def _subject(trial: Trial, facts: Mapping[str, Any], digests: Mapping[str, str]) -> Subject:
+    target = trial.configuration.target
+    own = {name: value for name, value in facts.items() if name not in _OWN_FACTS}
+    if target.path:
+        own["path"] = target.path
+    if target.path in digests:
+        own["sha256"] = digests[target.path]
+    backend = facts.get("backend", target.backend)
+    return Subject(
+        name=trial.configuration.name or backend,
+        model=target.model,
+        backend=backend,
+        threads=facts.get("threads", target.threads or 0),
+        kv_type=facts.get("kv_type", target.kv_type),
+        gpu_layers=facts.get("gpu_layers", ""),
+        endpoint=target.endpoint,
+        facts=own,
+    )
+
+
+def _figures(trial: Trial, opened: OpenedFacts) -> dict[str, Distribution]:
+    values = {name: [value for sample in trial.samples for value in sample.values(name)] for name in METRICS}
+    values["load"] = opened.loads
+    return {name: distribution(found) for name, found in values.items() if found}
+
+
+def _typical_timeline(samples: Sequence[Sample]) -> tuple[tuple[float, int], ...]:
+    """Of the request that took the median time."""
+    requests = sorted((r for sample in samples for r in sample.requests), key=lambda request: request.total_s)
+    return timeline(requests[len(requests) // 2]) if requests else ()
+
+
+def _gap_percentiles(samples: Sequence[Sample]) -> tuple[float, ...]:
+    gaps = [gap for sample in samples for gap in sample.values("itl")]
+    return tuple(np.percentile(gaps, range(101)).tolist()) if gaps else ()
+
+
+def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofline | None:
+    """None for what does not run on this machine's processor, or was not measured. Requests that run together share
+    what is read, so a share of the bandwidth is told of single ones alone."""
+    if not outcome.bandwidths or "weight_bytes" not in facts or facts.get("gpu_layers"):
+        return None
+    workload = trial.configuration.workload.facts
+    requests = [request for sample in trial.samples for request in sample.requests]
+    if not requests:
+        return None
+    bandwidth, multiply_rate = statistics.median(outcome.bandwidths), max(outcome.multiply_rates)
+    reached = {name: statistics.median(found) for name in JUDGED if (found := samples_of(trial, name))}
+    # Halfway through the answers, on average, this much of the cache is read for a token.
+    held = statistics.mean(request.prompt_tokens + request.generated_tokens / 2 for request in requests)
+    token_bytes = facts["weight_bytes"] + facts["kv_bytes_per_token"] * held
+    is_alone = workload.concurrency == 1
+    return Roofline(
+        read_bandwidth=bandwidth,
+        multiply_rate=multiply_rate,
+        bytes_per_token=token_bytes,
+        products_per_token=facts["prefill_products"],
+        decode_share=reached["decode"] * token_bytes / bandwidth if "decode" in reached and is_alone else None,
+        prefill_share=reached["prefill"] * facts["prefill_products"] / multiply_rate
+        if "prefill" in reached and is_alone
+        else None,
+    )
+
+
+def _energy(samples: Sequence[Sample], source: str, price_kwh: float | None) -> Any:
+    measured = [sample for sample in samples if sample.joules is not None]
+    if not measured:
+        return None
+    joules = sum(sample.joules or 0.0 for sample in measured)
+    seconds, tokens = sum(sample.seconds for sample in measured), sum(sample.generated for sample in measured)
+    return energy_of(source, joules, seconds, tokens, price_kwh)
