@@ -71,6 +71,12 @@ def local_targets(
     ]
 
 
+def remote_target(url: str) -> Target:
+    """`URL#MODEL`; without a model the server has but one."""
+    endpoint, _, model = url.partition("#")
+    return Target(model or endpoint, endpoint=url, backend="remote")
+
+
 def _names(targets: Sequence[Target]) -> list[str]:
     """Of each target what the others do not share."""
     axes: list[Callable[[Target], str]] = [

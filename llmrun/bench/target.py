@@ -71,6 +71,26 @@ def open_target(
     return OpenTarget(LocalAsker(engine), facts, engine.close)
 
 
+def _needs(backend: Backend, path: Path) -> dict[str, Any]:
+    """What a token needs of the machine: by the plan where there is one, else by the file."""
+    if backend.info.backend == "scripted":
+        return {}
+    from llmrun.backends.cpu import CpuBackend
+    from llmrun.bench.roofline import needs_of_file, needs_of_plan
+    from llmrun.gguf.reader import open_gguf
+
+    if isinstance(backend, CpuBackend):
+        needs = needs_of_plan(backend.plan, kv_type=backend.info.kv_type)
+    else:
+        with open_gguf(path) as file:
+            needs = needs_of_file(file, kv_type=backend.info.kv_type)
+    return {
+        "weight_bytes": needs.weight_bytes,
+        "kv_bytes_per_token": needs.kv_bytes,
+        "prefill_products": needs.products,
+    }
+
+
 def _facts(info: ModelInfo, load_s: float) -> dict[str, Any]:
     return {
         "name": info.name,

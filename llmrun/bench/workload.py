@@ -86,6 +86,11 @@ def _chat(label: str, messages: Sequence[Message], max_tokens: int, concurrency:
     return Workload(facts, (session,) * concurrency)
 
 
+def cold_starts() -> Workload:
+    """A new process for each request."""
+    return Workload(WorkloadFacts("cold", "cold starts"))
+
+
 def from_file(path: Path, concurrency: int) -> Workload:
     """The prompts of a file: a JSON object a line with "prompt" or "messages", and perhaps "max_tokens".
 

@@ -59,16 +59,24 @@ def _is_unsaid(value: object) -> bool:
 
 
 def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:
-    """Let Typer see the fields of AnswerFlags in place of the command's parameter `flags`."""
+    return takes_flags(AnswerFlags)(command)
+
+
+def takes_flags(kind: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Let Typer see the fields of a dataclass in place of the command's parameter `flags`."""
+    return lambda command: _with_flags_of(kind, command)
+
+
+def _with_flags_of(kind: type, command: Callable[..., int]) -> Callable[..., int]:
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
     names = list(signature.parameters)
-    shared = list(inspect.signature(AnswerFlags, eval_str=True).parameters.values())
+    shared = list(inspect.signature(kind, eval_str=True).parameters.values())
     place = names.index("flags")
 
     @functools.wraps(command)
     def with_flags(**values: Any) -> int:
-        flags = AnswerFlags(**{parameter.name: values.pop(parameter.name) for parameter in shared})
+        flags = kind(**{parameter.name: values.pop(parameter.name) for parameter in shared})
         return command(flags=flags, **values)
 
     parameters = [*own[:place], *shared, *own[place:]]

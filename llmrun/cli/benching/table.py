@@ -1,0 +1,158 @@
+"""A benchmark on the terminal: what was measured, the machine's limits beside it, and the verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from llmrun.bench.document import Document
+from llmrun.bench.energy import api_sentence
+from llmrun.bench.words import (
+    memory_words,
+    metric_of,
+    number_words,
+    percent_words,
+    result_names,
+    seconds_words,
+    verdict_sentence,
+)
+from llmrun.cli.benching.summary import figure_words, shown_metrics
+from llmrun.cli.output import out
+from llmrun.cli.terminal import columns, visible_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_BAR = 10  # columns
+_BARS_FROM = 96  # columns of the terminal: figures come first
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def show_tables(document: Document, api_price: float | None) -> None:
+    """To stdout; with --verbose all figures too."""
+    out.picture(_heading(document))
+    out.picture(_speeds(document))
+    for part in (_limits(document), _all_figures(document) if out.verbose else None):
+        if part is not None:
+            out.picture(Text())
+            out.picture(part)
+    lines = [verdict_sentence(document, verdict) for verdict in document.verdicts]
+    lines += _energy_lines(document, api_price)
+    if lines:
+        out.picture(Text())
+        for line in lines:
+            out.picture(Text(visible_line(line)))
+
+
+def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers_from: int = 1) -> Table:
+    """Columns from `numbers_from` on stand to the right. Texts have passed `visible_line`."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < numbers_from else "right", no_wrap=number >= numbers_from)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _heading(document: Document) -> Text:
+    models = ", ".join(dict.fromkeys(result.subject.model for result in document.results))
+    labels = list(dict.fromkeys(result.workload.label for result in document.results))
+    rounds = max((len(values) for result in document.results for values in result.samples.values()), default=0)
+    words = [models, labels[0] if len(labels) == 1 else f"{len(labels)} workloads"]
+    words.append(f"{rounds} round{'s'[: rounds != 1]}{' in turns' if len(document.results) > 1 else ''}")
+    return Text(visible_line("  ".join(words)), style="bold")
+
+
+def _speeds(document: Document) -> RenderableType:
+    """The medians, those columns that any configuration has."""
+    names = shown_metrics(document)
+    with_bars = columns() >= _BARS_FROM
+    heads, rows = [""], [[Text(visible_line(name))] for name in result_names(document)]
+    for name in names:
+        is_speed = metric_of(name).is_speed
+        heads.append(metric_of(name).words)
+        for row, result in zip(rows, document.results, strict=True):
+            row.append(Text(figure_words(result, name)))
+        if is_speed and with_bars and len(document.results) > 1:
+            heads.append("")
+            largest = max((one.figures[name].median for one in document.results if name in one.figures), default=0.0)
+            for row, result in zip(rows, document.results, strict=True):
+                value = result.figures[name].median if name in result.figures else 0.0
+                row.append(Text(bar(value / largest if largest else 0.0), style="cyan"))
+    if any(result.peak_memory for result in document.results):
+        heads.append("memory")
+        for row, result in zip(rows, document.results, strict=True):
+            row.append(Text(memory_words(result.peak_memory) if result.peak_memory else ""))
+    table = table_of(heads, rows)
+    for column in table.columns:
+        if column.header == "":
+            column.justify = "left"
+    return table
+
+
+def bar(share: float, width: int = _BAR) -> str:
+    """`share` of `width` columns, in eighths of one."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8) if math.isfinite(share) else 0
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def _limits(document: Document) -> Table | None:
+    """The shares of the machine's limits, where they were measured."""
+    found = [
+        (name, result.roofline)
+        for name, result in zip(result_names(document), document.results, strict=True)
+        if result.roofline is not None
+    ]
+    if not found:
+        return None
+    limits = found[0][1]
+    heads = [
+        "of this machine's limits",
+        f"memory read, {number_words(limits.read_bandwidth / 1e9)} GB/s",
+        "",
+        f"int8 products, {number_words(limits.multiply_rate / 1e9)} G/s",
+        "",
+    ]
+    rows = []
+    for name, roofline in found:
+        row = [Text(visible_line(name))]
+        for share in (roofline.decode_share, roofline.prefill_share):
+            row.append(Text("" if share is None else percent_words(share)))
+            row.append(Text("" if share is None else bar(share), style="green"))
+        rows.append(row)
+    table = table_of(heads, rows)
+    for column in table.columns:
+        if column.header == "":
+            column.justify = "left"
+    return table
+
+
+def _all_figures(document: Document) -> Table:
+    rows: list[list[str]] = []
+    for name, result in zip(result_names(document), document.results, strict=True):
+        for metric, figure in result.figures.items():
+            words = seconds_words if not metric_of(metric).is_speed else number_words
+            tail = ["" if value is None else words(value) for value in (figure.p95, figure.p99)]
+            spread = [words(value) for value in (figure.median, figure.mean, figure.stddev)]
+            rows.append([visible_line(name), metric_of(metric).words, f"{figure.count:,}", *spread, *tail])
+    return table_of(["", "figure", "count", "median", "mean", "stddev", "p95", "p99"], rows, numbers_from=2)
+
+
+def _energy_lines(document: Document, api_price: float | None) -> list[str]:
+    lines = []
+    for name, result in zip(result_names(document), document.results, strict=True):
+        energy = result.energy
+        if energy is None:
+            continue
+        words = f"{name}: {number_words(energy.joules_per_token)} J a token, {number_words(energy.watts)} W ({energy.source})"
+        if energy.cost_per_million is not None:
+            words += f", {number_words(energy.cost_per_million)} for a million tokens"
+            if api_price is not None:
+                words += f"; {api_sentence(energy.cost_per_million, api_price)}"
+        lines.append(words)
+    return lines
