@@ -14,6 +14,7 @@ import numpy as np
 from llmrun.bench.document import (
     Distribution,
     Document,
+    Energy,
     Failure,
     Result,
     Roofline,
@@ -172,10 +173,10 @@ def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofl
     )
 
 
-def _energy(samples: Sequence[Sample], source: str, price_kwh: float | None) -> Any:
+def _energy(samples: Sequence[Sample], source: str, price_kwh: float | None) -> Energy | None:
     measured = [sample for sample in samples if sample.joules is not None]
     if not measured:
         return None
     joules = sum(sample.joules or 0.0 for sample in measured)
     seconds, tokens = sum(sample.seconds for sample in measured), sum(sample.generated for sample in measured)
-    return energy_of(source, joules, seconds, tokens, price_kwh)
+    return energy_of(joules, seconds, tokens, source=source, price_kwh=price_kwh)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.free_memory import free_memory
 from llmrun.bench.cold import cold_start
-from llmrun.bench.energy import EnergyMeter
+from llmrun.bench.energy import EnergyMeter, nvml_sources, rapl_sources
 from llmrun.bench.pool import OpenedFacts, Pool
 from llmrun.bench.reporter import Reporter
 from llmrun.bench.sample import Sample, joined
@@ -73,11 +73,10 @@ class Runner:
         self._effort = effort
         self._reporter = reporter
         self._pool = Pool(list(configurations), reporter)
-        self._meter = EnergyMeter.find()
+        self._meter = _meter(configurations)
         self._machine = _MachineLimits(reporter) if any(not one.target.endpoint for one in configurations) else None
         self._seed = 0
         self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
-        self.outcome.energy_source = self._meter.source
 
     def run(self) -> Outcome:
         """Everything, to the end or to Ctrl-C: then `interrupted` is set, and what there is is kept. An error ends the
@@ -145,6 +144,7 @@ class Runner:
             runs = [worker.run(configuration.workload, seed)]
             while sum(run.seconds for run in runs) < _TURN_S:
                 runs.append(worker.run(configuration.workload, self._next_seed()))
+        self.outcome.energy_source = reading.source
         return replace(joined(runs), joules=reading.joules)
 
     def _next_seed(self) -> int:
@@ -199,6 +199,12 @@ class _Failing:
         self._trial.failure = error
         self._pool.drop(self._trial.configuration.target)
         return True
+
+
+def _meter(configurations: Sequence[Configuration]) -> EnergyMeter:
+    """GPUs are counted only where one may be used: idle ones draw tens of watts."""
+    may_use_gpu = any(one.target.backend != "cpu" and one.target.gpu_layers != 0 for one in configurations)
+    return EnergyMeter([*rapl_sources(), *(nvml_sources() if may_use_gpu else ())])
 
 
 def _words(trial: Trial) -> str:

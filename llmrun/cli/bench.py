@@ -114,17 +114,20 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     from llmrun.bench.digests import file_sha256
     from llmrun.bench.results import document, is_precise
     from llmrun.bench.runner import Effort, Runner
-    from llmrun.bench.system import system_state, warnings_about
+    from llmrun.bench.system import system_state, warnings_about, warnings_between
+    from llmrun.cli.progress import HubReporter
 
     system = system_state()
     for words in warnings_about(system):
         out.note(words)
     paths = dict.fromkeys(one.target.path for one in configurations if one.target.path)
-    digests = {path: file_sha256(Path(path), _hashing) for path in paths if Path(path).is_file()}
+    digests = {path: file_sha256(Path(path), HubReporter()) for path in paths if Path(path).is_file()}
     effort = Effort(seconds, flags.repetitions, is_precise)
     outcome = Runner(configurations, effort, _Reporter()).run()
     out.clear_progress()
     _raise_if_empty(outcome)
+    for words in warnings_between(system, system_state()):
+        out.note(words)
     command = shlex.join(["llmrun", *sys.argv[1:]])
     return document(outcome, command=command, system=system, digests=digests, price_kwh=flags.price_kwh)
 
@@ -137,10 +140,6 @@ class _Reporter:
 
     def note(self, words: str) -> None:
         out.note(words)
-
-
-def _hashing(done: int, total: int) -> None:
-    out.progress(f"reading the model's file  {done / total:.0%}")
 
 
 def _raise_if_empty(outcome: Outcome) -> None:
@@ -187,18 +186,18 @@ def history(
     from llmrun.bench.history import find, load_history
     from llmrun.cli.benching.showing import show, show_history, write_page
 
+    kept = load_history()
+    if kept.damaged:
+        out.note(f"{kept.damaged} line{'s'[: kept.damaged != 1]} of the history cannot be read, and are left out")
     if run is not None:
-        found = find(run)
+        found = find(run, kept.documents)
         show(found, flags.format)
         if html is not None:
             write_page(found, html)
         return 0
     if html is not None:
         raise UsageError("--html: of which run? llmrun bench history RUN --html FILE")
-    kept, damaged = load_history()
-    if damaged:
-        out.note(f"{damaged} line{'s'[: damaged != 1]} of the history cannot be read, and are left out")
-    show_history(kept, flags.format)
+    show_history(kept.documents, flags.format)
     return 0
 
 

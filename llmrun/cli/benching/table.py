@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmrun.bench.document import Document
-from llmrun.bench.energy import api_sentence
+from llmrun.bench.energy import beside_api
 from llmrun.bench.words import (
     memory_words,
     metric_of,
@@ -152,7 +152,7 @@ def _energy_lines(document: Document, api_price: float | None) -> list[str]:
         words = f"{name}: {number_words(energy.joules_per_token)} J a token, {number_words(energy.watts)} W ({energy.source})"
         if energy.cost_per_million is not None:
             words += f", {number_words(energy.cost_per_million)} for a million tokens"
-            if api_price is not None:
-                words += f"; {api_sentence(energy.cost_per_million, api_price)}"
+            if api_price:
+                words += f". {beside_api(energy.cost_per_million, api_price)[1]}"
         lines.append(words)
     return lines
