@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from llmrun.bench.reporter import Reporter
 from llmrun.bench.sweep import Configuration, Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.errors import DoesNotFit, LlmrunError
+
+Start = Callable[[Target, Reporter], WorkerProcess]
 
 _MORE_THAN_THE_FILE = 1.2  # times: weights packed, and what the other parts take
 _AND_SO_MUCH = 300 << 20  # bytes: interpreter, libraries, a short KV cache
@@ -37,8 +39,9 @@ class OpenedFacts:
 class Pool:
     """Opens engines when their turn comes, and closes the one unused for longest when memory is short."""
 
-    def __init__(self, configurations: list[Configuration], reporter: Reporter) -> None:
+    def __init__(self, configurations: Sequence[Configuration], reporter: Reporter, start: Start) -> None:
         self._reporter = reporter
+        self._start_process = start
         self._rooms = rooms(configurations)
         self._open: dict[Target, WorkerProcess] = {}  # the one used last stands last
         self.opened: dict[Target, OpenedFacts] = {}
@@ -86,7 +89,7 @@ class Pool:
         return worker
 
     def _started(self, target: Target) -> tuple[WorkerProcess, dict[str, Any]]:
-        worker = WorkerProcess(self._reporter)
+        worker = self._start_process(target, self._reporter)
         try:
             return worker, worker.open(asdict(target) | asdict(self._rooms[target]))
         except BaseException:
@@ -115,7 +118,7 @@ class Pool:
         return free < (known or file_bytes * _MORE_THAN_THE_FILE + _AND_SO_MUCH)
 
 
-def rooms(configurations: list[Configuration]) -> dict[Target, Room]:
+def rooms(configurations: Sequence[Configuration]) -> dict[Target, Room]:
     """What each target's engine must hold for all that it will be asked."""
     found: dict[Target, Room] = {}
     for configuration in configurations:

@@ -14,7 +14,7 @@ from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.free_memory import free_memory
 from llmrun.bench.cold import cold_start
 from llmrun.bench.energy import EnergyMeter, nvml_sources, rapl_sources
-from llmrun.bench.pool import OpenedFacts, Pool
+from llmrun.bench.pool import OpenedFacts, Pool, Start
 from llmrun.bench.reporter import Reporter
 from llmrun.bench.sample import Sample, joined
 from llmrun.bench.stability import is_stable
@@ -69,10 +69,16 @@ class Effort:
 class Runner:
     """Measures configurations; what there is is in `outcome` at any time."""
 
-    def __init__(self, configurations: Sequence[Configuration], effort: Effort, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        configurations: Sequence[Configuration],
+        effort: Effort,
+        reporter: Reporter,
+        start: Start = lambda target, reporter: WorkerProcess(reporter),
+    ) -> None:
         self._effort = effort
         self._reporter = reporter
-        self._pool = Pool(list(configurations), reporter)
+        self._pool = Pool(configurations, reporter, start)
         self._meter = _meter(configurations)
         self._machine = _MachineLimits(reporter) if any(not one.target.endpoint for one in configurations) else None
         self._seed = 0

@@ -11,7 +11,7 @@ from llmrun.bench.workload import Workload
 from llmrun.errors import UsageError
 
 MOST_CONFIGURATIONS = 1000
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?:([+*])([0-9]+))?)?")
 
 
 @dataclass(frozen=True, slots=True)

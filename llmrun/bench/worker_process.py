@@ -42,6 +42,10 @@ class WorkerProcess:
             self._stderr.close()
             raise LlmrunError(f"cannot start a process: {sys.executable}: {error.strerror}") from error
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def open(self, target: Mapping[str, Any]) -> dict[str, Any]:
         """Open a target (target.open_target's arguments); returns its facts. Raises what opening it raises."""
         facts: dict[str, Any] = self._ask("opening the model", do="open", target=target)["facts"]
