@@ -1,0 +1,131 @@
+"""Bar charts: how fast each configuration is, and how much of what the machine can do that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmrun.bench.document import Document, Result
+from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis
+from llmrun.bench.metrics import METRICS
+from llmrun.bench.words import metric_unit, metric_words, number_words, percent_words, result_names
+
+MOST_COLORS = 6  # more cannot be told apart: then all configurations have one color and go by their names
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`length`, `low` and `high` are percents of the axis; low and high are the ends of a whisker."""
+
+    name: str
+    color: int
+    length: float
+    words: str
+    detail: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """`limit`: percent of the axis at which a line across all bars stands."""
+
+    title: str
+    unit: str
+    bars: tuple[Bar, ...]
+    ticks: tuple[Tick, ...]
+    limit: float | None = None
+
+
+def color_of(document: Document, index: int) -> int:
+    """1 to MOST_COLORS: the same for a configuration in all charts."""
+    return index + 1 if len(document.results) <= MOST_COLORS else 1
+
+
+def speed_charts(document: Document) -> list[BarChart]:
+    """A chart for each speed that was measured; together with many requests at once, that of all of them too."""
+    names = ["prefill", "decode"]
+    if any(result.workload.concurrency > 1 for result in document.results):
+        names.append("throughput")
+    return [chart for name in names if (chart := _speed_chart(document, name))]
+
+
+def _speed_chart(document: Document, metric: str) -> BarChart | None:
+    measured = [(index, one) for index, one in enumerate(document.results) if _median(one, metric) is not None]
+    if not measured:
+        return None
+    axis = linear_axis(0, max(max(_median(one, metric) or 0, *_samples(one, metric), 0) for _, one in measured))
+    names = result_names(document)
+    bars = [_speed_bar(names[index], color_of(document, index), one, metric, axis) for index, one in measured]
+    return BarChart(METRICS[metric].words, metric_unit(metric), tuple(bars), axis.ticks)
+
+
+def _speed_bar(name: str, color: int, result: Result, metric: str, axis: Axis) -> Bar:
+    median = _median(result, metric) or 0.0
+    samples = _samples(result, metric)
+    detail = f"{name}: median {metric_words(metric, median)}"
+    if len(samples) < 2:
+        return Bar(name, color, axis.place(median), number_words(median), detail)
+    low, high = min(samples), max(samples)
+    detail += f", {len(samples)} repetitions from {number_words(low)} to {number_words(high)}"
+    return Bar(name, color, axis.place(median), number_words(median), detail, axis.place(low), axis.place(high))
+
+
+def _median(result: Result, metric: str) -> float | None:
+    figure = result.figures.get(metric)
+    return figure.median if figure and drawable(figure.median) else None
+
+
+def _samples(result: Result, metric: str) -> Sequence[float]:
+    return [value for value in result.samples.get(metric, ()) if drawable(value)]
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineCharts:
+    """`without`: the names of configurations that were measured, but that no limit of this machine is known for."""
+
+    charts: tuple[BarChart, ...]
+    limits: tuple[str, ...]
+    without: tuple[str, ...]
+
+
+def roofline_charts(document: Document) -> RooflineCharts:
+    names = result_names(document)
+    decode, prefill = [], []
+    limits: dict[str, None] = {}
+    without = []
+    for index, result in enumerate(document.results):
+        roof = result.roofline
+        if roof is None or (roof.decode_share is None and roof.prefill_share is None):
+            if not result.failure:
+                without.append(names[index])
+            continue
+        limits[
+            f"{number_words(roof.read_bandwidth / 1e9)} GB/s read from memory, "
+            f"{number_words(roof.multiply_rate / 1e9)} billion int8 products a second"
+        ] = None
+        where = names[index], color_of(document, index)
+        if roof.decode_share is not None:
+            reached = f"{number_words(roof.decode_share * roof.read_bandwidth / 1e9)} GB/s"
+            decode.append((*where, roof.decode_share, reached))
+        if roof.prefill_share is not None:
+            reached = f"{number_words(roof.prefill_share * roof.multiply_rate / 1e9)} billion products a second"
+            prefill.append((*where, roof.prefill_share, reached))
+    charts = [
+        _share_chart("decode", "share of memory bandwidth", decode),
+        _share_chart("prefill", "share of int8 peak", prefill),
+    ]
+    return RooflineCharts(tuple(chart for chart in charts if chart), tuple(limits), tuple(without))
+
+
+def _share_chart(title: str, unit: str, shares: Sequence[tuple[str, int, float, str]]) -> BarChart | None:
+    shares = [share for share in shares if drawable(share[2])]
+    if not shares:
+        return None
+    axis = linear_axis(0, max(100.0, *(100 * share for _, _, share, _ in shares)))
+    bars = [
+        Bar(name, color, axis.place(100 * share), percent_words(share), f"{name}: {reached}, {percent_words(share)}")
+        for name, color, share, reached in shares
+    ]
+    ticks = tuple(Tick(tick.at, f"{tick.label} %") for tick in axis.ticks)
+    return BarChart(title, unit, tuple(bars), ticks, axis.place(100))

@@ -1,0 +1,153 @@
+"""Charts of curves: how latencies are spread, and how tokens come over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmrun.bench.document import Document
+from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis, spread_axis, time_unit
+from llmrun.bench.html.bars import MOST_COLORS, color_of
+from llmrun.bench.words import result_names, seconds_words
+
+FEWEST_FOR_A_CURVE = 10  # samples; a curve through fewer says more than they do
+_MOST_POINTS = 400  # of a curve: no screen shows more
+_SHARE_TICKS = (Tick(0.0, "0 %"), Tick(50.0, "50 %"), Tick(100.0, "100 %"))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """`points`: x,y in percent from the upper left, as a polyline has them. `mark`: the one that gets a dot."""
+
+    name: str
+    color: int
+    points: str
+    note: str
+    mark: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CurveChart:
+    """All curves in one panel; or, where they are too many to be told apart, each in its own, in front of the others."""
+
+    key: str  # an id in the page
+    title: str
+    across: str
+    upwards: str
+    across_ticks: tuple[Tick, ...]
+    upwards_ticks: tuple[Tick, ...]
+    curves: tuple[Curve, ...]
+    is_logarithmic: bool = False
+
+    @property
+    def has_panels(self) -> bool:
+        return len(self.curves) > MOST_COLORS
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A curve before it has an axis: seconds, and percent or tokens."""
+
+    name: str
+    color: int
+    points: Sequence[tuple[float, float]]
+    note: str
+
+
+def gap_chart(document: Document) -> CurveChart | None:
+    """The share of inter-token latencies that were no longer than so many seconds."""
+    lines = []
+    for index, result in enumerate(document.results):
+        gaps = result.gaps
+        if len(gaps) < 2 or not all(map(drawable, gaps)):
+            continue
+        points = [(gap, 100 * place / (len(gaps) - 1)) for place, gap in enumerate(gaps)]
+        note = f"median {seconds_words(_percentile(gaps, 50))}, 99 % within {seconds_words(_percentile(gaps, 99))}"
+        lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
+    return _distribution("gaps", "between two tokens", lines)
+
+
+def first_token_chart(document: Document) -> CurveChart | None:
+    """The share of requests that had their first token within so many seconds."""
+    lines = []
+    for index, result in enumerate(document.results):
+        samples = sorted(result.samples.get("ttft", ()))
+        if len(samples) < FEWEST_FOR_A_CURVE or not all(map(drawable, samples)):
+            continue
+        points = [(samples[0], 0.0)]
+        for place, sample in enumerate(samples):
+            points += [(sample, 100 * place / len(samples)), (sample, 100 * (place + 1) / len(samples))]
+        note = f"median {seconds_words(_percentile(samples, 50))}"
+        lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
+    return _distribution("first", "to the first token", lines)
+
+
+def _percentile(ordered: Sequence[float], percent: float) -> float:
+    return ordered[round((len(ordered) - 1) * percent / 100)]
+
+
+def _distribution(key: str, title: str, lines: Sequence[_Line]) -> CurveChart | None:
+    if not lines:
+        return None
+    factor, unit = time_unit(max(x for line in lines for x, _ in line.points))
+    in_panels = len(lines) > MOST_COLORS
+    axis = spread_axis((x * factor for line in lines for x, _ in line.points), 3 if in_panels else 5)
+    upwards = linear_axis(0, 100)
+    return CurveChart(
+        key=key,
+        title=title,
+        across=unit,
+        upwards="share that took no longer",
+        across_ticks=axis.ticks,
+        upwards_ticks=_SHARE_TICKS,
+        curves=tuple(_drawn(line, factor, axis, upwards) for line in lines),
+        is_logarithmic=axis.is_logarithmic,
+    )
+
+
+def token_chart(document: Document) -> CurveChart | None:
+    """Tokens of a typical request over time; a dot is the first of them."""
+    lines = []
+    for index, result in enumerate(document.results):
+        line = [(at, float(tokens)) for at, tokens in result.timeline]
+        if not line or not all(drawable(at) and drawable(tokens) for at, tokens in line):
+            continue
+        note = f"first token after {seconds_words(line[0][0])}"
+        lines.append(_Line(result_names(document)[index], color_of(document, index), line, note))
+    if not lines:
+        return None
+    factor, unit = time_unit(max(x for line in lines for x, _ in line.points))
+    most_ticks = 3 if len(lines) > MOST_COLORS else 5
+    axis = linear_axis(0, factor * max(x for line in lines for x, _ in line.points), most_ticks)
+    upwards = linear_axis(0, max(y for line in lines for _, y in line.points), most_ticks)
+    return CurveChart(
+        key="tokens",
+        title="tokens over time",
+        across=unit,
+        upwards="tokens",
+        across_ticks=axis.ticks,
+        upwards_ticks=upwards.ticks,
+        curves=tuple(_drawn_from_zero(line, factor, axis, upwards) for line in lines),
+    )
+
+
+def _drawn(line: _Line, factor: float, axis: Axis, upwards: Axis) -> Curve:
+    points = [(axis.place(x * factor), round(100 - upwards.place(y), 2)) for x, y in _thinned(line.points)]
+    return Curve(line.name, line.color, " ".join(f"{x:g},{y:g}" for x, y in points), line.note)
+
+
+def _drawn_from_zero(line: _Line, factor: float, axis: Axis, upwards: Axis) -> Curve:
+    """With the wait for the first token as a flat piece before it."""
+    first, tokens = line.points[0]
+    waited = _Line(line.name, line.color, [(0.0, 0.0), (first, 0.0), *line.points], line.note)
+    curve = _drawn(waited, factor, axis, upwards)
+    mark = axis.place(first * factor), round(100 - upwards.place(tokens), 2)
+    return Curve(curve.name, curve.color, curve.points, curve.note, mark)
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    if len(points) <= _MOST_POINTS:
+        return list(points)
+    stride = math.ceil(len(points) / (_MOST_POINTS - 1))
+    return [*points[::stride], points[-1]]

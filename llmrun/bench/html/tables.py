@@ -1,0 +1,149 @@
+"""The tables of the page: every figure in words, what each configuration was, and what the machine is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmrun.bench.document import Distribution, Document, Energy, Failure, Result
+from llmrun.bench.html.bars import color_of
+from llmrun.bench.metrics import METRICS
+from llmrun.bench.words import (
+    memory_words,
+    metric_of,
+    metric_unit,
+    metric_words,
+    number_words,
+    result_names,
+    seconds_words,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    """One metric of one configuration; empty where there were too few numbers for it."""
+
+    metric: str
+    unit: str
+    explanation: str
+    count: str
+    cells: tuple[str, ...]  # as COLUMNS
+
+
+COLUMNS = ("median", "mean", "stddev", "p95", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    name: str
+    color: int
+    facts: tuple[str, ...]
+    rows: tuple[FigureRow, ...]
+    failure: Failure | None
+
+
+def configurations(document: Document) -> list[Configuration]:
+    names = result_names(document)
+    return [
+        Configuration(names[index], color_of(document, index), _facts(one), _rows(one), one.failure)
+        for index, one in enumerate(document.results)
+    ]
+
+
+def _facts(result: Result) -> tuple[str, ...]:
+    subject, workload = result.subject, result.workload
+    repetitions = max(map(len, result.samples.values()), default=0)
+    facts = [subject.model, workload.label, subject.endpoint or subject.backend]
+    if subject.threads:
+        facts.append(_counted(subject.threads, "thread"))
+    if subject.gpu_layers:
+        facts.append(f"GPU layers {subject.gpu_layers}")
+    if subject.kv_type:
+        facts.append(f"KV cache {subject.kv_type}")
+    if workload.depth:
+        facts.append(f"{workload.depth:,} tokens in the cache before")
+    if workload.concurrency > 1:
+        facts.append(f"{workload.concurrency} requests at once")
+    if repetitions:
+        facts.append(_counted(repetitions, "repetition"))
+    if result.peak_memory:
+        facts.append(f"peak memory {memory_words(result.peak_memory)}")
+    if result.energy:
+        facts += _energy_facts(result.energy)
+    return tuple(fact for fact in facts if fact)
+
+
+def _energy_facts(energy: Energy) -> list[str]:
+    facts = [f"{number_words(energy.watts)} W, {number_words(energy.joules_per_token)} J a token ({energy.source})"]
+    if energy.cost_per_million is not None:
+        facts.append(f"{number_words(energy.cost_per_million)} for electricity of a million tokens")
+    return facts
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
+def _rows(result: Result) -> tuple[FigureRow, ...]:
+    known = [name for name in METRICS if name in result.figures]
+    return tuple(_row(name, result.figures[name]) for name in [*known, *sorted(set(result.figures) - set(known))])
+
+
+def _row(name: str, figure: Distribution) -> FigureRow:
+    metric = metric_of(name)
+    values = (figure.median, figure.mean, figure.stddev, figure.p95, figure.p99)
+    cells = tuple("" if value is None else _cell(name, value) for value in values)
+    return FigureRow(metric.words, metric_unit(name), metric.explanation, f"{figure.count:,}", cells)
+
+
+def _cell(name: str, value: float) -> str:
+    """Times bring their unit; that of a speed stands beside its name."""
+    return number_words(value) if metric_unit(name) else metric_words(name, value)
+
+
+def explained_metrics(document: Document) -> list[tuple[str, str]]:
+    """The metrics that the document has, with what each one is."""
+    used = {name for result in document.results for name in result.figures}
+    return [(metric.words, metric.explanation) for metric in METRICS.values() if metric.name in used]
+
+
+def subject_facts(document: Document) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What answered, each once: its name, and what is known of it."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for result in document.results:
+        subject = result.subject
+        if subject.facts:
+            name = subject.name if subject.name == subject.model else f"{subject.name} · {subject.model}"
+            found.setdefault(name, fact_words(subject.facts))
+    return list(found.items())
+
+
+def fact_words(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of any kind, as a reader wants them. Nothing is left out: an unknown name is a fact too."""
+    return [(str(name).replace("_", " "), _value_words(str(name), value)) for name, value in facts.items()]
+
+
+def _value_words(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or value == "" or value == [] or value == ():
+        return "not known"
+    if isinstance(value, int | float):
+        return _number_fact(name.lower(), value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_value_words(str(key), each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_value_words(name, each) for each in value)
+    return str(value)
+
+
+def _number_fact(name: str, value: float) -> str:
+    """The unit is in the name: sizes are bytes, times end in _s, as everywhere in llmrun."""
+    if isinstance(value, int) and abs(value) >= 2**63:  # no size and no time, and no float can hold all of them
+        return f"{value:,}"
+    if name.endswith("bytes"):
+        return memory_words(value)
+    if name.endswith(("_s", "seconds")):
+        return seconds_words(value)
+    return f"{value:,}" if isinstance(value, int) else number_words(value)
