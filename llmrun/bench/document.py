@@ -97,6 +97,16 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """All requests of all measured repetitions together. `seconds`: while at least one of them ran."""
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """One configuration.
 
@@ -113,6 +123,7 @@ class Result:
     timeline: tuple[tuple[float, int], ...] = ()
     gaps: tuple[float, ...] = ()
     peak_memory: int = 0  # bytes; 0: unknown
+    totals: Totals | None = None
     roofline: Roofline | None = None
     energy: Energy | None = None
     failure: Failure | None = None
