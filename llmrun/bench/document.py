@@ -27,7 +27,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:
-    """What each repetition asked for. `kind`: synthetic, chat, prompts, cold. Token counts are 0 where prompts differ."""
+    """What each repetition asked for. `kind`: synthetic, chat, prompts, cold. Token counts: 0 where prompts differ."""
 
     kind: str
     label: str  # "512 in, 128 out", "chat: long document"

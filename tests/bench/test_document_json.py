@@ -75,10 +75,9 @@ def test_a_document_with_any_value_put_anywhere_is_read_or_refused_in_one_line(p
         target = target[key]
     target[path[-1]] = value
     try:
-        assert isinstance(from_json(changed, "old.json"), Document)
-    except UsageError as error:
-        assert str(error).startswith("old.json: ")
-        assert "\n" not in str(error)
+        from_json(changed, "old.json")
+    except UsageError:
+        refusal(changed)
 
 
 def test_a_document_with_any_key_taken_away_is_refused_by_the_name_of_the_key() -> None:
