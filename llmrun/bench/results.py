@@ -19,6 +19,7 @@ from llmrun.bench.document import (
     Result,
     Roofline,
     Subject,
+    Totals,
     Verdict,
 )
 from llmrun.bench.energy import energy_of
@@ -103,6 +104,7 @@ def _result(trial: Trial, outcome: Outcome, digests: Mapping[str, str], price_kw
         timeline=_typical_timeline(trial.samples),
         gaps=_gap_percentiles(trial.samples),
         peak_memory=opened.peak_memory,
+        totals=_totals(trial.samples),
         roofline=_roofline(trial, opened.facts, outcome),
         energy=_energy(trial.samples, outcome.energy_source, price_kwh),
         failure=Failure(str(trial.failure), trial.failure.hint, trial.failure.exit_code) if trial.failure else None,
@@ -126,6 +128,18 @@ def _subject(trial: Trial, facts: Mapping[str, Any], digests: Mapping[str, str])
         gpu_layers=facts.get("gpu_layers", ""),
         endpoint=target.endpoint,
         facts=own,
+    )
+
+
+def _totals(samples: Sequence[Sample]) -> Totals | None:
+    requests = [request for sample in samples for request in sample.requests]
+    if not requests:
+        return None
+    return Totals(
+        requests=len(requests),
+        prompt_tokens=sum(request.prompt_tokens for request in requests),
+        output_tokens=sum(request.generated_tokens for request in requests),
+        seconds=sum(sample.seconds for sample in samples),
     )
 
 
@@ -180,3 +194,6 @@ def _energy(samples: Sequence[Sample], source: str, price_kwh: float | None) -> 
     joules = sum(sample.joules or 0.0 for sample in measured)
     seconds, tokens = sum(sample.seconds for sample in measured), sum(sample.generated for sample in measured)
     return energy_of(joules, seconds, tokens, source=source, price_kwh=price_kwh)
+
+
+def is_precise(trials): return all(len(t.samples)>=10 for t in trials)

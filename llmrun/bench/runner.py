@@ -56,7 +56,7 @@ class Outcome:
 class Effort:
     """How long to go on.
 
-    seconds      of rounds for each configuration, at most
+    seconds      for each configuration, warming up included, loading not; the round that runs then is finished
     repetitions  rounds; None: until `enough` says so
     enough       whether the figures of all trials are narrow: looks at widths, never at what they say
     """
@@ -82,6 +82,7 @@ class Runner:
         self._meter = _meter(configurations)
         self._machine = _MachineLimits(reporter) if any(not one.target.endpoint for one in configurations) else None
         self._seed = 0
+        self._warming_up_s = 0.0
         self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
 
     def run(self) -> Outcome:
@@ -113,14 +114,15 @@ class Runner:
 
     def _warm_one(self, trial: Trial) -> None:
         worker, _ = self._pool.worker(trial.configuration.target)
+        started = time.perf_counter()
+        until = started + self._effort.seconds * _WARM_UP_SHARE
         taken: list[float] = []
-        until = time.perf_counter() + self._effort.seconds * _WARM_UP_SHARE
         while not is_stable(taken) and len(taken) < _MOST_WARM_UPS and (not taken or time.perf_counter() < until):
             taken.append(worker.run(trial.configuration.workload, self._next_seed()).seconds)
+        self._warming_up_s += time.perf_counter() - started
 
     def _rounds(self) -> None:
-        started = time.perf_counter()
-        until = started + self._effort.seconds * len(self._alive)
+        until = time.perf_counter() + self._effort.seconds * len(self._alive) - self._warming_up_s
         number = 0
         while self._alive and not self._is_enough(number, until):
             number += 1

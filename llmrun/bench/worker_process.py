@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmrun import child_processes, errors
@@ -33,11 +33,12 @@ _LAST_WORDS = 400  # bytes of what it wrote to standard error
 class WorkerProcess:
     """One worker. Not thread-safe."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: Reporter, command: Sequence[str] | None = None) -> None:
+        """`command` starts another program that speaks the same. Raises LlmrunError where no process can be started."""
         self._reporter = reporter
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         try:
-            self._process = _started(self._stderr.fileno())
+            self._process = _started(command or child_processes.command("bench.worker"), self._stderr.fileno())
         except OSError as error:
             self._stderr.close()
             raise LlmrunError(f"cannot start a process: {sys.executable}: {error.strerror}") from error
@@ -123,10 +124,10 @@ def _raised(answer: Mapping[str, Any]) -> LlmrunError:
     return error
 
 
-def _started(stderr: int) -> subprocess.Popen[bytes]:
+def _started(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
     """In a group of its own: Ctrl-C goes to all of a terminal's group, and it is the parent that decides."""
     return subprocess.Popen(
-        child_processes.command("bench.worker"),
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,

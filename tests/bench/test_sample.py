@@ -62,7 +62,8 @@ def test_an_answer_of_nothing_counts_nowhere() -> None:
 
 def test_runs_of_one_turn_add_up() -> None:
     turn = joined([Sample((FIRST,), 1.3), Sample((SECOND,), 0.3)])
-    assert (turn.runs, turn.seconds, turn.generated) == (2, pytest.approx(1.6), 8)
+    assert (turn.runs, turn.generated) == (2, 8)
+    assert turn.seconds == pytest.approx(1.6)
 
 
 def test_a_sample_survives_the_way_from_another_process() -> None:
@@ -78,4 +79,6 @@ def test_a_timeline_begins_at_the_first_token_and_ends_at_the_last() -> None:
 
 def test_tokens_that_arrive_together_are_spread_over_the_arrivals() -> None:
     burst = Timings(0.0, 9, 0, 8, 0.1, 0.1, 0.3, 0.4, (0.3,))
-    assert timeline(burst) == ((0.1, 4), (pytest.approx(0.4), 8))
+    (first, early), (last, all_of_them) = timeline(burst)
+    assert (early, all_of_them) == (4, 8)
+    assert (first, last) == pytest.approx((0.1, 0.4))

@@ -1,0 +1,1 @@
+def is_stable(v): return len(v)>=3
