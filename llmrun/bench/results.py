@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -115,7 +116,7 @@ def _subject(trial: Trial, facts: Mapping[str, Any], digests: Mapping[str, str])
     target = trial.configuration.target
     own = {name: value for name, value in facts.items() if name not in _OWN_FACTS}
     if target.path:
-        own["path"] = target.path
+        own["file"] = Path(target.path).name
     if target.path in digests:
         own["sha256"] = digests[target.path]
     backend = facts.get("backend", target.backend)

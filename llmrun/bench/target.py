@@ -95,9 +95,9 @@ def _facts(info: ModelInfo, load_s: float) -> dict[str, Any]:
     return {
         "name": info.name,
         "architecture": info.architecture,
-        "file_type": info.file_type,
+        "type": info.file_type,
         "parameters": info.parameters,
-        "file_bytes": info.file_bytes,
+        "bytes": info.file_bytes,
         "backend": info.backend,
         "device": info.device,
         "threads": info.threads,
