@@ -188,10 +188,9 @@ def profile(
     seconds: float = 2.0,
     progress: Progress | None = None,
 ) -> Profile:
-    """Measure a decode step of one token and a prefill of `prompt` tokens, each with `depth` tokens before it, for about
-    `seconds` each.
+    """Measure a decode step of one token and a prefill of `prompt` tokens, each with `depth` tokens before it.
 
-    Tokens are random: no kernel's time depends on them. Takes 1 GiB beside the model, for the machine's limits. Raises
+    Each is measured for about `seconds`. Tokens are random: no kernel's time depends on them. Takes 1 GiB beside the model, for the machine's limits. Raises
     ModelFileError, UnsupportedModel, DoesNotFit.
     """
     with open_gguf(path) as file:

@@ -1,7 +1,7 @@
 """What one token needs of a machine, from a plan or from a file alone: what a roofline compares speeds with.
 
-A plan knows what our own engine reads; a file is enough for a backend that has none. Both leave out what is small beside
-the weights: activations and, from a file, norms.
+A plan knows what our own engine reads; a file is enough for a backend that has none. Both leave out what is small
+beside the weights: activations and, from a file, norms.
 """
 
 from __future__ import annotations

@@ -11,7 +11,16 @@ from typing import Any
 
 from llmrun.kernels import records, simd
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.memory import atomic_add, atomic_load, atomic_store, call_c1, call_c2, call_c6, call_kernel, load_i64
+from llmrun.kernels.memory import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    call_c1,
+    call_c2,
+    call_c6,
+    call_kernel,
+    load_i64,
+)
 
 _FUTEX_WAIT_PRIVATE = 128
 _FUTEX_WAKE_PRIVATE = 129

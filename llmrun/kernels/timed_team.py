@@ -54,8 +54,9 @@ class _Clock:
             frequency = ctypes.c_int64()
             kernel32.QueryPerformanceFrequency(ctypes.byref(frequency))
             return cls(function_address(kernel32.QueryPerformanceCounter), -1, 1, float(frequency.value))
-        # macOS counts CLOCK_MONOTONIC in microseconds.
-        identity = time.CLOCK_UPTIME_RAW if sys.platform == "darwin" else time.CLOCK_MONOTONIC
+        identity = time.CLOCK_MONOTONIC
+        if sys.platform == "darwin":
+            identity = time.CLOCK_UPTIME_RAW  # the other one counts in microseconds there
         return cls(function_address(ctypes.CDLL(None).clock_gettime), identity, 10**9, 1e9)
 
 

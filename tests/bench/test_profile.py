@@ -62,9 +62,7 @@ def plan(path: Path) -> Plan:
 
 def test_every_op_is_told_once_in_order_and_by_name(step: StepProfile) -> None:
     told = [(one.kind, one.layer, one.name) for one in step.ops]
-    layers = [
-        (kind, layer, f"blk.{layer}.{name}.weight" if name else "") for layer in range(2) for kind, name in LAYER
-    ]
+    layers = [(kind, layer, f"blk.{layer}.{name}.weight" if name else "") for layer in range(2) for kind, name in LAYER]
     first = [("embed", None, "token_embd.weight")]
     last = [("rmsnorm", None, ""), ("quantize", None, "output.weight"), ("linear", None, "output.weight")]
     assert told == first + layers + last
