@@ -19,6 +19,7 @@ from llmrun.errors import LlmrunError, UsageError
 
 DEEPEST = 16  # levels of what a fact may hold
 LARGEST = 2**63 - 1  # of an integer: other programs read the file too
+FARTHEST = 1e30  # from 0, of a number: no figure of a machine is, and sums of squares stay finite
 
 
 def to_json(document: Document) -> dict[str, Any]:
@@ -176,8 +177,8 @@ class _Decoder:
     def number(self, value: object, key: str) -> float:
         if type(value) is int and abs(value) <= LARGEST:
             return float(value)
-        if type(value) is not float or not math.isfinite(value):
-            self.refuse(key, value, "a finite number")
+        if type(value) is not float or not abs(value) <= FARTHEST:  # nor a NaN
+            self.refuse(key, value, f"a number of at most {FARTHEST:g}")
         return value
 
     def refuse(self, key: str, value: object, rule: str) -> NoReturn:

@@ -116,14 +116,22 @@ def _put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         ("results", {}, "results: an object is not a list"),
         ("results.0.workload.prompt", -1, f"results[0].workload.prompt: -1 is not an integer from 0 to {2**63 - 1}"),
         ("results.0.workload.prompt", 1.0, f"results[0].workload.prompt: 1.0 is not an integer from 0 to {2**63 - 1}"),
-        ("results.0.figures.ttft.mean", math.nan, "results[0].figures.ttft.mean: nan is not a finite number"),
-        ("results.0.samples.decode", [1, math.inf], "results[0].samples.decode[1]: inf is not a finite number"),
-        ("results.0.samples.decode", [10**400], "results[0].samples.decode[0]: a huge integer is not a finite number"),
+        ("results.0.figures.ttft.mean", math.nan, "results[0].figures.ttft.mean: nan is not a number of at most 1e+30"),
+        (
+            "results.0.samples.decode",
+            [1, 1.1e30],
+            "results[0].samples.decode[1]: 1.1e+30 is not a number of at most 1e+30",
+        ),
+        (
+            "results.0.samples.decode",
+            [10**400],
+            "results[0].samples.decode[0]: a huge integer is not a number of at most 1e+30",
+        ),
         ("results.0.timeline.1", [0.5], "results[0].timeline[1]: a list is not a list of 2"),
         ("results.0.energy.new", 1, "results[0].energy.new: no such key"),
         ("results.0.energy", [], "results[0].energy: a list is not an object"),
         ("verdicts.0.of", 2, "verdicts[0].of: 2 is not an index of 2 results"),
-        ("system.cpu", math.inf, "system.cpu: inf is not a finite number"),
+        ("system.cpu", math.inf, "system.cpu: inf is not a number of at most 1e+30"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_key(path: str, value: object, message: str) -> None:

@@ -73,7 +73,7 @@ def document(*results: Result, identity: str = "20260101-120000-abcd") -> Docume
     )
 
 
-_numbers = st.floats(allow_nan=False, allow_infinity=False)
+_numbers = st.floats(-1e30, 1e30)
 _counts = st.integers(0, 2**63 - 1)
 _words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 _facts = st.dictionaries(
