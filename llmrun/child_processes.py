@@ -1,4 +1,4 @@
-"""Python processes that do for this one what it must not do itself: import Numba, run what may end it, or be measured."""
+"""Python processes that do for this one what it must not do itself: import Numba, run what may end it, be measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This process's, with its path of modules. The user's own NUMBA_* would change machine code, or switch the compiler
-    off, unseen by any key."""
+    """This process's, with its path of modules. The user's own NUMBA_* would change machine code, or switch the
+    compiler off, unseen by any key."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     return {**kept, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}  # noqa: PTH109

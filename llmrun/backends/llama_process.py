@@ -182,7 +182,8 @@ class LlamaProcess:
 
 
 def _started(memory: SharedMemory) -> subprocess.Popen[bytes]:
-    """The process, in a group of its own: Ctrl-C goes to all of a terminal's group, to one that is just starting too."""
+    """The process, in a group of its own: Ctrl-C goes to all of a terminal's group, one that is just
+    starting included."""
     return subprocess.Popen(
         child_processes.command("backends.llama_worker", memory.handle),
         bufsize=0,  # nothing that closing would have to write first, to one that does not read

@@ -147,9 +147,13 @@ def _random_words(random: np.random.Generator, count: int) -> str:
     return "".join(f" {word}" for word in random.choice(_WORDS, count)) if count else ""
 
 
+# fmt: off
 _WORDS = (
-    "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all "
-    "were when we there can an your which their said if do will each about how up out them then she many some so these "
-    "would other into has more her two like him see time could no make than first been its who now people my made over "
-    "did down only way find use may water long little very after words called just where most know"
-).split()
+    "the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they", "at",
+    "be", "this", "from", "have", "or", "by", "one", "had", "not", "but", "what", "all", "were", "when", "we", "there",
+    "can", "an", "your", "which", "their", "said", "if", "do", "will", "each", "about", "how", "up", "out", "them",
+    "then", "she", "many", "some", "so", "these", "would", "other", "into", "has", "more", "her", "two", "like", "him",
+    "see", "time", "could", "no", "make", "than", "first", "been", "its", "who", "now", "people", "my", "made", "over",
+    "did", "down", "only", "way", "find", "use", "may", "water", "long", "little", "very", "after", "called", "just",
+)
+# fmt: on

@@ -16,9 +16,8 @@ from llmrun.gguf.problems import shown
 _PROMPT = "Why is the sky blue?"
 _LAST_WORDS = 400
 # By the exit code of the command: its message is taken over as it stands.
-_KINDS: dict[int, type[LlmrunError]] = {
-    kind.exit_code: kind for kind in (BackendCrashed, *LlmrunError.__subclasses__())
-}
+_ALL: tuple[type[LlmrunError], ...] = (BackendCrashed, *LlmrunError.__subclasses__())
+_KINDS = {kind.exit_code: kind for kind in _ALL}
 
 
 def cold_start(target: Target) -> Sample:

@@ -197,4 +197,5 @@ def _energy(samples: Sequence[Sample], source: str, price_kwh: float | None) -> 
     return energy_of(joules, seconds, tokens, source=source, price_kwh=price_kwh)
 
 
-def is_precise(trials): return all(len(t.samples)>=10 for t in trials)
+def is_precise(trials):
+    return all(len(t.samples) >= 10 for t in trials)

@@ -38,7 +38,7 @@ _SETTINGS: Mapping[str, Any] = {
     "fit_target": 0,
     "fit_min_ctx": 0,
 }
-_LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}  # vLLM's name: ours
+_LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "cold_ttft": "cold"}  # vLLM's name: ours
 _PHASES = ("prefill", "decode")
 _ROOFLINE = (
     "decode_share",

@@ -1,1 +1,2 @@
-def is_stable(v): return len(v)>=3
+def is_stable(v):
+    return len(v) >= 3

@@ -86,7 +86,9 @@ def verdict_sentence(document: Document, verdict: Verdict) -> str:
     varying = _varying(document)
     differing = [part for part in varying if _part(first, part) != _part(second, part)]
     common = [_part(first, part) for part in varying if part not in differing]
-    one, other = (" · ".join([each.subject.name, *(_part(each, part) for part in differing)]) for each in (first, second))
+    one, other = (
+        " · ".join([each.subject.name, *(_part(each, part) for part in differing)]) for each in (first, second)
+    )
     metric = metric_of(verdict.metric).words
     digits = _digits_that_show_it(verdict)
     interval = f"{verdict.level * 100:g} %: {verdict.low:,.{digits}f} to {verdict.high:,.{digits}f}"

@@ -48,8 +48,7 @@ class Workload:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Workload:
         sessions = tuple(
-            tuple(Turn(tuple(turn["messages"]), turn["max_tokens"]) for turn in session)
-            for session in body["sessions"]
+            tuple(Turn(tuple(turn["messages"]), turn["max_tokens"]) for turn in session) for session in body["sessions"]
         )
         return cls(WorkloadFacts(**body["facts"]), sessions)
 

@@ -45,11 +45,12 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
     # Nothing heavy is imported above this line: a usage error comes at once.
     from llmrun.bench.sweep import configurations
 
-    targets = _targets(flags, settings, lists)
     if flags.profile:
-        from llmrun.cli.benching.profiling import profile_all
+        from llmrun.cli.benching.profiling import check_profile, profile_all
 
-        return profile_all(targets, asked, kind, seconds)
+        check_profile(lists.backends, asked, kind)
+        return profile_all(_targets(flags, settings, lists), asked, kind, seconds)
+    targets = _targets(flags, settings, lists)
     found = _measured(configurations(targets, asked), flags, seconds)
     return _tell(found, flags, kind)
 
@@ -168,9 +169,6 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
     return failed[0].exit_code if failed else 0
 
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Of `bench history`, `last`, `last~1`, or a file of results.")]
-
-
 @bench.command("history")
 def history(
     run: Annotated[
@@ -203,8 +201,8 @@ def history(
 
 @bench.command("compare")
 def compare(
-    before: Run,
-    after: Run,
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run of the history, last~1, or a file.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one: llama-bench's JSON too.")],
     fail_above: Annotated[
         str | None,
         typer.Option("--fail-above", metavar="LOSS", help="Exit code 1 when something lost more: 5% or 0.05."),

@@ -76,10 +76,18 @@ class Output:
 
     def picture(self, renderable: Any) -> None:
         """Something that Rich draws, on stdout. Its texts must have passed `visible_line`."""
+        self.clear_progress()
+        self._console().print(renderable)
+
+    def width_of(self, renderable: Any) -> int:
+        """Columns that it would take if there were enough."""
+        console = self._console()
+        return int(console.measure(renderable, options=console.options.update(width=10_000)).maximum)
+
+    def _console(self) -> Any:
         from rich.console import Console
 
-        self.clear_progress()
-        console = Console(
+        return Console(
             file=sys.stdout,
             width=columns(),
             force_terminal=can_color(sys.stdout, self.color),
@@ -89,7 +97,6 @@ class Output:
             emoji=False,
             legacy_windows=False,
         )
-        console.print(renderable)
 
     # The rest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +50,7 @@ class FakeWorker:
             self.close()
 
 
-def pool_of(
-    targets: list[Target], opened: Opened, *, fits_beside: int = 99, compiles: bool = False
-) -> Pool:
+def pool_of(targets: list[Target], opened: Opened, *, fits_beside: int = 99, compiles: bool = False) -> Pool:
     def start(target: Target, reporter: Reporter) -> WorkerProcess:
         return FakeWorker(target, opened, fits_beside=fits_beside, compiles=compiles)  # type: ignore[return-value]
 
@@ -66,9 +63,8 @@ def three(tmp_path: Path) -> list[Target]:
 
 
 @pytest.fixture
-def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "free_memory", lambda: 100 << 20)
-    yield
 
 
 def test_an_engine_is_opened_once_while_there_is_memory(three: list[Target]) -> None:

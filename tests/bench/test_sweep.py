@@ -38,7 +38,23 @@ def test_lists_and_ranges_name_their_numbers_in_order_and_once(text: str, expect
 
 @pytest.mark.parametrize(
     "text",
-    ["", ",", "x", "1.5", "-1", "8-1", "1-", "1-8+0", "0-8*2", "1-8*1", "1-9999999", "2147483648", "9" * 50, "1;2", "٣"],
+    [
+        "",
+        ",",
+        "x",
+        "1.5",
+        "-1",
+        "8-1",
+        "1-",
+        "1-8+0",
+        "0-8*2",
+        "1-8*1",
+        "1-9999999",
+        "2147483648",
+        "9" * 50,
+        "1;2",
+        "٣",
+    ],
 )
 def test_what_is_no_range_is_one_line_that_names_the_flag(text: str) -> None:
     with pytest.raises(UsageError, match=r"^-p: ") as caught:

@@ -47,7 +47,7 @@ def test_an_error_comes_back_as_what_it_was(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(40))
     with worker() as process:
-        with pytest.raises((BadGGUF, ModelFileError), match="broken.gguf"):
+        with pytest.raises((BadGGUF, ModelFileError), match=r"broken\.gguf"):
             process.open(asdict(Target("broken", str(broken), backend="cpu")) | ROOM)
         with pytest.raises(UsageError, match="not a script"):
             process.open(asdict(Target("none", str(tmp_path / "none.json"), backend="scripted")) | ROOM)

@@ -12,8 +12,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from llmrun.errors import KernelWarning
 from llmrun import child_processes
+from llmrun.errors import KernelWarning
 from llmrun.kernels import levels, probe, trial
 from llmrun.kernels.levels import PORTABLE, Target, host_levels, host_target
 from tests.support.kernel_runs import LEVELS_HERE, target_of

@@ -55,7 +55,7 @@ def _tests(series: tuple[Series, ...]) -> str:
 
 
 def _show(found: Compared) -> None:
-    rows = [
+    rows: list[list[str | Text]] = [
         [
             visible_line(one.b.test),
             visible_line(f"{one.b.model}, {one.b.backend}"),

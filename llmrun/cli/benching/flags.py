@@ -47,9 +47,9 @@ class BenchFlags:
         Path | None, typer.Option("--prompts", metavar="FILE", help='Your own: a line is {"prompt": "..."}.')
     ] = None
     cold: Annotated[bool, typer.Option("--cold", help="A new process each time: seconds to the first token.")] = False
-    concurrency: Annotated[
-        str, typer.Option("--concurrency", metavar="N", help="Requests at once.  [default: 1]")
-    ] = "1"
+    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Requests at once.  [default: 1]")] = (
+        "1"
+    )
     backend: Annotated[
         str | None, typer.Option("--backend", metavar="NAME", help="auto, cpu, llama, or several.  [default: auto]")
     ] = None
@@ -164,7 +164,9 @@ def workloads(flags: BenchFlags) -> list[Workload]:
     from llmrun.bench.sweep import numbers
     from llmrun.bench.workload import chats, cold_starts, from_file, synthetic
 
-    kinds = [name for name, given in (("--chat", flags.chat), ("--cold", flags.cold), ("--prompts", flags.prompts)) if given]
+    kinds = [
+        name for name, given in (("--chat", flags.chat), ("--cold", flags.cold), ("--prompts", flags.prompts)) if given
+    ]
     if len(kinds) > 1:
         raise UsageError(f"{kinds[0]}: together with {kinds[1]}: one of them")
     concurrencies = numbers(flags.concurrency, "--concurrency", 1)

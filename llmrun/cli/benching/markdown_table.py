@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmrun.bench.document import Document, Result
-from llmrun.bench.words import memory_words, metric_of, percent_words, result_names, verdict_sentence
-from llmrun.cli.benching.summary import figure_words, shown_metrics
+from llmrun.bench.words import memory_words, percent_words, result_names, verdict_sentence
+from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
 from llmrun.cli.terminal import visible_line
 
 # What would end a cell, or begin markup or HTML.
@@ -16,7 +16,14 @@ _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\|`*_<>
 def markdown(document: Document) -> str:
     """The medians, the shares of the machine's limits, and the verdicts."""
     names = shown_metrics(document)
-    heads = ["model", "", *(metric_of(name).words for name in names), "memory", "of bandwidth", "of int8 peak"]
+    heads = [
+        "model",
+        "",
+        *(head_words(name).replace("\n", ", ") for name in names),
+        "memory",
+        "of bandwidth",
+        "of int8 peak",
+    ]
     rows = [
         [escaped(result.subject.model), escaped(name), *(figure_words(result, one) for one in names), *_machine(result)]
         for name, result in zip(result_names(document), document.results, strict=True)

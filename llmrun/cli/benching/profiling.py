@@ -19,14 +19,18 @@ _HEADS = ["op", "count", "time", "of the step", "waiting", "read", "GB/s", "", "
 _FORMATS = ("table", "json", "jsonl")
 
 
-def profile_all(targets: Sequence[Target], workloads: Sequence[Workload], kind: str, seconds: float) -> int:
-    """Each model with each depth and prompt. Raises UsageError for what has no plan."""
+def check_profile(backends: Sequence[str], workloads: Sequence[Workload], kind: str) -> None:
+    """Raises UsageError for what has no plan."""
     if kind not in _FORMATS:
         raise UsageError(f"--profile: -o {kind}: one of {', '.join(_FORMATS)}")
-    if any(target.backend not in ("auto", "cpu") for target in targets):
+    if any(backend not in ("auto", "cpu") for backend in backends):
         raise UsageError("--profile: only the CPU engine has a plan whose ops can be timed: --backend cpu")
     if any(workload.facts.kind != "synthetic" or workload.facts.concurrency > 1 for workload in workloads):
         raise UsageError("--profile: takes -p and -d, nothing else of a workload")
+
+
+def profile_all(targets: Sequence[Target], workloads: Sequence[Workload], kind: str, seconds: float) -> int:
+    """Each model with each depth and prompt."""
     shapes = dict.fromkeys((workload.facts.prompt, workload.facts.depth) for workload in workloads)
     bodies = []
     for target in targets:
@@ -73,8 +77,8 @@ def _show(model: str, found: Profile) -> None:
         depth = f" after {step.depth:,} tokens" if step.depth else ""
         out.picture(
             Text(
-                f"{name}{depth}: {seconds_words(step.step_seconds)}, {number_words(step.rows / step.step_seconds)} tok/s"
-                f"  (timing the ops changes that by {step.timing_cost:+.1%})"
+                f"{name}{depth}: {seconds_words(step.step_seconds)},"
+                f" {number_words(step.rows / step.step_seconds)} tok/s  (timing the ops changes that by {step.timing_cost:+.1%})"
             )
         )
         lines = step.ops if out.verbose else step.kinds
@@ -133,7 +137,13 @@ def _step(step: StepProfile) -> dict[str, Any]:
         "step_seconds": step.step_seconds,
         "timed_step_seconds": step.timed_step_seconds,
         "ops": [
-            {"kind": one.kind, "layer": one.layer, "name": one.name, "weight_type": one.weight_type, **_spent(one.spent)}
+            {
+                "kind": one.kind,
+                "layer": one.layer,
+                "name": one.name,
+                "weight_type": one.weight_type,
+                **_spent(one.spent),
+            }
             for one in step.ops
         ],
         "kinds": [

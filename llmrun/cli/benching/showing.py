@@ -96,7 +96,8 @@ def _history_row(document: Document) -> list[str]:
     first = document.results[0]
     more = f" and {len(document.results) - 1} more" if len(document.results) > 1 else ""
     speeds = (
-        metric_words(name, first.figures[name].median) if name in first.figures else "" for name in ("prefill", "decode")
+        metric_words(name, first.figures[name].median) if name in first.figures else ""
+        for name in ("prefill", "decode")
     )
     what = visible_line(f"{first.subject.model}, {first.subject.name}, {first.workload.label}{more}")
     return [document.identity, document.created[:16].replace("T", " "), what, *speeds]

@@ -13,17 +13,24 @@ def shown_metrics(document: Document) -> list[str]:
     together = any(result.workload.concurrency > 1 for result in document.results)
     left_out = () if together else ("throughput", "requests")
     return [
-        name
-        for name in _COLUMNS
-        if name not in left_out and any(name in result.figures for result in document.results)
+        name for name in _COLUMNS if name not in left_out and any(name in result.figures for result in document.results)
     ]
 
 
+def head_words(name: str) -> str:
+    """The metric, and under it the unit of what brings none of its own."""
+    return (
+        f"{metric_of(name).words}\n{metric_unit(name)}"
+        if name in ("prefill", "decode", "throughput")
+        else metric_of(name).words
+    )
+
+
 def figure_words(result: Result, name: str) -> str:
-    """The median with its unit; empty where there is none."""
+    """The median; a time with its unit. Empty where there is none."""
     if name not in result.figures:
         return ""
     figure = result.figures[name]
     if not metric_of(name).is_speed:
         return seconds_words(figure.median)
-    return f"{number_words(figure.median)} {metric_unit(name)}"
+    return number_words(figure.median)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -20,12 +19,9 @@ from llmrun.bench.words import (
     seconds_words,
     verdict_sentence,
 )
-from llmrun.cli.benching.summary import figure_words, shown_metrics
+from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
 from llmrun.cli.output import out
 from llmrun.cli.terminal import columns, visible_line
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _BAR = 10  # columns
 _BARS_FROM = 96  # columns of the terminal: figures come first
@@ -49,10 +45,12 @@ def show_tables(document: Document, api_price: float | None) -> None:
 
 
 def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers_from: int = 1) -> Table:
-    """Columns from `numbers_from` on stand to the right. Texts have passed `visible_line`."""
+    """Columns from `numbers_from` on stand to the right, but for bars, which have no head. Texts have passed
+    `visible_line`."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number < numbers_from else "right", no_wrap=number >= numbers_from)
+        is_number = number >= numbers_from and head != ""
+        table.add_column(head, justify="right" if is_number else "left", no_wrap=number >= numbers_from)
     for row in rows:
         table.add_row(*row)
     return table
@@ -67,31 +65,39 @@ def _heading(document: Document) -> Text:
     return Text(visible_line("  ".join(words)), style="bold")
 
 
-def _speeds(document: Document) -> RenderableType:
-    """The medians, those columns that any configuration has."""
+def _speeds(document: Document) -> Table:
+    """The medians: those columns that any configuration has, fewer where the terminal is narrow."""
     names = shown_metrics(document)
-    with_bars = columns() >= _BARS_FROM
+    with_bars = columns() >= _BARS_FROM and len(document.results) > 1
+    with_memory = any(result.peak_memory for result in document.results)
+    for left_out in (None, "load", "tpot", "e2e"):
+        names = [name for name in names if name != left_out]
+        table = _speeds_table(document, names, with_bars=with_bars, with_memory=with_memory and left_out is None)
+        if out.width_of(table) <= columns():
+            break
+    return table
+
+
+def _speeds_table(document: Document, names: Sequence[str], *, with_bars: bool, with_memory: bool) -> Table:
     heads, rows = [""], [[Text(visible_line(name))] for name in result_names(document)]
     for name in names:
-        is_speed = metric_of(name).is_speed
-        heads.append(metric_of(name).words)
+        heads.append(head_words(name))
         for row, result in zip(rows, document.results, strict=True):
             row.append(Text(figure_words(result, name)))
-        if is_speed and with_bars and len(document.results) > 1:
+        if with_bars and metric_of(name).is_speed:
             heads.append("")
-            largest = max((one.figures[name].median for one in document.results if name in one.figures), default=0.0)
-            for row, result in zip(rows, document.results, strict=True):
-                value = result.figures[name].median if name in result.figures else 0.0
-                row.append(Text(bar(value / largest if largest else 0.0), style="cyan"))
-    if any(result.peak_memory for result in document.results):
+            for row, share in zip(rows, _shares_of_the_largest(document, name), strict=True):
+                row.append(Text(bar(share), style="cyan"))
+    if with_memory:
         heads.append("memory")
         for row, result in zip(rows, document.results, strict=True):
             row.append(Text(memory_words(result.peak_memory) if result.peak_memory else ""))
-    table = table_of(heads, rows)
-    for column in table.columns:
-        if column.header == "":
-            column.justify = "left"
-    return table
+    return table_of(heads, rows)
+
+
+def _shares_of_the_largest(document: Document, name: str) -> list[float]:
+    values = [result.figures[name].median if name in result.figures else 0.0 for result in document.results]
+    return [value / max(values) if max(values) else 0.0 for value in values]
 
 
 def bar(share: float, width: int = _BAR) -> str:
@@ -111,25 +117,25 @@ def _limits(document: Document) -> Table | None:
     if not found:
         return None
     limits = found[0][1]
-    heads = [
-        "of this machine's limits",
-        f"memory read, {number_words(limits.read_bandwidth / 1e9)} GB/s",
-        "",
-        f"int8 products, {number_words(limits.multiply_rate / 1e9)} G/s",
-        "",
-    ]
+    with_bars = columns() >= _BARS_FROM
     rows = []
     for name, roofline in found:
         row = [Text(visible_line(name))]
         for share in (roofline.decode_share, roofline.prefill_share):
             row.append(Text("" if share is None else percent_words(share)))
-            row.append(Text("" if share is None else bar(share), style="green"))
+            row += [Text("" if share is None else bar(share), style="green")] if with_bars else []
         rows.append(row)
-    table = table_of(heads, rows)
-    for column in table.columns:
-        if column.header == "":
-            column.justify = "left"
-    return table
+    bars = [""] if with_bars else []
+    return table_of(
+        [
+            "of this machine's limits",
+            f"decode\nof {number_words(limits.read_bandwidth / 1e9)} GB/s read",
+            *bars,
+            f"prefill\nof {number_words(limits.multiply_rate / 1e9)} G int8 products/s",
+            *bars,
+        ],
+        rows,
+    )
 
 
 def _all_figures(document: Document) -> Table:
@@ -149,7 +155,8 @@ def _energy_lines(document: Document, api_price: float | None) -> list[str]:
         energy = result.energy
         if energy is None:
             continue
-        words = f"{name}: {number_words(energy.joules_per_token)} J a token, {number_words(energy.watts)} W ({energy.source})"
+        joules, watts = number_words(energy.joules_per_token), number_words(energy.watts)
+        words = f"{name}: {joules} J a token, {watts} W ({energy.source})"
         if energy.cost_per_million is not None:
             words += f", {number_words(energy.cost_per_million)} for a million tokens"
             if api_price:
