@@ -36,8 +36,7 @@ class Interval(NamedTuple):
 def distribution(values: Sequence[float]) -> Distribution:
     """Percentiles lie on the straight line between the two nearest values. ValueError: no values, or one not finite."""
     numbers = np.asarray(values, np.float64)
-    if not numbers.size or not np.isfinite(numbers).all():
-        raise ValueError(f"distribution: one finite number or more, not {_told(numbers)}")
+    _refuse("distribution", numbers, np.isfinite(numbers), "finite")
     count = numbers.size
     return Distribution(
         count=count,
@@ -95,18 +94,21 @@ def is_narrow(interval: Interval, precision: float) -> bool:
 
 def _logarithms(name: str, values: Sequence[float], is_speed: bool) -> Array:
     numbers = np.asarray(values, np.float64)
-    if not numbers.size or not (np.isfinite(numbers) & (numbers > 0)).all():
-        raise ValueError(f"ratio: {name}: one number or more, each above 0 and finite, not {_told(numbers)}")
+    _refuse(name, numbers, np.isfinite(numbers) & (numbers > 0), "above 0 and finite")
     return np.log(numbers) if is_speed else -np.log(numbers)
 
 
-def _told(numbers: Array) -> str:
-    wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
-    return f"{wrong[0]:g}" if wrong.size else "none"
+def _refuse(name: str, numbers: Array, good: npt.NDArray[np.bool_], words: str) -> None:
+    if not numbers.size:
+        raise ValueError(f"{name}: no values")
+    if not good.all():
+        raise ValueError(f"{name}: a value is {words}: {numbers[~good][0]:g}")
 
 
 def _interval(centre: float, half: float) -> Interval:
-    return Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half))
+    with np.errstate(over="ignore"):  # the interval of few, wild rounds may end at infinity
+        ratio, low, high = np.exp((centre, centre - half, centre + half)).tolist()
+    return Interval(ratio, low, high)
 
 
 def _without_order(differences: Array) -> Array:
