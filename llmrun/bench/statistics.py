@@ -18,7 +18,7 @@ LEVEL = 0.99
 MINIMUM_ROUNDS = 8  # fewer make an interval that says nothing
 
 _TRIMMED = 0.2  # of the values, at each end
-_RESAMPLES = 3999
+_RESAMPLES = 1999
 _SEED = 20250101  # the same samples give the same verdict
 _STRONGEST_MEMORY = 0.9  # of a round for the one before; 1 would never end
 
