@@ -1,24 +1,168 @@
+"""What may be said of repeated measurements: distributions, ratios and the intervals that hold them.
+
+METHOD
+"""
+
+from __future__ import annotations
+
 import math
-import statistics as s
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from llmrun.bench.document import Distribution
 
+LEVEL = 0.99
+MINIMUM_ROUNDS = 8  # fewer make an interval that says nothing
 
-def distribution(v):
+_TRIMMED = 0.2  # of the values, at each end
+_RESAMPLES = 1999
+_SEED = 20250101  # the same samples give the same verdict
+_STRONGEST_MEMORY = 0.9  # of a round for the one before; 1 would never end
+
+Array = npt.NDArray[np.float64]
+
+
+class Interval(NamedTuple):
+    """What was found, and the interval that holds the truth. 0 and infinity: too little is known."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def distribution(values: Sequence[float]) -> Distribution:
+    """Percentiles lie on the straight line between the two nearest values. ValueError: no values, or one not finite."""
+    numbers = np.asarray(values, np.float64)
+    _refuse("distribution", numbers, np.isfinite(numbers), "finite")
+    count = numbers.size
     return Distribution(
-        len(v),
-        s.median(v),
-        s.fmean(v),
-        s.stdev(v) if len(v) > 1 else 0.0,
-        float(np.percentile(v, 95)) if len(v) >= 20 else None,
-        float(np.percentile(v, 99)) if len(v) >= 100 else None,
+        count=count,
+        median=float(np.median(numbers)),
+        mean=float(numbers.mean()),
+        stddev=float(numbers.std(ddof=1)) if count > 1 else 0.0,
+        p95=float(np.percentile(numbers, 95)) if count >= 20 else None,
+        p99=float(np.percentile(numbers, 99)) if count >= 100 else None,
     )
 
 
-def paired_ratio(a, b, *, is_speed, level=0.99):
-    d = np.log(np.array(a) / np.array(b)) * (1 if is_speed else -1)
-    se = 2.8 * d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else 1
-    m = d.mean()
-    return math.exp(m), math.exp(m - se), math.exp(m + se)
+def verdict_level(count: int) -> float:
+    """Of each of the `count` verdicts of a run, so that all of them hold together in 99 of 100 runs (Bonferroni)."""
+    if count < 1:
+        raise ValueError(f"verdict level: a run of one verdict or more, not {count}")
+    return 1 - (1 - LEVEL) / count
+
+
+def paired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, level: float = LEVEL) -> Interval:
+    """Speed of a over speed of b; a[i] and b[i] were measured in round i, their order swapped in every other round.
+
+    `is_speed` False: the values are times, and less is faster. The interval is (0, infinity) for fewer than
+    MINIMUM_ROUNDS rounds. ValueError: a value that is not above 0 and finite, or a round without its pair.
+    """
+    rounds = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
+    if rounds[0].size != rounds[1].size:
+        raise ValueError(f"paired ratio: as many values of each, not {rounds[0].size} and {rounds[1].size}")
+    differences = _without_order(rounds[0] - rounds[1])
+    # Taking the order's effect out costs one degree of freedom.
+    lost = math.sqrt((differences.size - 1) / (differences.size - 2)) if differences.size > 2 else math.inf
+    return _interval(_centre(differences), lost * _half_width(differences, level))
+
+
+def unpaired_ratio(a: Sequence[float], b: Sequence[float], *, is_speed: bool, level: float = LEVEL) -> Interval:
+    """Speed of a over speed of b, from two runs, each with a number of values of its own. Errors as paired_ratio.
+
+    It knows the noise within each run and nothing of what changed from one run to the other: the recordings
+    (tests/data/bench_timings.json) moved by UNPAIRED between sessions minutes apart.
+    """
+    logs = _logarithms("a", a, is_speed), _logarithms("b", b, is_speed)
+    half = math.hypot(*(_half_width(one, level) for one in logs))
+    return _interval(_centre(logs[0]) - _centre(logs[1]), half)
+
+
+def typical(values: Sequence[float], *, level: float = LEVEL) -> Interval:
+    """The trimmed mean of one configuration's repetitions, and its interval, in the unit of the values."""
+    logs = _logarithms("values", values, is_speed=True)
+    return _interval(_centre(logs), _half_width(logs, level))
+
+
+def is_narrow(interval: Interval, precision: float) -> bool:
+    """The upper end lies at most `precision` (0.05: 5 %) above the lower one."""
+    return interval.high <= interval.low * (1 + precision)
+
+
+def _logarithms(name: str, values: Sequence[float], is_speed: bool) -> Array:
+    numbers = np.asarray(values, np.float64)
+    _refuse(name, numbers, np.isfinite(numbers) & (numbers > 0), "above 0 and finite")
+    return np.log(numbers) if is_speed else -np.log(numbers)
+
+
+def _refuse(name: str, numbers: Array, good: npt.NDArray[np.bool_], words: str) -> None:
+    if not numbers.size:
+        raise ValueError(f"{name}: no values")
+    if not good.all():
+        raise ValueError(f"{name}: a value is {words}: {numbers[~good][0]:g}")
+
+
+def _interval(centre: float, half: float) -> Interval:
+    with np.errstate(over="ignore"):  # the interval of few, wild rounds may end at infinity
+        ratio, low, high = np.exp((centre, centre - half, centre + half)).tolist()
+    return Interval(ratio, low, high)
+
+
+def _without_order(differences: Array) -> Array:
+    """Less what it does to be first in a round: half of what lies between even and odd rounds."""
+    if differences.size < 2:
+        return differences
+    effect = (_centre(differences[0::2]) - _centre(differences[1::2])) / 2
+    return differences - np.where(np.arange(differences.size) % 2 == 0, effect, -effect)
+
+
+def _centre(values: Array) -> float:
+    return float(_trimmed(values)[0])
+
+
+def _trimmed(values: Array) -> tuple[Array, Array]:
+    """The trimmed mean of each row, and its standard error by the winsorized variance (Yuen)."""
+    count = values.shape[-1]
+    cut = int(_TRIMMED * count)
+    kept = count - 2 * cut
+    ordered = np.sort(values, axis=-1)
+    middle = ordered[..., cut : count - cut]
+    mean = middle.mean(axis=-1)
+    ends = middle[..., 0], middle[..., -1]
+    winsorized = (middle.sum(axis=-1) + cut * (ends[0] + ends[1])) / count
+    squares = ((middle - winsorized[..., None]) ** 2).sum(axis=-1)
+    squares += cut * sum((end - winsorized) ** 2 for end in ends)
+    return mean, np.sqrt(squares / (kept * max(kept - 1, 1)))
+
+
+def _half_width(values: Array, level: float) -> float:
+    """Of the interval around the trimmed mean: by a symmetric bootstrap-t, widened for what rounds remember."""
+    count = values.size
+    if count < MINIMUM_ROUNDS:
+        return math.inf
+    if np.ptp(values) < 1e-12:  # the rounding of the logarithms
+        return 0.0
+    mean, error = _trimmed(values)
+    random = np.random.default_rng(_SEED)
+    means, errors = _trimmed(values[random.integers(0, count, (_RESAMPLES, count))])
+    # A resample of one value alone has no error: it tells nothing, and counts as far away.
+    far = np.divide(np.abs(means - mean), errors, out=np.full(_RESAMPLES, np.inf), where=errors > 0)
+    rank = min(math.ceil(level * (_RESAMPLES + 1)), _RESAMPLES)
+    return float(np.partition(far, rank - 1)[rank - 1] * error) * _widening(values)
+
+
+def _widening(values: Array) -> float:
+    """How much wider than independent rounds make it, from the correlation of neighbours.
+
+    Only a positive correlation counts. Estimated from few rounds it comes out too small: the second term makes up.
+    """
+    count = values.size
+    near = np.clip(values, *np.quantile(values, (0.1, 0.9)))
+    near = near - near.mean()
+    memory = float(near[1:] @ near[:-1]) / max(float(near @ near), 1e-300)
+    memory += (1 + 3 * memory) / count
+    memory = min(max(memory, 0.0), _STRONGEST_MEMORY)
+    return math.sqrt((1 + memory) / (1 - memory))
