@@ -22,7 +22,7 @@ from llmrun.backends.remote_url import parse_endpoint
 from llmrun.engine.remote_request import RemoteRequest, remote_request
 from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
 from llmrun.engine.stats import request_timings
-from llmrun.errors import LlmrunError, NetworkError, UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.types import FinishReason, ModelInfo
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class RemoteEngine:
     """One model of a server, asked up to `info.max_sequences` requests at a time; more wait in line.
 
     Has the surface of Engine, and its rules: not thread-safe, except for `cancel` and `cancel_current`. TTFT is from
-    `submit` to the arrival of the first piece that carries text, of the answer or of its reasoning; a request that waits
-    in line waits in its TTFT.
+    `submit` to the arrival of the first piece that carries text, of the answer or of its reasoning: for a request that
+    waits in line, the waiting is part of it.
 
     left_out  fields that the server refused, so that they were left out: "ignore_eos", "top_k", ...
     """
@@ -205,18 +205,18 @@ class RemoteEngine:
         When nothing comes for a moment, that is what the PrefillProgress events of unanswered requests say. A request
         that fails ends in Failed; the others go on.
         """
-        events: list[Event] = self._end_cancelled()
-        while not events and not self.idle:
-            try:
-                arrival = self._arrivals.get(timeout=_AWAKE_S)
-            except queue.Empty:
-                return [PrefillProgress(one.request_id, 0, 0) for one in self._running.values() if not one.moments]
-            events += self._take(arrival)
+        events: list[Event] = []
+        while True:
             while not self._arrivals.empty():  # nobody else takes any
                 events += self._take(self._arrivals.get())
             events += self._end_cancelled()
             self._start_waiting()
-        return events
+            if events or self.idle:
+                return events
+            try:
+                events += self._take(self._arrivals.get(timeout=_AWAKE_S))
+            except queue.Empty:
+                return [PrefillProgress(one.request_id, 0, 0) for one in self._running.values() if not one.moments]
 
     def generate(self, request: Request) -> Iterator[Event]:
         """Submit one request and yield its events to the Finished one; raises what `submit` and `Failed` would.
@@ -281,7 +281,7 @@ class RemoteEngine:
         except LlmrunError as refused:
             error = refused
         except BaseException as wrong:  # noqa: BLE001 (carried to the thread that waits)
-            error = NetworkError(f"internal: {self._info.device}: {type(wrong).__name__}")
+            error = LlmrunError(f"internal: {self._info.device}: {type(wrong).__name__}")
             error.__cause__ = wrong
         self._arrivals.put(_Arrival(answer, None, error, time.perf_counter()))
 
@@ -316,7 +316,6 @@ class RemoteEngine:
                 events.append(answer.end(time.perf_counter(), FinishReason.CANCELLED, self.load_s))
         if any(answer.over for answer in self._waiting):
             self._waiting = deque(answer for answer in self._waiting if not answer.over)
-        self._start_waiting()
         return events
 
     def _drop_all(self) -> None:
