@@ -59,6 +59,7 @@ class Teller:
     def shown(self, words: str | bytes, limit: int = 200) -> str:
         """Foreign words, on one line, without control characters and without the key."""
         text = words if isinstance(words, str) else words.decode(errors="backslashreplace")
+        text = " ".join(text.split())
         return shown(text.replace(self._key, "(the key)") if self._key else text, limit)
 
     def fault(self, what: str, seen: str, hint: str = "") -> NetworkError:

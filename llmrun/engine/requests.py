@@ -72,8 +72,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """`done` of `total` prompt tokens are in the KV cache (tokens taken over from it included). `total` 0: the answer has
-    not begun, and a server says no more."""
+    """`done` of `total` prompt tokens are in the KV cache (tokens taken over from it included).
+
+    `total` 0: the answer has not begun, and a server says no more.
+    """
 
     request_id: int
     done: int
