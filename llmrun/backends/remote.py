@@ -47,7 +47,8 @@ class RemoteModel:
         Raises UsageError for a key that no header can carry, and NetworkError for a proxy or
         certificates that cannot be used.
         """
-        if key is not None and not re.fullmatch(r"[\x21-\x7e]+", key):
+        # Without quotes and backslashes, nobody who quotes it spells it in another way.
+        if key is not None and not re.fullmatch(r"[!#-&(-\[\]-~]+", key):
             raise UsageError(f"environment: {KEY_VARIABLE}: has a character that no key has")
         self.endpoint = endpoint
         self.left_out: tuple[str, ...] = ()
@@ -282,7 +283,8 @@ class RemoteModel:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError) as error:
             self._check_call(call)
-            raise self._in_our_words(error) from error
+            # Protocol errors quote the server, which may have quoted the key: --debug would show it.
+            raise self._in_our_words(error) from (error if self._teller.is_harmless(error) else None)
 
     def _in_our_words(self, error: Exception) -> LlmrunError:
         import httpx2

@@ -62,6 +62,12 @@ class Teller:
         text = " ".join(text.split())
         return shown(text.replace(self._key, "(the key)") if self._key else text, limit)
 
+    def is_harmless(self, error: BaseException) -> bool:
+        """Whether the key is nowhere in an error of another library, nor in those it came from."""
+        import traceback
+
+        return not self._key or self._key not in "".join(traceback.format_exception(error))
+
     def fault(self, what: str, seen: str, hint: str = "") -> NetworkError:
         return NetworkError(f"{what}: {self.host}: {seen}", hint=hint)
 
