@@ -61,10 +61,11 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
 
 
 def _sampling_of_others(sampling: SamplingParams) -> dict[str, Any]:
-    """llama-server's and vLLM's fields. What is off there by default, and here, is not sent."""
-    extras: dict[str, Any] = {"top_k": max(sampling.top_k, 0), "min_p": sampling.min_p}
-    if sampling.repeat_penalty != 1.0:
-        extras["repeat_penalty"] = extras["repetition_penalty"] = sampling.repeat_penalty
-    if sampling.repeat_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty:
-        extras["repeat_last_n"] = sampling.penalty_last_n
-    return extras
+    """llama.cpp's and vLLM's fields, all of them: what is off here may be on there (llama-cpp-python penalizes 1.1)."""
+    return {
+        "top_k": max(sampling.top_k, 0),
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty,
+        "repetition_penalty": sampling.repeat_penalty,
+        "repeat_last_n": sampling.penalty_last_n,
+    }

@@ -335,7 +335,7 @@ WRONG: dict[str, tuple[bytes, type[LlmrunError], str]] = {
         NetworkError,
         "http://evil.example",
     ),
-    "101": (b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", NetworkError, "HTTP 101"),
+    "101": (b"HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", NetworkError, "connection was lost"),
     "no such address": (response(b'{"detail": "Not Found"}', status="404 X"), NetworkError, "no such address"),
     "no such model": (
         response(b'{"error": {"message": "The model `tiny` does not exist."}}', status="404 X"),

@@ -18,7 +18,7 @@ def llama_server(model: Path) -> Iterator[int]:
     command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--n_ctx", "2048", "--n_threads", "1"]
     environment = {name: value for name, value in os.environ.items() if name not in ("HOST", "PORT", "CONFIG_FILE")}
     with subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", "0", "--verbose", "false"],
+        [*command, "--host", "127.0.0.1", "--port", "0", "--verbose", "false", "--interrupt_requests", "false"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
