@@ -8,9 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from llmrun.backends.remote_url import is_endpoint
 from llmrun.cli import options
 from llmrun.cli.output import out
+from llmrun.errors import UsageError
 from llmrun.settings import RULES, Settings, load_settings
+
+_NOT_FOR_SERVERS = ("ctx_size", "threads", "kv_type", "gpu_layers", "chat_template", "backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,17 @@ class AnswerFlags:
         """The settings among them that were typed, but for the system prompt, which as a flag may be empty."""
         names = [field.name for field in fields(self) if field.name in RULES and field.name != "system"]
         return {name: getattr(self, name) for name in names if not _is_unsaid(getattr(self, name))}
+
+    def check_model(self, model: str) -> None:
+        """Raise UsageError when what was typed cannot be meant for this model: a server has decided it for itself."""
+        if not is_endpoint(model):
+            return
+        for name in _NOT_FOR_SERVERS:
+            if getattr(self, name) is not None:
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: not for a model behind a server, which decides it itself",
+                    hint="leave it out, or set it where the server is started",
+                )
 
     def settings(self) -> Settings:
         """The settings of this run; `out` obeys them from here on. Raises UsageError."""

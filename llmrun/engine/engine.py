@@ -129,6 +129,11 @@ class Engine:
         return self._backend.tokenizer
 
     @property
+    def takes_chats(self) -> bool:
+        """Whether a ChatPrompt can be written out for this model."""
+        return self.template is not None
+
+    @property
     def idle(self) -> bool:
         """No request is waiting or running."""
         return not self._waiting and not self._running
