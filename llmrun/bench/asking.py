@@ -6,30 +6,22 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmrun.bench.sample import Sample
 from llmrun.bench.workload import Turn, Workload
-from llmrun.engine.requests import ChatPrompt, Event, Failed, Finished, Request, TextPrompt, TokenPrompt
+from llmrun.engine.requests import ChatPrompt, Failed, Finished, Request, TextPrompt, TokenPrompt
 from llmrun.errors import LlmrunError
 from llmrun.types import SamplingParams, Timings
 
 if TYPE_CHECKING:
+    from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
     from llmrun.tokenizers.base import Tokenizer
 
 Session = Sequence[Request]
-
-
-class Answering(Protocol):
-    """What an engine is to a benchmark, wherever the model runs."""
-
-    @property
-    def idle(self) -> bool: ...
-    def submit(self, request: Request) -> int: ...
-    def step(self) -> Sequence[Event]: ...
 
 
 class LocalAsker:
@@ -74,7 +66,7 @@ class LocalAsker:
 
 
 class RemoteAsker:
-    """Asks an endpoint. Its tokenizer is not ours: a random prompt is words, and the usage it sends back counts."""
+    """Asks an endpoint. Its tokenizer is not ours: a random prompt is words, and the server counts them."""
 
     def __init__(self, engine: Answering) -> None:
         self._engine = engine

@@ -134,7 +134,7 @@ class Verdict:
     """One configuration beside another, in one metric.
 
     ratio         speed of `of` over speed of `against`: above 1 is faster, whatever the metric's unit
-    low, high     the interval that holds the true ratio at `level` (0.99)
+    low, high     the interval that holds the true ratio; those of a run's verdicts all do so at `level` (0.99)
     is_different  1 is outside the interval
     """
 

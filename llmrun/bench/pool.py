@@ -25,6 +25,7 @@ class Room:
 
     context_size: int | None
     max_sequences: int
+    to_the_limit: bool  # answers go on past their end, to the length that was asked for
 
 
 @dataclass(slots=True)
@@ -123,10 +124,11 @@ def rooms(configurations: Sequence[Configuration]) -> dict[Target, Room]:
     found: dict[Target, Room] = {}
     for configuration in configurations:
         workload = configuration.workload
-        before = found.get(configuration.target, Room(0, 1))
+        before = found.get(configuration.target, Room(0, 1, False))
         sizes = (before.context_size, workload.context_size)
         found[configuration.target] = Room(
             None if None in sizes else max(size for size in sizes if size is not None),
             max(before.max_sequences, workload.facts.concurrency),
+            workload.facts.kind == "synthetic",
         )
     return found

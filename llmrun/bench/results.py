@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,7 +29,8 @@ from llmrun.bench.metrics import METRICS
 from llmrun.bench.pool import OpenedFacts
 from llmrun.bench.runner import Outcome, Trial
 from llmrun.bench.sample import Sample, timeline
-from llmrun.bench.statistics import distribution, paired_ratio
+from llmrun.bench.stability import Limits, Progress, progress
+from llmrun.bench.statistics import MINIMUM_ROUNDS, Interval, distribution, paired_ratio, verdict_level
 
 _OWN_FACTS = ("backend", "threads", "gpu_layers", "kv_type", "load_s", "compiled")  # said elsewhere in a Subject
 JUDGED = ("prefill", "decode")  # what a verdict is made of; see `judged_metrics`
@@ -70,25 +72,44 @@ def samples_of(trial: Trial, metric: str) -> list[float]:
 
 def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
     """Each configuration beside the first one of the same workload that has figures."""
-    found: list[Verdict] = []
-    numbered = [(number, trial) for number, trial in enumerate(trials) if trial.samples]
-    for _, group in groupby(numbered, key=lambda pair: pair[1].configuration.workload.facts):
-        first, *others = group
-        for other in others:
-            found += _between(first, other)
-    return found
+    number_of = {id(trial): number for number, trial in enumerate(trials)}
+    pairs = [
+        (metric, number_of[id(trial)], number_of[id(first)])
+        for first, *others in groups(trials)
+        for trial in others
+        for metric in judged_metrics(trial)
+        if _rounds(trial, first, metric) >= MINIMUM_ROUNDS
+    ]
+    level = verdict_level(max(1, len(pairs)))
+    return [Verdict(*pair, *_ratio(trials, *pair, level)) for pair in pairs]
 
 
-def _between(first: tuple[int, Trial], other: tuple[int, Trial]) -> list[Verdict]:
-    (against, beside), (of, trial) = first, other
-    found = []
-    for metric in judged_metrics(trial):
-        ours, theirs = samples_of(trial, metric), samples_of(beside, metric)
-        rounds = min(len(ours), len(theirs))  # an interrupted round is no pair
-        if rounds:
-            ratio, low, high = paired_ratio(ours[:rounds], theirs[:rounds], is_speed=METRICS[metric].is_speed)
-            found.append(Verdict(metric, of, against, ratio, low, high))
-    return found
+def groups(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Those of one workload that have figures: the first is what the others are compared with."""
+    measured = [trial for trial in trials if trial.samples]
+    return [list(group) for _, group in groupby(measured, key=lambda trial: trial.configuration.workload.facts)]
+
+
+def is_precise(trials: Sequence[Trial]) -> bool:
+    """Whether every interval that a verdict is made of is narrow; for one that is compared with none, its own."""
+    for group in groups(trials):
+        metrics = [metric for metric in judged_metrics(group[0]) if all(samples_of(one, metric) for one in group)]
+        samples = [{metric: samples_of(one, metric) for metric in metrics} for one in group]
+        pairs = [(number, 0) for number in range(1, len(group))]
+        if not metrics or progress(samples, pairs, metrics, 0.0, Limits(math.inf)) is not Progress.PRECISE:
+            return False
+    return True
+
+
+def _rounds(trial: Trial, beside: Trial, metric: str) -> int:
+    """An interrupted round is no pair."""
+    return min(len(samples_of(trial, metric)), len(samples_of(beside, metric)))
+
+
+def _ratio(trials: Sequence[Trial], metric: str, of: int, against: int, level: float) -> Interval:
+    rounds = _rounds(trials[of], trials[against], metric)
+    ours, theirs = (samples_of(trials[number], metric)[:rounds] for number in (of, against))
+    return paired_ratio(ours, theirs, is_speed=METRICS[metric].is_speed, level=level)
 
 
 def _result(trial: Trial, outcome: Outcome, digests: Mapping[str, str], price_kwh: float | None) -> Result:
@@ -195,7 +216,3 @@ def _energy(samples: Sequence[Sample], source: str, price_kwh: float | None) -> 
     joules = sum(sample.joules or 0.0 for sample in measured)
     seconds, tokens = sum(sample.seconds for sample in measured), sum(sample.generated for sample in measured)
     return energy_of(joules, seconds, tokens, source=source, price_kwh=price_kwh)
-
-
-def is_precise(trials):
-    return all(len(t.samples) >= 10 for t in trials)

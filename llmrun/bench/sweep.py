@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from llmrun.backends.remote_url import parse_endpoint
 from llmrun.bench.workload import Workload
 from llmrun.errors import UsageError
 
@@ -30,6 +31,7 @@ class Target:
     threads: int | None = None
     kv_type: str = "f16"
     gpu_layers: int | str = "auto"
+    offline: bool = False  # refuse an endpoint on another machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +73,17 @@ def local_targets(
     ]
 
 
-def remote_target(url: str) -> Target:
-    """`URL#MODEL`; without a model the server has but one."""
-    endpoint, _, model = url.partition("#")
-    return Target(model or endpoint, endpoint=url, backend="remote")
+def remote_target(url: str, *, offline: bool = False) -> Target:
+    """`URL#MODEL`; without a model the server has but one. Raises UsageError."""
+    endpoint = parse_endpoint(url)
+    return Target(endpoint.model or endpoint.host, endpoint=endpoint.address, backend="remote", offline=offline)
 
 
 def _names(targets: Sequence[Target]) -> list[str]:
     """Of each target what the others do not share."""
     axes: list[Callable[[Target], str]] = [
         lambda target: target.model,
-        lambda target: target.endpoint or target.backend,
+        lambda target: parse_endpoint(target.endpoint).host if target.endpoint else target.backend,
         lambda target: "" if target.threads is None else f"{target.threads} thread{'s'[: target.threads != 1]}",
         lambda target: "" if target.endpoint else target.kv_type,
         lambda target: "" if target.endpoint else f"ngl {target.gpu_layers}",

@@ -30,20 +30,25 @@ def open_target(
     *,
     path: str,
     endpoint: str,
-    model: str,
+    model: str,  # what to call it: names tell equal targets apart
     backend: str,
     threads: int | None,
     kv_type: str,
     gpu_layers: int | str,
     context_size: int | None,
     max_sequences: int,
+    to_the_limit: bool,
+    offline: bool,
     progress: Progress,
+    note: Callable[[str], None],
 ) -> OpenTarget:
     """Open a file's model, or the endpoint's when one is named. Raises what `Engine.open` raises, and NetworkError."""
     if endpoint:
         from llmrun.engine.remote_engine import RemoteEngine
 
-        remote = RemoteEngine.open(endpoint, model, max_sequences=max_sequences)
+        remote = RemoteEngine.open(
+            endpoint, max_sequences=max_sequences, ignore_eos=to_the_limit, offline=offline, explain=note
+        )
         return OpenTarget(RemoteAsker(remote), _facts(remote.info, 0.0), remote.close)
     from llmrun.backends.select import open_backend
     from llmrun.engine.engine import Engine

@@ -54,7 +54,10 @@ class Worker:
         def progress(what: str, fraction: float) -> None:
             self._say({"progress": f"{what}  {fraction:.0%}"})
 
-        self._opened = open_target(**question["target"], progress=progress)
+        def note(words: str) -> None:
+            self._say({"note": words})
+
+        self._opened = open_target(**question["target"], progress=progress, note=note)
         return {"facts": self._opened.facts}
 
     def _limits(self, n_threads: int, memory_bytes: int) -> Mapping[str, Any]:

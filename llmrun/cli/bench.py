@@ -57,11 +57,12 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
 
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[Target]:
     """Models are found, and fetched, before anything is measured. A model may be an endpoint's too."""
+    from llmrun.backends.remote_url import is_endpoint
     from llmrun.bench.sweep import local_targets, remote_target
 
     named = _names(flags.model or ())
-    endpoints = [*(flags.endpoint or ()), *(name for name in named if _is_url(name))]
-    local = [name for name in named if not _is_url(name)]
+    endpoints = [*(flags.endpoint or ()), *(name for name in named if is_endpoint(name))]
+    local = [name for name in named if not is_endpoint(name)]
     if not local and not endpoints:
         local = [settings.model]
     if endpoints and not local:
@@ -71,21 +72,19 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[Target
     models = [_found(name, settings, lists.backends) for name in local]
     return [
         *(local_targets(models, lists.backends, lists.threads, lists.kv_types, lists.gpu_layers) if models else ()),
-        *(remote_target(endpoint) for endpoint in endpoints),
+        *(remote_target(endpoint, offline=settings.offline) for endpoint in endpoints),
     ]
 
 
 def _names(given: Sequence[str]) -> list[str]:
     """`A,B` are two, unless there is a file of that very name."""
-    names = [[text] if Path(text).exists() or _is_url(text) else text.split(",") for text in given]
+    from llmrun.backends.remote_url import is_endpoint
+
+    names = [[text] if Path(text).exists() or is_endpoint(text) else text.split(",") for text in given]
     found = list(dict.fromkeys(name.strip() for some in names for name in some))
     if "" in found:
         raise UsageError("--model: an empty name in the list")
     return found
-
-
-def _is_url(name: str) -> bool:
-    return name.startswith(("http://", "https://"))
 
 
 def _refuse_what_a_server_decides(flags: BenchFlags) -> None:

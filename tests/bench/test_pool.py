@@ -112,5 +112,5 @@ def test_a_load_that_compiled_kernels_is_not_the_load_time(three: list[Target]) 
 def test_an_engine_has_room_for_all_that_it_will_be_asked(three: list[Target]) -> None:
     asked = [SHORT, synthetic(100, 20, 50, 1), synthetic(10, 1, 0, 4)]
     found = rooms([configuration_of(three[0], workload) for workload in asked])
-    assert found == {three[0]: Room(171, 4)}
+    assert found == {three[0]: Room(171, 4, True)}
     assert rooms([configuration_of(three[1], chats(2)[0])])[three[1]].context_size == 4096

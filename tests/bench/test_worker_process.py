@@ -19,7 +19,7 @@ from llmrun.bench.workload import synthetic
 from llmrun.errors import BackendCrashed, BadGGUF, LlmrunError, ModelFileError, UsageError
 from tests.support.bench_scripts import SHORT, Notes, target_of
 
-ROOM = {"context_size": 256, "max_sequences": 2}
+ROOM = {"context_size": 256, "max_sequences": 2, "to_the_limit": True}
 
 
 @contextmanager
@@ -83,5 +83,5 @@ def test_the_machines_limits_are_measured_in_it() -> None:
 
 def test_many_requests_at_once_are_all_answered(tmp_path: Path) -> None:
     with worker() as process:
-        process.open(asdict(target_of(tmp_path)) | {"context_size": 64, "max_sequences": 64})
+        process.open(asdict(target_of(tmp_path)) | {"context_size": 64, "max_sequences": 64, "to_the_limit": True})
         assert len(process.run(synthetic(4, 3, 0, 64), seed=1).requests) == 64

@@ -78,7 +78,8 @@ def _show(model: str, found: Profile) -> None:
         out.picture(
             Text(
                 f"{name}{depth}: {seconds_words(step.step_seconds)},"
-                f" {number_words(step.rows / step.step_seconds)} tok/s  (timing the ops changes that by {step.timing_cost:+.1%})"
+                f" {number_words(step.rows / step.step_seconds)} tok/s"
+                f"  (timing the ops changes that by {step.timing_cost:+.1%})"
             )
         )
         lines = step.ops if out.verbose else step.kinds
