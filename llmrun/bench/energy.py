@@ -106,7 +106,7 @@ def rapl_sources(root: Path = Path("/")) -> list[Source]:
     """The packages only: their cores and caches are zones below them, and `psys` holds them once more."""
     sources: list[Source] = []
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
-        if zone.name.count(":") == 1 and (text_of(zone / "name") or "").startswith("package"):
+        if (text_of(zone / "name") or "").startswith("package"):
             with contextlib.suppress(OSError, ValueError):  # not readable: not a source
                 sources.append(RaplPackage(zone))
     return sources

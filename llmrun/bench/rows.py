@@ -40,6 +40,7 @@ _SETTINGS: Mapping[str, Any] = {
 }
 _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "cold_ttft": "cold"}  # vLLM's name: ours
 _PHASES = ("prefill", "decode")
+_SHORTEST, _SLOWEST = 1e-9, 1e-9  # seconds, tokens a second: what is below was not measured
 _ROOFLINE = (
     "decode_share",
     "prefill_share",
@@ -176,13 +177,13 @@ def _stddev(values: Sequence[float]) -> float:
 
 
 def _nanoseconds(tokens: int, speed: float) -> int | None:
-    return round(1e9 * tokens / speed) if tokens and speed >= 1e-9 else None
+    return round(1e9 * tokens / speed) if tokens and speed >= _SLOWEST else None
 
 
 def _vllm_figures(result: Result) -> dict[str, Any]:
     """The keys of `vllm bench serve --save-result`, times in milliseconds."""
     totals = result.totals
-    seconds = totals.seconds if totals is not None and totals.seconds > 0 else None
+    seconds = totals.seconds if totals is not None and totals.seconds >= _SHORTEST else None
     known: dict[str, Any] = {
         "duration": seconds,
         "completed": totals.requests if totals else None,

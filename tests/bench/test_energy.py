@@ -178,9 +178,12 @@ def test_the_power_of_a_gpu_that_counts_no_energy_is_summed(monkeypatch: pytest.
 
 def test_a_gpu_that_counts_no_energy_is_sampled_while_it_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, FakeNvml([None]))
+    monkeypatch.setattr(NvmlPower, "interval", 0.01)
+    started = time.monotonic()
     with EnergyMeter(EnergyMeter.available(tmp_path)).measure() as reading:
         time.sleep(0.05)
-    assert reading.joules == pytest.approx(50 * reading.seconds, rel=0.2)
+    assert reading.joules is not None
+    assert 50 * 0.05 <= reading.joules <= 50 * (time.monotonic() - started)
 
 
 def test_a_gpu_that_tells_neither_is_no_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
