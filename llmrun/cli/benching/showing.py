@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from llmrun.bench.document import Document
 from llmrun.bench.words import metric_words
 from llmrun.cli.output import out
-from llmrun.cli.terminal import visible_json, visible_line
+from llmrun.cli.terminal import visible_line
 from llmrun.errors import LlmrunError
 
 
@@ -36,7 +33,7 @@ def show(document: Document, kind: str, *, api_price: float | None = None) -> No
 
 
 def _show_rows(document: Document, kind: str) -> None:
-    from llmrun.bench.rows import llama_bench_rows
+    from llmrun.bench.rows import csv_text, llama_bench_rows
 
     rows = llama_bench_rows(document)
     if kind == "json":
@@ -45,18 +42,8 @@ def _show_rows(document: Document, kind: str) -> None:
         for row in rows:
             out.json(row)
     else:
-        written = io.StringIO()
-        table = csv.DictWriter(written, list(rows[0]) if rows else [], lineterminator="\n")
-        table.writeheader()
-        table.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-        out.answer(written.getvalue())
-
-
-def _cell(value: object) -> object:
-    """What has no place in a table of numbers and words is JSON."""
-    if isinstance(value, dict | list | tuple):
-        return visible_json(json.dumps(value, ensure_ascii=False))
-    return visible_line(value) if isinstance(value, str) else value
+        out.answer(csv_text(rows).removesuffix("\n"))
+        out.end_answer()
 
 
 def write_page(document: Document, path: Path) -> None:
