@@ -245,7 +245,7 @@ def test_a_person_whose_server_failed_can_ask_again(tmp_path: Path) -> None:
     held: list[HostileServer] = []
     with serving(conversing(held, fails_on="two")) as server:
         held.append(server)
-        process = on_terminal("chat", server.url, **in_folder(tmp_path), TERM="dumb")
+        process = on_terminal("chat", server.url, LLMRUN_DATA_DIR=str(tmp_path), TERM="dumb")
         process.expect_exact(f"tiny @ 127.0.0.1:{server.port}")
         process.sendline("one")
         process.expect_exact("1 messages")
