@@ -61,12 +61,13 @@ class Limits:
 class Spent:
     """Time, and what was done in it.
 
-    seconds   of a typical step: a mean over the middle half of them, and over the threads
+    seconds   a mean over the middle half of the steps, and over the threads
     waiting   of them, at the barrier: for threads that had more to do or were not running
     needs     what had to be read and multiplied (needs.py)
 
     A share of 1.0 is the machine's limit. One of bandwidth may be above it where weights or keys are in a cache since
-    the step before: the limit is that of memory. Both are 0 where nothing of the kind is needed.
+    the step before: the limit is that of memory. Both are 0 where nothing of the kind is needed. Work on floats has no
+    limit here: attention over many rows is far from both, and bound by neither.
     """
 
     seconds: float
@@ -85,6 +86,10 @@ class Spent:
         return self._rate(self.needs.products)
 
     @property
+    def float_products_per_second(self) -> float:
+        return self._rate(self.needs.float_products)
+
+    @property
     def bandwidth_share(self) -> float:
         return self.bytes_per_second / self.limits.read_bandwidth
 
@@ -94,7 +99,7 @@ class Spent:
 
     @property
     def bound(self) -> str:
-        """The limit that is nearer: "memory" or "multiply"; empty where neither is in sight."""
+        """The limit that is nearer: "memory" or "multiply"; empty where nothing of either is needed."""
         if not self.needs.memory_bytes and not self.needs.products:
             return ""
         return "memory" if self.bandwidth_share >= self.multiply_share else "multiply"
@@ -137,14 +142,14 @@ class KindProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """One kind of step. A prompt longer than the engine takes at once is all of its steps together.
+    """One kind of step; a prompt longer than the engine takes at once is all of its steps together. Times are means
+    over the middle half of the repetitions.
 
     rows                tokens of it: 1 is decode
     depth               tokens in the KV cache before
     repetitions         timed ones, as many again without the times of ops
-    step_seconds        median, of the normal team: what a user gets
-    timed_step_seconds  median, of the team that takes the time of ops
-    outside_seconds     of a timed step, no op's: Python, and waking the team and its caller
+    step_seconds        of the normal team: what a user gets
+    timed_step_seconds  of the team that takes the time of ops
     ops                 in the order of the plan
     kinds               the same in sums, the longest first
     total               sum of all ops
@@ -155,7 +160,6 @@ class StepProfile:
     repetitions: int
     step_seconds: float
     timed_step_seconds: float
-    outside_seconds: float
     ops: tuple[OpProfile, ...]
     kinds: tuple[KindProfile, ...]
     total: Spent
@@ -164,6 +168,11 @@ class StepProfile:
     def timing_cost(self) -> float:
         """By how much of the step's time the timing makes it longer; noise may make it negative."""
         return self.timed_step_seconds / self.step_seconds - 1
+
+    @property
+    def outside_seconds(self) -> float:
+        """Of a timed step, no op's: Python, and waking the team and its caller."""
+        return self.timed_step_seconds - self.total.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +199,8 @@ def profile(
 ) -> Profile:
     """Measure a decode step of one token and a prefill of `prompt` tokens, each with `depth` tokens before it.
 
-    Each is measured for about `seconds`. Tokens are random: no kernel's time depends on them. Takes 1 GiB beside the model, for the machine's limits. Raises
-    ModelFileError, UnsupportedModel, DoesNotFit.
+    Each is measured for about `seconds`. Tokens are random: no kernel's time depends on them. Takes 1 GiB beside the
+    model, for the machine's limits. Raises ModelFileError, UnsupportedModel, DoesNotFit.
     """
     with open_gguf(path) as file:
         backend = CpuBackend(
@@ -297,7 +306,9 @@ def _step_profile(backend: CpuBackend, measured: _Measured, limits: Limits) -> S
         for origin, kernel in zip(backend.lowered.origins, backend.lowered.kernels, strict=True)
     ]
     parts = list(dict.fromkeys(of_records))
-    taken, waited, outside = _typical(measured, [parts.index(part) for part in of_records])
+    typical = _typical(measured.timed)
+    taken, waited = _by_part(measured.times, [parts.index(part) for part in of_records])[:, typical].mean(axis=1)
+    timed = float(np.take(measured.timed, typical).mean())
     steps = _shapes(measured.rows, measured.depth)
     profiles = []
     for part, seconds, waiting in zip(parts, taken.tolist(), waited.tolist(), strict=True):
@@ -307,33 +318,33 @@ def _step_profile(backend: CpuBackend, measured: _Measured, limits: Limits) -> S
         rows=measured.rows,
         depth=measured.depth,
         repetitions=len(measured.timed),
-        step_seconds=float(np.median(measured.normal)),
-        timed_step_seconds=float(np.median(measured.timed)),
-        outside_seconds=outside,
+        step_seconds=float(np.take(measured.normal, _typical(measured.normal)).mean()),
+        timed_step_seconds=timed,
         ops=tuple(profiles),
         kinds=_kinds(profiles),
         total=_together([one.spent for one in profiles]),
     )
 
 
-def _typical(measured: _Measured, numbers: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """(time taken, of it waiting, each float64[parts], and time of the step that is no part's): means over the threads
-    and the typical repetitions. `numbers`: the part that each record belongs to.
-
-    Typical is the middle half by the time of all ops. The median of each op would leave out what strikes another op
-    each time: SmolLM2's decode, 416 steps: all ops together 3.45 ms in the median, 3.24 the sum of their medians, 3.46
-    so.
-    """
-    sums = np.zeros((2, len(measured.times), max(numbers) + 1))
-    for repetition, steps in enumerate(measured.times):
+def _by_part(times: list[list[StepTimes]], numbers: list[int]) -> NDArray[np.float64]:
+    """float64[2, repetitions, parts]: time taken, and waiting of it, means over the threads. `numbers`: the part that
+    each record belongs to."""
+    sums = np.zeros((2, len(times), max(numbers) + 1))
+    for repetition, steps in enumerate(times):
         for step in steps:
             for kind, seconds in enumerate((step.working + step.waiting, step.waiting)):
                 np.add.at(sums[kind, repetition], numbers, seconds.mean(axis=0))
-    totals = sums[0].sum(axis=1)
-    quarter = len(totals) // 4
-    middle = np.argsort(totals)[quarter : len(totals) - quarter]
-    taken, waited = sums[:, middle].mean(axis=1)
-    return taken, waited, float((np.array(measured.timed) - totals)[middle].mean())
+    return sums
+
+
+def _typical(seconds: list[float]) -> NDArray[np.int64]:
+    """The repetitions in the middle half by their time, over which means are taken.
+
+    The median of each op would leave out what strikes another op each time: SmolLM2's decode, 416 steps: all ops
+    together 3.45 ms in the median, 3.24 the sum of their medians, 3.46 so.
+    """
+    quarter = len(seconds) // 4
+    return np.argsort(seconds)[quarter : len(seconds) - quarter]
 
 
 def _shapes(rows: int, depth: int) -> list[StepShape]:

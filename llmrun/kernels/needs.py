@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 
 from llmrun.kernels import plan as ops
 from llmrun.kernels.kv_layout import BLOCK, HeadLayout
-from llmrun.kernels.weights import Matrix, PackedLayout
+from llmrun.kernels.packed_types import GROUP_ROWS
+from llmrun.kernels.weights import PackedLayout
 
 _FLOAT = 4
 # Of 32 numbers as int8: themselves, scale, offset, sum and two half sums (quantize.py).
@@ -55,7 +56,7 @@ def needs_of(op: ops.Op, plan: ops.Plan, kv_type: str, step: StepShape) -> Needs
     """Of one op in one step; the quantizing of a linear op's input is not in it (`quantizing_needs`)."""
     match op:
         case ops.Embed():
-            row_bytes = _packed_bytes(op.table) // op.table.rows
+            row_bytes = PackedLayout.of(op.table).group_bytes // GROUP_ROWS
             return Needs(step.rows * row_bytes, activation_bytes=_floats(step, op.out))
         case ops.RmsNorm():
             read = step.of(op.out) * op.x.width * _FLOAT
@@ -88,7 +89,7 @@ def kv_position_bytes(shape: ops.AttentionShape, kv_type: str) -> int:
 
 def _linear(op: ops.Linear, step: StepShape) -> Needs:
     rows = step.of(op.x)
-    weight_bytes = _packed_bytes(op.weight) if rows else 0
+    weight_bytes = PackedLayout.of(op.weight).n_bytes if rows else 0
     products = rows * op.weight.rows * op.weight.columns
     written = _floats(step, op.out) * (2 if op.adds else 1)
     if op.weight.is_integer:
@@ -103,10 +104,6 @@ def _attention(op: ops.Attention, shape: ops.AttentionShape, kv_type: str, step:
         activation_bytes=_floats(step, op.q, op.out),
         float_products=2 * shape.heads * shape.head_size * attended,
     )
-
-
-def _packed_bytes(matrix: Matrix) -> int:
-    return PackedLayout.of(matrix).n_bytes
 
 
 def _floats(step: StepShape, *values: ops.Value) -> int:
