@@ -39,17 +39,25 @@ def drawable(value: float) -> bool:
 
 
 def linear_axis(low: float, high: float, most_ticks: int = 5) -> Axis:
-    """From a round number to a round number, both ends ticks. Equal ends get room above."""
+    """Ticks at round numbers; the ends as close to what is drawn as a tenth of a tick. Equal ends get room above."""
     if high - low <= max(abs(high), _LEAST) * 1e-9:
         high = low + (low or 1.0)
-    step = _round_step((high - low) / (most_ticks - 1))
-    while math.ceil(high / step - 1e-9) - math.floor(low / step + 1e-9) > most_ticks - 1:
+    step = _round_step((high - low) / most_ticks)
+    while _last(high, step) - _first(low, step) >= most_ticks:
         step = _round_step(step * 1.01)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    fine = step / 10
+    axis = Axis(math.floor(low / fine + 1e-9) * fine, math.ceil(high / fine - 1e-9) * fine, ())
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    axis = Axis(first * step, last * step, ())
-    ticks = [Tick(axis.place(n * step), _tick_words(n * step, digits)) for n in range(first, last + 1)]
-    return Axis(axis.low, axis.high, tuple(ticks))
+    marks = range(_first(axis.low, step), _last(axis.high, step) + 1)
+    return Axis(axis.low, axis.high, tuple(Tick(axis.place(n * step), _tick_words(n * step, digits)) for n in marks))
+
+
+def _first(low: float, step: float) -> int:
+    return math.ceil(low / step - 1e-9)
+
+
+def _last(high: float, step: float) -> int:
+    return math.floor(high / step + 1e-9)
 
 
 def spread_axis(values: Iterable[float], most_ticks: int = 5) -> Axis:

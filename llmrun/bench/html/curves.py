@@ -123,7 +123,7 @@ def token_chart(document: Document) -> CurveChart | None:
     upwards = linear_axis(0, max(y for line in lines for _, y in line.points), most_ticks)
     return CurveChart(
         key="tokens",
-        title="tokens over time",
+        title="a typical request",
         across=unit,
         upwards="tokens",
         across_ticks=axis.ticks,
