@@ -35,7 +35,7 @@ ONLY_ROOM_FOR = {
     "rich": {"cli"},
     "prompt_toolkit": {"cli"},
     "llama_cpp": {"backends"},
-    "jinja2": {"engine"},
+    "jinja2": {"bench", "engine"},
     "huggingface_hub": {"hub"},
     "click": set(),  # Typer carries its own copy: another Click's exceptions would not be the ones it raises
 }

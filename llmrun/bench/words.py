@@ -99,7 +99,8 @@ def verdict_sentence(document: Document, verdict: Verdict) -> str:
 
 
 def _varying(document: Document) -> list[str]:
-    return [part for part in ("model", "workload") if len({_part(one, part) for one in document.results}) > 1]
+    # Names tell models apart already.
+    return [part for part in ("workload",) if len({_part(one, part) for one in document.results}) > 1]
 
 
 def _part(result: Result, part: str) -> str:

@@ -115,6 +115,7 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     from llmrun.bench.results import document, is_precise
     from llmrun.bench.runner import Effort, Runner
     from llmrun.bench.system import system_state, warnings_about, warnings_between
+    from llmrun.cli.benching.reporting import LiveReporter
     from llmrun.cli.progress import HubReporter
 
     system = system_state()
@@ -123,23 +124,13 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     paths = dict.fromkeys(one.target.path for one in configurations if one.target.path)
     digests = {path: file_sha256(Path(path), HubReporter()) for path in paths if Path(path).is_file()}
     effort = Effort(seconds, flags.repetitions, is_precise)
-    outcome = Runner(configurations, effort, _Reporter()).run()
-    out.clear_progress()
+    with LiveReporter() as reporter:
+        outcome = Runner(configurations, effort, reporter).run()
     _raise_if_empty(outcome)
     for words in warnings_between(system, system_state()):
         out.note(words)
     command = shlex.join(["llmrun", *sys.argv[1:]])
     return document(outcome, command=command, system=system, digests=digests, price_kwh=flags.price_kwh)
-
-
-class _Reporter:
-    """A benchmark's progress, as every other command's."""
-
-    def progress(self, words: str) -> None:
-        out.progress(words)
-
-    def note(self, words: str) -> None:
-        out.note(words)
 
 
 def _raise_if_empty(outcome: Outcome) -> None:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from llmrun.bench.document import Document
 from llmrun.bench.energy import beside_api
+from llmrun.bench.statistics import MINIMUM_ROUNDS
 from llmrun.bench.words import (
     memory_words,
     metric_of,
@@ -37,6 +38,7 @@ def show_tables(document: Document, api_price: float | None) -> None:
             out.picture(Text())
             out.picture(part)
     lines = [verdict_sentence(document, verdict) for verdict in document.verdicts]
+    lines += _unjudged(document)
     lines += _energy_lines(document, api_price)
     if lines:
         out.picture(Text())
@@ -56,12 +58,24 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numb
     return table
 
 
+def _unjudged(document: Document) -> list[str]:
+    """Why there is no verdict, where one would be expected."""
+    labels = [result.workload.label for result in document.results if result.samples]
+    if document.verdicts or len(labels) == len(set(labels)):
+        return []
+    return [f"no verdict: {_rounds(document)}, {MINIMUM_ROUNDS} are needed"]
+
+
+def _rounds(document: Document) -> str:
+    count = max((len(values) for result in document.results for values in result.samples.values()), default=0)
+    return f"{count} round{'s'[: count != 1]}"
+
+
 def _heading(document: Document) -> Text:
     models = ", ".join(dict.fromkeys(result.subject.model for result in document.results))
     labels = list(dict.fromkeys(result.workload.label for result in document.results))
-    rounds = max((len(values) for result in document.results for values in result.samples.values()), default=0)
     words = [models, labels[0] if len(labels) == 1 else f"{len(labels)} workloads"]
-    words.append(f"{rounds} round{'s'[: rounds != 1]}{' in turns' if len(document.results) > 1 else ''}")
+    words.append(_rounds(document) + (" in turns" if len(document.results) > 1 else ""))
     return Text(visible_line("  ".join(words)), style="bold")
 
 
