@@ -16,12 +16,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from llmrun.bench.document import Document
 from llmrun.bench.html.bars import MOST_COLORS, roofline_charts, speed_charts
 from llmrun.bench.html.curves import first_token_chart, gap_chart, token_chart
-from llmrun.bench.html.tables import COLUMNS, configurations, explained_metrics, fact_words, subject_facts
+from llmrun.bench.html.tables import (
+    COLUMNS,
+    configurations,
+    explained_metrics,
+    fact_words,
+    machine_line,
+    subject_facts,
+)
 from llmrun.bench.words import verdict_sentence
 from llmrun.gguf.problems import shown
 
 _LONGEST_TEXT = 1000  # characters of one name or line; the middle of a longer one is left out
-_MACHINE = ("cpu", "cpu_model", "processor", "gpu", "gpus", "memory", "memory_bytes", "os", "system")
 
 
 def page(document: Document) -> str:
@@ -39,7 +45,7 @@ def page(document: Document) -> str:
         document=document,
         title=_title(document),
         date=_date(document.created),
-        machine=_machine_line(document),
+        machine=machine_line(document.system),
         sentences=[(verdict_sentence(document, verdict), verdict.is_different) for verdict in document.verdicts],
         has_figures=any(result.figures for result in document.results),
         has_colors=1 < len(document.results) <= MOST_COLORS,
@@ -75,10 +81,3 @@ def _date(created: str) -> str:
         return created
     moment = moment.astimezone(UTC) if moment.tzinfo else moment
     return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
-
-
-def _machine_line(document: Document) -> str:
-    """The facts of the machine that fit a line; the others are in the table at the end."""
-    known = dict(document.system)
-    words = dict(fact_words({name: known[name] for name in _MACHINE if known.get(name)}))
-    return " · ".join(words.values())

@@ -25,7 +25,7 @@ from llmrun.bench.metrics import METRICS
 
 SYSTEM = {
     "cpu": "Intel Xeon Platinum 8488C",
-    "cores": 2,
+    "cores_physical": 2,
     "instructions": ["avx2", "avx512f", "avx512_vnni"],
     "memory_bytes": 8_200_000_000,
     "gpus": [],

@@ -43,30 +43,28 @@ def linear_axis(low: float, high: float, most_ticks: int = 5) -> Axis:
     if high - low <= max(abs(high), _LEAST) * 1e-9:
         high = low + (low or 1.0)
     step = _round_step((high - low) / most_ticks)
-    while _last(high, step) - _first(low, step) >= most_ticks:
+    axis, marks = _stepped(low, high, step)
+    while len(marks) > most_ticks:
         step = _round_step(step * 1.01)
-    fine = step / 10
-    axis = Axis(math.floor(low / fine + 1e-9) * fine, math.ceil(high / fine - 1e-9) * fine, ())
+        axis, marks = _stepped(low, high, step)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    marks = range(_first(axis.low, step), _last(axis.high, step) + 1)
     return Axis(axis.low, axis.high, tuple(Tick(axis.place(n * step), _tick_words(n * step, digits)) for n in marks))
 
 
-def _first(low: float, step: float) -> int:
-    return math.ceil(low / step - 1e-9)
+def _stepped(low: float, high: float, step: float) -> tuple[Axis, range]:
+    """An axis without ticks, and the multiples of a step that lie on it."""
+    fine = step / 10
+    axis = Axis(math.floor(low / fine + 1e-9) * fine, math.ceil(high / fine - 1e-9) * fine, ())
+    return axis, range(math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9) + 1)
 
 
-def _last(high: float, step: float) -> int:
-    return math.floor(high / step + 1e-9)
-
-
-def spread_axis(values: Iterable[float], most_ticks: int = 5) -> Axis:
+def spread_axis(values: Iterable[float], most_ticks: int) -> Axis:
     """For a distribution: logarithmic where the largest is ten times the smallest, or more."""
     used = sorted(values)
     high = used[-1]
     low = max(next((value for value in used if value > 0), high), high / 10**_DECADES)
     if high <= 0 or high < 10 * low:
-        return linear_axis(used[0], high, most_ticks)
+        return linear_axis(used[0], high, min(most_ticks, 5))
     bottom, top = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     low, high = _one_two_five_below(low), _one_two_five_above(high)
     axis = Axis(low, high, (), True)

@@ -92,7 +92,7 @@ def _distribution(key: str, title: str, lines: Sequence[_Line]) -> CurveChart | 
         return None
     factor, unit = time_unit(max(x for line in lines for x, _ in line.points))
     in_panels = len(lines) > MOST_COLORS
-    axis = spread_axis((x * factor for line in lines for x, _ in line.points), 3 if in_panels else 5)
+    axis = spread_axis((x * factor for line in lines for x, _ in line.points), 3 if in_panels else 7)
     upwards = linear_axis(0, 100)
     return CurveChart(
         key=key,

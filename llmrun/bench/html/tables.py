@@ -127,23 +127,35 @@ def fact_words(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _value_words(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if value is None or value == "" or value == [] or value == ():
+    if value is None or value == "":
         return "not known"
     if isinstance(value, int | float):
         return _number_fact(name.lower(), value)
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {_value_words(str(key), each)}" for key, each in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_value_words(name, each) for each in value)
+        return ", ".join(_value_words(name, each) for each in value) or "none"
     return str(value)
 
 
 def _number_fact(name: str, value: float) -> str:
-    """The unit is in the name: sizes are bytes, times end in _s, as everywhere in llmrun."""
+    """The unit is in the name: bytes, or seconds (_s)."""
     if isinstance(value, int) and abs(value) >= 2**63:  # no size and no time, and no float can hold all of them
         return f"{value:,}"
-    if name.endswith("bytes"):
+    if name.endswith("bytes") or name == "memory_free":
         return memory_words(value)
     if name.endswith(("_s", "seconds")):
         return seconds_words(value)
     return f"{value:,}" if isinstance(value, int) else number_words(value)
+
+
+def machine_line(system: Mapping[str, Any]) -> str:
+    """The machine in a few words; all that is known of it is in its table."""
+    words = [str(system["cpu"])] if system.get("cpu") else []
+    cores = system.get("cores_physical")
+    if isinstance(cores, int) and cores:
+        words.append(_counted(cores, "core"))
+    if memory := system.get("memory_bytes"):
+        words.append(_value_words("memory_bytes", memory))
+    words += [_value_words(name, system[name]) for name in ("gpus", "os") if system.get(name)]
+    return " · ".join(words)
