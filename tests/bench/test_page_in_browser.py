@@ -63,7 +63,9 @@ def test_all_text_can_be_read_against_its_background(light: Found, dark: Found, 
 @pytest.mark.parametrize(("name", "width"), PLACES)
 def test_charts_have_a_size_and_hold_what_they_draw(light: Found, name: str, width: int) -> None:
     found = light[name, width]
-    n_results = {"single": 1, "two_backends": 2, "sweep": 12, "large_sweep": 24, "endpoint": 2, "hostile": 3}.get(name, 0)
+    n_results = {"single": 1, "two_backends": 2, "sweep": 12, "large_sweep": 24, "endpoint": 2, "hostile": 3}.get(
+        name, 0
+    )
     curves = [(field["box"], curve) for field in found["fields"] for curve in field["curves"]]
     assert len(curves) == 4 * n_results  # gaps, first tokens, tokens over time and their dots
     assert len(found["bars"]) >= 3 * n_results

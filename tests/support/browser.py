@@ -131,7 +131,11 @@ def _unfiltered(kind: int, row: bytearray, above: bytearray, channels: int) -> b
         elif kind == 3:
             guess = (left + up) // 2
         elif kind == 4:
-            distances = [(abs(up - corner), 0, left), (abs(left - corner), 1, up), (abs(left + up - 2 * corner), 2, corner)]
+            distances = [
+                (abs(up - corner), 0, left),
+                (abs(left - corner), 1, up),
+                (abs(left + up - 2 * corner), 2, corner),
+            ]
             guess = min(distances)[2]
         else:
             guess = 0
