@@ -22,8 +22,9 @@ from llmrun.bench.sweep import Configuration, Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.errors import LlmrunError
 
-# A shorter turn is mostly noise of the clock and of the first microseconds: the workload is run again.
-_TURN_S = 0.25
+# A shorter turn is mostly noise of the clock and of waking up, and the workload is run again. Not longer than that: a
+# pair measured close together shares what the machine does meanwhile.
+_TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
 _MOST_LIMITS_BYTES = 1 << 30  # of memory to read: more than any cache
 _LEAST_LIMITS_BYTES = 1 << 28

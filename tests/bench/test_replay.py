@@ -44,7 +44,7 @@ def windows(engine: str, count: int) -> Iterator[tuple[Turns, Turns]]:
 
 
 def made(seed: int, rounds: int = 240, noise: float = 0.03) -> tuple[Turns, Turns]:
-    """Heavy tails, bursts of several turns, a memory from turn to turn, a slow drift; the first of two pays 4 %."""
+    """Heavy tails, bursts of several turns, a memory from turn to turn, drift, and a first turn that pays 4 %."""
     random = np.random.default_rng(seed)
     a: Turns = {}
     b: Turns = {}

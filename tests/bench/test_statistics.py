@@ -149,8 +149,8 @@ def test_rounds_that_remember_widen_the_interval() -> None:
     ordered = np.exp(remembering)
     ones = [1.0] * 60
     mixed = ordered[random.permutation(60)]
-    both = (paired_ratio(values.tolist(), ones, is_speed=True) for values in (ordered, mixed))
-    widths = [math.log(one.high / one.low) for one in both]
+    found = [paired_ratio(values.tolist(), ones, is_speed=True) for values in (ordered, mixed)]
+    widths = [math.log(one.high / one.low) for one in found]
     assert widths[0] > 1.5 * widths[1]
 
 
