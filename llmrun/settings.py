@@ -23,9 +23,17 @@ PREFIX = "LLMRUN_"
 BACKENDS = ("auto", "cpu", "llama")
 KV_TYPES = ("f16", "q8_0")
 
-# Variables that are not settings: folders, and switches for one run that have no place in a file.
+# Variables that are not settings: folders, a key, and switches for one run that have no place in a file.
 NOT_SETTINGS = frozenset(
-    {"LLMRUN_CACHE_DIR", "LLMRUN_DATA_DIR", "LLMRUN_CONFIG", "LLMRUN_CPU_LEVEL", "LLMRUN_DEBUG", "LLMRUN_TEST_CACHE"}
+    {
+        "LLMRUN_API_KEY",
+        "LLMRUN_CACHE_DIR",
+        "LLMRUN_CONFIG",
+        "LLMRUN_CPU_LEVEL",
+        "LLMRUN_DATA_DIR",
+        "LLMRUN_DEBUG",
+        "LLMRUN_TEST_CACHE",
+    }
 )
 
 _TRUE = frozenset({"1", "true", "yes", "on"})

@@ -32,9 +32,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the engine and the user need to know about an open model."""
+    """What the engine and the user need to know about an open model. 0 and "" are what a server does not say."""
 
-    path: str
+    path: str  # of a remote model its endpoint: "http://127.0.0.1:8080/v1"
     name: str  # general.name, or the file's stem
     architecture: str  # general.architecture, exact
     file_type: str  # most common weight type by bytes, as "Q4_1"
@@ -44,9 +44,9 @@ class ModelInfo:
     train_context: int  # tokens the model was trained for
     context_size: int  # tokens one sequence may hold in this session
     max_sequences: int
-    backend: str  # "cpu", "llama", "scripted"
-    device: str  # "2 threads, avx512vnni"
-    threads: int
+    backend: str  # "cpu", "llama", "scripted", "remote"
+    device: str  # "2 threads, avx512vnni"; of a remote model its host
+    threads: int  # 0: not ours to say
     gpu_layers: str = ""  # "20/33": how many of its layers a GPU runs; empty: none
     kv_type: str = "f16"  # of the numbers in the KV cache: "f16", "q8_0"
     kv_bytes: int = 0  # of the KV cache when it is full, all sequences together; 0: there is none
@@ -101,7 +101,7 @@ class Timings:
     ttft_s: float
     decode_s: float  # first token out to last token out
     total_s: float  # request in hand to last token out
-    gaps_s: tuple[float, ...] = ()  # inter-token latencies, len = generated_tokens - 1
+    gaps_s: tuple[float, ...] = ()  # inter-token latencies: one less than tokens, or than pieces that a server sends
 
     @property
     def prompt_per_second(self) -> float:

@@ -22,6 +22,7 @@ FLOORS = {
     "kernels": 2,
     "gguf": 2,
     "quants": 1,
+    "child_processes": 0,
     "errors": 0,
     "types": 0,
     "settings": 0,

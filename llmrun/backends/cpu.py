@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from llmrun.kernels.levels import host_target
 from llmrun.kernels.lowering import kv_shape, lower
 from llmrun.kernels.store import load_kernels
 from llmrun.kernels.team import TEAM_KERNELS, Team
+from llmrun.kernels.timed_team import TimedTeam
 from llmrun.kernels.weights import packed_bytes, packing_kernels, reserve
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
 
@@ -72,18 +74,18 @@ class CpuBackend:
         shape = kv_shape(attention, max_sequences * -(-context_size // BLOCK), kv_type)
         memory = allocate(shape[0] * shape[1] * shape[2], "KV cache").reshape(shape)
         packed = reserve(self.plan.matrices)
-        self._lowered = lower(self.plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
+        self.lowered = lower(self.plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
         # All at once, so that a first run compiles them side by side.
-        kernels = [*self._lowered.kernels, *packing_kernels(self.plan.matrices), *TEAM_KERNELS]
+        kernels = [*self.lowered.kernels, *packing_kernels(self.plan.matrices), *TEAM_KERNELS]
         load_kernels([*kernels, *vocabulary_kernels], _compile_progress(progress))
-        self._lowered.link()
+        self.lowered.link()
         with filling(packed, n_threads) as weights:
             self.tokenizer: Tokenizer = load_tokenizer(file)
             meanwhile()
             weights.finish(_load_progress(progress))
         file.check_unchanged()
         self.kv = PagedKV(memory, max_sequences, context_size)
-        self._team = Team(self._lowered, n_threads)
+        self._team = Team(self.lowered, n_threads)
         self.info = describe(
             file,
             vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),
@@ -102,7 +104,7 @@ class CpuBackend:
         check_batch(batch, self.info, self.kv.lengths)
         growth = Counter(batch.seq.tolist())
         before = {seq: self.kv.lengths[seq] for seq in growth}
-        logits = np.empty((int(batch.want.sum()), self._lowered.logits_width), np.float32)
+        logits = np.empty((int(batch.want.sum()), self.lowered.logits_width), np.float32)
         try:
             self.kv.extend(growth)
             done = 0
@@ -130,6 +132,19 @@ class CpuBackend:
             self.plan.rope.rotations(positions),
             logits,
         )
+
+    @contextmanager
+    def timed(self) -> Iterator[TimedTeam]:
+        """Steps inside are run by another team, which takes the time of every op (timed_team.py); nobody else may run
+        one meanwhile."""
+        normal = self._team
+        timed = TimedTeam(self.lowered, self.info.threads)
+        self._team = timed
+        try:
+            yield timed
+        finally:
+            self._team = normal
+            timed.close()
 
     def cancel(self) -> None:
         self._team.cancel()

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import IO, Any
 
+from llmrun import child_processes
 from llmrun.backends.llama_layout import FLAG_BYTES
 from llmrun.backends.llama_messages import read_answer, request_line
 from llmrun.backends.shared_memory import SharedMemory
@@ -181,10 +182,10 @@ class LlamaProcess:
 
 
 def _started(memory: SharedMemory) -> subprocess.Popen[bytes]:
-    """The process. It searches modules where this one does and nowhere else (-P: not in the working directory), and is
-    in a group of its own, as Ctrl-C goes to all of a terminal's group, to one that is just starting too."""
+    """The process, in a group of its own: Ctrl-C goes to all of a terminal's group, one that is just
+    starting included."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "llmrun.backends.llama_worker", memory.handle],
+        child_processes.command("backends.llama_worker", memory.handle),
         bufsize=0,  # nothing that closing would have to write first, to one that does not read
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -192,11 +193,8 @@ def _started(memory: SharedMemory) -> subprocess.Popen[bytes]:
         pass_fds=memory.inherited,
         process_group=0 if os.name == "posix" else None,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),  # noqa: PTH109
-            "GGML_NO_BACKTRACE": "1",  # or a dying llama.cpp starts a debugger on itself
-        },
+        # GGML_NO_BACKTRACE: or a dying llama.cpp starts a debugger on itself.
+        env={**child_processes.environment(), "GGML_NO_BACKTRACE": "1"},
     )
 
 

@@ -27,7 +27,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:
-    """What each repetition asked for. `kind`: synthetic, chat, prompts, cold. Token counts are 0 where prompts differ."""
+    """What each repetition asked for. `kind`: synthetic, chat, prompts, cold. Token counts: 0 where prompts differ."""
 
     kind: str
     label: str  # "512 in, 128 out", "chat: long document"
@@ -97,6 +97,16 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """All requests of all measured repetitions together. `seconds`: while at least one of them ran."""
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """One configuration.
 
@@ -113,6 +123,7 @@ class Result:
     timeline: tuple[tuple[float, int], ...] = ()
     gaps: tuple[float, ...] = ()
     peak_memory: int = 0  # bytes; 0: unknown
+    totals: Totals | None = None
     roofline: Roofline | None = None
     energy: Energy | None = None
     failure: Failure | None = None
@@ -123,7 +134,7 @@ class Verdict:
     """One configuration beside another, in one metric.
 
     ratio         speed of `of` over speed of `against`: above 1 is faster, whatever the metric's unit
-    low, high     the interval that holds the true ratio at `level` (0.99)
+    low, high     the interval that holds the true ratio; those of a run's verdicts all do so at `level` (0.99)
     is_different  1 is outside the interval
     """
 

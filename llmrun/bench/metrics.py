@@ -27,5 +27,8 @@ METRICS = {
         Metric("e2e", "E2E", False, "end to end: request in hand to last token out"),
         Metric("throughput", "throughput", True, "output tokens a second of all requests together"),
         Metric("requests", "requests/s", True, "requests a second"),
+        Metric(
+            "cold", "cold TTFT", False, "start of a new process to its first token out, the model's loading included"
+        ),
     )
 }

@@ -6,8 +6,9 @@ For every output, so that the table in a terminal and the page in a browser say 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from llmrun.bench.document import Document, Result, Verdict
+from llmrun.bench.document import Document, Verdict
 from llmrun.bench.metrics import METRICS, Metric
 
 _NOT_A_NUMBER = "–"
@@ -73,21 +74,22 @@ def metric_words(name: str, value: float) -> str:
 
 def result_names(document: Document) -> tuple[str, ...]:
     """A name for each result that says what tells it from the others: `cpu · 512 in, 128 out`."""
-    varying = _varying(document)
-    return tuple(" · ".join([one.subject.name, *(_part(one, part) for part in varying)]) for one in document.results)
+    varies = _workloads_vary(document)
+    return tuple(
+        f"{one.subject.name} · {one.workload.label}" if varies else one.subject.name for one in document.results
+    )
 
 
 def verdict_sentence(document: Document, verdict: Verdict) -> str:
-    """`cpu is 1.84x as fast as llama in decode (99 %: 1.79 to 1.90)`.
-
-    What both configurations have in common, but not all of the document, is said beside the interval.
-    """
+    """`cpu is 1.84x as fast as llama in decode (99 %: 1.79 to 1.90)`: the faster one first."""
+    verdict = _faster_first(verdict)
     first, second = document.results[verdict.of], document.results[verdict.against]
-    varying = _varying(document)
-    differing = [part for part in varying if _part(first, part) != _part(second, part)]
-    common = [_part(first, part) for part in varying if part not in differing]
-    one = " · ".join([first.subject.name, *(_part(first, part) for part in differing)])
-    other = " · ".join([second.subject.name, *(_part(second, part) for part in differing)])
+    one, other = first.subject.name, second.subject.name
+    common = []
+    if first.workload != second.workload:
+        one, other = f"{one} · {first.workload.label}", f"{other} · {second.workload.label}"
+    elif _workloads_vary(document):
+        common = [first.workload.label]
     metric = metric_of(verdict.metric).words
     digits = _digits_that_show_it(verdict)
     interval = f"{verdict.level * 100:g} %: {verdict.low:,.{digits}f} to {verdict.high:,.{digits}f}"
@@ -97,12 +99,17 @@ def verdict_sentence(document: Document, verdict: Verdict) -> str:
     return f"no difference shown between {one} and {other} in {metric} {said}"
 
 
-def _varying(document: Document) -> list[str]:
-    return [part for part in ("model", "workload") if len({_part(one, part) for one in document.results}) > 1]
+def _faster_first(verdict: Verdict) -> Verdict:
+    """Turned round where it says that one is slower; not one of a document that no benchmark wrote (0, infinity)."""
+    values = (verdict.high, verdict.ratio, verdict.low)
+    if not verdict.is_different or verdict.ratio >= 1 or not all(1e-9 < value < 1e9 for value in values):
+        return verdict
+    low, ratio, high = (1 / value for value in values)
+    return replace(verdict, of=verdict.against, against=verdict.of, low=low, ratio=ratio, high=high)
 
 
-def _part(result: Result, part: str) -> str:
-    return result.subject.model if part == "model" else result.workload.label
+def _workloads_vary(document: Document) -> bool:
+    return len({one.workload.label for one in document.results}) > 1
 
 
 def _digits_that_show_it(verdict: Verdict) -> int:

@@ -10,16 +10,16 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from llmrun.cli.output import out
-from llmrun.cli.report import Answer, completion_body, logprob_fields, stats_fields
+from llmrun.cli.report import Answer, completion_body, logprob_fields, stats_fields, waiting_words
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
 from llmrun.errors import LlmrunError
 from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
-    from llmrun.engine.engine import Engine
+    from llmrun.engine.base import Answering
 
 
-def answer(engine: Engine, request: Request, *, model: str, as_json: bool) -> int:
+def answer(engine: Answering, request: Request, *, model: str, as_json: bool) -> int:
     """Run a request, write its answer and its statistics, and return the exit code.
 
     Ctrl-C (or SIGTERM) ends the answer; what was written stays, and is accounted for like any other.
@@ -30,8 +30,10 @@ def answer(engine: Engine, request: Request, *, model: str, as_json: bool) -> in
     with cancelling(engine.cancel_current) as signals:
         for event in engine.generate(request):
             if isinstance(event, PrefillProgress):
-                out.progress(f"prefill {event.done}/{event.total}")
+                out.progress(waiting_words(event))
             elif isinstance(event, TextDelta):
+                if event.reasoning:
+                    out.progress("thinking")
                 pieces.append(event.text)
                 logprobs.extend(event.logprobs)
                 if not as_json:
@@ -56,7 +58,13 @@ def _explain_length(done: Answer) -> None:
     """Say so when the context, not the user, ended the answer."""
     asked = done.request.max_tokens
     cut = done.finished.reason is FinishReason.LENGTH
-    if cut and (asked is None or done.finished.timings.generated_tokens < asked):
+    timings = done.finished.timings
+    counted = timings.prompt_tokens > 0  # or else a server's pieces were, which may be several tokens
+    if not cut or (asked is not None and (timings.generated_tokens >= asked or not counted)):
+        return
+    if not done.info.context_size:
+        out.note(f"the answer was cut by {done.info.device}: its context may be full, or its own limit reached")
+    else:
         out.note(
             f"the answer was cut: the context of {done.info.context_size} tokens is full (--ctx-size sets its size)"
         )

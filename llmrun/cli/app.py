@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from llmrun import __version__
+from llmrun.cli.bench import bench
 from llmrun.cli.chat import chat
 from llmrun.cli.generate import generate
 from llmrun.cli.messages import message_for
@@ -51,6 +52,7 @@ def llmrun(
 
 app.command("chat")(chat)
 app.command("generate")(generate)
+app.add_typer(bench, name="bench")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -24,12 +24,16 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.screen import AnswerView, Completions, Turns
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.open_model import OpenModel
+    from llmrun.types import ModelInfo
 
 
 @takes_answer_flags
 def chat(
     name: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A name of the catalogue, or a .gguf file; as -m.")
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]", help="A name of the catalogue, a .gguf file, or a server's URL#MODEL; as -m."
+        ),
     ] = None,
     continued: Annotated[
         bool, typer.Option("--continue", help="Take up the last conversation, with its settings and its model.")
@@ -53,6 +57,7 @@ def chat(
     said = list(_said(flags, settings))
     store = Store(data_folder() / "conversations")
     with closing(_last(store) if continued else _new(store, settings)) as record:
+        flags.check_model(settings.model if flags.model is not None else record.conversation.model)
         for event in said:
             if event != ModelChanged(record.conversation.model):
                 record.add(event)
@@ -122,7 +127,7 @@ def _talk(opened: OpenModel, store: Store, record: Record, settings: Settings, v
     from llmrun.cli.chatting.signals import Signals
 
     engine = opened.engine
-    if engine.template is None:
+    if not engine.takes_chats:
         raise TemplateRefused(
             f"no chat template: {engine.info.path}: tokenizer.chat_template is absent, and the vocabulary is of no "
             "known family",
@@ -143,11 +148,17 @@ def _talk(opened: OpenModel, store: Store, record: Record, settings: Settings, v
             signals=signals,
         )
         if turns.interactive:
-            out.fields([opened.name, f"context {engine.info.context_size:,} tokens", "/help lists the commands"])
+            out.fields([*_introduction(opened.name, engine.info), "/help lists the commands"])
         try:
             return conversing.run()
         finally:
             conversing.record.close()  # /load may have changed it
+
+
+def _introduction(name: str, info: ModelInfo) -> list[str]:
+    if info.backend == "remote":
+        return [f"{name} @ {info.device}"]
+    return [name, f"context {info.context_size:,} tokens"]
 
 
 def _turns(completions: Completions) -> Turns:

@@ -8,9 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from llmrun.backends.remote_url import is_endpoint
 from llmrun.cli import options
 from llmrun.cli.output import out
+from llmrun.errors import UsageError
 from llmrun.settings import RULES, Settings, load_settings
+
+_NOT_FOR_SERVERS = ("ctx_size", "threads", "kv_type", "gpu_layers", "chat_template", "backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,17 @@ class AnswerFlags:
         names = [field.name for field in fields(self) if field.name in RULES and field.name != "system"]
         return {name: getattr(self, name) for name in names if not _is_unsaid(getattr(self, name))}
 
+    def check_model(self, model: str) -> None:
+        """Raise UsageError when what was typed cannot be meant for this model: a server has decided it for itself."""
+        if not is_endpoint(model):
+            return
+        for name in _NOT_FOR_SERVERS:
+            if getattr(self, name) is not None:
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: not for a model behind a server, which decides it itself",
+                    hint="leave it out, or set it where the server is started",
+                )
+
     def settings(self) -> Settings:
         """The settings of this run; `out` obeys them from here on. Raises UsageError."""
         settings = load_settings(self.given())
@@ -59,16 +74,24 @@ def _is_unsaid(value: object) -> bool:
 
 
 def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:
-    """Let Typer see the fields of AnswerFlags in place of the command's parameter `flags`."""
+    return takes_flags(AnswerFlags)(command)
+
+
+def takes_flags(kind: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Let Typer see the fields of a dataclass in place of the command's parameter `flags`."""
+    return lambda command: _with_flags_of(kind, command)
+
+
+def _with_flags_of(kind: type, command: Callable[..., int]) -> Callable[..., int]:
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
     names = list(signature.parameters)
-    shared = list(inspect.signature(AnswerFlags, eval_str=True).parameters.values())
+    shared = list(inspect.signature(kind, eval_str=True).parameters.values())
     place = names.index("flags")
 
     @functools.wraps(command)
     def with_flags(**values: Any) -> int:
-        flags = AnswerFlags(**{parameter.name: values.pop(parameter.name) for parameter in shared})
+        flags = kind(**{parameter.name: values.pop(parameter.name) for parameter in shared})
         return command(flags=flags, **values)
 
     parameters = [*own[:place], *shared, *own[place:]]

@@ -50,6 +50,7 @@ def generate(
 ) -> int:
     """Answer one prompt. The answer goes to stdout, everything else to stderr."""
     settings = flags.settings()
+    flags.check_model(settings.model)
     if raw and (flags.system is not None or flags.chat_template is not None or flags.chat_template_kwargs is not None):
         raise UsageError("--raw: leaves no place for a system prompt or a chat template")
     bias = parse_logit_bias(logit_bias or ())

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from llmrun.backends.remote_url import is_endpoint, parse_endpoint
 from llmrun.cli.output import out
 from llmrun.cli.progress import HubReporter, show_loading
 from llmrun.errors import KernelWarning
 
 if TYPE_CHECKING:
+    from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
     from llmrun.settings import Settings
     from llmrun.types import SamplingParams
@@ -24,15 +26,20 @@ SCRIPTED = "scripted"  # a stand-in that answers without a model, for tests: its
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """`name` is what to call the model: the catalogue's name for it, or the file's. The seed is not decided yet."""
+    """`name` is what to call the model: the catalogue's, the file's or the server's. The seed is not decided yet."""
 
-    engine: Engine
+    engine: Answering
     name: str
     default_sampling: SamplingParams
 
 
 def lasting_name(settings: Settings) -> str:
-    """What finds the same model again from any folder: a name of the catalogue, or an absolute path."""
+    """What finds the same model again from any folder: a name of the catalogue, an absolute path, or a URL.
+
+    Raises UsageError for a URL that cannot be meant.
+    """
+    if is_endpoint(settings.model):
+        return parse_endpoint(settings.model).address
     from llmrun.hub.resolve import is_path
 
     if settings.backend == SCRIPTED or is_path(settings.model):
@@ -45,9 +52,14 @@ def open_model(
     settings: Settings, *, chat_template: str | None, meanwhile: Callable[[], None] = lambda: None
 ) -> Iterator[OpenModel]:
     """Find the model's file, fetching it if need be, and open it; `meanwhile` may be called while weights are read.
+    A model behind a server is opened where it is, without what concerns models that run here.
 
     Raises every LlmrunError of hub and engine.
     """
+    if is_endpoint(settings.model):
+        with _open_remote(settings) as opened:
+            yield opened
+        return
     from llmrun.engine.defaults import default_sampling
     from llmrun.engine.engine import Engine
 
@@ -79,6 +91,19 @@ def open_model(
             out.note("no GPU runs any layer of this model (--gpu-layers): -v says which backend runs it, and why")
         _describe(engine)
         yield OpenModel(engine, name, default_sampling(engine.info.metadata, catalogue))
+
+
+@contextmanager
+def _open_remote(settings: Settings) -> Iterator[OpenModel]:
+    from llmrun.engine.defaults import default_sampling
+    from llmrun.engine.remote_engine import RemoteEngine
+
+    with RemoteEngine.open(settings.model, offline=settings.offline, explain=out.note) as engine:
+        info = engine.info
+        out.detail(f"model      {info.name}")
+        out.detail(f"endpoint   {info.path}")
+        out.detail(f"opened in  {engine.load_s:.2f} s")
+        yield OpenModel(engine, info.name, default_sampling({}))
 
 
 @contextmanager

@@ -9,7 +9,9 @@ import typer
 
 Model = Annotated[
     str | None,
-    typer.Option("-m", "--model", metavar="NAME", help="A name of the catalogue, or a .gguf file."),
+    typer.Option(
+        "-m", "--model", metavar="NAME", help="A name of the catalogue, a .gguf file, or a server's URL#MODEL."
+    ),
 ]
 System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")]
 MaxTokens = Annotated[

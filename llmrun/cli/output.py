@@ -68,6 +68,36 @@ class Output:
         self.clear_progress()
         self._write_stdout(visible_json(json.dumps(body, ensure_ascii=False)) + "\n")
 
+    def json_list(self, bodies: Sequence[Mapping[str, Any]]) -> None:
+        """A JSON array, an element a line."""
+        self.clear_progress()
+        lines = ",\n".join(visible_json(json.dumps(body, ensure_ascii=False)) for body in bodies)
+        self._write_stdout(f"[\n{lines}\n]\n" if bodies else "[]\n")
+
+    def picture(self, renderable: Any) -> None:
+        """Something that Rich draws, on stdout. Its texts must have passed `visible_line`."""
+        self.clear_progress()
+        self._console().print(renderable)
+
+    def width_of(self, renderable: Any) -> int:
+        """Columns that it would take if there were enough."""
+        console = self._console()
+        return int(console.measure(renderable, options=console.options.update(width=10_000)).maximum)
+
+    def _console(self) -> Any:
+        from rich.console import Console
+
+        return Console(
+            file=sys.stdout,
+            width=columns(),
+            force_terminal=can_color(sys.stdout, self.color),
+            no_color=not can_color(sys.stdout, self.color),
+            markup=False,
+            highlight=False,
+            emoji=False,
+            legacy_windows=False,
+        )
+
     # The rest
 
     def note(self, text: str) -> None:

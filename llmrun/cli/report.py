@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmrun.engine.requests import Finished, Request, TokenLogprobs
+from llmrun.engine.requests import Finished, PrefillProgress, Request, TokenLogprobs
 from llmrun.types import ModelInfo, Timings, TokenLogprob
 
 
@@ -31,24 +31,37 @@ def stats_fields(answer: Answer) -> list[str]:
     At their usual lengths they fill one line of 100 columns.
     """
     timings, info = answer.finished.timings, answer.info
-    name = f"{_shortened(answer.model)} {info.backend}" + (
-        f" GPU {info.gpu_layers}" if info.gpu_layers else f"×{info.threads}"
-    )
+    name = _named(answer.model, info)
     seed = f"seed {answer.request.sampling.seed}"
     if timings.generated_tokens == 0:
-        return [name, f"stopped in prefill after {duration(timings.total_s)}", seed]
+        where = "in prefill" if info.context_size else "before it began"
+        return [name, f"stopped {where} after {duration(timings.total_s)}", seed]
     written = [f"{timings.generated_tokens} out"]
     if timings.generated_tokens > 1:  # a single token has no pace
         written = [f"{written[0]} {_rate(timings.decode_per_second)}", f"TPOT {duration(timings.tpot_s)}"]
+    read = f"{timings.prompt_tokens - timings.cached_tokens} in {_rate(timings.prompt_per_second)}"
     return [
         name,
-        f"{timings.prompt_tokens - timings.cached_tokens} in {_rate(timings.prompt_per_second)}",
+        *([read] if timings.prompt_tokens else []),  # not every server counts
         f"TTFT {duration(timings.ttft_s)}",
         *written,
         duration(timings.total_s),
-        f"ctx {_percent(answer.finished.context_used / info.context_size)}",
+        *([f"ctx {_percent(answer.finished.context_used / info.context_size)}"] if info.context_size else []),
         seed,
     ]
+
+
+def waiting_words(event: PrefillProgress) -> str:
+    """What is said while an answer has not begun."""
+    return f"prefill {event.done}/{event.total}" if event.total else "waiting for the server"
+
+
+def _named(model: str, info: ModelInfo) -> str:
+    if info.backend == "remote":
+        return f"{_shortened(model)} @ {info.device}"
+    return f"{_shortened(model)} {info.backend}" + (
+        f" GPU {info.gpu_layers}" if info.gpu_layers else f"×{info.threads}"
+    )
 
 
 def duration(seconds: float) -> str:
@@ -129,6 +142,8 @@ def _timings(timings: Timings) -> dict[str, Any]:
 
 def _run(answer: Answer) -> dict[str, Any]:
     info = answer.info
+    if info.backend == "remote":
+        return {"backend": info.backend, "endpoint": info.path, "context_used": answer.finished.context_used}
     return {
         "backend": info.backend,
         "device": info.device,

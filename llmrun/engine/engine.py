@@ -129,6 +129,11 @@ class Engine:
         return self._backend.tokenizer
 
     @property
+    def takes_chats(self) -> bool:
+        """Whether a ChatPrompt can be written out for this model."""
+        return self.template is not None
+
+    @property
     def idle(self) -> bool:
         """No request is waiting or running."""
         return not self._waiting and not self._running
@@ -208,6 +213,11 @@ class Engine:
         """
         self._last_cancel = next(self._cancel_numbers)
         self._backend.cancel()
+
+    def forget(self) -> None:
+        """Empty the sequences that no request uses: the next ones begin with nothing in the cache."""
+        while self._slots.forget_oldest_idle():
+            pass
 
     def close(self) -> None:
         """Drop all requests and close the backend. Idempotent."""

@@ -72,7 +72,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """`done` of `total` prompt tokens are in the KV cache (tokens taken over from it included)."""
+    """`done` of `total` prompt tokens are in the KV cache (tokens taken over from it included).
+
+    `total` 0: the answer has not begun, and a server says no more.
+    """
 
     request_id: int
     done: int
@@ -81,11 +84,13 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """One more token of the answer, and the text that is now certain.
+    """One more token of the answer, and the text that is now certain. A server may send several tokens as one.
 
-    text      may be empty: an unfinished UTF-8 character or a possible stop string is held back
-    tokens    ids generated since the delta before; empty in a last delta that only releases held text
-    logprobs  one entry a token when the request asked for them, else empty
+    text       may be empty: an unfinished UTF-8 character or a possible stop string is held back
+    tokens     ids generated since the delta before; empty in a last delta that only releases held text, and from a
+               server, which tells no ids
+    logprobs   one entry a token when the request asked for them, else empty
+    reasoning  text the model thinks with, where a server tells it apart; not part of the answer
 
     The texts of a request's deltas, joined, are the answer. An end-of-generation token has no delta.
     """
@@ -94,6 +99,7 @@ class TextDelta:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

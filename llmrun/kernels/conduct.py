@@ -11,7 +11,16 @@ from typing import Any
 
 from llmrun.kernels import records, simd
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.memory import atomic_add, atomic_load, atomic_store, call_c1, call_c6, call_kernel, load_i64
+from llmrun.kernels.memory import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    call_c1,
+    call_c2,
+    call_c6,
+    call_kernel,
+    load_i64,
+)
 
 _FUTEX_WAIT_PRIVATE = 128
 _FUTEX_WAKE_PRIVATE = 129
@@ -46,9 +55,36 @@ def _wake_all(sync: Any, word: Any) -> Any:
         call_c6(load_i64(sync + records.SYNC_SYSCALL), futex, word, _FUTEX_WAKE_PRIVATE, _EVERYONE, 0, 0)
 
 
+@inline_function
+def _no_stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
+    """Nobody asks for the time."""
+
+
+@inline_function
+def _stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
+    """Have the clock write the time into a thread's stamp of that number."""
+    n_stamps = 1 + 2 * load_i64(step + records.STEP_N_OPS)
+    at = load_i64(step + records.STEP_STAMPS) + (thread * n_stamps + number) * records.STAMP_BYTES
+    clock, identity = load_i64(sync + records.SYNC_CLOCK), load_i64(sync + records.SYNC_CLOCK_ID)
+    if identity >= 0:
+        call_c2(clock, identity, at)
+    else:
+        call_c1(clock, at)
+
+
 @kernel_family
 def work(level: str) -> Callable[..., None]:
     """A worker's whole life: run(step record), once per step, until SYNC_EXIT. `op` is unused."""
+    return _worker(level, _no_stamp)
+
+
+@kernel_family
+def work_timed(level: str) -> Callable[..., None]:
+    """The same, with stamps in STEP_STAMPS: before the first op, after each op's own work, and after each barrier."""
+    return _worker(level, _stamp)
+
+
+def _worker(level: str, stamp: Any) -> Callable[..., None]:
     pause = simd.Operations(level).pause
 
     @inline_function
@@ -88,13 +124,17 @@ def work(level: str) -> Callable[..., None]:
     def run_plan(sync: Any, step: Any, thread: Any, n_threads: Any) -> Any:
         plan = load_i64(step + records.STEP_PLAN)
         replicated = load_i64(step + records.STEP_REPLICATED)
+        stamp(sync, step, thread, 0)
         for index in range(load_i64(step + records.STEP_N_OPS)):
             op = plan + index * records.OP_BYTES
             call_kernel(load_i64(op + records.OP_KERNEL), op, step, thread, n_threads)
+            stamp(sync, step, thread, 2 * index + 1)
             flags = load_i64(op + records.OP_FLAGS)
             apart = replicated != 0 and flags & records.FLAG_REPLICATED != 0
-            if flags & records.FLAG_BARRIER and not apart and barrier(sync, step, n_threads):
-                return
+            if flags & records.FLAG_BARRIER and not apart:
+                if barrier(sync, step, n_threads):
+                    return
+                stamp(sync, step, thread, 2 * index + 2)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:

@@ -64,6 +64,7 @@ class Lowered:
     records: NDArray[np.int64]  # [ops, OP_WORDS]
     counters: NDArray[np.int64]  # [ops, 8]: a claim counter on each cache line
     kernels: list[KernelName]  # of each op
+    origins: list[int]  # of each op: the index in the plan of the one that it is made of, or part of
     logits_width: int  # vocabulary padded to whole vectors
     keep: list[object] = field(default_factory=list)
 
@@ -123,9 +124,11 @@ class _Lowering:
         self._last_use = {value: index for index, op in enumerate(plan.ops) for value in _inputs(op)}
 
     def run(self) -> Lowered:
+        origins: list[int] = []
         for index, op in enumerate(self._plan.ops):
             self._lower(op)
             self._release(op, index)
+            origins += [index] * (len(self._records) - len(origins))
         words = np.zeros((len(self._records), records.OP_WORDS), np.int64)
         counters = np.zeros((len(self._records), records.CACHE_LINE // records.WORD), np.int64)
         for index, record in enumerate(self._records):
@@ -134,7 +137,8 @@ class _Lowering:
         assert self._plan.logits is not None
         width = round_up(self._plan.logits.width, _LANES)
         kernels = [record.kernel for record in self._records]
-        return Lowered(words, counters, kernels, width, [*self._keep, *self._rows.memory, self._packed, self._kv])
+        keep = [*self._keep, *self._rows.memory, self._packed, self._kv]
+        return Lowered(words, counters, kernels, origins, width, keep)
 
     def _flags(self, index: int) -> int:
         """A barrier after every record, but not between linear ops that read the same value."""

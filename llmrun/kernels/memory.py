@@ -138,6 +138,7 @@ def _call_by_address(n_args: int, returns: Any) -> Any:
 
 
 _call6 = _call_by_address(6, _I64)
+_call2 = _call_by_address(2, _I64)
 _call1 = _call_by_address(1, _I64)
 
 
@@ -149,6 +150,16 @@ def call_c6(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: An
         return _call6(builder, args[0], args[1:])
 
     return types.int64(*[types.int64] * 7), codegen
+
+
+@intrinsic
+def call_c2(typingctx: Any, function: Any, a: Any, b: Any) -> Any:
+    """Call a C function of two word-sized arguments by address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _call2(builder, args[0], args[1:])
+
+    return types.int64(*[types.int64] * 3), codegen
 
 
 @intrinsic

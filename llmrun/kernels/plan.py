@@ -75,6 +75,17 @@ class SwiGLU:
 Op = Embed | RmsNorm | Linear | RopeStore | Attention | SwiGLU
 
 
+def matrix_of(op: Op) -> Matrix | None:
+    """What an op looks up or multiplies by."""
+    match op:
+        case Embed():
+            return op.table
+        case Linear():
+            return op.weight
+        case _:
+            return None
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """Heads of every layer. Grouped-query attention (GQA): `heads` is a multiple of `kv_heads`."""
@@ -149,20 +160,4 @@ class Plan:
     @property
     def matrices(self) -> list[Matrix]:
         """Every matrix that is looked up or multiplied by, once, in order of use."""
-        found = [op.table if isinstance(op, Embed) else op.weight for op in self.ops if isinstance(op, Embed | Linear)]
-        return list({matrix.name: matrix for matrix in found}.values())
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights one token's decode reads."""
-        return sum(op.weight.n_bytes for op in self.ops if isinstance(op, Linear))
-
-    @property
-    def multiplications(self) -> int:
-        """Multiply-adds of the linear ops, per row."""
-        return sum(op.weight.rows * op.weight.columns for op in self.ops if isinstance(op, Linear))
-
-    @property
-    def prefill_multiplications(self) -> int:
-        """Multiply-adds of the linear ops, per row whose logits nobody asks for."""
-        return sum(op.weight.rows * op.weight.columns for op in self.ops if isinstance(op, Linear) and not op.x.wanted)
+        return list({matrix.name: matrix for op in self.ops if (matrix := matrix_of(op))}.values())

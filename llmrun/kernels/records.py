@@ -43,7 +43,10 @@ STEP_ABORT: Final = 9 * WORD  # 1: stop at the next barrier
 STEP_PLAN: Final = 10 * WORD  # address of the first op record
 STEP_N_OPS: Final = 11 * WORD
 STEP_SYNC: Final = 12 * WORD  # address of the words the team meets at
+STEP_STAMPS: Final = 13 * WORD  # of a timed team: a clock's stamps for each thread, one and then two for each op
 STEP_WORDS: Final = 16
+
+STAMP_BYTES: Final = 2 * WORD  # what a clock writes: a struct timespec, or a count of ticks and nothing
 
 # --- synchronization words, each on its own cache line ------------------------------------------------------------
 SYNC_ARRIVED: Final = 0 * CACHE_LINE
@@ -61,4 +64,6 @@ SYNC_DOZE: Final = SYNC_SYSCALL + 2 * WORD  # where there is no futex: address o
 SYNC_DOZE_FOR: Final = SYNC_SYSCALL + 5 * WORD  # and its argument
 SYNC_SPIN: Final = SYNC_SYSCALL + 3 * WORD  # pauses before a barrier sleeps
 SYNC_IDLE_SPIN: Final = SYNC_SYSCALL + 4 * WORD  # pauses before a worker parks between steps
+SYNC_CLOCK: Final = SYNC_SYSCALL + 6 * WORD  # of a timed team: address of the call that writes a stamp
+SYNC_CLOCK_ID: Final = SYNC_SYSCALL + 7 * WORD  # and its first argument; negative: it takes none
 SYNC_BYTES: Final = 10 * CACHE_LINE

@@ -26,8 +26,8 @@ from typing import IO, Any
 
 import llvmlite.binding as llvm
 
+from llmrun import child_processes
 from llmrun.errors import LlmrunError
-from llmrun.kernels import children
 from llmrun.kernels.cache import KernelCache
 from llmrun.kernels.levels import Target, host_target
 
@@ -256,12 +256,12 @@ class _Child:
         self._target = target
         native = target.triple.partition("-")[0] == llvm.get_default_triple().partition("-")[0]
         environment = {
-            **children.environment(),
+            **child_processes.environment(),
             "NUMBA_CPU_NAME": target.cpu if native else "generic",
             "NUMBA_CPU_FEATURES": target.features if native else "",
         }
         self._process = subprocess.Popen(
-            children.command("compiler"),
+            child_processes.command("kernels.compiler"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -42,11 +42,12 @@ TEAM_KERNELS = (WORK, START, WAIT)
 class Team:
     """`n_threads` workers for one lowered plan.
 
-    The caller's thread runs no kernel: it sleeps until the step is done, and wakes up for signals.
+    The caller's thread runs no kernel: it sleeps until the step is done, and wakes up for signals. `work` is the kernel
+    that a worker lives in.
     """
 
-    def __init__(self, lowered: Lowered, n_threads: int) -> None:
-        kernels = load_kernels(TEAM_KERNELS)
+    def __init__(self, lowered: Lowered, n_threads: int, work: KernelName = WORK) -> None:
+        kernels = load_kernels([work, START, WAIT])
         self._start, self._wait = kernels[START], kernels[WAIT]
         self._lowered = lowered
         self._process = os.getpid()
@@ -62,7 +63,7 @@ class Team:
         self._finalizer = weakref.finalize(self, _dismiss, self._process, self._sync, self._step, self._start, threads)
         try:
             for thread in range(n_threads):
-                arguments = (kernels[WORK], self._step, thread, n_threads)
+                arguments = (kernels[work], self._step, thread, n_threads)
                 worker = threading.Thread(target=_live, args=arguments, name=f"llmrun-{thread}", daemon=True)
                 worker.start()
                 threads.append(worker)
@@ -76,10 +77,10 @@ class Team:
         # an idle chat.
         doze, doze_for = (libc.usleep, 50) if os.name == "posix" else (libc.Sleep, 1)
         futex = _FUTEX_CALLS.get(platform.machine(), 0) if sys.platform == "linux" else 0
-        self._set_sync(records.SYNC_DOZE, _function_address(doze))
+        self._set_sync(records.SYNC_DOZE, function_address(doze))
         self._set_sync(records.SYNC_DOZE_FOR, doze_for)
         self._set_sync(records.SYNC_FUTEX, futex)
-        self._set_sync(records.SYNC_SYSCALL, _function_address(libc.syscall) if futex else 0)
+        self._set_sync(records.SYNC_SYSCALL, function_address(libc.syscall) if futex else 0)
         self._set_sync(records.SYNC_SPIN, _SPIN)
         self._set_sync(records.SYNC_IDLE_SPIN, _IDLE_SPIN)
 
@@ -157,7 +158,7 @@ class Team:
         self._finalizer()
 
 
-def _function_address(function: object) -> int:
+def function_address(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 

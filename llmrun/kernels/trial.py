@@ -13,8 +13,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from llmrun import settings
-from llmrun.kernels import children
+from llmrun import child_processes, settings
 
 _WORKED = b"worked\n"
 _PATIENCE_SECONDS = 60.0  # a trial takes half a second
@@ -28,7 +27,7 @@ def works(level: str, triple: str, cpu: str, features: str) -> bool:
     with contextlib.suppress(OSError):
         if path.read_bytes() == _WORKED:
             return True
-    command = children.command("probe", level, triple, cpu, features)
+    command = child_processes.command("kernels.probe", level, triple, cpu, features)
     try:
         done = subprocess.run(
             command,
@@ -36,7 +35,7 @@ def works(level: str, triple: str, cpu: str, features: str) -> bool:
             capture_output=True,
             timeout=_PATIENCE_SECONDS,
             check=False,
-            env=children.environment(),
+            env=child_processes.environment(),
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
     except OSError:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.cpu import CpuBackend
+from llmrun.bench.roofline import needs_of_plan
 from llmrun.gguf.reader import open_gguf
 from tests.support.commands import ROOT
 from tests.support.gguf_files import tiny_llama
@@ -38,9 +39,9 @@ def test_both_find_the_same_next_tokens(model: Path) -> None:
 def test_the_cost_of_a_token_is_the_plans(model: Path) -> None:
     with open_gguf(model) as file:
         backend = CpuBackend(file, context_size=64, max_sequences=1, threads=1)
-    facts = Llmrun(model, 1, 64).facts
-    assert facts["bytes_a_token"] == backend.plan.weight_bytes
-    assert facts["products_a_token"] == backend.plan.prefill_multiplications
+    facts, needs = Llmrun(model, 1, 64).facts, needs_of_plan(backend.plan)
+    assert facts["bytes_a_token"] == needs.weight_bytes
+    assert facts["products_a_token"] == needs.products
     backend.close()
 
 

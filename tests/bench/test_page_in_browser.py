@@ -14,7 +14,6 @@ from tests.support.browser import launch, measured_pages, picture
 PAGES = [*REALISTIC, "hostile"]
 WIDTHS = (360, 1280)
 PLACES = [(name, width) for name in PAGES for width in WIDTHS]
-N_DRAWN = {"single": 1, "two_backends": 2, "sweep": 12, "large_sweep": 24, "endpoint": 2, "hostile": 3}
 LIGHT, DARK = (252, 252, 250), (21, 24, 27)  # --page
 CURVE = (42, 111, 158)  # --c1
 
@@ -64,7 +63,9 @@ def test_all_text_can_be_read_against_its_background(light: Found, dark: Found, 
 @pytest.mark.parametrize(("name", "width"), PLACES)
 def test_charts_have_a_size_and_hold_what_they_draw(light: Found, name: str, width: int) -> None:
     found = light[name, width]
-    n_results = N_DRAWN.get(name, 0)
+    n_results = {"single": 1, "two_backends": 2, "sweep": 12, "large_sweep": 24, "endpoint": 2, "hostile": 3}.get(
+        name, 0
+    )
     curves = [(field["box"], curve) for field in found["fields"] for curve in field["curves"]]
     assert len(curves) == 4 * n_results  # gaps, first tokens, tokens over time and their dots
     assert len(found["bars"]) >= 3 * n_results

@@ -12,8 +12,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from llmrun import child_processes
 from llmrun.errors import KernelWarning
-from llmrun.kernels import children, levels, probe, trial
+from llmrun.kernels import levels, probe, trial
 from llmrun.kernels.levels import PORTABLE, Target, host_levels, host_target
 from tests.support.kernel_runs import LEVELS_HERE, target_of
 
@@ -30,7 +31,7 @@ def works(target: Target) -> bool:
 
 def dying(code: str) -> mock._patch[mock.Mock]:
     """Trials are this Python program instead."""
-    return mock.patch.object(children, "command", return_value=[sys.executable, "-c", code])
+    return mock.patch.object(child_processes, "command", return_value=[sys.executable, "-c", code])
 
 
 @pytest.mark.parametrize("level", LEVELS_HERE)

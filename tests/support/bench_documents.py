@@ -112,8 +112,13 @@ def measured(
 
 
 def document(*results: Result, **fields: Any) -> Document:
-    usual = Document("3f9a1c", "2026-10-02T14:03:11+00:00", COMMAND, SYSTEM, results)
-    return replace(usual, **fields)
+    return (
+        Document(
+            identity="3f9a1c", created="2026-10-02T14:03:11+00:00", command=COMMAND, system=SYSTEM, results=results
+        )
+        if not fields
+        else replace(document(*results), **fields)
+    )
 
 
 def failed(name: str, message: str = "does not fit: KV cache: 5,120 MiB wanted, 2,100 MiB free") -> Result:
@@ -175,8 +180,9 @@ def all_failed() -> Document:
 
 def without_samples() -> Document:
     """Interrupted before the first repetition was over."""
-    empty = replace(measured("cpu", 152.0, 2210.0), figures={}, samples={}, timeline=(), gaps=())
-    return document(empty, interrupted=True)
+    return document(
+        replace(measured("cpu", 152.0, 2210.0), figures={}, samples={}, timeline=(), gaps=()), interrupted=True
+    )
 
 
 def hostile() -> Document:
@@ -214,8 +220,9 @@ def documents() -> st.SearchStrategy[Document]:
     number = st.floats() | st.floats(min_value=0, max_value=1e4)
     maybe = st.none() | number
     metric = st.sampled_from(sorted(METRICS)) | text
-    fact = st.none() | st.booleans() | st.integers() | number | text | st.lists(text)
-    facts = st.dictionaries(text | st.sampled_from(sorted(SYSTEM)), fact, max_size=4)
+    facts = st.dictionaries(
+        text, st.none() | st.booleans() | st.integers() | number | text | st.lists(text), max_size=4
+    )
     result = st.builds(
         Result,
         subject=st.builds(Subject, text, text, text, st.integers(0, 64), text, text, text, facts),

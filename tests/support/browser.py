@@ -131,8 +131,12 @@ def _unfiltered(kind: int, row: bytearray, above: bytearray, channels: int) -> b
         elif kind == 3:
             guess = (left + up) // 2
         elif kind == 4:
-            to_left, to_up, to_corner = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
-            guess = left if to_left <= min(to_up, to_corner) else up if to_up <= to_corner else corner
+            distances = [
+                (abs(up - corner), 0, left),
+                (abs(left - corner), 1, up),
+                (abs(left + up - 2 * corner), 2, corner),
+            ]
+            guess = min(distances)[2]
         else:
             guess = 0
         row[at] = (row[at] + guess) & 255

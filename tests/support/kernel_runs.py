@@ -54,7 +54,7 @@ ALL_KERNELS = (
     KernelName.of("attention", "merge", head_size=48),
     *(KernelName.of("rowwise", name) for name in ("rmsnorm", "swiglu")),
     KernelName.of("quantize", "quantize"),
-    *(KernelName.of("conduct", name) for name in ("work", "start", "wait")),
+    *(KernelName.of("conduct", name) for name in ("work", "work_timed", "start", "wait")),
     *(KernelName.of(f"{model}_merge", "merge") for model in ("bpe", "spm")),
     KernelName.of("token_table", "build"),
     *(KernelName.of("limits", name) for name in ("read", "multiply")),

@@ -33,16 +33,18 @@ class Peer(Protocol):
 class Llmrun:
     def __init__(self, path: Path, threads: int, context_size: int) -> None:
         from llmrun.backends.cpu import CpuBackend
+        from llmrun.bench.roofline import needs_of_plan
         from llmrun.gguf.reader import open_gguf
 
         self._file = open_gguf(path)
         self._backend = CpuBackend(self._file, context_size=context_size, max_sequences=1, threads=threads)
         info = self._backend.info
+        needs = needs_of_plan(self._backend.plan)
         self.vocabulary_size = info.vocabulary_size
         self.facts = {
             "device": info.device,
-            "bytes_a_token": self._backend.plan.weight_bytes,
-            "products_a_token": self._backend.plan.prefill_multiplications,
+            "bytes_a_token": needs.weight_bytes,
+            "products_a_token": needs.products,
         }
 
     def clear(self) -> None:

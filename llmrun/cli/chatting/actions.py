@@ -16,6 +16,7 @@ from llmrun.cli.terminal import visible_line
 from llmrun.errors import LlmrunError, UsageError
 
 if TYPE_CHECKING:
+    from llmrun.cli.chatting.screen import Meter
     from llmrun.cli.chatting.session import Chat
 
 DEFAULT = "default"  # as an argument: what holds when nothing is said
@@ -41,6 +42,8 @@ def set_preference(chat: Chat, argument: str) -> None:
     name = preferences.name_of(typed)
     value = value.strip()
     if value and name == preferences.CONTEXT:
+        if not chat.engine.info.context_size:
+            raise UsageError(f"/set: {name}: decided by {chat.engine.info.device}")
         raise UsageError(
             f"/set: {name}: decided when the model is opened",
             hint=f"llmrun chat --continue --ctx-size {visible_line(value):.20}",
@@ -166,6 +169,8 @@ def _described(path: Path) -> str:
 
 def _model_lines(chat: Chat) -> list[str]:
     info = chat.engine.info
+    if info.backend == "remote":
+        return [visible_line(f"model       {chat.model}"), visible_line(f"endpoint    {info.path}")]
     return [
         visible_line(
             f"model       {chat.model}: {info.name}, {info.architecture}, {info.file_type}, "
@@ -180,7 +185,7 @@ def _model_lines(chat: Chat) -> list[str]:
 def _template_lines(chat: Chat) -> list[str]:
     template = chat.engine.template
     if template is None:
-        return ["no chat template"]
+        return ["template    the server's own, which it does not show"]
     return [f"{visible_line(template.name)} ({template.origin})", *template.source.splitlines()]
 
 
@@ -200,12 +205,18 @@ def _preference_lines(chat: Chat) -> list[str]:
 
 def _meter_lines(chat: Chat) -> list[str]:
     meter = chat.meter
-    share = meter.context_used / meter.context_size
     kept = f"saved in {visible_line(str(chat.record.path))}" if chat.record.path else "not saved"
     return [
-        f"used        {meter.context_used:,} of {meter.context_size:,} tokens ({share:.0%})",
+        f"used        {_used(meter)}",
         f"messages    {chat.conversation.message_count}, {kept}",
     ]
+
+
+def _used(meter: Meter) -> str:
+    if not meter.context_size:
+        return f"{meter.context_used:,} tokens"
+    share = meter.context_used / meter.context_size
+    return f"{meter.context_used:,} of {meter.context_size:,} tokens ({share:.0%})"
 
 
 def _conversation_lines(chat: Chat) -> list[str]:

@@ -201,6 +201,8 @@ class TerminalTurns:
         app = get_app()
         if app.is_done or not self._meter.context_used or app.output.get_size().columns < _METER_FROM:
             return []
+        if not self._meter.context_size:
+            return [("class:meter", f"{self._meter.context_used:,} tokens")]
         used = self._meter.context_used / self._meter.context_size
         style = "class:meter.full" if used >= _NEARLY_FULL else "class:meter"
         return [(style, f"{used:.0%} of {self._meter.context_size:,}")]

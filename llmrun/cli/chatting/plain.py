@@ -32,7 +32,7 @@ class PlainTurns:
         """Raises UsageError for a line that is not UTF-8 or longer than any text may be, and for a block without an
         end."""
         try:
-            return self._turn(f"{meter.context_used / meter.context_size:.0%} > ")
+            return self._turn(f"{meter.context_used / meter.context_size:.0%} > " if meter.context_size else "> ")
         except KeyboardInterrupt:
             self._show_prompt("\n")
             raise

@@ -14,7 +14,7 @@ class Meter:
 
     model         what to call it; foreign text
     context_used  tokens that the conversation filled at the end of the last answer
-    context_size  tokens it may fill
+    context_size  tokens it may fill; 0: a server has not said
     """
 
     model: str

@@ -20,10 +20,10 @@ from llmrun.cli.chatting.totals import Totals
 from llmrun.cli.output import out
 from llmrun.cli.parsing import RANDOM_SEEDS, SAMPLING_SETTINGS, chosen_sampling, sampling_value
 from llmrun.cli.prompt import checked_text
-from llmrun.cli.report import Answer, stats_fields
+from llmrun.cli.report import Answer, stats_fields, waiting_words
 from llmrun.cli.terminal import shortened, visible_line
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta
-from llmrun.errors import ContextExceeded, LlmrunError, TemplateRefused, UsageError
+from llmrun.errors import ContextExceeded, LlmrunError, NetworkError, TemplateRefused, UsageError
 from llmrun.settings import RULES
 from llmrun.types import FinishReason
 
@@ -35,11 +35,17 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.signals import Signals
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.open_model import OpenModel
-    from llmrun.engine.engine import Engine
+    from llmrun.engine.base import Answering
     from llmrun.settings import Settings
     from llmrun.types import SamplingParams
 
-SURVIVED = (UsageError, ContextExceeded, TemplateRefused, ConversationFileError)  # errors of one turn alone
+SURVIVED = (
+    UsageError,
+    ContextExceeded,
+    TemplateRefused,
+    ConversationFileError,
+    NetworkError,
+)  # errors of one turn alone
 UNDO_OR_CLEAR = "/undo takes back the last exchange, /clear starts over"
 
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
@@ -65,7 +71,7 @@ class Chat:
         view: AnswerView,
         signals: Signals,
     ) -> None:
-        self.engine: Engine = opened.engine
+        self.engine: Answering = opened.engine
         self.model = opened.name
         self.store = store
         self.record = record
@@ -149,7 +155,7 @@ class Chat:
         if name in SAMPLING_SETTINGS:
             return sampling_value(self.sampling, name)
         if name == CONTEXT:
-            return self.engine.info.context_size
+            return self.engine.info.context_size or None
         return self.conversation.preferences.get(name, getattr(self._settings, name, None))
 
     def answer_again(self) -> None:
@@ -203,7 +209,7 @@ class Chat:
         except ContextExceeded as error:
             self._withdraw()
             raise ContextExceeded(str(error), hint=self._room_hint()) from error
-        except (TemplateRefused, UsageError):
+        except (TemplateRefused, UsageError, NetworkError):
             self._withdraw()
             raise
         if finished is None:
@@ -225,9 +231,11 @@ class Chat:
                 if self._signals.stop_wanted:  # also a wish from before the engine knew of the request
                     self.engine.cancel_current()
                 if isinstance(event, PrefillProgress):
-                    out.progress(f"prefill {event.done}/{event.total}")
+                    out.progress(waiting_words(event))
                 elif isinstance(event, TextDelta) and event.text:
                     saying.text(event.text)
+                elif isinstance(event, TextDelta) and event.reasoning:
+                    out.progress("thinking")
                 elif isinstance(event, Finished):
                     if event.reason is FinishReason.CANCELLED and not saying.begun:
                         return None
@@ -263,10 +271,13 @@ class Chat:
         if finished.reason is not FinishReason.LENGTH:
             return
         generated = finished.timings.generated_tokens
-        if request.max_tokens is not None and generated >= request.max_tokens:
+        counted = finished.timings.prompt_tokens > 0  # or else a server's pieces were, which may be several tokens
+        if request.max_tokens is not None and (generated >= request.max_tokens or not counted):
             out.note(f"the answer was cut after {generated} tokens, as set: /set max_tokens")
+        elif not (size := self.engine.info.context_size):
+            where = self.engine.info.device
+            out.note(f"the answer was cut by {where}: its context may be full: {UNDO_OR_CLEAR}")
         else:
-            size = self.engine.info.context_size
             out.note(f"the answer was cut: the context of {size:,} tokens is full: {UNDO_OR_CLEAR}")
 
     def _room_hint(self) -> str:

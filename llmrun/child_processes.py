@@ -1,4 +1,4 @@
-"""Python processes that do for this one what it must not do itself: import Numba, or run what may end it."""
+"""Python processes that do for this one what it must not do itself: import Numba, run what may end it, be measured."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import sys
 
 
 def command(module: str, *arguments: str) -> list[str]:
+    """`python -m llmrun.MODULE ...`; "" is llmrun itself."""
     # -P: modules are searched where this process does, not also in the folder it happens to stand in.
-    return [sys.executable, "-P", "-m", f"llmrun.kernels.{module}", *arguments]
+    return [sys.executable, "-P", "-m", f"llmrun.{module}" if module else "llmrun", *arguments]
 
 
 def environment() -> dict[str, str]:

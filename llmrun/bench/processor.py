@@ -1,0 +1,130 @@
+"""What the system tells of the processor: its name, how fast it may run, and whether it is a real one.
+
+`root` is where the files of Linux are looked up; on other systems they are not there, and theirs are asked.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_POLICY = "sys/devices/system/cpu/cpu0/cpufreq"
+_VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # of machines whose CPU does not tell
+
+
+def processor_name(root: Path = Path("/")) -> str:
+    """As its maker calls it; what is known of it where it has no name."""
+    known = _cpuinfo(root)
+    return (
+        known.get("model name")
+        or text_of(root / "proc/device-tree/model")  # "Raspberry Pi 5 Model B Rev 1.0"
+        or _name_elsewhere()
+        or " ".join(f"{key} {known[key]}" for key in ("CPU implementer", "CPU part") if key in known)
+        or platform.processor()
+        or platform.machine()
+    )
+
+
+def _name_elsewhere() -> str | None:
+    if sys.platform == "darwin":
+        return _sysctl("machdep.cpu.brand_string")
+    if sys.platform == "win32":
+        import winreg
+
+        try:
+            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+                return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+        except OSError:
+            return None
+    return None
+
+
+def frequency_facts(root: Path = Path("/")) -> dict[str, str | float | None]:
+    """How the system chooses the first core's frequency, and what it was; None where it does not tell."""
+    return {
+        "governor": text_of(root / _POLICY / "scaling_governor"),
+        "energy_preference": text_of(root / _POLICY / "energy_performance_preference"),
+        "mhz": _megahertz(root / _POLICY / "scaling_cur_freq") or _number(_cpuinfo(root).get("cpu MHz")),
+        "mhz_max": _megahertz(root / _POLICY / "cpuinfo_max_freq"),
+    }
+
+
+def machine_facts(root: Path = Path("/")) -> dict[str, str | bool | None]:
+    """`machine`: its maker and model; `virtual`: it is simulated; `container`: the kind of it, None outside of any."""
+    dmi = root / "sys/class/dmi/id"
+    vendor = text_of(dmi / "sys_vendor")
+    words = [word for word in (vendor, text_of(dmi / "product_name")) if word]
+    return {
+        "machine": " ".join(words) or _sysctl("hw.model"),
+        "virtual": _is_virtual(_cpuinfo(root), vendor),
+        "container": _container(root),
+    }
+
+
+def _is_virtual(known: Mapping[str, str], vendor: str | None) -> bool | None:
+    if "flags" in known:  # an x86: a hypervisor sets the flag
+        return "hypervisor" in known["flags"].split()
+    if vendor is not None:
+        return vendor.startswith(_VIRTUAL_VENDORS)
+    present = _sysctl("kern.hv_vmm_present")
+    return None if present is None else present == "1"
+
+
+def _container(root: Path) -> str | None:
+    for path, name in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
+        if (root / path).exists():
+            return name
+    named = text_of(root / "run/systemd/container")
+    if named is None and (root / "var/run/secrets/kubernetes.io").exists():
+        return "kubernetes"
+    return named
+
+
+def processor_quota(root: Path = Path("/")) -> float | None:
+    """Processors' worth of time that a container may take; None where there is no limit."""
+    words = (text_of(root / "sys/fs/cgroup/cpu.max") or "").split()
+    quota, period = (_number(words[0]), _number(words[1])) if len(words) == 2 else (None, None)
+    return quota / period if quota and period else None
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """Of the first processor."""
+    known: dict[str, str] = {}
+    for line in (text_of(root / "proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if value.strip():
+            known.setdefault(name.strip(), value.strip())
+    return known
+
+
+def _sysctl(name: str) -> str | None:
+    if sys.platform != "darwin":
+        return None
+    try:
+        done = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _megahertz(path: Path) -> float | None:
+    kilohertz = _number(text_of(path))
+    return kilohertz / 1000 if kilohertz else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def text_of(path: Path) -> str | None:
+    """What a file of the system says, without the space and the NUL around it; None where it says nothing."""
+    try:
+        return path.read_text("utf-8", "replace").strip(" \t\n\0") or None
+    except OSError:
+        return None

@@ -1,0 +1,120 @@
+"""What one token needs of a machine, from a plan or from a file alone: what a roofline compares speeds with.
+
+A plan knows what our own engine reads; a file is enough for a backend that has none. Both leave out what is small
+beside the weights: activations and, from a file, norms.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.kernels import plan as ops
+from llmrun.kernels.kv_layout import Q8_0
+from llmrun.kernels.needs import StepShape, kv_position_bytes, needs_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.gguf.tensors import TensorInfo
+    from llmrun.kernels.plan import Plan
+
+# Looked up by the row, not multiplied by: of no weight beside the others.
+_TABLES = re.compile(r"(^|[._])(token_embd|position_embd|token_types)\.weight$|tid2eid")
+_OUTPUTS = ("output.weight", "token_embd.weight")  # the second is the first one's, where that is missing
+_EXPERTS = re.compile(r"blk\.(\d+)\..*_exps\.")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNeeds:
+    """Of one token.
+
+    weight_bytes  of weights that its decode reads
+    kv_bytes      of keys and values that its decode reads, at the depth asked for
+    products      multiply-adds with weights that its prefill makes, as a token whose logits nobody asks for; those of
+                  attention, which are not int8, are not in it
+    """
+
+    weight_bytes: int
+    kv_bytes: int
+    products: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+
+def needs_of_plan(plan: Plan, *, kv_type: str = "f16", depth: int = 0) -> ModelNeeds:
+    """What the CPU engine reads and multiplies: weights as they are packed. `depth`: tokens in the cache before."""
+    one, unasked = StepShape(1, depth), StepShape(1, depth, wanted=0)
+    decode = [needs_of(op, plan, kv_type, one) for op in plan.ops]
+    linear = [needs_of(op, plan, kv_type, unasked) for op in plan.ops if isinstance(op, ops.Linear)]
+    return ModelNeeds(
+        weight_bytes=sum(needs.weight_bytes for needs in decode),
+        kv_bytes=(depth + 1) * plan.attention_shape.layers * kv_position_bytes(plan.attention_shape, kv_type),
+        products=sum(needs.products + needs.float_products for needs in linear),
+    )
+
+
+def needs_of_file(file: GGUFFile, *, kv_type: str = "f16", depth: int = 0) -> ModelNeeds:
+    """The same from the header alone, for any architecture: matrices as the file has them, and of experts as many as a
+    token is sent to. Where attention looks back only so far (a sliding window), kv_bytes is more than is read.
+
+    Raises BadGGUF for metadata of a wrong type.
+    """
+    tied = "output.weight" not in file.tensors
+    matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) > 1 and _is_multiplied(tensor, tied)]
+    inner = [tensor for tensor in matrices if tensor.name not in _OUTPUTS]
+    return ModelNeeds(
+        weight_bytes=round(sum(tensor.nbytes * _share_used(file, tensor) for tensor in matrices)),
+        kv_bytes=(depth + 1) * _kv_position_bytes(file, kv_type),
+        products=round(sum(prod(tensor.shape) * _share_used(file, tensor) for tensor in inner)),
+    )
+
+
+def _is_multiplied(tensor: TensorInfo, tied: bool) -> bool:
+    if tensor.name == "token_embd.weight":
+        return tied
+    return not _TABLES.search(tensor.name)
+
+
+def _share_used(file: GGUFFile, tensor: TensorInfo) -> Fraction:
+    """Of a tensor's weights, by one token."""
+    found = _EXPERTS.match(tensor.name)
+    if found is None:
+        return Fraction(1)
+    architecture = file.string("general.architecture")
+    experts = file.integer(f"{architecture}.expert_count", 0, minimum=0)
+    used = int(_of_each_layer(file, f"{architecture}.expert_used_count", experts)[int(found[1])])
+    return Fraction(used, experts) if used < experts else Fraction(1)
+
+
+def _kv_position_bytes(file: GGUFFile, kv_type: str) -> int:
+    """Of one position's keys and values in all layers; 0 for a model that keeps none."""
+    architecture = file.string("general.architecture")
+    key = f"{architecture}.attention.head_count"
+    heads = _of_each_layer(file, key, 0)
+    kv_heads = _of_each_layer(file, f"{key}_kv", heads)
+    most = int(heads.max())
+    size = file.integer(f"{architecture}.embedding_length", minimum=1) // most if most else 0
+    sizes = (file.integer(f"{architecture}.attention.{part}_length", size, minimum=1) for part in ("key", "value"))
+    return int(kv_heads.sum()) * sum(_features_bytes(n, kv_type) for n in sizes)
+
+
+def _of_each_layer(file: GGUFFile, key: str, default: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[layers], of a key that has one number for all of them, or an array."""
+    layers = file.integer(f"{file.string('general.architecture')}.block_count", minimum=1)
+    if isinstance(file.metadata.get(key), np.ndarray):
+        return np.resize(file.integers(key).astype(np.int64), layers)
+    return np.broadcast_to(np.asarray(file.integer(key, default), np.int64), layers)
+
+
+def _features_bytes(n: int, kv_type: str) -> int:
+    """Of n features of a key or a value: halves, or a byte each and a half for 32 of them."""
+    return n + 2 * -(-n // 32) if kv_type == Q8_0 else 2 * n

@@ -1,0 +1,221 @@
+"""The method: warm until stable, then rounds in which all configurations take turns, until the figures are narrow or
+the time is over.
+
+Competing configurations alternate (A B, B A, A B, ...), so that what the machine does meanwhile hits all alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from llmrun.backends.cpu_count import default_threads
+from llmrun.backends.free_memory import free_memory
+from llmrun.bench.cold import cold_start
+from llmrun.bench.energy import EnergyMeter, nvml_sources, rapl_sources
+from llmrun.bench.pool import OpenedFacts, Pool, Start
+from llmrun.bench.reporter import Reporter
+from llmrun.bench.sample import Sample, joined
+from llmrun.bench.stability import is_stable
+from llmrun.bench.sweep import Configuration, Target
+from llmrun.bench.worker_process import WorkerProcess
+from llmrun.errors import LlmrunError
+
+# A shorter turn is mostly noise of the clock and of waking up, and the workload is run again. Not longer than that: a
+# pair measured close together shares what the machine does meanwhile.
+_TURN_S = 0.1
+_LIMITS_EVERY_S = 2.0
+_MOST_LIMITS_BYTES = 1 << 30  # of memory to read: more than any cache
+_LEAST_LIMITS_BYTES = 1 << 28
+_MOST_WARM_UPS = 12
+_WARM_UP_SHARE = 0.5  # of the seconds of a configuration
+
+
+@dataclass(slots=True)
+class Trial:
+    """One configuration on its way: a sample for each round it took part in."""
+
+    configuration: Configuration
+    samples: list[Sample] = field(default_factory=list)
+    failure: LlmrunError | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that was measured. `bandwidths` and `multiply_rates`: of the machine, a second, one of each now and then."""
+
+    trials: list[Trial]
+    opened: dict[Target, OpenedFacts]
+    bandwidths: list[float] = field(default_factory=list)
+    multiply_rates: list[float] = field(default_factory=list)
+    energy_source: str = ""
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to go on.
+
+    seconds      for each configuration, warming up included, loading not; the round that runs then is finished
+    repetitions  rounds; None: until `enough` says so
+    enough       whether the figures of all trials are narrow: looks at widths, never at what they say
+    """
+
+    seconds: float
+    repetitions: int | None
+    enough: Callable[[Sequence[Trial]], bool]
+
+
+class Runner:
+    """Measures configurations; what there is is in `outcome` at any time."""
+
+    def __init__(
+        self,
+        configurations: Sequence[Configuration],
+        effort: Effort,
+        reporter: Reporter,
+        start: Start = lambda target, reporter: WorkerProcess(reporter),
+    ) -> None:
+        self._effort = effort
+        self._reporter = reporter
+        self._pool = Pool(configurations, reporter, start)
+        self._meter = _meter(configurations)
+        self._machine = _MachineLimits(reporter) if any(not one.target.endpoint for one in configurations) else None
+        self._seed = 0
+        self._warming_up_s = 0.0
+        self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
+
+    def run(self) -> Outcome:
+        """Everything, to the end or to Ctrl-C: then `interrupted` is set, and what there is is kept. An error ends the
+        configuration that met it, and no other."""
+        try:
+            self._warm_up()
+            self._rounds()
+            self._pool.close()
+        except KeyboardInterrupt:
+            self.outcome.interrupted = True
+        finally:
+            self._pool.kill()
+            if self._machine is not None:
+                self._machine.close()
+        return self.outcome
+
+    @property
+    def _alive(self) -> list[Trial]:
+        return [trial for trial in self.outcome.trials if trial.failure is None]
+
+    def _warm_up(self) -> None:
+        for number, trial in enumerate(self.outcome.trials, 1):
+            if trial.configuration.workload.facts.kind == "cold":
+                continue  # each start is a new process
+            self._reporter.progress(f"warming up  {number}/{len(self.outcome.trials)}  {_words(trial)}")
+            with _Failing(trial, self._pool):
+                self._warm_one(trial)
+
+    def _warm_one(self, trial: Trial) -> None:
+        worker, _ = self._pool.worker(trial.configuration.target)
+        started = time.perf_counter()
+        until = started + self._effort.seconds * _WARM_UP_SHARE
+        taken: list[float] = []
+        while not is_stable(taken) and len(taken) < _MOST_WARM_UPS and (not taken or time.perf_counter() < until):
+            taken.append(worker.run(trial.configuration.workload, self._next_seed()).seconds)
+        self._warming_up_s += time.perf_counter() - started
+
+    def _rounds(self) -> None:
+        until = time.perf_counter() + self._effort.seconds * len(self._alive) - self._warming_up_s
+        number = 0
+        while self._alive and not self._is_enough(number, until):
+            number += 1
+            seed = self._next_seed()
+            turns = self._alive if number % 2 else self._alive[::-1]
+            for trial in turns:
+                self._reporter.progress(self._state(number, until, trial))
+                if self._machine is not None and not trial.configuration.target.endpoint:
+                    self._machine.measure_now_and_then(self.outcome)
+                with _Failing(trial, self._pool):
+                    trial.samples.append(self._turn(trial, seed))
+
+    def _is_enough(self, rounds: int, until: float) -> bool:
+        if self._effort.repetitions is not None:
+            return rounds >= self._effort.repetitions
+        return rounds > 0 and (time.perf_counter() > until or self._effort.enough(self._alive))
+
+    def _turn(self, trial: Trial, seed: int) -> Sample:
+        """Energy is that of the whole machine: the configurations that do not have the turn are idle."""
+        configuration = trial.configuration
+        if configuration.workload.facts.kind == "cold":
+            return cold_start(configuration.target)
+        worker, is_new = self._pool.worker(configuration.target)
+        if is_new:
+            worker.run(configuration.workload, self._next_seed())
+        with self._meter.measure() as reading:
+            runs = [worker.run(configuration.workload, seed)]
+            while sum(run.seconds for run in runs) < _TURN_S:
+                runs.append(worker.run(configuration.workload, self._next_seed()))
+        self.outcome.energy_source = reading.source
+        return replace(joined(runs), joules=reading.joules)
+
+    def _next_seed(self) -> int:
+        self._seed += 1
+        return self._seed
+
+    def _state(self, number: int, until: float, trial: Trial) -> str:
+        if self._effort.repetitions is not None:
+            return f"round {number}/{self._effort.repetitions}  {_words(trial)}"
+        left = max(0, round(until - time.perf_counter()))
+        return f"round {number}  at most {left // 60}:{left % 60:02d} left  {_words(trial)}"
+
+
+class _MachineLimits:
+    """Measures the machine, beside the engines: what it can do changes from one second to the next."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._worker: WorkerProcess | None = None
+        self._measured = 0.0
+        room = (free_memory() or _LEAST_LIMITS_BYTES * 8) // 8
+        self._memory_bytes = min(max(room, _LEAST_LIMITS_BYTES), _MOST_LIMITS_BYTES)
+
+    def measure_now_and_then(self, outcome: Outcome) -> None:
+        if self._worker is None:
+            self._worker = WorkerProcess(self._reporter)
+        elif time.perf_counter() - self._measured < _LIMITS_EVERY_S:
+            return
+        bandwidth, multiply_rate = self._worker.limits(default_threads(), self._memory_bytes)
+        outcome.bandwidths.append(bandwidth)
+        outcome.multiply_rates.append(multiply_rate)
+        self._measured = time.perf_counter()
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+
+
+class _Failing:
+    """What goes wrong inside ends the trial, not the benchmark."""
+
+    def __init__(self, trial: Trial, pool: Pool) -> None:
+        self._trial = trial
+        self._pool = pool
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, LlmrunError):
+            return False
+        self._trial.failure = error
+        self._pool.drop(self._trial.configuration.target)
+        return True
+
+
+def _meter(configurations: Sequence[Configuration]) -> EnergyMeter:
+    """GPUs are counted only where one may be used: idle ones draw tens of watts."""
+    may_use_gpu = any(one.target.backend != "cpu" and one.target.gpu_layers != 0 for one in configurations)
+    return EnergyMeter([*rapl_sources(), *(nvml_sources() if may_use_gpu else ())])
+
+
+def _words(trial: Trial) -> str:
+    configuration = trial.configuration
+    return "  ".join(filter(None, (configuration.name, configuration.workload.facts.label)))

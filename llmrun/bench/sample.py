@@ -1,0 +1,113 @@
+"""What one turn of a configuration brought: the clock readings of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from llmrun.types import Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One turn: a workload run once, or several times one after the other.
+
+    requests  in the order they ended
+    seconds   while any of them ran
+    runs      how often the workload was run
+    cold      seconds from the start of a process to its first token; None: the model was open
+    joules    that the machine drew meanwhile; None: it does not tell
+    """
+
+    requests: tuple[Timings, ...]
+    seconds: float
+    runs: int = 1
+    cold: float | None = None
+    joules: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"requests": [asdict(request) for request in self.requests], "seconds": self.seconds}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Sample:
+        requests = (Timings(**{**request, "gaps_s": tuple(request["gaps_s"])}) for request in body["requests"])
+        return cls(tuple(requests), body["seconds"])
+
+    @property
+    def generated(self) -> int:
+        return sum(request.generated_tokens for request in self.requests)
+
+    def value(self, metric: str) -> float | None:
+        """The turn's one number for a metric (metrics.py); None where it has none."""
+        values = self.values(metric)
+        match metric:
+            case "prefill":
+                return _rate((r.prompt_tokens - r.cached_tokens, r.prefill_s) for r in self._prefilled)
+            case "decode":
+                return _rate((r.generated_tokens - 1, r.decode_s) for r in self._decoded)
+            case _:
+                return sum(values) / len(values) if values else None
+
+    def values(self, metric: str) -> list[float]:
+        """All numbers of a metric in this turn: one a request, or one a gap between tokens."""
+        answered = [request for request in self.requests if request.generated_tokens]
+        match metric:
+            case "ttft":
+                return [request.ttft_s for request in answered]
+            case "prefill":
+                return [request.prompt_per_second for request in self._prefilled]
+            case "tpot":
+                return [request.tpot_s for request in self._decoded]
+            case "itl":
+                return [gap for request in self.requests for gap in request.gaps_s]
+            case "decode":
+                return [request.decode_per_second for request in self._decoded]
+            case "e2e":
+                return [request.total_s for request in answered]
+            case "throughput":
+                return [self.generated / self.seconds] if self.generated else []
+            case "requests":
+                return [len(answered) / self.seconds] if answered else []
+            case "cold":
+                return [] if self.cold is None else [self.cold]
+        return []
+
+    @property
+    def _prefilled(self) -> list[Timings]:
+        """A single token is no prompt: its pass is a decode's."""
+        return [r for r in self.requests if r.prompt_tokens - r.cached_tokens > 1 and r.prefill_s > 0]
+
+    @property
+    def _decoded(self) -> list[Timings]:
+        return [request for request in self.requests if request.generated_tokens > 1 and request.decode_s > 0]
+
+
+def joined(samples: Iterable[Sample]) -> Sample:
+    """Runs that followed one another, as one turn."""
+    first, *others = samples
+    for other in others:
+        first = replace(
+            first,
+            requests=first.requests + other.requests,
+            seconds=first.seconds + other.seconds,
+            runs=first.runs + other.runs,
+        )
+    return first
+
+
+def timeline(request: Timings) -> tuple[tuple[float, int], ...]:
+    """(seconds since the request was in hand, tokens out) at each arrival. Several tokens may arrive at once: they are
+    spread evenly over the arrivals, which is all that is known."""
+    if not request.generated_tokens:
+        return ()
+    moments = list(accumulate(request.gaps_s, initial=request.ttft_s))
+    of_each = request.generated_tokens / len(moments)
+    return tuple((moment, round(of_each * number)) for number, moment in enumerate(moments, 1))
+
+
+def _rate(pairs: Iterable[tuple[int, float]]) -> float | None:
+    counted = list(pairs)
+    seconds = sum(pair[1] for pair in counted)
+    return sum(pair[0] for pair in counted) / seconds if seconds > 0 else None

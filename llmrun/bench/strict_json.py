@@ -1,0 +1,44 @@
+"""JSON that others wrote: one sentence for whatever is wrong with it, never another exception."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NoReturn
+
+from llmrun.errors import UsageError
+
+MOST_BYTES = 256 << 20  # of a file of results: a million samples take 20 MB
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of results. Raises UsageError."""
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise UsageError(f"results: {path}: {size:,} bytes, limit {MOST_BYTES:,}")
+        return path.read_text("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"results: {path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # a byte that is not UTF-8, or a NUL in the path
+        raise UsageError(f"results: {path}: not text in UTF-8: {error}") from error
+
+
+def parse(text: str, where: str) -> Any:
+    """The value that `text` spells, every number in it finite. `where` begins the sentence of the UsageError."""
+    try:
+        return json.loads(text, parse_float=_finite, parse_constant=_refuse)
+    except RecursionError:
+        raise UsageError(f"{where}: nested too deep") from None
+    except ValueError as error:  # JSONDecodeError is one, and so is an integer of too many digits
+        raise UsageError(f"{where}: not valid JSON: {error}") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text[:40]} is not a finite number")

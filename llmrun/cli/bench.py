@@ -1,0 +1,206 @@
+"""`llmrun bench`: how fast models are here, which setting is faster, and how far that is from the machine's limit."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli.benching.flags import BenchFlags, Knobs, knobs, workloads
+from llmrun.cli.flags import takes_flags
+from llmrun.cli.open_model import SCRIPTED
+from llmrun.cli.output import out
+from llmrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmrun.bench.document import Document
+    from llmrun.bench.runner import Outcome
+    from llmrun.bench.sweep import Configuration, Target
+    from llmrun.settings import Settings
+
+INTERRUPTED = 130  # 128 + SIGINT
+
+bench = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@bench.callback(invoke_without_command=True)
+@takes_flags(BenchFlags)
+def measure(context: typer.Context, *, flags: BenchFlags) -> int:
+    """Measure how fast models are on this machine.
+
+    Prompts of 512 random tokens and answers of 128, or what the flags say. Each value of a list is measured with each
+    of the others; all of them take turns, and are compared with the first.
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    settings = flags.settings()
+    kind, lists, asked, seconds = flags.format, knobs(flags, settings), workloads(flags), flags.time_limit
+    if flags.html is not None and not flags.html.expanduser().absolute().parent.is_dir():
+        raise UsageError(f"--html: {flags.html}: its folder does not exist")
+
+    # Nothing heavy is imported above this line: a usage error comes at once.
+    from llmrun.bench.sweep import configurations
+
+    if flags.profile:
+        from llmrun.cli.benching.profiling import check_profile, profile_all
+
+        check_profile(lists.backends, asked, kind)
+        return profile_all(_targets(flags, settings, lists), asked, kind, seconds)
+    targets = _targets(flags, settings, lists)
+    found = _measured(configurations(targets, asked), flags, seconds)
+    return _tell(found, flags, kind)
+
+
+def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[Target]:
+    """Models are found, and fetched, before anything is measured. A model may be an endpoint's too."""
+    from llmrun.backends.remote_url import is_endpoint
+    from llmrun.bench.sweep import local_targets, remote_target
+
+    named = _names(flags.model or ())
+    endpoints = [*(flags.endpoint or ()), *(name for name in named if is_endpoint(name))]
+    local = [name for name in named if not is_endpoint(name)]
+    if not local and not endpoints:
+        local = [settings.model]
+    if endpoints and not local:
+        _refuse_what_a_server_decides(flags)
+    if endpoints and (flags.cold or flags.profile):
+        raise UsageError(f"{'--cold' if flags.cold else '--profile'}: only for models on this machine, not an endpoint")
+    models = [_found(name, settings, lists.backends) for name in local]
+    return [
+        *(local_targets(models, lists.backends, lists.threads, lists.kv_types, lists.gpu_layers) if models else ()),
+        *(remote_target(endpoint, offline=settings.offline) for endpoint in endpoints),
+    ]
+
+
+def _names(given: Sequence[str]) -> list[str]:
+    """`A,B` are two, unless there is a file of that very name."""
+    from llmrun.backends.remote_url import is_endpoint
+
+    names = [[text] if Path(text).exists() or is_endpoint(text) else text.split(",") for text in given]
+    found = list(dict.fromkeys(name.strip() for some in names for name in some))
+    if "" in found:
+        raise UsageError("--model: an empty name in the list")
+    return found
+
+
+def _refuse_what_a_server_decides(flags: BenchFlags) -> None:
+    for flag, value in (
+        ("--threads", flags.threads),
+        ("--backend", flags.backend),
+        ("--kv-type", flags.kv_type),
+        ("--gpu-layers", flags.gpu_layers),
+    ):
+        if value is not None:
+            raise UsageError(f"{flag}: an endpoint decides that itself")
+
+
+def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str, str]:
+    """(what to call it, its file)"""
+    if SCRIPTED in backends:
+        return Path(name).stem, name
+    from llmrun.cli.progress import HubReporter
+    from llmrun.hub.resolve import resolve
+
+    resolved = resolve(name, offline=settings.offline, reporter=HubReporter())
+    return (resolved.entry.name if resolved.entry else resolved.path.stem), str(resolved.path)
+
+
+def _measured(configurations: Sequence[Configuration], flags: BenchFlags, seconds: float) -> Document:
+    """Raises what failed when everything did, and KeyboardInterrupt when there is nothing to show."""
+    from llmrun.bench.digests import file_sha256
+    from llmrun.bench.results import document, is_precise
+    from llmrun.bench.runner import Effort, Runner
+    from llmrun.bench.system import system_state, warnings_about, warnings_between
+    from llmrun.cli.benching.reporting import LiveReporter
+    from llmrun.cli.progress import HubReporter
+
+    system = system_state()
+    for words in warnings_about(system):
+        out.note(words)
+    paths = dict.fromkeys(one.target.path for one in configurations if one.target.path)
+    digests = {path: file_sha256(Path(path), HubReporter()) for path in paths if Path(path).is_file()}
+    effort = Effort(seconds, flags.repetitions, is_precise)
+    with LiveReporter() as reporter:
+        outcome = Runner(configurations, effort, reporter).run()
+    _raise_if_empty(outcome)
+    for words in warnings_between(system, system_state()):
+        out.note(words)
+    command = shlex.join(["llmrun", *sys.argv[1:]])
+    return document(outcome, command=command, system=system, digests=digests, price_kwh=flags.price_kwh)
+
+
+def _raise_if_empty(outcome: Outcome) -> None:
+    if any(trial.samples for trial in outcome.trials):
+        return
+    failures = [trial.failure for trial in outcome.trials if trial.failure is not None]
+    if failures:
+        raise failures[0]
+    raise KeyboardInterrupt
+
+
+def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
+    from llmrun.bench.history import save
+    from llmrun.cli.benching.showing import show, write_page
+
+    if flags.save:
+        save(found)
+    show(found, kind, api_price=flags.compare_price)
+    if flags.html is not None:
+        write_page(found, flags.html)
+    if flags.save:
+        out.note(f"kept as {found.identity}: `llmrun bench history` lists what is kept")
+    failed = [result.failure for result in found.results if result.failure is not None]
+    if found.interrupted:
+        return INTERRUPTED
+    return failed[0].exit_code if failed else 0
+
+
+@bench.command("history")
+def history(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Show this one again: its name's beginning, last, last~1.")
+    ] = None,
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FORMAT", help="As for bench.")] = "table",
+    json_output: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="A page with charts, of RUN.")] = None,
+) -> int:
+    """List the runs that were kept with --save, or show one of them again."""
+    flags = BenchFlags(output=None if output == "table" else output, json_output=json_output)
+    flags.settings()
+    from llmrun.bench.history import find, load_history
+    from llmrun.cli.benching.showing import show, show_history, write_page
+
+    kept = load_history()
+    if kept.damaged:
+        out.note(f"{kept.damaged} line{'s'[: kept.damaged != 1]} of the history cannot be read, and are left out")
+    if run is not None:
+        found = find(run, kept.documents)
+        show(found, flags.format)
+        if html is not None:
+            write_page(found, html)
+        return 0
+    if html is not None:
+        raise UsageError("--html: of which run? llmrun bench history RUN --html FILE")
+    show_history(kept.documents, flags.format)
+    return 0
+
+
+@bench.command("compare")
+def compare(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run of the history, last~1, or a file.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one: llama-bench's JSON too.")],
+    fail_above: Annotated[
+        str | None,
+        typer.Option("--fail-above", metavar="LOSS", help="Exit code 1 when something lost more: 5% or 0.05."),
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Compare two runs: of the history, or files of results, llama-bench's JSON too."""
+    BenchFlags().settings()
+    from llmrun.cli.benching.comparing import compare_runs
+
+    return compare_runs(before, after, fail_above, as_json=json_output)

@@ -1,0 +1,108 @@
+"""`bench compare`: one run beside another, and an exit code for those who watch over speed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from llmrun.bench.foreign import Compared, Comparison, Series, compare, parse_limit, read_series, series_of, worst_loss
+from llmrun.bench.history import find, load_history
+from llmrun.bench.statistics import unpaired_ratio
+from llmrun.bench.words import number_words
+from llmrun.cli.benching.table import table_of
+from llmrun.cli.output import out
+from llmrun.cli.terminal import visible_line
+from llmrun.errors import UsageError
+
+_LOST = 1
+_NO_INTERVAL = "one sample"
+_TOO_FEW = "too few to say"
+
+
+def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bool) -> int:
+    """Print the ratios; 1 when something lost more than `fail_above`. Raises UsageError."""
+    limit = None if fail_above is None else parse_limit(fail_above)
+    found = compare(_series(before), _series(after), unpaired_ratio)
+    if not found.comparisons:
+        raise UsageError(
+            f"nothing to compare: {before} and {after}: no test of one is a test of the other",
+            hint=f"{before} has {_tests(found.only_a)}; {after} has {_tests(found.only_b)}",
+        )
+    if as_json:
+        out.json_list([_body(one) for one in found.comparisons])
+    else:
+        _show(found)
+    loss = None if limit is None else worst_loss(found.comparisons, limit)
+    if loss is None:
+        return 0
+    out.error(f"slower than allowed: {loss.sentence}")
+    return _LOST
+
+
+def _series(reference: str) -> list[Series]:
+    """A file, or a run of the history."""
+    path = Path(reference).expanduser()
+    if path.suffix or path.exists() or len(path.parts) > 1:
+        return read_series(path)
+    return series_of(find(reference, load_history().documents))
+
+
+def _tests(series: tuple[Series, ...]) -> str:
+    return ", ".join(dict.fromkeys(one.test for one in series)) or "none"
+
+
+def _show(found: Compared) -> None:
+    rows: list[list[str | Text]] = [
+        [
+            visible_line(one.b.test),
+            visible_line(f"{one.b.model}, {one.b.backend}"),
+            _speed(one.a),
+            _speed(one.b),
+            Text(f"{one.ratio:.2f}x", style=_style(one)),
+            _interval(one),
+        ]
+        for one in found.comparisons
+    ]
+    out.picture(table_of(["test", "what", "before", "after", "ratio", "99 %"], rows, numbers_from=2))
+    for one in found.comparisons:
+        if one.note:
+            out.note(f"{one.b.test}: {one.note}")
+    for name, series in (("before", found.only_a), ("after", found.only_b)):
+        if series:
+            out.note(f"only {name}: {_tests(series)}")
+
+
+def _speed(series: Series) -> str:
+    return f"{number_words(sum(series.samples) / len(series.samples))} tok/s"
+
+
+def _style(one: Comparison) -> str:
+    if one.low is None or one.high is None or one.low <= 1 <= one.high:
+        return ""
+    return "green" if one.ratio > 1 else "red"
+
+
+def _interval(one: Comparison) -> str:
+    if one.low is None or one.high is None:
+        return _NO_INTERVAL
+    if one.low == 0:
+        return _TOO_FEW
+    shown = f"{one.low:.2f} to {one.high:.2f}"
+    return f"{shown}, no difference shown" if one.low <= 1 <= one.high else shown
+
+
+def _body(one: Comparison) -> dict[str, Any]:
+    """JSON has no infinity: an interval that ends nowhere has no end."""
+    is_known = one.low is not None and one.low > 0
+    return {
+        "test": one.b.test,
+        "ratio": one.ratio,
+        "low": one.low if is_known else None,
+        "high": one.high if is_known else None,
+        "note": one.note,
+        "before": asdict(one.a),
+        "after": asdict(one.b),
+    }

@@ -1,0 +1,187 @@
+"""The flags of `llmrun bench`, and what they ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli import options
+from llmrun.cli.output import out
+from llmrun.errors import UsageError
+from llmrun.settings import BACKENDS, KV_TYPES, Settings, load_settings
+
+if TYPE_CHECKING:
+    from llmrun.bench.workload import Workload
+
+FORMATS = ("table", "md", "csv", "json", "jsonl")
+DEFAULT_SECONDS = 30.0
+_LIST = "A number, 1,2,8 or 1-8."
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFlags:
+    """What was typed; None, or False, was not. In the order of --help."""
+
+    model: Annotated[
+        list[str] | None,
+        typer.Option("-m", "--model", metavar="NAME", help="A name of the catalogue, a .gguf file, or several: A,B."),
+    ] = None
+    n_prompt: Annotated[
+        str, typer.Option("-p", "--n-prompt", metavar="N", help=f"Prompt tokens. {_LIST}  [default: 512]")
+    ] = "512"
+    n_gen: Annotated[
+        str, typer.Option("-n", "--n-gen", metavar="N", help="Tokens to generate after it.  [default: 128]")
+    ] = "128"
+    n_depth: Annotated[
+        str, typer.Option("-d", "--n-depth", metavar="N", help="Tokens in the cache before it.  [default: 0]")
+    ] = "0"
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Real conversations instead: a question, a long document, several turns.")
+    ] = False
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", metavar="FILE", help='Your own: a line is {"prompt": "..."}.')
+    ] = None
+    cold: Annotated[bool, typer.Option("--cold", help="A new process each time: seconds to the first token.")] = False
+    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Requests at once.  [default: 1]")] = (
+        "1"
+    )
+    backend: Annotated[
+        str | None, typer.Option("--backend", metavar="NAME", help="auto, cpu, llama, or several.  [default: auto]")
+    ] = None
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option("--endpoint", metavar="URL#MODEL", help="A server that speaks OpenAI's API. Repeatable."),
+    ] = None
+    threads: Annotated[
+        str | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one a core]")
+    ] = None
+    kv_type: Annotated[
+        str | None, typer.Option("--kv-type", metavar="TYPE", help="Of the KV cache: f16, q8_0.  [default: f16]")
+    ] = None
+    gpu_layers: Annotated[
+        str | None,
+        typer.Option("--gpu-layers", "-ngl", metavar="N", help="Layers that a GPU runs: auto, all, or numbers."),
+    ] = None
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", metavar="S", help="At most so long for each configuration.  [default: 30]"),
+    ] = None
+    repetitions: Annotated[
+        int | None,
+        typer.Option("-r", "--repetitions", metavar="N", min=1, help="So many rounds.  [default: until sure]"),
+    ] = None
+    profile: Annotated[bool, typer.Option("--profile", help="Where the time goes: each op of the CPU engine.")] = False
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FORMAT", help="table, md, csv, json or jsonl.")
+    ] = None
+    json_output: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="A page with charts.")] = None
+    save: Annotated[bool, typer.Option("--save", help="Keep it for `bench history` and `bench compare`.")] = False
+    price_kwh: Annotated[
+        float | None, typer.Option("--price-kwh", metavar="P", min=0.0, help="Of electricity: tells the cost.")
+    ] = None
+    compare_price: Annotated[
+        float | None,
+        typer.Option("--compare-price", metavar="P", min=0.0, help="What an API takes for a million tokens."),
+    ] = None
+    offline: options.Offline = False
+    quiet: options.Quiet = False
+    verbose: options.Verbose = False
+    debug: options.Debug = False
+
+    def settings(self) -> Settings:
+        """The settings of this run, for what the lists among the flags leave open. Raises UsageError."""
+        settings = load_settings({"offline": self.offline or None, "quiet": self.quiet or None})
+        out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
+        return settings
+
+    @property
+    def format(self) -> str:
+        """One of FORMATS. Raises UsageError."""
+        if self.json_output and self.output not in (None, "json"):
+            raise UsageError(f"--json: together with -o {self.output}: one of them")
+        chosen = "json" if self.json_output else self.output or "table"
+        if chosen not in FORMATS:
+            raise UsageError(f"-o: {chosen!r} is not one of {', '.join(FORMATS)}")
+        return chosen
+
+    @property
+    def time_limit(self) -> float:
+        """Seconds. Raises UsageError."""
+        if self.seconds is None:
+            return DEFAULT_SECONDS
+        if not (math.isfinite(self.seconds) and self.seconds > 0):
+            raise UsageError(f"--seconds: {self.seconds:g} is not a number above 0")
+        return self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """The lists of a sweep, parsed."""
+
+    backends: Sequence[str]
+    threads: Sequence[int | None]
+    kv_types: Sequence[str]
+    gpu_layers: Sequence[int | str]
+
+
+def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
+    """Raises UsageError."""
+    from llmrun.bench.sweep import numbers, words
+
+    threads: list[int | None] = [settings.threads]
+    if flags.threads is not None:
+        threads = [*numbers(flags.threads, "--threads", 1)]
+        if max(found for found in threads if found is not None) > 1024:
+            raise UsageError(f"--threads: {flags.threads!r}: more than 1024")
+    return Knobs(
+        words(flags.backend, "--backend", BACKENDS, hidden=("scripted",)) if flags.backend else [settings.backend],
+        threads,
+        words(flags.kv_type, "--kv-type", KV_TYPES) if flags.kv_type else [settings.kv_type],
+        _layers(flags.gpu_layers) if flags.gpu_layers else [settings.gpu_layers],
+    )
+
+
+def _layers(text: str) -> list[int | str]:
+    """`auto`, `all`, numbers and ranges, mixed."""
+    from llmrun.bench.sweep import numbers
+
+    found: list[int | str] = []
+    for part in text.split(","):
+        found += [part] if part in ("auto", "all") else numbers(part, "--gpu-layers")
+    return list(dict.fromkeys(found))
+
+
+def workloads(flags: BenchFlags) -> list[Workload]:
+    """What each target is asked, in the order of --help. Raises UsageError."""
+    from itertools import product
+
+    from llmrun.bench.sweep import numbers
+    from llmrun.bench.workload import chats, cold_starts, from_file, synthetic
+
+    kinds = [
+        name for name, given in (("--chat", flags.chat), ("--cold", flags.cold), ("--prompts", flags.prompts)) if given
+    ]
+    if len(kinds) > 1:
+        raise UsageError(f"{kinds[0]}: together with {kinds[1]}: one of them")
+    concurrencies = numbers(flags.concurrency, "--concurrency", 1)
+    if flags.cold:
+        if concurrencies != [1]:
+            raise UsageError("--cold: each start is alone: together with --concurrency")
+        return [cold_starts()]
+    if flags.chat:
+        return [workload for concurrency in concurrencies for workload in chats(concurrency)]
+    if flags.prompts is not None:
+        return [from_file(flags.prompts, concurrency) for concurrency in concurrencies]
+    lists = (
+        numbers(flags.n_depth, "--n-depth"),
+        numbers(flags.n_prompt, "--n-prompt"),
+        numbers(flags.n_gen, "--n-gen"),
+        concurrencies,
+    )
+    return [synthetic(prompt, generate, depth, count) for depth, prompt, generate, count in product(*lists)]

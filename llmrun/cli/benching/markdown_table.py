@@ -1,0 +1,48 @@
+"""A benchmark as a Markdown table, to be pasted into an issue or a README."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmrun.bench.document import Document, Result
+from llmrun.bench.words import memory_words, percent_words, result_names, verdict_sentence
+from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
+from llmrun.cli.terminal import visible_line
+
+# What would end a cell, or begin markup or HTML.
+_ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\|`*_<>[]"})
+
+
+def markdown(document: Document) -> str:
+    """The medians, the shares of the machine's limits, and the verdicts."""
+    names = shown_metrics(document)
+    heads = [
+        "model",
+        "",
+        *(head_words(name).replace("\n", ", ") for name in names),
+        "memory",
+        "of bandwidth",
+        "of int8 peak",
+    ]
+    rows = [
+        [escaped(result.subject.model), escaped(name), *(figure_words(result, one) for one in names), *_machine(result)]
+        for name, result in zip(result_names(document), document.results, strict=True)
+    ]
+    lines = [_line(heads), _line(["---", "---", *["---:"] * (len(heads) - 2)]), *map(_line, rows)]
+    sentences = [f"- {escaped(verdict_sentence(document, verdict))}" for verdict in document.verdicts]
+    return "\n".join([*lines, *([""] if sentences else []), *sentences])
+
+
+def escaped(text: str) -> str:
+    return visible_line(text).translate(_ESCAPED)
+
+
+def _machine(result: Result) -> list[str]:
+    roofline = result.roofline
+    shares = (None, None) if roofline is None else (roofline.decode_share, roofline.prefill_share)
+    memory = memory_words(result.peak_memory) if result.peak_memory else ""
+    return [memory, *("" if share is None else percent_words(share) for share in shares)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

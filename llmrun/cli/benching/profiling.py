@@ -1,0 +1,168 @@
+"""`bench --profile`: where the CPU engine's time goes, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmrun.bench.profile import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
+from llmrun.bench.sweep import Target
+from llmrun.bench.words import number_words, percent_words, seconds_words
+from llmrun.bench.workload import Workload
+from llmrun.cli.output import out
+from llmrun.cli.progress import show_loading
+from llmrun.cli.terminal import visible_line
+from llmrun.errors import UsageError
+
+_HEADS = ["op", "count", "time", "of the step", "waiting", "read", "GB/s", "", "G products/s", ""]
+_FORMATS = ("table", "json", "jsonl")
+
+
+def check_profile(backends: Sequence[str], workloads: Sequence[Workload], kind: str) -> None:
+    """Raises UsageError for what has no plan."""
+    if kind not in _FORMATS:
+        raise UsageError(f"--profile: -o {kind}: one of {', '.join(_FORMATS)}")
+    if any(backend not in ("auto", "cpu") for backend in backends):
+        raise UsageError("--profile: only the CPU engine has a plan whose ops can be timed: --backend cpu")
+    if any(workload.facts.kind != "synthetic" or workload.facts.concurrency > 1 for workload in workloads):
+        raise UsageError("--profile: takes -p and -d, nothing else of a workload")
+
+
+def profile_all(targets: Sequence[Target], workloads: Sequence[Workload], kind: str, seconds: float) -> int:
+    """Each model with each depth and prompt."""
+    shapes = dict.fromkeys((workload.facts.prompt, workload.facts.depth) for workload in workloads)
+    bodies = []
+    for target in targets:
+        for prompt, depth in shapes:
+            found = profile(
+                Path(target.path),
+                threads=target.threads,
+                kv_type=target.kv_type,
+                prompt=max(1, prompt),
+                depth=depth,
+                seconds=seconds / 2,
+                progress=show_loading,
+            )
+            out.clear_progress()
+            if kind == "table":
+                _show(target.model, found)
+            bodies.append({"model": target.model, **_body(found)})
+    if kind == "json":
+        out.json_list(bodies)
+    elif kind == "jsonl":
+        for body in bodies:
+            out.json(body)
+    return 0
+
+
+def _show(model: str, found: Profile) -> None:
+    from rich.text import Text
+
+    from llmrun.cli.benching.table import table_of
+
+    limits = found.limits
+    out.picture(
+        Text(
+            visible_line(
+                f"{model}  {found.threads} threads, {found.kv_type}  this machine reads "
+                f"{number_words(limits.read_bandwidth / 1e9)} GB/s and makes {number_words(limits.multiply_rate / 1e9)}"
+                " G int8 products/s"
+            ),
+            style="bold",
+        )
+    )
+    for name, step in (("decode", found.decode), (f"prefill of {found.prefill.rows}", found.prefill)):
+        out.picture(Text())
+        depth = f" after {step.depth:,} tokens" if step.depth else ""
+        out.picture(
+            Text(
+                f"{name}{depth}: {seconds_words(step.step_seconds)},"
+                f" {number_words(step.rows / step.step_seconds)} tok/s"
+                f"  (timing the ops changes that by {step.timing_cost:+.1%})"
+            )
+        )
+        lines = step.ops if out.verbose else step.kinds
+        rows = [[_name(one), _count(one), *_cells(one.spent, step)] for one in lines]
+        rows.append(["all ops", "", *_cells(step.total, step)])
+        out.picture(table_of(_HEADS, rows))
+
+
+def _name(one: KindProfile | OpProfile) -> str:
+    parts = [one.kind, one.weight_type]
+    if isinstance(one, OpProfile):
+        parts.append(one.name or ("" if one.layer is None else f"layer {one.layer}"))
+    return visible_line("  ".join(filter(None, parts)))
+
+
+def _count(one: KindProfile | OpProfile) -> str:
+    return str(one.count) if isinstance(one, KindProfile) else ""
+
+
+def _cells(spent: Spent, step: StepProfile) -> list[str]:
+    cells = [
+        seconds_words(spent.seconds),
+        percent_words(spent.seconds / step.timed_step_seconds),
+        percent_words(spent.waiting / spent.seconds) if spent.seconds else "",
+    ]
+    has_bytes, has_products = spent.needs.memory_bytes, spent.needs.products
+    cells.append(f"{number_words(has_bytes / 1e6)} MB" if has_bytes else "")
+    cells += (
+        [number_words(spent.bytes_per_second / 1e9), percent_words(spent.bandwidth_share)] if has_bytes else ["", ""]
+    )
+    cells += (
+        [number_words(spent.products_per_second / 1e9), percent_words(spent.multiply_share)]
+        if has_products
+        else ["", ""]
+    )
+    return cells
+
+
+def _body(found: Profile) -> dict[str, Any]:
+    return {
+        "path": found.path,
+        "threads": found.threads,
+        "kv_type": found.kv_type,
+        "read_bandwidth": found.limits.read_bandwidth,
+        "multiply_rate": found.limits.multiply_rate,
+        "decode": _step(found.decode),
+        "prefill": _step(found.prefill),
+    }
+
+
+def _step(step: StepProfile) -> dict[str, Any]:
+    return {
+        "rows": step.rows,
+        "depth": step.depth,
+        "repetitions": step.repetitions,
+        "step_seconds": step.step_seconds,
+        "timed_step_seconds": step.timed_step_seconds,
+        "ops": [
+            {
+                "kind": one.kind,
+                "layer": one.layer,
+                "name": one.name,
+                "weight_type": one.weight_type,
+                **_spent(one.spent),
+            }
+            for one in step.ops
+        ],
+        "kinds": [
+            {"kind": one.kind, "weight_type": one.weight_type, "count": one.count, **_spent(one.spent)}
+            for one in step.kinds
+        ],
+        "total": _spent(step.total),
+    }
+
+
+def _spent(spent: Spent) -> dict[str, Any]:
+    return {
+        "seconds": spent.seconds,
+        "waiting_seconds": spent.waiting,
+        "memory_bytes": spent.needs.memory_bytes,
+        "int8_products": spent.needs.products,
+        "bytes_per_second": spent.bytes_per_second,
+        "products_per_second": spent.products_per_second,
+        "bandwidth_share": spent.bandwidth_share,
+        "multiply_share": spent.multiply_share,
+    }

@@ -1,0 +1,90 @@
+"""A benchmark's document, in the format that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmrun.bench.document import Document
+from llmrun.bench.words import metric_words
+from llmrun.cli.output import out
+from llmrun.cli.terminal import visible_line
+from llmrun.errors import LlmrunError
+
+
+def show(document: Document, kind: str, *, api_price: float | None = None) -> None:
+    """`kind`: one of flags.FORMATS. The answer goes to stdout, failures and notes to stderr."""
+    if kind == "table":
+        from llmrun.cli.benching.table import show_tables
+
+        show_tables(document, api_price)
+    elif kind == "md":
+        from llmrun.cli.benching.markdown_table import markdown
+
+        out.answer(markdown(document))
+        out.end_answer()
+    else:
+        _show_rows(document, kind)
+    for result in document.results:
+        if result.failure is not None:
+            out.error(f"{visible_line(result.subject.name)}: {result.failure.message}", result.failure.hint)
+    if document.interrupted:
+        out.note("interrupted: these are the figures up to then")
+
+
+def _show_rows(document: Document, kind: str) -> None:
+    from llmrun.bench.rows import csv_text, llama_bench_rows
+
+    rows = llama_bench_rows(document)
+    if kind == "json":
+        out.json_list(rows)
+    elif kind == "jsonl":
+        for row in rows:
+            out.json(row)
+    else:
+        out.answer(csv_text(rows).removesuffix("\n"))
+        out.end_answer()
+
+
+def write_page(document: Document, path: Path) -> None:
+    """Raises LlmrunError where it cannot be written."""
+    from llmrun.bench.page import page
+
+    path = path.expanduser()
+    try:
+        path.write_text(page(document), encoding="utf-8")
+    except OSError as error:
+        raise LlmrunError(f"--html: {path}: cannot be written: {error.strerror}") from error
+    out.note(f"page written: {path}")
+
+
+def show_history(documents: Sequence[Document], kind: str) -> None:
+    """A line for each run, the last one last."""
+    if kind != "table":
+        from llmrun.bench.document_json import to_json
+
+        bodies = [to_json(document) for document in documents]
+        if kind == "jsonl":
+            for body in bodies:
+                out.json(body)
+        else:
+            out.json_list(bodies)
+        return
+    if not documents:
+        out.note("nothing is kept yet: llmrun bench --save keeps a run")
+        return
+    from llmrun.cli.benching.table import table_of
+
+    rows = [_history_row(document) for document in documents]
+    out.picture(table_of(["run", "when (UTC)", "what", "prefill", "decode"], rows, numbers_from=3))
+
+
+def _history_row(document: Document) -> list[str]:
+    first = document.results[0]
+    more = f" and {len(document.results) - 1} more" if len(document.results) > 1 else ""
+    speeds = (
+        metric_words(name, first.figures[name].median) if name in first.figures else ""
+        for name in ("prefill", "decode")
+    )
+    what = visible_line(f"{first.subject.model}, {first.subject.name}, {first.workload.label}{more}")
+    return [document.identity, document.created[:16].replace("T", " "), what, *speeds]

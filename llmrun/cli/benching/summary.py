@@ -1,0 +1,36 @@
+"""Which figures a summary shows, and how: the same on the terminal and in Markdown."""
+
+from __future__ import annotations
+
+from llmrun.bench.document import Document, Result
+from llmrun.bench.words import metric_of, metric_unit, number_words, seconds_words
+
+_COLUMNS = ("load", "cold", "ttft", "prefill", "tpot", "decode", "e2e", "throughput", "requests")
+
+
+def shown_metrics(document: Document) -> list[str]:
+    """Those that any configuration has. Throughput says something new only when requests run together."""
+    together = any(result.workload.concurrency > 1 for result in document.results)
+    left_out = () if together else ("throughput", "requests")
+    return [
+        name for name in _COLUMNS if name not in left_out and any(name in result.figures for result in document.results)
+    ]
+
+
+def head_words(name: str) -> str:
+    """The metric, and under it the unit of what brings none of its own."""
+    return (
+        f"{metric_of(name).words}\n{metric_unit(name)}"
+        if name in ("prefill", "decode", "throughput")
+        else metric_of(name).words
+    )
+
+
+def figure_words(result: Result, name: str) -> str:
+    """The median; a time with its unit. Empty where there is none."""
+    if name not in result.figures:
+        return ""
+    figure = result.figures[name]
+    if not metric_of(name).is_speed:
+        return seconds_words(figure.median)
+    return number_words(figure.median)

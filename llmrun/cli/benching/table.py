@@ -1,0 +1,179 @@
+"""A benchmark on the terminal: what was measured, the machine's limits beside it, and the verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from llmrun.bench.document import Document
+from llmrun.bench.energy import beside_api
+from llmrun.bench.statistics import MINIMUM_ROUNDS
+from llmrun.bench.words import (
+    memory_words,
+    metric_of,
+    number_words,
+    percent_words,
+    result_names,
+    seconds_words,
+    verdict_sentence,
+)
+from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
+from llmrun.cli.output import out
+from llmrun.cli.terminal import columns, visible_line
+
+_BAR = 10  # columns
+_BARS_FROM = 96  # columns of the terminal: figures come first
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def show_tables(document: Document, api_price: float | None) -> None:
+    """To stdout; with --verbose all figures too."""
+    out.picture(_heading(document))
+    out.picture(_speeds(document))
+    for part in (_limits(document), _all_figures(document) if out.verbose else None):
+        if part is not None:
+            out.picture(Text())
+            out.picture(part)
+    lines = [verdict_sentence(document, verdict) for verdict in document.verdicts]
+    lines += _unjudged(document)
+    lines += _energy_lines(document, api_price)
+    if lines:
+        out.picture(Text())
+        for line in lines:
+            out.picture(Text(visible_line(line)))
+
+
+def table_of(heads: Sequence[str], rows: Sequence[Sequence[str | Text]], *, numbers_from: int = 1) -> Table:
+    """Columns from `numbers_from` on stand to the right, but for bars, which have no head. Texts have passed
+    `visible_line`."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for number, head in enumerate(heads):
+        is_number = number >= numbers_from and head != ""
+        table.add_column(head, justify="right" if is_number else "left", no_wrap=number >= numbers_from)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _unjudged(document: Document) -> list[str]:
+    """Why there is no verdict, where one would be expected."""
+    labels = [result.workload.label for result in document.results if result.samples]
+    if document.verdicts or len(labels) == len(set(labels)):
+        return []
+    return [f"no verdict: {_rounds(document)}, {MINIMUM_ROUNDS} are needed"]
+
+
+def _rounds(document: Document) -> str:
+    count = max((len(values) for result in document.results for values in result.samples.values()), default=0)
+    return f"{count} round{'s'[: count != 1]}"
+
+
+def _heading(document: Document) -> Text:
+    models = ", ".join(dict.fromkeys(result.subject.model for result in document.results))
+    labels = list(dict.fromkeys(result.workload.label for result in document.results))
+    words = [models, labels[0] if len(labels) == 1 else f"{len(labels)} workloads"]
+    words.append(_rounds(document) + (" in turns" if len(document.results) > 1 else ""))
+    return Text(visible_line("  ".join(words)), style="bold")
+
+
+def _speeds(document: Document) -> Table:
+    """The medians: those columns that any configuration has, fewer where the terminal is narrow."""
+    names = shown_metrics(document)
+    with_bars = columns() >= _BARS_FROM and len(document.results) > 1
+    with_memory = any(result.peak_memory for result in document.results)
+    for left_out in (None, "load", "tpot", "e2e"):
+        names = [name for name in names if name != left_out]
+        table = _speeds_table(document, names, with_bars=with_bars, with_memory=with_memory and left_out is None)
+        if out.width_of(table) <= columns():
+            break
+    return table
+
+
+def _speeds_table(document: Document, names: Sequence[str], *, with_bars: bool, with_memory: bool) -> Table:
+    heads, rows = [""], [[Text(visible_line(name))] for name in result_names(document)]
+    for name in names:
+        heads.append(head_words(name))
+        for row, result in zip(rows, document.results, strict=True):
+            row.append(Text(figure_words(result, name)))
+        if with_bars and metric_of(name).is_speed:
+            heads.append("")
+            for row, share in zip(rows, _shares_of_the_largest(document, name), strict=True):
+                row.append(Text(bar(share), style="cyan"))
+    if with_memory:
+        heads.append("memory")
+        for row, result in zip(rows, document.results, strict=True):
+            row.append(Text(memory_words(result.peak_memory) if result.peak_memory else ""))
+    return table_of(heads, rows)
+
+
+def _shares_of_the_largest(document: Document, name: str) -> list[float]:
+    values = [result.figures[name].median if name in result.figures else 0.0 for result in document.results]
+    return [value / max(values) if max(values) else 0.0 for value in values]
+
+
+def bar(share: float, width: int = _BAR) -> str:
+    """`share` of `width` columns, in eighths of one."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8) if math.isfinite(share) else 0
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def _limits(document: Document) -> Table | None:
+    """The shares of the machine's limits, where they were measured."""
+    found = [
+        (name, result.roofline)
+        for name, result in zip(result_names(document), document.results, strict=True)
+        if result.roofline is not None
+    ]
+    if not found:
+        return None
+    limits = found[0][1]
+    with_bars = columns() >= _BARS_FROM
+    rows = []
+    for name, roofline in found:
+        row = [Text(visible_line(name))]
+        for share in (roofline.decode_share, roofline.prefill_share):
+            row.append(Text("" if share is None else percent_words(share)))
+            row += [Text("" if share is None else bar(share), style="green")] if with_bars else []
+        rows.append(row)
+    bars = [""] if with_bars else []
+    return table_of(
+        [
+            "of this machine's limits",
+            f"decode\nof {number_words(limits.read_bandwidth / 1e9)} GB/s read",
+            *bars,
+            f"prefill\nof {number_words(limits.multiply_rate / 1e9)} G int8 products/s",
+            *bars,
+        ],
+        rows,
+    )
+
+
+def _all_figures(document: Document) -> Table:
+    rows: list[list[str]] = []
+    for name, result in zip(result_names(document), document.results, strict=True):
+        for metric, figure in result.figures.items():
+            words = seconds_words if not metric_of(metric).is_speed else number_words
+            tail = ["" if value is None else words(value) for value in (figure.p95, figure.p99)]
+            spread = [words(value) for value in (figure.median, figure.mean, figure.stddev)]
+            rows.append([visible_line(name), metric_of(metric).words, f"{figure.count:,}", *spread, *tail])
+    return table_of(["", "figure", "count", "median", "mean", "stddev", "p95", "p99"], rows, numbers_from=2)
+
+
+def _energy_lines(document: Document, api_price: float | None) -> list[str]:
+    lines = []
+    for name, result in zip(result_names(document), document.results, strict=True):
+        energy = result.energy
+        if energy is None:
+            continue
+        joules, watts = number_words(energy.joules_per_token), number_words(energy.watts)
+        words = f"{name}: {joules} J a token, {watts} W ({energy.source})"
+        if energy.cost_per_million is not None:
+            words += f", {number_words(energy.cost_per_million)} for a million tokens"
+            if api_price:
+                words += f". {beside_api(energy.cost_per_million, api_price)[1]}"
+        lines.append(words)
+    return lines

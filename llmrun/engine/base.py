@@ -1,0 +1,50 @@
+"""What answers requests, whether the model runs here or behind a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    from llmrun.engine.requests import Event, Request
+    from llmrun.engine.template import ChatTemplate
+    from llmrun.types import ModelInfo
+
+
+class Answering(Protocol):
+    """One open model. `Engine` and `RemoteEngine` say what each of these does, and what it raises.
+
+    load_s    seconds it took to open
+    template  the chat template; None where there is none, or where it is the server's own
+    """
+
+    load_s: float
+    template: ChatTemplate | None
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def takes_chats(self) -> bool: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+    def submit(self, request: Request) -> int: ...
+
+    def step(self) -> list[Event]: ...
+
+    def generate(self, request: Request) -> Iterator[Event]: ...
+
+    def cancel(self, request_id: int) -> None: ...
+
+    def cancel_current(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

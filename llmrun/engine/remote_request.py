@@ -1,0 +1,71 @@
+"""A request in the words of OpenAI's API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llmrun.engine.requests import ChatPrompt, Request, check_request
+from llmrun.errors import UsageError
+from llmrun.types import SamplingParams
+
+_ANY_TOKEN = 1 << 31  # how many tokens the vocabulary has is not known here
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRequest:
+    """`body` are fields of OpenAI's API, `extras` those that other servers have, and OpenAI's may refuse."""
+
+    path: str
+    body: dict[str, Any]
+    extras: dict[str, Any]
+
+
+def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteRequest:
+    """What to send. Raises UsageError for a request that cannot be meant, or that no server could be asked."""
+    check_request(request, _ANY_TOKEN)
+    prompt, sampling = request.prompt, request.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": sampling.seed,
+    }
+    if request.max_tokens is not None:
+        body["max_tokens"] = request.max_tokens
+    if request.stop:
+        body["stop"] = [*request.stop]
+    if sampling.logit_bias:
+        # -100 bans and 100 forces there; JSON has no infinity.
+        body["logit_bias"] = {str(token): max(-100.0, min(100.0, bias)) for token, bias in sampling.logit_bias.items()}
+    extras = _sampling_of_others(sampling) | ({"ignore_eos": True} if ignore_eos else {})
+    if not isinstance(prompt, ChatPrompt):
+        if request.logprobs is not None:
+            body["logprobs"] = request.logprobs
+        body["prompt"] = prompt.text if hasattr(prompt, "text") else [*prompt.tokens]
+        return RemoteRequest("/completions", body, extras)
+    if not prompt.add_generation_prompt:
+        raise UsageError("a server cannot be asked to go on with an answer that has begun: add_generation_prompt")
+    if request.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": request.logprobs}
+    if prompt.tools:
+        body["tools"] = [*prompt.tools]
+    if prompt.template_kwargs:  # not among the extras: who asks for them wants no answer without
+        body["chat_template_kwargs"] = dict(prompt.template_kwargs)
+    body["messages"] = [dict(message) for message in prompt.messages]
+    return RemoteRequest("/chat/completions", body, extras)
+
+
+def _sampling_of_others(sampling: SamplingParams) -> dict[str, Any]:
+    """llama.cpp's and vLLM's fields, all of them: what is off here may be on there (llama-cpp-python penalizes 1.1)."""
+    return {
+        "top_k": max(sampling.top_k, 0),
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty,
+        "repetition_penalty": sampling.repeat_penalty,
+        "repeat_last_n": sampling.penalty_last_n,
+    }

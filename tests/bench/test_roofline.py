@@ -1,0 +1,125 @@
+"""What a token needs: the plan and the file say the same, by hand and on real files, and experts count as used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmrun.archs import llama
+from llmrun.bench.roofline import ModelNeeds, needs_of_file, needs_of_plan
+from llmrun.gguf.reader import open_gguf
+from tests.support.downloads import smollm2
+from tests.support.gguf_files import Tensor, tiny_llama, tiny_vocabulary, write_gguf
+from tests.support.tiny_models import TINY_MODELS, tiny_model
+
+VOCABULARY = len(tiny_vocabulary().tokens)
+LAYERS = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)  # weights of tiny_llama's matrices, but for its tables
+KV_POSITION = 2 * 2 * 2 * 16  # numbers: layers, keys and values, heads, their size
+
+
+def both(path: Path, **options: Any) -> tuple[ModelNeeds, ModelNeeds]:
+    """By the plan, and by the file."""
+    with open_gguf(path) as file:
+        plan = llama.plan(file, llama.check(file))
+        return needs_of_plan(plan, **options), needs_of_file(file, **options)
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_plan_and_file_agree_on_tiny_models(tmp_path: Path, name: str) -> None:
+    """But for norms, a row of the table, and rows that fill up a group of 16: of these models more than of others."""
+    planned, filed = both(tiny_model(tmp_path, name), depth=100)
+    assert planned.weight_bytes == pytest.approx(filed.weight_bytes, rel=0.12)
+    assert planned.products == filed.products
+    assert planned.kv_bytes == filed.kv_bytes
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_plan_and_file_agree_on_the_real_model(kv_type: str) -> None:
+    planned, filed = both(smollm2(), kv_type=kv_type, depth=1024)
+    assert planned.weight_bytes == pytest.approx(filed.weight_bytes, rel=0.01)
+    assert planned.kv_bytes == filed.kv_bytes
+    assert planned.products == filed.products == 30 * (576 * (2 * 576 + 2 * 192) + 3 * 576 * 1536)
+    position = 30 * 2 * 3 * (64 * 2 if kv_type == "f16" else 64 + 2 * 2)
+    assert filed.kv_bytes == 1025 * position
+    assert filed.bytes_per_token == filed.weight_bytes + filed.kv_bytes
+
+
+def test_a_file_by_hand(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tied.gguf", weight_type="Q4_0")
+    with open_gguf(path) as file:
+        weights = (LAYERS + VOCABULARY * 64) // 32 * 18
+        assert needs_of_file(file, depth=9) == ModelNeeds(weights, 10 * 2 * KV_POSITION, LAYERS)
+        position = KV_POSITION + KV_POSITION // 16 * 2  # heads of 16: a scale for each
+        assert needs_of_file(file, kv_type="q8_0", depth=9) == ModelNeeds(weights, 10 * position, LAYERS)
+
+
+def test_a_table_that_is_only_looked_up_is_not_read(tmp_path: Path) -> None:
+    tied, untied = tmp_path / "tied.gguf", tmp_path / "untied.gguf"
+    needs = [both(tiny_llama(path, weight_type="F32", tied=path is tied)) for path in (tied, untied)]
+    assert needs[0] == needs[1]
+
+
+def sparse_model(path: Path, **changes: Any) -> Path:
+    """Layers of 8 experts and attention of different widths; no engine runs it."""
+    metadata = {
+        "general.architecture": "made",
+        "made.block_count": 2,
+        "made.embedding_length": 64,
+        "made.attention.head_count": 4,
+        "made.attention.head_count_kv": 2,
+        "made.expert_count": 8,
+        "made.expert_used_count": 2,
+        **changes,
+    }
+    sizes = {
+        "token_embd.weight": (100, 64),
+        "per_layer_token_embd.weight": (100, 64),
+        "position_embd.weight": (50, 64),
+        "output_norm.weight": (64,),
+        "output.weight": (100, 64),
+        "blk.0.attn_q.weight": (64, 64),
+        "blk.0.ffn_gate_exps.weight": (8, 96, 64),
+        "blk.1.ffn_gate_exps.weight": (8, 96, 64),
+        "blk.1.ffn_gate_shexp.weight": (96, 64),
+    }
+    tensors: dict[str, Tensor] = {name: ("F32", np.zeros(size, np.float32)) for name, size in sizes.items()}
+    return write_gguf(path, {key: value for key, value in metadata.items() if value is not None}, tensors)
+
+
+OUTPUT, QUERY, EXPERT = 100 * 64, 64 * 64, 96 * 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "experts"),
+    [
+        ({}, 2 + 2),
+        ({"made.expert_used_count": np.array([1, 4], np.int32)}, 1 + 4),
+        ({"made.expert_used_count": 8}, 8 + 8),
+        ({"made.expert_count": None, "made.expert_used_count": None}, 8 + 8),
+    ],
+)
+def test_of_experts_those_count_that_a_token_is_sent_to(tmp_path: Path, changes: dict[str, Any], experts: int) -> None:
+    with open_gguf(sparse_model(tmp_path / "sparse.gguf", **changes)) as file:
+        needs = needs_of_file(file)
+    inner = QUERY + (experts + 1) * EXPERT  # one is shared by all tokens
+    assert needs.products == inner
+    assert needs.weight_bytes == 4 * (OUTPUT + inner)
+
+
+@pytest.mark.parametrize(
+    ("changes", "position"),
+    [
+        ({}, 2 * 2 * 2 * 16),
+        ({"made.attention.head_count_kv": None}, 2 * 4 * 2 * 16),
+        ({"made.attention.head_count_kv": np.array([2, 0], np.int32)}, 2 * 2 * 16),
+        ({"made.attention.head_count": np.array([4, 0], np.int32), "made.attention.head_count_kv": None}, 4 * 2 * 16),
+        ({"made.attention.key_length": 48, "made.attention.value_length": 32}, 2 * 2 * (48 + 32)),
+        ({"made.attention.head_count": None, "made.attention.head_count_kv": None}, 0),
+    ],
+)
+def test_keys_and_values_of_each_layer_are_counted(tmp_path: Path, changes: dict[str, Any], position: int) -> None:
+    with open_gguf(sparse_model(tmp_path / "sparse.gguf", **changes)) as file:
+        assert needs_of_file(file, depth=6).kv_bytes == 7 * 2 * position

@@ -1,0 +1,98 @@
+"""When warming ends, and when the rounds do (llmrun/bench/stability.py)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmrun.bench.stability import MAXIMUM_WARMUPS, WINDOW, Limits, Progress, is_stable, progress
+
+LIMITS = Limits(seconds=60.0, precision=0.06, minimum_rounds=8)
+
+
+def warmups(values: list[float]) -> int:
+    return next(count for count in range(1, len(values) + 1) if is_stable(values[:count]))
+
+
+def sample(count: int, *, seed: int, spread: float, factor: float = 1.0) -> dict[str, list[float]]:
+    random = np.random.default_rng(seed)
+    return {name: (factor * np.exp(spread * random.standard_normal(count))).tolist() for name in ("prefill", "decode")}
+
+
+def asked(*samples: dict[str, list[float]], elapsed: float = 1.0, limits: Limits = LIMITS) -> Progress:
+    pairs = [(index, 0) for index in range(1, len(samples))]
+    return progress(samples, pairs, ("prefill", "decode"), elapsed, limits)
+
+
+def test_steady_warmups_are_enough_once_there_is_a_window_of_them() -> None:
+    assert warmups([1.0] * 20) == WINDOW
+
+
+def test_a_cold_first_turn_costs_at_most_one_more() -> None:
+    assert warmups([2.0] + [1.0] * 20) <= WINDOW + 1
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_trend_is_waited_out(direction: int) -> None:
+    """A clock that falls, or a cache that fills: 30 %, 16 %, 8 %, ... from where it ends."""
+    values = [1 + direction * 0.3 * 0.55**i for i in range(30)]
+    count = warmups(values)
+    assert WINDOW + 1 < count < MAXIMUM_WARMUPS
+    assert values[count - 1] == pytest.approx(1, abs=0.01)
+
+
+def test_noise_is_not_taken_for_a_trend() -> None:
+    counts = [warmups(sample(30, seed=seed, spread=0.08)["decode"]) for seed in range(100)]
+    assert float(np.mean(counts)) < WINDOW + 1.5
+
+
+def test_a_machine_that_is_never_steady_is_measured_as_it_is() -> None:
+    assert warmups([1.1**i for i in range(30)]) == MAXIMUM_WARMUPS
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])
+def test_a_warmup_that_no_clock_gives_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        is_stable([1.0, bad])
+
+
+def test_rounds_go_on_below_the_minimum_however_steady() -> None:
+    steady = [{"prefill": [1.0] * n, "decode": [2.0] * n} for n in (6, 8)]
+    assert asked(steady[0], steady[0]) is Progress.GO_ON
+    assert asked(steady[1], steady[1]) is Progress.PRECISE
+
+
+def test_rounds_end_only_when_both_orders_were_run() -> None:
+    steady = {"prefill": [1.0] * 9, "decode": [2.0] * 9}
+    assert asked(steady, steady) is Progress.GO_ON
+
+
+def test_every_metric_of_every_pair_must_be_narrow() -> None:
+    narrow, wide = sample(20, seed=1, spread=0.01), sample(20, seed=2, spread=0.3)
+    other = sample(20, seed=3, spread=0.01)
+    mixed = {"prefill": other["prefill"], "decode": wide["decode"]}
+    assert asked(narrow, other) is Progress.PRECISE
+    assert asked(narrow, mixed) is Progress.GO_ON
+    assert asked(narrow, other, wide) is Progress.GO_ON
+
+
+def test_the_width_decides_and_not_what_the_interval_says() -> None:
+    a = sample(20, seed=1, spread=0.02)
+    for spread in (0.02, 0.2):
+        said = {
+            asked(a, {name: [factor * value for value in values] for name, values in b.items()})
+            for b in [sample(20, seed=5, spread=spread)]
+            for factor in (0.5, 1.0, 1.03, 1.1, 40.0)
+        }
+        assert said == {Progress.PRECISE if spread == 0.02 else Progress.GO_ON}
+
+
+def test_one_configuration_alone_is_judged_by_its_own_interval() -> None:
+    assert asked(sample(30, seed=1, spread=0.02)) is Progress.PRECISE
+    assert asked(sample(30, seed=1, spread=0.2)) is Progress.GO_ON
+
+
+def test_the_time_limit_ends_it_whatever_is_known() -> None:
+    wide = sample(3, seed=1, spread=0.5)
+    assert asked(wide, wide, elapsed=59.9) is Progress.GO_ON
+    assert asked(wide, wide, elapsed=60.0) is Progress.OUT_OF_TIME

@@ -1,0 +1,35 @@
+"""Targets of the scripted backend for a benchmark: steps that take the time they are told to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from llmrun.bench.sweep import Configuration, Target
+from llmrun.bench.workload import Workload, synthetic
+
+SHORT = synthetic(8, 4, 0, 1)
+
+
+def target_of(folder: Path, name: str = "model", *, step_seconds: float = 0.0, **options: int) -> Target:
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"step_seconds": step_seconds, **options}))
+    return Target(name, str(path), backend="scripted")
+
+
+def configuration_of(target: Target, workload: Workload = SHORT) -> Configuration:
+    return Configuration(target.model, target, workload)
+
+
+class Notes:
+    """A reporter that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.going_on: list[str] = []
+
+    def progress(self, words: str) -> None:
+        self.going_on.append(words)
+
+    def note(self, words: str) -> None:
+        self.said.append(words)

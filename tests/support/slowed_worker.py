@@ -1,0 +1,44 @@
+"""A benchmark's worker whose engine takes longer for each pass: `slowed_worker 1.05`. It waits without sleeping, as a
+sleep of microseconds takes much longer than it was asked for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from llmrun.backends import select
+from llmrun.bench import worker
+
+
+class Slowed:
+    """A backend, each pass of which takes `factor` times as long."""
+
+    def __init__(self, backend: Any, factor: float) -> None:
+        self._backend, self._factor = backend, factor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def forward(self, batch: Any) -> Any:
+        started = time.perf_counter()
+        logits = self._backend.forward(batch)
+        until = started + self._factor * (time.perf_counter() - started)
+        while time.perf_counter() < until:
+            continue
+        return logits
+
+
+def main() -> None:
+    factor = float(sys.argv[1])
+    opened = select.open_backend
+
+    def open_slowed(*arguments: Any, **options: Any) -> Any:
+        return Slowed(opened(*arguments, **options), factor)
+
+    select.open_backend = open_slowed
+    worker.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""An observer on the wire: a relay of TCP that notes when a request had gone through and when its answer began."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+_CONTENT = re.compile(rb'"(?:content|text)": ?"[^"]')  # of an event that carries text
+
+
+@dataclass
+class Relay:
+    """`ttft_s`: of each request, from its last byte to the first byte of the packet in which its text begins."""
+
+    port: int
+    ttft_s: list[float] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def relay_to(port: int) -> Iterator[Relay]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        relay = Relay(listener.getsockname()[1])
+        open_ones: list[socket.socket] = [listener]
+
+        def accept() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                server = socket.create_connection(("127.0.0.1", port))
+                open_ones.extend((client, server))
+                for end in (client, server):
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _Watched(relay, client, server).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield relay
+        finally:
+            for ended in open_ones:
+                with contextlib.suppress(OSError):
+                    ended.shutdown(socket.SHUT_RDWR)
+
+
+class _Watched:
+    """One connection, both ways."""
+
+    def __init__(self, relay: Relay, client: socket.socket, server: socket.socket) -> None:
+        self._relay, self._client, self._server = relay, client, server
+        self._asked = 0.0
+        self._waiting = False
+        self._seen = b""
+
+    def start(self) -> None:
+        for pump in (self._up, self._down):
+            threading.Thread(target=pump, daemon=True).start()
+
+    def _up(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._client.recv(1 << 16):
+                self._server.sendall(data)
+                self._asked, self._waiting, self._seen = time.perf_counter(), True, b""
+            self._server.shutdown(socket.SHUT_WR)
+
+    def _down(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._server.recv(1 << 16):
+                arrived = time.perf_counter()
+                self._seen += data
+                if self._waiting and _CONTENT.search(self._seen):
+                    self._relay.ttft_s.append(arrived - self._asked)
+                    self._waiting = False
+                self._client.sendall(data)
+            self._client.shutdown(socket.SHUT_WR)
