@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from llmrun.bench import page as page_module
 from llmrun.bench.document import Document, Verdict
 from llmrun.bench.page import page
+from llmrun.bench.words import seconds_words
 from tests.support.bench_documents import (
     COMMAND,
     HOSTILE,
@@ -199,6 +200,13 @@ def test_a_curve_runs_from_none_to_all_and_tokens_start_at_zero() -> None:
 def test_too_few_samples_make_no_curve_of_first_tokens() -> None:
     assert "to the first token" not in page(document(measured("cpu", 152.0, 2210.0, repetitions=9)))
     assert "to the first token" in page(document(measured("cpu", 152.0, 2210.0, repetitions=10)))
+
+
+def test_a_chart_and_the_table_tell_the_same_median() -> None:
+    median = seconds_words(single().results[0].figures["ttft"].median)
+    words = read(page(single())).text
+    assert f"cpu median {median}" in words
+    assert f"TTFT {median}" in words
 
 
 def test_failures_are_said_in_words() -> None:

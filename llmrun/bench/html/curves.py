@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from llmrun.bench.document import Document
 from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis, spread_axis, time_unit
@@ -78,7 +79,7 @@ def first_token_chart(document: Document) -> CurveChart | None:
         points = [(samples[0], 0.0)]
         for place, sample in enumerate(samples):
             points += [(sample, 100 * place / len(samples)), (sample, 100 * (place + 1) / len(samples))]
-        note = f"median {seconds_words(_percentile(samples, 50))}"
+        note = f"median {seconds_words(median(samples))}"
         lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
     return _distribution("first", "to the first token", lines)
 
