@@ -41,6 +41,7 @@ ONLY_ROOM_FOR = {
 }
 HEAVY = (  # what no --help, --version or usage error may import
     "asyncio",
+    "httpx2",
     "huggingface_hub",
     "jinja2",
     "llama_cpp",
@@ -48,6 +49,7 @@ HEAVY = (  # what no --help, --version or usage error may import
     "numba",
     "numpy",
     "prompt_toolkit",
+    "psutil",
     "pydantic",
     "regex",
     "rich",
@@ -145,7 +147,17 @@ def test_an_allowed_import_passes(source: str, module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--help", "--version", "generate --help", "generate --no-such", "chat --help", "chat -m a b"]
+    "arguments",
+    [
+        "--help",
+        "--version",
+        "generate --help",
+        "generate --no-such",
+        "chat --help",
+        "chat -m a b",
+        "bench --help",
+        "bench -p 8-1",
+    ],
 )
 def test_help_imports_no_library_it_does_not_use(arguments: str) -> None:
     program = f"""

@@ -6,8 +6,8 @@ from typing import Protocol
 
 
 class Reporter(Protocol):
-    """`progress` replaces what it said before; a note stays."""
+    """A note stays; `progress` replaces what it said before, and `share` of the work, 0 to 1, is done then."""
 
-    def progress(self, words: str) -> None: ...
+    def progress(self, words: str, share: float | None = None) -> None: ...
 
     def note(self, words: str) -> None: ...

@@ -107,13 +107,15 @@ class Runner:
 
     def _warm_up(self) -> None:
         for number, trial in enumerate(self.outcome.trials, 1):
-            if trial.configuration.workload.facts.kind == "cold":
-                continue  # each start is a new process
-            self._reporter.progress(f"warming up  {number}/{len(self.outcome.trials)}  {_words(trial)}")
+            count = len(self.outcome.trials)
+            self._reporter.progress(f"warming up {number} of {count}  {_words(trial)}")
             with _Failing(trial, self._pool):
                 self._warm_one(trial)
 
     def _warm_one(self, trial: Trial) -> None:
+        if trial.configuration.workload.facts.kind == "cold":
+            cold_start(trial.configuration.target)  # the first one ever compiles kernels, and reads the file from disk
+            return
         worker, _ = self._pool.worker(trial.configuration.target)
         started = time.perf_counter()
         until = started + self._effort.seconds * _WARM_UP_SHARE
@@ -130,7 +132,7 @@ class Runner:
             seed = self._next_seed()
             turns = self._alive if number % 2 else self._alive[::-1]
             for trial in turns:
-                self._reporter.progress(self._state(number, until, trial))
+                self._tell_round(number, until, trial)
                 if self._machine is not None and not trial.configuration.target.endpoint:
                     self._machine.measure_now_and_then(self.outcome)
                 with _Failing(trial, self._pool):
@@ -160,11 +162,15 @@ class Runner:
         self._seed += 1
         return self._seed
 
-    def _state(self, number: int, until: float, trial: Trial) -> str:
+    def _tell_round(self, number: int, until: float, trial: Trial) -> None:
+        """How much is done: of the rounds that were asked for, or of the time, of which less may be enough."""
         if self._effort.repetitions is not None:
-            return f"round {number}/{self._effort.repetitions}  {_words(trial)}"
-        left = max(0, round(until - time.perf_counter()))
-        return f"round {number}  at most {left // 60}:{left % 60:02d} left  {_words(trial)}"
+            done, of_all = (number - 1) / self._effort.repetitions, f" of {self._effort.repetitions}"
+        else:
+            whole = self._effort.seconds * len(self._alive)
+            left = min(max(until - time.perf_counter(), 0.0), whole)
+            done, of_all = 1 - left / whole, f", at most {round(left) // 60}:{round(left) % 60:02d} left"
+        self._reporter.progress(f"round {number}{of_all}  {_words(trial)}", done)
 
 
 class _MachineLimits:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.cli.benching.flags import BenchFlags, Knobs, knobs, workloads
+from llmrun.cli.benching.flags import LISTS, BenchFlags, Knobs, knobs, workloads
 from llmrun.cli.flags import takes_flags
 from llmrun.cli.open_model import SCRIPTED
 from llmrun.cli.output import out
@@ -41,6 +41,8 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
     kind, lists, asked, seconds = flags.format, knobs(flags, settings), workloads(flags), flags.time_limit
     if flags.html is not None and not flags.html.expanduser().absolute().parent.is_dir():
         raise UsageError(f"--html: {flags.html}: its folder does not exist")
+    if flags.compare_price is not None and flags.price_kwh is None:
+        raise UsageError("--compare-price: what electricity costs is not known: --price-kwh")
 
     # Nothing heavy is imported above this line: a usage error comes at once.
     from llmrun.bench.sweep import configurations
@@ -153,6 +155,8 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
         write_page(found, flags.html)
     if flags.save:
         out.note(f"kept as {found.identity}: `llmrun bench history` lists what is kept")
+    if flags.price_kwh is not None and all(result.energy is None for result in found.results):
+        out.note("this machine does not tell how much energy it takes: no cost of tokens")
     failed = [result.failure for result in found.results if result.failure is not None]
     if found.interrupted:
         return INTERRUPTED
@@ -185,14 +189,16 @@ def history(
         return 0
     if html is not None:
         raise UsageError("--html: of which run? llmrun bench history RUN --html FILE")
+    if flags.format not in LISTS:
+        raise UsageError(f"-o {flags.format}: the list of runs: one of {', '.join(LISTS)}")
     show_history(kept.documents, flags.format)
     return 0
 
 
 @bench.command("compare")
 def compare(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run of the history, last~1, or a file.")],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one: llama-bench's JSON too.")],
+    before: Annotated[str, typer.Argument(help="A run of the history, last~1, or a file.")],
+    after: Annotated[str, typer.Argument(help="Another one: llama-bench's JSON too.")],
     fail_above: Annotated[
         str | None,
         typer.Option("--fail-above", metavar="LOSS", help="Exit code 1 when something lost more: 5% or 0.05."),

@@ -37,13 +37,18 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
     `fetched` of the `done` bytes came in the last `seconds`; the rest was there before.
     """
     fraction = done / total if total else 0.0
-    filled = round(fraction * _BAR)
-    line = f"{label}  {'█' * filled}{'░' * (_BAR - filled)}  {fraction:.0%}  {done / 1e6:.1f}/{total / 1e6:.1f} MB"
+    line = f"{label}  {progress_bar(fraction)}  {fraction:.0%}  {done / 1e6:.1f}/{total / 1e6:.1f} MB"
     if fetched <= 0 or seconds < 0.5:
         return line
     speed = fetched / seconds
     left = int((total - done) / speed)
     return f"{line}  {speed / 1e6:.1f} MB/s  {left // 60}:{left % 60:02d} left"
+
+
+def progress_bar(fraction: float) -> str:
+    """`████████░░░░░░░░░░░░`"""
+    filled = round(fraction * _BAR)
+    return "█" * filled + "░" * (_BAR - filled)
 
 
 def show_loading(what: str, fraction: float) -> None:

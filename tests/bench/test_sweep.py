@@ -108,7 +108,7 @@ def test_an_endpoint_stands_beside_a_file_by_its_address() -> None:
     targets = [Target("m", "m.gguf", backend="cpu"), remote_target("http://localhost:1234/v1#big")]
     assert targets[1].model == "big"
     names = [one.name for one in configurations(targets, [synthetic(1, 1, 0, 1)])]
-    assert names == ["m, cpu, f16, ngl auto", "big, localhost:1234"]
+    assert names == ["m, cpu", "big, localhost:1234"]
 
 
 def test_too_many_configurations_are_refused() -> None:

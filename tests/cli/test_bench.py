@@ -181,6 +181,8 @@ def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> No
         (("--endpoint", "ftp://127.0.0.1/v1#m"), 2, "ftp://"),
         (("--endpoint", "http://127.0.0.1:9/v1#m", "--threads", "2"), 2, "--threads: an endpoint decides that itself"),
         (("--endpoint", "http://127.0.0.1:9/v1#m", "--cold"), 2, "--cold: only for models on this machine"),
+        (("--compare-price", "1"), 2, "--compare-price: what electricity costs is not known"),
+        (("history", "-o", "csv"), 2, "-o csv: the list of runs"),
         (("--profile", "--backend", "llama"), 2, "--profile: only the CPU engine"),
         (("--profile", "-o", "csv"), 2, "--profile: -o csv"),
         (("history", "last"), 2, "no run is kept"),

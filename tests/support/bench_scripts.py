@@ -28,7 +28,8 @@ class Notes:
         self.said: list[str] = []
         self.going_on: list[str] = []
 
-    def progress(self, words: str) -> None:
+    def progress(self, words: str, share: float | None = None) -> None:
+        assert share is None or 0 <= share <= 1
         self.going_on.append(words)
 
     def note(self, words: str) -> None:

@@ -42,7 +42,7 @@ class Known:
 
 
 class Quiet:
-    def progress(self, words: str) -> None:
+    def progress(self, words: str, share: float | None = None) -> None:
         """Nobody watches."""
 
     def note(self, words: str) -> None:

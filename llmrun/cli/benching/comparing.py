@@ -20,6 +20,11 @@ from llmrun.errors import UsageError
 _LOST = 1
 _NO_INTERVAL = "one sample"
 _TOO_FEW = "too few to say"
+# Recorded on a shared host: an engine beside itself, minutes apart, differed by 10 % in the median of 40 comparisons.
+_WHAT_IT_DOES_NOT_KNOW = (
+    "an interval knows the noise within each run, not what changed on the machine between them: to be sure, measure"
+    " both in one run"
+)
 
 
 def compare_runs(before: str, after: str, fail_above: str | None, *, as_json: bool) -> int:
@@ -67,6 +72,7 @@ def _show(found: Compared) -> None:
         for one in found.comparisons
     ]
     out.picture(table_of(["test", "what", "before", "after", "ratio", "99 %"], rows, numbers_from=2))
+    out.note(_WHAT_IT_DOES_NOT_KNOW)
     for one in found.comparisons:
         if one.note:
             out.note(f"{one.b.test}: {one.note}")

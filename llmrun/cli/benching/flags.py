@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmrun.bench.workload import Workload
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
+LISTS = ("table", "json", "jsonl")  # of runs
 DEFAULT_SECONDS = 30.0
 _LIST = "A number, 1,2,8 or 1-8."
 
@@ -31,15 +32,9 @@ class BenchFlags:
         list[str] | None,
         typer.Option("-m", "--model", metavar="NAME", help="A name of the catalogue, a .gguf file, or several: A,B."),
     ] = None
-    n_prompt: Annotated[
-        str, typer.Option("-p", "--n-prompt", metavar="N", help=f"Prompt tokens. {_LIST}  [default: 512]")
-    ] = "512"
-    n_gen: Annotated[
-        str, typer.Option("-n", "--n-gen", metavar="N", help="Tokens to generate after it.  [default: 128]")
-    ] = "128"
-    n_depth: Annotated[
-        str, typer.Option("-d", "--n-depth", metavar="N", help="Tokens in the cache before it.  [default: 0]")
-    ] = "0"
+    n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", metavar="N", help=f"Prompt tokens. {_LIST}")] = "512"
+    n_gen: Annotated[str, typer.Option("-n", "--n-gen", metavar="N", help="Tokens to generate after it.")] = "128"
+    n_depth: Annotated[str, typer.Option("-d", "--n-depth", metavar="N", help="Tokens in the cache before it.")] = "0"
     chat: Annotated[
         bool, typer.Option("--chat", help="Real conversations instead: a question, a long document, several turns.")
     ] = False
@@ -47,9 +42,7 @@ class BenchFlags:
         Path | None, typer.Option("--prompts", metavar="FILE", help='Your own: a line is {"prompt": "..."}.')
     ] = None
     cold: Annotated[bool, typer.Option("--cold", help="A new process each time: seconds to the first token.")] = False
-    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Requests at once.  [default: 1]")] = (
-        "1"
-    )
+    concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Requests at once.")] = "1"
     backend: Annotated[
         str | None, typer.Option("--backend", metavar="NAME", help="auto, cpu, llama, or several.  [default: auto]")
     ] = None

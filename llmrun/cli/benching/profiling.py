@@ -10,19 +10,30 @@ from llmrun.bench.profile import KindProfile, OpProfile, Profile, Spent, StepPro
 from llmrun.bench.sweep import Target
 from llmrun.bench.words import number_words, percent_words, seconds_words
 from llmrun.bench.workload import Workload
+from llmrun.cli.benching.flags import LISTS
 from llmrun.cli.output import out
 from llmrun.cli.progress import show_loading
 from llmrun.cli.terminal import visible_line
 from llmrun.errors import UsageError
 
-_HEADS = ["op", "count", "time", "of the step", "waiting", "read", "GB/s", "", "G products/s", ""]
-_FORMATS = ("table", "json", "jsonl")
+_HEADS = [
+    "op",
+    "count",
+    "time",
+    "of the\nstep",
+    "of it\nwaiting",
+    "reads",
+    "GB/s",
+    "of the\nlimit",
+    "G int8\nproducts/s",
+    "of the\nlimit",
+]
 
 
 def check_profile(backends: Sequence[str], workloads: Sequence[Workload], kind: str) -> None:
     """Raises UsageError for what has no plan."""
-    if kind not in _FORMATS:
-        raise UsageError(f"--profile: -o {kind}: one of {', '.join(_FORMATS)}")
+    if kind not in LISTS:
+        raise UsageError(f"--profile: -o {kind}: one of {', '.join(LISTS)}")
     if any(backend not in ("auto", "cpu") for backend in backends):
         raise UsageError("--profile: only the CPU engine has a plan whose ops can be timed: --backend cpu")
     if any(workload.facts.kind != "synthetic" or workload.facts.concurrency > 1 for workload in workloads):

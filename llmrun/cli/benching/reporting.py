@@ -6,6 +6,7 @@ import threading
 from types import TracebackType
 
 from llmrun.cli.output import out
+from llmrun.cli.progress import progress_bar
 
 _REDRAW_S = 0.2
 
@@ -19,8 +20,8 @@ class LiveReporter:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="llmrun-progress", daemon=True)
 
-    def progress(self, words: str) -> None:
-        self._words = words
+    def progress(self, words: str, share: float | None = None) -> None:
+        self._words = words if share is None else f"{progress_bar(share)}  {words}"
 
     def note(self, words: str) -> None:
         with self._lock:

@@ -126,7 +126,7 @@ def _limits(document: Document) -> Table | None:
     found = [
         (name, result.roofline)
         for name, result in zip(result_names(document), document.results, strict=True)
-        if result.roofline is not None
+        if result.roofline is not None and (result.roofline.decode_share, result.roofline.prefill_share) != (None, None)
     ]
     if not found:
         return None
