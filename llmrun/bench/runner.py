@@ -6,6 +6,7 @@ Competing configurations alternate (A B, B A, A B, ...), so that what the machin
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -179,16 +180,22 @@ class _MachineLimits:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._worker: WorkerProcess | None = None
-        self._measured = 0.0
+        self._measured = -math.inf
+        self._is_given_up = False
         room = (free_memory() or _LEAST_LIMITS_BYTES * 8) // 8
         self._memory_bytes = min(max(room, _LEAST_LIMITS_BYTES), _MOST_LIMITS_BYTES)
 
     def measure_now_and_then(self, outcome: Outcome) -> None:
-        if self._worker is None:
-            self._worker = WorkerProcess(self._reporter)
-        elif time.perf_counter() - self._measured < _LIMITS_EVERY_S:
+        """Where it fails, figures stand alone from then on."""
+        if self._is_given_up or time.perf_counter() - self._measured < _LIMITS_EVERY_S:
             return
-        bandwidth, multiply_rate = self._worker.limits(default_threads(), self._memory_bytes)
+        try:
+            self._worker = self._worker or WorkerProcess(self._reporter)
+            bandwidth, multiply_rate = self._worker.limits(default_threads(), self._memory_bytes)
+        except LlmrunError as error:
+            self._is_given_up = True
+            self._reporter.note(f"the machine's limits cannot be measured: {error}")
+            return
         outcome.bandwidths.append(bandwidth)
         outcome.multiply_rates.append(multiply_rate)
         self._measured = time.perf_counter()

@@ -148,11 +148,13 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
     from llmrun.bench.history import save
     from llmrun.cli.benching.showing import show, write_page
 
-    if flags.save:
-        save(found)
-    show(found, kind, api_price=flags.compare_price)
-    if flags.html is not None:
-        write_page(found, flags.html)
+    try:
+        show(found, kind, api_price=flags.compare_price)
+        if flags.html is not None:
+            write_page(found, flags.html)
+    finally:  # whatever became of the pipe or the page
+        if flags.save:
+            save(found)
     if flags.save:
         out.note(f"kept as {found.identity}: `llmrun bench history` lists what is kept")
     if flags.price_kwh is not None and all(result.energy is None for result in found.results):
@@ -197,8 +199,8 @@ def history(
 
 @bench.command("compare")
 def compare(
-    before: Annotated[str, typer.Argument(help="A run of the history, last~1, or a file.")],
-    after: Annotated[str, typer.Argument(help="Another one: llama-bench's JSON too.")],
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run of the history, last~1, or a file.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one: llama-bench's JSON too.")],
     fail_above: Annotated[
         str | None,
         typer.Option("--fail-above", metavar="LOSS", help="Exit code 1 when something lost more: 5% or 0.05."),

@@ -14,7 +14,7 @@ from llmrun.bench.sample import Sample
 from llmrun.bench.sweep import Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.bench.workload import Workload
-from llmrun.errors import BackendCrashed, LlmrunError
+from llmrun.errors import BackendCrashed, DoesNotFit, LlmrunError
 from tests.support.bench_scripts import Notes, configuration_of, target_of
 
 
@@ -129,6 +129,20 @@ def test_an_interruption_leaves_what_there_is_and_no_process(tmp_path: Path) -> 
     assert outcome.interrupted
     assert all(trial.samples for trial in outcome.trials)
     assert set(turns.killed) == {"a", "b"}
+
+
+def test_a_machine_that_cannot_be_measured_costs_its_limits_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(process: WorkerProcess, threads: int, memory_bytes: int) -> tuple[float, float]:
+        raise DoesNotFit("memory to measure its speed: none is left")
+
+    monkeypatch.setattr(WorkerProcess, "limits", no_memory)
+    notes = Notes()
+    outcome = Runner([configuration_of(target_of(tmp_path))], rounds(3), notes).run()
+    assert len(outcome.trials[0].samples) == 3
+    assert outcome.bandwidths == []
+    assert notes.said == ["the machine's limits cannot be measured: memory to measure its speed: none is left"]
 
 
 def test_real_processes_are_measured_and_a_slower_one_is_slower(tmp_path: Path) -> None:

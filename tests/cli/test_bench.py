@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import LLMRUN, ROOT, llmrun, on_terminal, screen_of
+from tests.support.commands import LLMRUN, ROOT, llmrun, on_terminal, screen_of, shell
 
 QUICK = ("--backend", "scripted", "-p", "16", "-n", "4", "-r", "2")
 
@@ -209,6 +209,20 @@ def test_a_configuration_that_fails_leaves_the_others_their_figures(model: str, 
     assert done.returncode == 2
     assert "quick" in done.stdout.decode()
     assert "gone.json" in done.stderr.decode()
+
+
+def test_a_run_that_cannot_be_kept_is_shown_all_the_same(model: str, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file where a folder should be")
+    done = bench("-m", model, *QUICK, "--save")
+    assert done.returncode == 1
+    assert "16 in, 4 out" in done.stdout.decode()
+    assert "error: history: " in done.stderr.decode()
+
+
+def test_a_run_is_kept_though_nobody_reads_it(model: str) -> None:
+    done = shell(f"$LLMRUN bench -m {model} {' '.join(QUICK)} --save | true")
+    assert done.returncode == 141
+    assert "quick" in bench("history").stdout.decode()
 
 
 def test_ctrl_c_prints_and_keeps_what_there_is(tmp_path: Path) -> None:
