@@ -62,7 +62,7 @@ class Limits:
     seconds: float
     precision: float = 0.06
     precision_alone: float = 0.10
-    minimum_rounds: int = statistics.MINIMUM_ROUNDS
+    minimum_rounds: int = statistics.ENOUGH_ROUNDS
 
 
 def progress(

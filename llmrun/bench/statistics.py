@@ -6,6 +6,8 @@ Rounds are measured in turns, A B, B A, A B, ...: round i gives a pair, and the 
    Half of what lies between the even and the odd rounds is taken out, so that it is neither a difference nor noise.
 2. Centre: the mean of d without the 20 % at each end. A burst that hits one turn of a pair does not reach it.
 3. Interval: symmetric bootstrap-t, with the winsorized error (Wilcox). Percentile bootstraps are too narrow below 50.
+   With 4 to 7 rounds, of large models, by Student's t around the plain mean instead: false claims
+   0.3 to 0.5 % there (1500 trials of each number, normal and t3 noise of 5 %).
 4. Memory: widened by sqrt((1 + r)/(1 - r)), r the correlation of neighbouring d where it is positive.
 
 False claims in percent at the 99 % level: 1200 to 1500 trials of 12, 24 and 48 rounds with noise of 5 %. `all` is heavy
@@ -37,7 +39,8 @@ from llmrun.bench.document import Distribution
 
 LEVEL = 0.99
 LEVEL_ALONE = 0.95  # of a figure by itself, of which no verdict is made
-MINIMUM_ROUNDS = 8  # fewer make an interval that says nothing
+MINIMUM_ROUNDS = 4  # fewer say nothing: each order must have come twice
+ENOUGH_ROUNDS = 8  # a bootstrap of fewer is mostly chance
 
 _TRIMMED = 0.2  # of the values, at each end
 _RESAMPLES = 1999  # enough for a level of 0.9995: twenty verdicts in a run
@@ -149,7 +152,7 @@ def _centre(values: Array) -> float:
 def _trimmed(values: Array) -> tuple[Array, Array]:
     """The trimmed mean of each row, and its standard error by the winsorized variance (Yuen)."""
     count = values.shape[-1]
-    cut = int(_TRIMMED * count)
+    cut = int(_TRIMMED * count) if count >= ENOUGH_ROUNDS else 0
     kept = count - 2 * cut
     ordered = np.sort(values, axis=-1)
     middle = ordered[..., cut : count - cut]
@@ -162,19 +165,44 @@ def _trimmed(values: Array) -> tuple[Array, Array]:
 
 
 def _half_width(values: Array, level: float) -> float:
-    """Of the interval around the trimmed mean: by a symmetric bootstrap-t, widened for what rounds remember."""
+    """Of the interval around the trimmed mean: by a symmetric bootstrap-t, or Student's t, widened for what rounds
+    remember."""
     count = values.size
     if count < MINIMUM_ROUNDS:
         return math.inf
     if np.ptp(values) < 1e-12:  # the rounding of the logarithms
         return 0.0
     mean, error = _trimmed(values)
+    if count < ENOUGH_ROUNDS:
+        return student_quantile(level, count - 2) * float(error) * _widening(values)
     random = np.random.default_rng(_SEED)
     means, errors = _trimmed(values[random.integers(0, count, (_RESAMPLES, count))])
     # A resample of one value alone has no error: it tells nothing, and counts as far away.
     far = np.divide(np.abs(means - mean), errors, out=np.full(_RESAMPLES, np.inf), where=errors > 0)
     rank = min(math.ceil(level * (_RESAMPLES + 1)), _RESAMPLES)
     return float(np.partition(far, rank - 1)[rank - 1] * error) * _widening(values)
+
+
+def student_quantile(level: float, freedom: int) -> float:
+    """t with P(|T| < t) = level for Student's T of so many degrees of freedom (Abramowitz and Stegun, 26.7.3 and 4)."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        low, high = (angle, high) if _student_share(angle, freedom) < level else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _student_share(angle: float, freedom: int) -> float:
+    """P(|T| < t) for t = sqrt(freedom) * tan(angle)."""
+    squared = math.cos(angle) ** 2
+    is_odd = freedom % 2
+    term = math.cos(angle) if is_odd else 1.0
+    total = 0.0
+    for power in range(2 + is_odd, freedom + 1, 2):
+        total += term
+        term *= squared * (power - 1) / power
+    share = math.sin(angle) * total
+    return 2 / math.pi * (angle + share) if is_odd else share
 
 
 def _widening(values: Array) -> float:

@@ -108,7 +108,7 @@ def test_one_that_failed_at_once_is_compared_with_nobody() -> None:
 
 
 def test_too_few_rounds_make_no_verdict_and_an_unfinished_round_is_no_pair() -> None:
-    assert verdicts([trial("a", STEADY[:7]), trial("b", STEADY[:7])]) == []
+    assert verdicts([trial("a", STEADY[:3]), trial("b", STEADY[:3])]) == []
     assert verdicts([trial("a", STEADY), trial("b", STEADY[:-1])])
 
 

@@ -61,7 +61,7 @@ def test_too_few_rounds_give_figures_and_no_verdict(tmp_path: Path, model: str) 
     other.write_text("{}")
     done = bench("-m", f"{model},{other}", *QUICK)
     assert "as fast as" not in done.stdout.decode()
-    assert "no verdict: 2 rounds, 8 are needed" in done.stdout.decode()
+    assert "no verdict: 2 rounds, 4 are needed" in done.stdout.decode()
 
 
 def test_json_rows_are_llama_benchs_and_more(model: str) -> None:

@@ -63,7 +63,7 @@ def _unjudged(document: Document) -> list[str]:
     labels = [result.workload.label for result in document.results if result.samples]
     if document.verdicts or len(labels) == len(set(labels)):
         return []
-    return [f"no verdict: {_rounds(document)}, {MINIMUM_ROUNDS} are needed"]
+    return [f"no verdict: {_rounds(document)}, {MINIMUM_ROUNDS} are needed (more --seconds, or less of -p and -n)"]
 
 
 def _rounds(document: Document) -> str:
