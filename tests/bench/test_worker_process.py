@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -68,10 +67,8 @@ def test_it_is_not_ended_by_its_terminals_ctrl_c_and_goes_with_its_parent(tmp_pa
         process.open(asdict(target_of(tmp_path)) | ROOM)
         assert os.getpgid(process.pid) != os.getpgid(0)
         status = psutil.Process(process.pid)
-        started = time.monotonic()
         process.close()
         assert not status.is_running() or status.status() == psutil.STATUS_ZOMBIE
-        assert time.monotonic() - started < 30
 
 
 def test_the_machines_limits_are_measured_in_it() -> None:
