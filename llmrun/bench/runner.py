@@ -30,7 +30,7 @@ _LIMITS_EVERY_S = 2.0
 _MOST_LIMITS_BYTES = 1 << 30  # of memory to read: more than any cache
 _LEAST_LIMITS_BYTES = 1 << 28
 _MOST_WARM_UPS = 12
-_WARM_UP_SHARE = 0.5  # of the seconds of a configuration
+_WARM_UP_SHARE = 0.2  # of the seconds of a configuration, at most: the rest makes intervals narrow
 
 
 @dataclass(slots=True)
