@@ -82,7 +82,7 @@ class Runner:
         self._reporter = reporter
         self._pool = Pool(configurations, reporter, start)
         self._meter = _meter(configurations)
-        self._machine = _MachineLimits(reporter) if any(not one.target.endpoint for one in configurations) else None
+        self._machine = _MachineLimits(reporter)
         self._seed = 0
         self._warming_up_s = 0.0
         self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
@@ -98,8 +98,7 @@ class Runner:
             self.outcome.interrupted = True
         finally:
             self._pool.kill()
-            if self._machine is not None:
-                self._machine.close()
+            self._machine.close()
         return self.outcome
 
     @property
@@ -134,10 +133,15 @@ class Runner:
             turns = self._alive if number % 2 else self._alive[::-1]
             for trial in turns:
                 self._tell_round(number, until, trial)
-                if self._machine is not None and not trial.configuration.target.endpoint:
+                if self._has_limits(trial):
                     self._machine.measure_now_and_then(self.outcome)
                 with _Failing(trial, self._pool):
                     trial.samples.append(self._turn(trial, seed))
+
+    def _has_limits(self, trial: Trial) -> bool:
+        """What a token needs of this machine is known of models that run here."""
+        opened = self._pool.opened.get(trial.configuration.target)
+        return opened is not None and "weight_bytes" in opened.facts
 
     def _is_enough(self, rounds: int, until: float) -> bool:
         if self._effort.repetitions is not None:

@@ -77,18 +77,20 @@ class Output:
     def picture(self, renderable: Any) -> None:
         """Something that Rich draws, on stdout. Its texts must have passed `visible_line`."""
         self.clear_progress()
-        self._console().print(renderable)
+        drawn = io.StringIO()  # Rich ends the process itself over a closed pipe, with another exit code
+        self._console(drawn).print(renderable)
+        self._write_stdout(drawn.getvalue())
 
     def width_of(self, renderable: Any) -> int:
         """Columns that it would take if there were enough."""
-        console = self._console()
+        console = self._console(io.StringIO())
         return int(console.measure(renderable, options=console.options.update(width=10_000)).maximum)
 
-    def _console(self) -> Any:
+    def _console(self, file: TextIO) -> Any:
         from rich.console import Console
 
         return Console(
-            file=sys.stdout,
+            file=file,
             width=columns(),
             force_terminal=can_color(sys.stdout, self.color),
             no_color=not can_color(sys.stdout, self.color),

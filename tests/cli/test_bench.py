@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.commands import LLMRUN, ROOT, llmrun, on_terminal, screen_of, shell
 
-QUICK = ("--backend", "scripted", "-p", "16", "-n", "4", "-r", "2")
+QUICK = ("--backend", "scripted", "-p", "16", "-n", "4", "-r", "2", "--seconds", "1")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_table_says_what_was_measured(model: str) -> None:
 def test_two_configurations_are_compared_and_the_verdict_is_a_sentence(tmp_path: Path, model: str) -> None:
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps({"step_seconds": 0.05}))
-    done = bench("-m", f"{model},{slow}", "--backend", "scripted", "-p", "8", "-n", "4", "-r", "8")
+    done = bench("-m", f"{model},{slow}", "--backend", "scripted", "-p", "8", "-n", "4", "-r", "8", "--seconds", "1")
     assert done.returncode == 0, done.stderr.decode()
     text = done.stdout.decode()
     assert "8 rounds in turns" in text
@@ -93,7 +93,21 @@ def test_a_page_is_written_where_it_was_asked_for(model: str, tmp_path: Path) ->
 
 def test_sweeps_measure_every_value_with_every_other(model: str) -> None:
     done = bench(
-        "-m", model, "--backend", "scripted", "-p", "8,16", "-n", "2", "--concurrency", "1,2", "-r", "1", "--json"
+        "-m",
+        model,
+        "--backend",
+        "scripted",
+        "-p",
+        "8,16",
+        "-n",
+        "2",
+        "--concurrency",
+        "1,2",
+        "-r",
+        "1",
+        "--seconds",
+        "1",
+        "--json",
     )
     rows = json.loads(done.stdout)
     assert len({(row["n_prompt"] or row["n_depth"], row["concurrency"]) for row in rows}) == 4
@@ -102,14 +116,27 @@ def test_sweeps_measure_every_value_with_every_other(model: str) -> None:
 def test_prompts_of_ones_own_are_measured(model: str, tmp_path: Path) -> None:
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"prompt": "hello", "max_tokens": 3}\n' * 3)
-    own = bench("-m", model, "--backend", "scripted", "--prompts", str(prompts), "--concurrency", "3", "-r", "1")
+    own = bench(
+        "-m",
+        model,
+        "--backend",
+        "scripted",
+        "--prompts",
+        str(prompts),
+        "--concurrency",
+        "3",
+        "-r",
+        "1",
+        "--seconds",
+        "1",
+    )
     assert own.returncode == 0, own.stderr.decode()
     assert "mine.jsonl: 3 prompts, 3 at once" in own.stdout.decode()
     assert "requests/s" in own.stdout.decode()
 
 
 def test_a_cold_start_is_a_new_process_each_time(model: str) -> None:
-    done = bench("-m", model, "--backend", "scripted", "--cold", "-r", "2", "--json")
+    done = bench("-m", model, "--backend", "scripted", "--cold", "-r", "2", "--seconds", "1", "--json")
     assert done.returncode == 0, done.stderr.decode()
     (row,) = json.loads(done.stdout)
     assert 20 < row["mean_cold_ttft_ms"] < 60_000
@@ -117,7 +144,23 @@ def test_a_cold_start_is_a_new_process_each_time(model: str) -> None:
 
 
 def test_many_requests_at_once_lose_none(model: str) -> None:
-    done = bench("-m", model, "--backend", "scripted", "-p", "4", "-n", "3", "--concurrency", "64", "-r", "1", "--json")
+    done = bench(
+        "-m",
+        model,
+        "--backend",
+        "scripted",
+        "-p",
+        "4",
+        "-n",
+        "3",
+        "--concurrency",
+        "64",
+        "-r",
+        "1",
+        "--seconds",
+        "1",
+        "--json",
+    )
     row = json.loads(done.stdout)[0]
     assert row["completed"] % 64 == 0
     assert row["total_output_tokens"] == 3 * row["completed"]
@@ -141,7 +184,9 @@ def test_runs_are_kept_listed_shown_again_and_compared(model: str, tmp_path: Pat
 
 
 def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> None:
-    rows = json.loads(bench("-m", model, "--backend", "scripted", "-p", "0", "-n", "4", "-r", "9", "--json").stdout)
+    rows = json.loads(
+        bench("-m", model, "--backend", "scripted", "-p", "0", "-n", "4", "-r", "9", "--seconds", "1", "--json").stdout
+    )
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     before.write_text(json.dumps(rows))
     for row in rows:

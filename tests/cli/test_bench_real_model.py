@@ -28,7 +28,7 @@ def rows_of(*arguments: str) -> list[dict[str, Any]]:
 
 
 def test_both_backends_are_measured_judged_and_held_against_the_machine() -> None:
-    rows = rows_of("-m", str(smollm2()), "--backend", "cpu,llama", "-p", "32", "-n", "8", "-r", "8")
+    rows = rows_of("-m", str(smollm2()), "--backend", "cpu,llama", "-p", "32", "-n", "8", "-r", "8", "--seconds", "1")
     by_name = {(row["backend"], row["phase"]): row for row in rows}
     assert set(by_name) == {(backend, phase) for backend in ("cpu", "llama") for phase in ("prefill", "decode")}
     for (backend, _), row in by_name.items():
@@ -42,19 +42,34 @@ def test_both_backends_are_measured_judged_and_held_against_the_machine() -> Non
 
 
 def test_conversations_are_measured() -> None:
-    rows = rows_of("-m", str(smollm2()), "--backend", "cpu", "--chat", "-r", "1")
+    rows = rows_of("-m", str(smollm2()), "--backend", "cpu", "--chat", "-r", "1", "--seconds", "1")
     labels = {row["workload"] for row in rows}
     assert labels == {"chat: short question", "chat: long document", "chat: four turns"}
     assert max(row["total_input_tokens"] for row in rows if row["workload"] == "chat: long document") > 1200
 
 
 def test_a_cold_start_takes_longer_than_a_warm_one() -> None:
-    (row,) = rows_of("-m", str(smollm2()), "--backend", "cpu", "--cold", "-r", "2")
+    (row,) = rows_of("-m", str(smollm2()), "--backend", "cpu", "--cold", "-r", "2", "--seconds", "1")
     assert row["mean_cold_ttft_ms"] > 100
 
 
 def test_a_server_stands_in_the_same_table(server: str) -> None:
-    rows = rows_of("-m", str(smollm2()), "--backend", "cpu", "--endpoint", server, "-p", "32", "-n", "8", "-r", "2")
+    rows = rows_of(
+        "-m",
+        str(smollm2()),
+        "--backend",
+        "cpu",
+        "--endpoint",
+        server,
+        "-p",
+        "32",
+        "-n",
+        "8",
+        "-r",
+        "2",
+        "--seconds",
+        "1",
+    )
     remote = [row for row in rows if row["backend"] == "remote"]
     assert remote
     assert all(row["mean_ttft_ms"] > 0 for row in remote)
@@ -62,7 +77,7 @@ def test_a_server_stands_in_the_same_table(server: str) -> None:
 
 
 def test_requests_at_once_to_a_server_are_all_answered(server: str) -> None:
-    rows = rows_of("--endpoint", server, "-p", "4", "-n", "2", "--concurrency", "64", "-r", "1")
+    rows = rows_of("--endpoint", server, "-p", "4", "-n", "2", "--concurrency", "64", "-r", "1", "--seconds", "1")
     assert rows[0]["completed"] % 64 == 0
 
 
