@@ -24,6 +24,7 @@ FLOORS = {
     "quants": 1,
     "child_processes": 0,
     "errors": 0,
+    "kernel_warnings": 0,
     "types": 0,
     "settings": 0,
 }

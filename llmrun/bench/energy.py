@@ -167,11 +167,6 @@ class EnergyMeter:
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
 
-    @staticmethod
-    def available(root: Path = Path("/")) -> list[Source]:
-        """What this machine lets us read; empty for none."""
-        return rapl_sources(root) + nvml_sources()
-
     @contextlib.contextmanager
     def measure(self) -> Iterator[Reading]:
         """What is taken inside the `with`. `joules` stays None without a source. Measurements do not overlap."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from llmrun.kernels import plan as ops
 from llmrun.kernels.kv_layout import Q8_0
-from llmrun.kernels.needs import StepShape, kv_position_bytes, needs_of
+from llmrun.kernels.needs import StepShape, kv_position_bytes, needs_of, needs_of_step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,10 +53,9 @@ class ModelNeeds:
 def needs_of_plan(plan: Plan, *, kv_type: str = "f16", depth: int = 0) -> ModelNeeds:
     """What the CPU engine reads and multiplies: weights as they are packed. `depth`: tokens in the cache before."""
     one, unasked = StepShape(1, depth), StepShape(1, depth, wanted=0)
-    decode = [needs_of(op, plan, kv_type, one) for op in plan.ops]
     linear = [needs_of(op, plan, kv_type, unasked) for op in plan.ops if isinstance(op, ops.Linear)]
     return ModelNeeds(
-        weight_bytes=sum(needs.weight_bytes for needs in decode),
+        weight_bytes=needs_of_step(plan, kv_type, one).weight_bytes,
         kv_bytes=(depth + 1) * plan.attention_shape.layers * kv_position_bytes(plan.attention_shape, kv_type),
         products=sum(needs.products + needs.float_products for needs in linear),
     )

@@ -29,7 +29,6 @@ _TURN_S = 0.1
 _LIMITS_EVERY_S = 2.0
 _MOST_LIMITS_BYTES = 1 << 30  # of memory to read: more than any cache
 _LEAST_LIMITS_BYTES = 1 << 28
-_MOST_WARM_UPS = 12
 _WARM_UP_SHARE = 0.2  # of the seconds of a configuration, at most: the rest makes intervals narrow
 
 
@@ -120,7 +119,7 @@ class Runner:
         started = time.perf_counter()
         until = started + self._effort.seconds * _WARM_UP_SHARE
         taken: list[float] = []
-        while not is_stable(taken) and len(taken) < _MOST_WARM_UPS and (not taken or time.perf_counter() < until):
+        while not is_stable(taken) and (not taken or time.perf_counter() < until):
             taken.append(worker.run(trial.configuration.workload, self._next_seed()).seconds)
         self._warming_up_s += time.perf_counter() - started
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, TextIO
 
 from llmrun.bench.workload import Workload
-from llmrun.errors import KernelWarning, LlmrunError
+from llmrun.errors import LlmrunError
+from llmrun.kernel_warnings import kernel_warnings_told
 
 Say = Callable[[Mapping[str, Any]], None]
 
@@ -76,16 +76,12 @@ def main() -> None:
             stdout.write(json.dumps(body) + "\n")
             stdout.flush()
 
-        _tell_warnings(say)
-        worker = Worker(say)
-        try:
+        with kernel_warnings_told(lambda words: say({"note": words})), closing(Worker(say)) as worker:
             for line in sys.stdin:
                 try:
                     say(worker.answer(json.loads(line)))
                 except LlmrunError as error:
                     say({"error": type(error).__name__, "message": str(error), "hint": error.hint})
-        finally:
-            worker.close()
 
 
 @contextmanager
@@ -94,26 +90,6 @@ def _private_stdout() -> Iterator[TextIO]:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
         os.dup2(2, 1)
         yield stdout
-
-
-def _tell_warnings(say: Say) -> None:
-    warnings.simplefilter("once", KernelWarning)
-    show = warnings.showwarning
-
-    def tell(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if issubclass(category, KernelWarning):
-            say({"note": str(message)})
-        else:
-            show(message, category, filename, lineno, file, line)
-
-    warnings.showwarning = tell
 
 
 if __name__ == "__main__":

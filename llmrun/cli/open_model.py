@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from llmrun.backends.remote_url import is_endpoint, parse_endpoint
 from llmrun.cli.output import out
 from llmrun.cli.progress import HubReporter, show_loading
-from llmrun.errors import KernelWarning
+from llmrun.kernel_warnings import kernel_warnings_told
 
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering
@@ -72,7 +71,7 @@ def open_model(
         path = found.path
         name = found.entry.name if found.entry else path.stem
         catalogue = found.entry.sampling if found.entry else None
-    with _warnings_as_notes():
+    with kernel_warnings_told(out.note):
         engine = Engine.open(
             path,
             backend=settings.backend,
@@ -104,30 +103,6 @@ def _open_remote(settings: Settings) -> Iterator[OpenModel]:
         out.detail(f"endpoint   {info.path}")
         out.detail(f"opened in  {engine.load_s:.2f} s")
         yield OpenModel(engine, info.name, default_sampling({}))
-
-
-@contextmanager
-def _warnings_as_notes() -> Iterator[None]:
-    """What the rooms below warn of, in the form that users know."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("once", KernelWarning)
-        show = warnings.showwarning
-
-        def note(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
-            if issubclass(category, KernelWarning):
-                out.note(str(message))
-            else:
-                show(message, category, filename, lineno, file, line)
-
-        warnings.showwarning = note
-        yield
 
 
 def _describe(engine: Engine) -> None:

@@ -18,6 +18,10 @@ from llmrun.bench.energy import EnergyMeter, NvmlPower, RaplPackage, beside_api,
 RANGE = 262_143_328_850
 
 
+def available(root: Path) -> list[energy.Source]:
+    return [*rapl_sources(root), *energy.nvml_sources()]
+
+
 def zone(root: Path, folder: str, name: str, counter: int) -> Path:
     path = root / "sys/class/powercap" / folder
     path.mkdir(parents=True)
@@ -75,7 +79,7 @@ def install(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> FakeNvml:
 
 
 def test_a_machine_that_counts_nothing_measures_nothing(tmp_path: Path) -> None:
-    assert EnergyMeter.available(tmp_path) == []
+    assert available(tmp_path) == []
     with EnergyMeter([]).measure() as reading:
         time.sleep(0.01)
     assert reading.joules is None
@@ -88,7 +92,7 @@ def test_packages_are_counted_and_not_the_zones_inside_them(tmp_path: Path) -> N
     second = zone(tmp_path, "intel-rapl:1", "package-1", 1_000_000)
     for folder, name in (("intel-rapl:0:0", "core"), ("intel-rapl:2", "psys"), ("intel-rapl-mmio:0", "package-0")):
         zone(tmp_path, folder, name, 0)
-    sources = EnergyMeter.available(tmp_path)
+    sources = available(tmp_path)
     assert [source.name for source in sources] == ["RAPL package"] * 2
     (first / "energy_uj").write_text("6000000")  # before the measurement
     with EnergyMeter(sources).measure() as reading:
@@ -146,7 +150,7 @@ def test_a_counter_that_fails_on_the_way_gives_no_sum(tmp_path: Path) -> None:
 
 def test_gpus_that_count_energy_are_read_at_the_ends_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nvml = install(monkeypatch, FakeNvml([7_000, 100_000]))
-    sources = EnergyMeter.available(tmp_path)
+    sources = available(tmp_path)
     threads = threading.active_count()
     with EnergyMeter(sources).measure() as reading:
         assert threading.active_count() == threads
@@ -159,7 +163,7 @@ def test_gpus_that_count_energy_are_read_at_the_ends_only(monkeypatch: pytest.Mo
 def test_processor_and_gpu_are_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nvml = install(monkeypatch, FakeNvml([0]))
     path = zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    with EnergyMeter(EnergyMeter.available(tmp_path)).measure() as reading:
+    with EnergyMeter(available(tmp_path)).measure() as reading:
         nvml.energies = [2_000]
         (path / "energy_uj").write_text("1000000")
     assert reading.joules == pytest.approx(3.0)
@@ -180,7 +184,7 @@ def test_a_gpu_that_counts_no_energy_is_sampled_while_it_works(monkeypatch: pyte
     install(monkeypatch, FakeNvml([None]))
     monkeypatch.setattr(NvmlPower, "interval", 0.01)
     started = time.monotonic()
-    with EnergyMeter(EnergyMeter.available(tmp_path)).measure() as reading:
+    with EnergyMeter(available(tmp_path)).measure() as reading:
         time.sleep(0.05)
     assert reading.joules is not None
     assert 50 * 0.05 <= reading.joules <= 50 * (time.monotonic() - started)
@@ -188,12 +192,12 @@ def test_a_gpu_that_counts_no_energy_is_sampled_while_it_works(monkeypatch: pyte
 
 def test_a_gpu_that_tells_neither_is_no_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, FakeNvml([None])).milliwatts = -1
-    assert EnergyMeter.available(tmp_path) == []
+    assert available(tmp_path) == []
 
 
 def test_the_sampling_ends_with_an_error_inside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, FakeNvml([None]))
-    with pytest.raises(RuntimeError), EnergyMeter(EnergyMeter.available(tmp_path)).measure():
+    with pytest.raises(RuntimeError), EnergyMeter(available(tmp_path)).measure():
         raise RuntimeError
     assert "llmrun-energy" not in [thread.name for thread in threading.enumerate()]
 

@@ -15,6 +15,7 @@ from llmrun.cli.output import out
 from llmrun.cli.progress import show_loading
 from llmrun.cli.terminal import visible_line
 from llmrun.errors import UsageError
+from llmrun.kernel_warnings import kernel_warnings_told
 
 _HEADS = [
     "op",
@@ -46,15 +47,16 @@ def profile_all(targets: Sequence[Target], workloads: Sequence[Workload], kind: 
     bodies = []
     for target in targets:
         for prompt, depth in shapes:
-            found = profile(
-                Path(target.path),
-                threads=target.threads,
-                kv_type=target.kv_type,
-                prompt=max(1, prompt),
-                depth=depth,
-                seconds=seconds / 2,
-                progress=show_loading,
-            )
+            with kernel_warnings_told(out.note):
+                found = profile(
+                    Path(target.path),
+                    threads=target.threads,
+                    kv_type=target.kv_type,
+                    prompt=max(1, prompt),
+                    depth=depth,
+                    seconds=seconds / 2,
+                    progress=show_loading,
+                )
             out.clear_progress()
             if kind == "table":
                 _show(target.model, found)
@@ -148,6 +150,7 @@ def _step(step: StepProfile) -> dict[str, Any]:
         "repetitions": step.repetitions,
         "step_seconds": step.step_seconds,
         "timed_step_seconds": step.timed_step_seconds,
+        "outside_seconds": step.outside_seconds,
         "ops": [
             {
                 "kind": one.kind,
@@ -174,6 +177,7 @@ def _spent(spent: Spent) -> dict[str, Any]:
         "int8_products": spent.needs.products,
         "bytes_per_second": spent.bytes_per_second,
         "products_per_second": spent.products_per_second,
+        "float_products_per_second": spent.float_products_per_second,
         "bandwidth_share": spent.bandwidth_share,
         "multiply_share": spent.multiply_share,
     }
