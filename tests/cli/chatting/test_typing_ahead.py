@@ -21,7 +21,7 @@ import os, signal, sys, time
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard
 keyboard = QuietKeyboard(0)
 keyboard.begin()
-print("quiet", flush=True)
+quiet = lambda: print("quiet", flush=True)  # from here on signals may come
 {body}
 keyboard.end()
 print("loud", flush=True)
@@ -76,7 +76,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_keys_are_not_echoed_and_wait_as_they_were_typed() -> None:
-    child, before = process("time.sleep(1); keyboard.end(); time.sleep(0.2); print(os.read(0, 9000))")
+    child, before = process("quiet(); time.sleep(1); keyboard.end(); time.sleep(0.2); print(os.read(0, 9000))")
     child.send(b"ab\r\x04" + b"x" * 4200)
     child.expect_exact("b'ab")
     assert b"ab" not in child.before
@@ -87,7 +87,7 @@ def test_keys_are_not_echoed_and_wait_as_they_were_typed() -> None:
 
 def test_ctrl_c_is_a_signal_and_what_was_typed_before_it_stays() -> None:
     child, _ = process(
-        "try: time.sleep(100)\nexcept KeyboardInterrupt: print('stopped', os.read(0, 100), flush=True)",
+        "try: quiet(); time.sleep(100)\nexcept KeyboardInterrupt: print('stopped', os.read(0, 100), flush=True)",
     )
     child.send(b"typed")
     time.sleep(0.2)
@@ -100,7 +100,8 @@ def test_ctrl_c_is_a_signal_and_what_was_typed_before_it_stays() -> None:
 def test_output_on_its_way_survives_ctrl_c() -> None:
     """A terminal driver drops it, by default, and with it half of what moves the cursor."""
     child, _ = process(
-        "signal.signal(signal.SIGINT, lambda *_: None)\nfor n in range(300): print(f'<{n}>', flush=True)\ntime.sleep(1)"
+        "signal.signal(signal.SIGINT, lambda *_: None)\nquiet()\n"
+        "for n in range(300): print(f'<{n}>', flush=True)\ntime.sleep(1)"
     )
     for _ in range(20):
         child.sendintr()
@@ -112,7 +113,7 @@ def test_output_on_its_way_survives_ctrl_c() -> None:
 
 @pytest.mark.parametrize("continued", ["in the foreground", "in the background"])
 def test_a_shell_gets_its_terminal_back_while_we_are_stopped(continued: str) -> None:
-    child, before = process_of_a_shell("while True: time.sleep(0.05)", continued)
+    child, before = process_of_a_shell("quiet()\nwhile True: time.sleep(0.05)", continued)
     quiet = termios.tcgetattr(child.child_fd)
     assert quiet != before
     for _ in range(3):
@@ -130,7 +131,7 @@ def test_a_shell_gets_its_terminal_back_while_we_are_stopped(continued: str) -> 
 
 
 def test_ctrl_z_where_no_shell_could_continue_us_changes_nothing() -> None:
-    child, before = process("while True: time.sleep(0.05)")
+    child, before = process("quiet()\nwhile True: time.sleep(0.05)")
     quiet = termios.tcgetattr(child.child_fd)
     for _ in range(3):
         child.send(b"\x1a")
@@ -179,7 +180,7 @@ def test_what_is_no_terminal_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", ["os.kill(os.getpid(), 2)", "raise RuntimeError"])
 def test_whoever_ends_in_a_finally_leaves_the_terminal_as_it_was(body: str) -> None:
-    child, before = process(f"try:\n    {body}\n    time.sleep(9)\nexcept BaseException: pass")
+    child, before = process(f"try:\n    quiet()\n    {body}\n    time.sleep(9)\nexcept BaseException: pass")
     child.expect_exact("loud")
     assert termios.tcgetattr(child.child_fd) == before
     child.close(force=True)
