@@ -1,0 +1,44 @@
+"""What a model file's name says: its quantization, and which shard of how many it is."""
+
+from __future__ import annotations
+
+import re
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_MOST_SHARDS = 1000
+# "UD-" is unsloth's mark of a mix of types; it is part of the name. Not inside a word: "IQ4_XS" has no "Q4_XS".
+_QUANTIZATION = re.compile(
+    r"(?<![A-Za-z0-9])(?P<name>(?:UD-)?(?:I?Q[1-8](?:_[0-9A-Z]+)*|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|FP?16|FP?32))"
+    r"(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+
+
+def quantization_of(file: str) -> str:
+    """As the name has it, upper case: "Q4_K_M", "UD-Q4_K_XL", "F16"; "" where it says none. The last one counts."""
+    stem = file.rsplit("/", 1)[-1]
+    found = [match["name"].upper() for match in _QUANTIZATION.finditer(stem)]
+    if not found:
+        return ""
+    return {"FP16": "F16", "FP32": "F32"}.get(found[-1], found[-1])
+
+
+def shards_of(file: str) -> tuple[str, ...]:
+    """All files of the model that `file` is the first of, in order: itself alone, or `-00001-of-00003` and the rest.
+
+    Raises ValueError for a shard that is not the first, and for numbers that cannot be.
+    """
+    match = _SHARD.fullmatch(file)
+    if match is None:
+        return (file,)
+    number, count = int(match["number"]), int(match["count"])
+    if number != 1 or not 1 <= count <= _MOST_SHARDS:
+        raise ValueError(f"{file}: shard {number} of {count}: a model is named by its first shard")
+    ending = file[-len(".gguf") :]
+    return tuple(f"{match['stem']}-{index:05}-of-{count:05}{ending}" for index in range(1, count + 1))
+
+
+def without_shard(file: str) -> str:
+    """The name as it would be in one piece: "big-00001-of-00003.gguf" is "big.gguf"."""
+    match = _SHARD.fullmatch(file)
+    return f"{match['stem']}.gguf" if match else file
