@@ -42,3 +42,9 @@ def without_shard(file: str) -> str:
     """The name as it would be in one piece: "big-00001-of-00003.gguf" is "big.gguf"."""
     match = _SHARD.fullmatch(file)
     return f"{match['stem']}.gguf" if match else file
+
+
+def first_shard(file: str) -> str:
+    """The first shard's name of the model that `file` is a shard of; a file in one piece is its own."""
+    match = _SHARD.fullmatch(file)
+    return f"{match['stem']}-{1:05}-of-{match['count']}{file[-len('.gguf') :]}" if match else file
