@@ -17,6 +17,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,16 @@ def mark_used(model: Path) -> None:
         except OSError:
             return  # it is not there: whoever opens it says so
     write_record(replace(record, used=time.time()))
+
+
+def remember_digests(files: Sequence[Path], digests: Sequence[str], *, name: str, source: str, commit: str = "") -> None:
+    """Remember that these files of a model were hashed just now. What is known of it otherwise stays; its name, source
+    and commit are taken where there is no record yet."""
+    known = read_record(files[0]) or Record(name, source, commit, (), fetched=0.0, used=0.0)
+    if not known.name:
+        known = replace(known, name=name, source=source, commit=commit)
+    with contextlib.suppress(OSError):  # one of them has gone
+        write_record(replace(known, files=tuple(map(file_record, files, digests))))
 
 
 def known_digest(path: Path) -> str | None:
