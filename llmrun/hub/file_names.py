@@ -17,10 +17,13 @@ _QUANTIZATION = re.compile(
 def quantization_of(file: str) -> str:
     """As the name has it, upper case: "Q4_K_M", "UD-Q4_K_XL", "F16"; "" where it says none. The last one counts."""
     stem = file.rsplit("/", 1)[-1]
-    found = [match["name"].upper() for match in _QUANTIZATION.finditer(stem)]
-    if not found:
-        return ""
-    return {"FP16": "F16", "FP32": "F32"}.get(found[-1], found[-1])
+    found = [match["name"] for match in _QUANTIZATION.finditer(stem)]
+    return _plain(found[-1]) if found else ""
+
+
+def quantization_named(text: str) -> str:
+    """The same of a text that is nothing else: "q4_k_m" is "Q4_K_M"; "" for any other text."""
+    return _plain(text) if _QUANTIZATION.fullmatch(text) else ""
 
 
 def shards_of(file: str) -> tuple[str, ...]:
@@ -42,3 +45,8 @@ def without_shard(file: str) -> str:
     """The name as it would be in one piece: "big-00001-of-00003.gguf" is "big.gguf"."""
     match = _SHARD.fullmatch(file)
     return f"{match['stem']}.gguf" if match else file
+
+
+def _plain(quantization: str) -> str:
+    name = quantization.upper()
+    return {"FP16": "F16", "FP32": "F32"}.get(name, name)

@@ -58,7 +58,18 @@ class UrlSource:
         return self.url
 
 
-Source = HubSource | PypiSource | UrlSource
+@dataclass(frozen=True, slots=True)
+class HeldSource:
+    """A model that another program keeps on this machine; nothing is fetched for it."""
+
+    holder: str  # "ollama" or "lmstudio"
+    name: str  # as that program has it: "qwen3:4b", "owner/name/file.gguf"
+
+    def __str__(self) -> str:
+        return f"{self.holder}:{self.name}"
+
+
+Source = HubSource | PypiSource | UrlSource | HeldSource
 
 
 @dataclass(frozen=True, slots=True)
