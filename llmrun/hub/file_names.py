@@ -47,6 +47,12 @@ def without_shard(file: str) -> str:
     return f"{match['stem']}.gguf" if match else file
 
 
+def first_shard(file: str) -> str:
+    """The first shard's name of the model that `file` is a shard of; a file in one piece is its own."""
+    match = _SHARD.fullmatch(file)
+    return f"{match['stem']}-{1:05}-of-{match['count']}{file[-len('.gguf') :]}" if match else file
+
+
 def _plain(quantization: str) -> str:
     name = quantization.upper()
     return {"FP16": "F16", "FP32": "F32"}.get(name, name)
