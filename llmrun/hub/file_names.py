@@ -18,10 +18,13 @@ _QUANTIZATION = re.compile(
 def quantization_of(file: str) -> str:
     """As the name has it, upper case: "Q4_K_M", "UD-Q4_K_XL", "F16"; "" where it says none. The last one counts."""
     stem = file.rsplit("/", 1)[-1]
-    found = [match["name"].upper() for match in _QUANTIZATION.finditer(stem)]
-    if not found:
-        return ""
-    return {"FP16": "F16", "FP32": "F32"}.get(found[-1], found[-1])
+    found = [match["name"] for match in _QUANTIZATION.finditer(stem)]
+    return _plain(found[-1]) if found else ""
+
+
+def quantization_named(text: str) -> str:
+    """The same of a text that is nothing else: "q4_k_m" is "Q4_K_M"; "" for any other text."""
+    return _plain(text) if _QUANTIZATION.fullmatch(text) else ""
 
 
 def shards_of(file: str) -> tuple[str, ...]:
@@ -73,3 +76,8 @@ def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:
         if present.issuperset(shards):
             found[file] = shards
     return found
+
+
+def _plain(quantization: str) -> str:
+    name = quantization.upper()
+    return {"FP16": "F16", "FP32": "F32"}.get(name, name)

@@ -1,200 +1,184 @@
-"""A file from the Hugging Face Hub, into the cache that all Hugging Face tools share.
+"""What the Hugging Face Hub says of a model: which files it has at which commit, their sizes and sha256.
 
 huggingface_hub knows the address, the token, the proxy settings and the file's sha256. It never compares that sha256
-with the bytes (version 2.4 serves a truncated or flipped file from its cache), so the bytes are streamed and checked
-here, and then laid down as its cache would have them: other tools find the file.
+with the bytes (version 2.4 serves a truncated or flipped file from its cache), so only metadata is asked for here;
+the bytes are fetched and checked by download.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmrun.errors import IntegrityError, NetworkError
-from llmrun.hub.catalog import CatalogEntry, HubSource
-from llmrun.hub.reporter import Reporter
-from llmrun.hub.store import (
-    CHUNK,
-    blob_path,
-    digest,
-    hub_cache,
-    partial_blob,
-    repository_folder,
-)
-from llmrun.hub.transfer import require_space, save_verified, writing
+from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
+from llmrun.hub import asking
+from llmrun.hub.asking import CHECK_ENDPOINT, NOT_A_HUB, answer_within, plain, translated
+from llmrun.hub.choosing import choose, nearest_files
+from llmrun.hub.file_names import shards_of, without_shard
+from llmrun.hub.listing import Listing, OfferedModel, is_sha256, is_size, offered
+from llmrun.hub.model import Artifact, Expected, HubSource, RemoteFile
+from llmrun.hub.places import safe_segments
 
 if TYPE_CHECKING:
     from huggingface_hub.file_download import HfFileMetadata
+    from huggingface_hub.hf_api import ModelInfo
 
-# For name resolution and connecting together: huggingface_hub's own limit is per address, and a host has several.
-ANSWER_SECONDS = 10.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def fetch(source: HubSource, entry: CatalogEntry, reporter: Reporter) -> Path:
-    """Download the file and return its place in the shared cache. The caller holds the model's lock.
+def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Artifact:
+    """Exactly which files `source` is now. `expected` binds where it is known: other files are refused.
 
-    Raises NetworkError, IntegrityError, DoesNotFit, or LlmrunError for a cache that cannot be written.
+    The first file is asked for by itself, so that a repository that does not give it to this user is told before
+    anything is fetched. Raises ModelNotFound, NetworkError, IntegrityError, or UsageError for names that cannot be.
     """
-    commit = _commit_holding(source, entry)
-    repository = repository_folder(source)
-    pointer = repository / "snapshots" / commit / source.file
-    blob = blob_path(source, entry.sha256)
-    with writing(repository):
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        pointer.parent.mkdir(parents=True, exist_ok=True)
-    with _lock_of_other_tools(source, entry.sha256):
-        if not _is_whole(blob, entry, reporter):
-            require_space(blob.parent, entry.size, f"{entry.name} from the Hugging Face Hub")
-            chunks = _stream(source, commit)
-            save_verified(
-                chunks, entry, partial_blob(source, entry.sha256), blob, reporter, f"downloading {entry.name}"
-            )
-        with writing(pointer):
-            _point(pointer, blob)
-            _write_reference(repository / "refs" / "main", commit)
-    return pointer
+    alone = source.file is not None and _parts(source.file) == (source.file,)
+    if alone and source.file is not None:
+        safe_segments(source.file)
+        commit, first = _first_file(source, source.file, _known(expected, source.file))
+        files: tuple[RemoteFile, ...] = (first,)
+    else:
+        found = listing(source)
+        files = _meant(source, found).files
+        commit, first = _first_file(replace(source, revision=found.commit), files[0].path, files[0])
+        if commit != found.commit or first != files[0]:
+            raise NetworkError("the Hub contradicts itself", hint="try again: the repository may be changing")
+    _check(files, expected)
+    return Artifact(name, replace(source, file=files[0].path), files, commit)
 
 
-def _commit_holding(source: HubSource, entry: CatalogEntry) -> str:
-    """The commit at `main`, once it is known that the file there is the one the catalogue means."""
-    # From the modules themselves: the package's lazy attributes print a failed import to stdout, where the answer goes.
+def listing(source: HubSource) -> Listing:
+    """All models of the repository at the source's revision; which one of them it means is not looked at.
+
+    Raises ModelNotFound for a repository or revision that is not there, NetworkError.
+    """
+    HfApi = _client()  # noqa: N806 (a class)
+
+    def ask() -> ModelInfo:
+        with translated(source.repository):
+            try:
+                return HfApi(library_name="llmrun").model_info(
+                    source.repository, revision=source.revision, files_metadata=True, timeout=asking.ANSWER_SECONDS
+                )
+            # No JSON, or not of this form; ValueError alone may also come from the settings.
+            except (AttributeError, KeyError, TypeError, RecursionError, UnicodeDecodeError) as error:
+                raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
+            except ValueError as error:
+                if type(error).__name__ == "JSONDecodeError":
+                    raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
+                raise
+
+    info = answer_within(2 * asking.ANSWER_SECONDS, ask)
+    files = [
+        (sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else None)
+        for sibling in info.siblings or ()
+    ]
+    return offered(source.repository, _commit(info.sha), files)
+
+
+def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str]]:
+    """Where the bytes of a file are, and the headers to ask with.
+
+    The headers may hold the user's token, which is for this URL's own host: not for one that it redirects to.
+    Raises NetworkError for settings that cannot be meant.
+    """
+    _client()
+    with translated(repository):
+        from huggingface_hub.file_download import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not exported
+
+        headers = build_hf_headers(library_name="llmrun") | {"accept-encoding": "identity"}
+        return hf_hub_url(repository, file, revision=commit), headers
+
+
+def _client() -> type:
+    # From the module itself: the package's lazy attributes print a failed import to stdout, where the answer goes.
     try:
-        from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.hf_api import HfApi
     except ValueError as error:  # it takes HF_ENDPOINT apart while it is imported
-        raise NetworkError(f"network settings: {_plain(error)}", hint="check HF_ENDPOINT") from error
+        raise NetworkError(f"network settings: {plain(error)}", hint="check HF_ENDPOINT") from error
+    return HfApi
+
+
+def _first_file(source: HubSource, file: str, known: RemoteFile | None) -> tuple[str, RemoteFile]:
+    """(the commit at the source's revision, what the Hub says of this file there)"""
+    _client()
 
     def ask() -> HfFileMetadata:
-        with _translated():
-            url = hf_hub_url(source.repository, source.file)
-            return get_hf_file_metadata(url, timeout=ANSWER_SECONDS, library_name="llmrun")
+        from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
 
-    metadata = _answer_within(ANSWER_SECONDS, ask)
-    if metadata.commit_hash is None or not _COMMIT.fullmatch(metadata.commit_hash):
-        raise NetworkError("the answer is not a Hugging Face Hub's", hint="check HF_ENDPOINT and the proxy settings")
-    if metadata.etag != entry.sha256 or metadata.size not in (None, entry.size):
-        raise IntegrityError(
-            f"another file is there now: sha256 {_plain(metadata.etag)} ({metadata.size} bytes) seen, "
-            f"{entry.sha256} ({entry.size} bytes) expected"
-        )
-    return metadata.commit_hash
+        with translated(source.repository):
+            url = hf_hub_url(source.repository, file, revision=source.revision)
+            return get_hf_file_metadata(url, timeout=asking.ANSWER_SECONDS, library_name="llmrun")
 
-
-def _answer_within(seconds: float, ask: Callable[[], HfFileMetadata]) -> HfFileMetadata:
-    """`ask()`, given up after `seconds`: a resolver or a firewall that drops packets can hold it for minutes."""
-    answers: list[HfFileMetadata] = []
-    refusals: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answers.append(ask())
-        except BaseException as error:  # noqa: BLE001 (carried to the thread that waits)
-            refusals.append(error)
-
-    thread = threading.Thread(target=run, name="llmrun-hub", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if refusals:
-        raise refusals[0]
-    if not answers:
-        raise NetworkError(f"no answer within {seconds:g} s")
-    return answers[0]
-
-
-def _stream(source: HubSource, commit: str) -> Iterator[bytes]:
-    """The file's bytes. httpx2 drops the token when the Hub redirects to the host that stores the file."""
-    from huggingface_hub import constants, get_session, hf_hub_url, hf_raise_for_status
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not exported
-
-    with _translated():
-        request = get_session().stream(
-            "GET",
-            hf_hub_url(source.repository, source.file, revision=commit),
-            headers=build_hf_headers(library_name="llmrun") | {"accept-encoding": "identity"},
-            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            follow_redirects=True,
-        )
-        with request as response:
-            hf_raise_for_status(response)
-            yield from response.iter_raw(CHUNK)
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    """Turn what huggingface_hub and the network raise into a NetworkError of a few words."""
-    import httpx2
-    from huggingface_hub import errors
-
-    login = "accept the model's licence on its page at the Hub if it has one, then `hf auth login`"
     try:
-        yield
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        words = {401: "not authorised", 403: "no access", 404: "no such file", 429: "too many requests"}
-        reason = "the repository is gated" if isinstance(error, errors.GatedRepoError) else words.get(status, "refused")
-        raise NetworkError(f"{reason} (HTTP {status})", hint=login if status in (401, 403) else "") from error
-    except httpx2.TimeoutException as error:
-        raise NetworkError("timed out") from error
-    except httpx2.ConnectError as error:
-        raise NetworkError(f"unreachable ({_plain(error)})") from error
-    except (FileNotFoundError, ImportError, ValueError) as error:  # a certificate file, a proxy, a token, an endpoint
-        raise NetworkError(
-            f"network settings: {_plain(error)}",
-            hint="check HF_ENDPOINT, HF_TOKEN, SSL_CERT_FILE and the proxy variables",
-        ) from error
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        raise NetworkError(_plain(error) or type(error).__name__) from error
+        metadata = answer_within(asking.ANSWER_SECONDS, ask)
+    except ModelNotFound as error:
+        raise _with_nearest(error, source, file) from error
+    commit = _commit(metadata.commit_hash)
+    size = metadata.size if metadata.size is not None or known is None else known.size
+    if not is_size(size) or not is_sha256(metadata.etag):
+        raise NetworkError(f"{file}: the Hub tells no size and sha256 of it, as it does of models")
+    assert size is not None
+    return commit, RemoteFile(file, size, metadata.etag)
 
 
-def _plain(words: object) -> str:
-    """The first line of what a library or another machine said, without what a terminal would obey."""
-    lines = re.sub(r"^\[Errno -?\d+\] ", "", str(words).strip()).splitlines()
-    return "".join(letter for letter in lines[0] if letter.isprintable())[:160] if lines else ""
-
-
-@contextlib.contextmanager
-def _lock_of_other_tools(source: HubSource, sha256: str) -> Iterator[None]:
-    """The lock that huggingface_hub takes for this blob."""
-    import filelock
-
-    path = hub_cache() / ".locks" / repository_folder(source).name / f"{sha256}.lock"
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path, mode=0o664)
-        lock.acquire()
+def _with_nearest(error: ModelNotFound, source: HubSource, file: str) -> ModelNotFound:
+    """`error` of a file, with the files that the repository does have."""
+    if "no such file" not in str(error):
+        return error
     try:
-        yield
-    finally:
-        lock.release()
+        hint = nearest_files(listing(source).models, file)
+    except LlmrunError:  # it answered a moment ago, and its first words are enough
+        return error
+    return ModelNotFound(str(error), hint=hint)
 
 
-def _is_whole(blob: Path, entry: CatalogEntry, reporter: Reporter) -> bool:
-    """True for a blob that only lacks its link, because a download was killed between the two."""
-    if not blob.is_file() or blob.stat().st_size != entry.size:
-        return False
-    return digest(blob, reporter, f"checking {entry.name}") == entry.sha256
-
-
-def _point(pointer: Path, blob: Path) -> None:
-    """Link the snapshot's file to its blob; where links cannot be made, the file itself moves there, as the Hub's
-    own tools do it."""
-    link = pointer.with_name(pointer.name + f".{os.getpid()}")
-    link.unlink(missing_ok=True)
+def _meant(source: HubSource, found: Listing) -> OfferedModel:
     try:
-        link.symlink_to(os.path.relpath(blob, pointer.parent))
-    except OSError:
-        blob.replace(pointer)
-    else:
-        link.replace(pointer)
+        if source.file is None:
+            return choose(found.models, source.quantization)
+        for model in found.models:
+            if model.file == source.file:
+                return model
+    except ModelNotFound as error:
+        if not found.models and found.left_out:
+            raise ModelNotFound(str(error), hint="; ".join(found.left_out[:3])) from error
+        raise
+    name = without_shard(source.file)
+    broken = [line for line in found.left_out if name in line]
+    if broken:
+        raise ModelNotFound(broken[0], hint="choose another quantization, or another repository")
+    raise ModelNotFound(f"no such file: {source.file}", hint=nearest_files(found.models, source.file))
 
 
-def _write_reference(reference: Path, commit: str) -> None:
-    reference.parent.mkdir(parents=True, exist_ok=True)
-    written = reference.with_name(f"{reference.name}.{os.getpid()}")
-    written.write_text(commit, "ascii")
-    written.replace(reference)
+def _parts(file: str) -> tuple[str, ...]:
+    try:
+        return shards_of(file)
+    except ValueError as error:
+        raise ModelNotFound(str(error), hint="name the shard -00001-of-, or only the quantization") from error
+
+
+def _commit(told: object) -> str:
+    if not isinstance(told, str) or not _COMMIT.fullmatch(told):
+        raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT)
+    return told
+
+
+def _known(expected: tuple[Expected, ...], file: str) -> RemoteFile | None:
+    if len(expected) == 1 and expected[0].size is not None:
+        return RemoteFile(file, expected[0].size, expected[0].sha256)
+    return None
+
+
+def _check(files: tuple[RemoteFile, ...], expected: tuple[Expected, ...]) -> None:
+    if expected and len(expected) != len(files):
+        raise IntegrityError(f"other files are there now: {len(files)} seen, {len(expected)} expected")
+    for file, known in zip(files, expected, strict=bool(expected)) if expected else ():
+        if known.sha256 not in (None, file.sha256) or known.size not in (None, file.size):
+            raise IntegrityError(
+                f"another file is there now: sha256 {file.sha256} ({file.size} bytes) seen, "
+                f"{known.sha256} ({known.size} bytes) expected",
+                hint="take it as it is now with --revision, or wait for a newer llmrun",
+            )

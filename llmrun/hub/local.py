@@ -154,9 +154,7 @@ def _named_files(snapshot: Mapping[str, Path], source: HubSource) -> tuple[str, 
     return models[chosen] if chosen else ()
 
 
-def best_of(
-    snapshot: Mapping[str, Path], models: Mapping[str, Sequence[str]], quantization: str | None
-) -> str | None:
+def best_of(snapshot: Mapping[str, Path], models: Mapping[str, Sequence[str]], quantization: str | None) -> str | None:
     """Which of the models that are here a name means that leaves the file open; None where that cannot be told."""
     from llmrun.hub.choosing import choose
     from llmrun.hub.file_names import quantization_of

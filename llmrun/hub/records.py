@@ -100,7 +100,9 @@ def mark_used(model: Path) -> None:
     write_record(replace(record, used=time.time()))
 
 
-def remember_digests(files: Sequence[Path], digests: Sequence[str], *, name: str, source: str, commit: str = "") -> None:
+def remember_digests(
+    files: Sequence[Path], digests: Sequence[str], *, name: str, source: str, commit: str = ""
+) -> None:
     """Remember that these files of a model were hashed just now. What is known of it otherwise stays; its name, source
     and commit are taken where there is no record yet."""
     known = read_record(files[0]) or Record(name, source, commit, (), fetched=0.0, used=0.0)

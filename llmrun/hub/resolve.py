@@ -1,66 +1,158 @@
-"""A name becomes a file."""
+"""A name becomes a file: what is meant, whether it is here, and if not, which source has it."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llmrun.errors import ModelNotFound, NetworkError
-from llmrun.hub import store
-from llmrun.hub.catalog import CatalogEntry, load_catalog
+from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
+from llmrun.hub import local, reference
+from llmrun.hub.model import Artifact, HeldSource, HubSource, PypiSource, RemoteFile, Source, Wanted
 from llmrun.hub.reporter import Reporter
+
+if TYPE_CHECKING:
+    from llmrun.hub.catalog import CatalogEntry
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A file that is on this machine, and what the catalogue says about it; None for a file the user named."""
+    """A file that is on this machine.
+
+    name   what to call it: the catalogue's name, or as it was asked for, or that of the file
+    entry  what the catalogue says about it; None for a model that it does not know
+    """
 
     path: Path
+    name: str
     entry: CatalogEntry | None
 
 
 def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> ResolvedModel:
-    """The file that `name` means: a path, or a name of the catalogue, downloaded if it is not here.
+    """The file that `name` means: a path, or a name that `reference.understand` knows, downloaded if it is not here.
 
-    Anything with a path separator or the ending .gguf is a path. A model that is here costs no network and no heavy
-    import. Raises ModelNotFound, and what `download` raises; with `offline` (or HF_HUB_OFFLINE=1) a NetworkError
-    instead of a download.
+    A model that is here costs no network and no heavy import. Raises ModelNotFound, and what a download raises; with
+    `offline` (or HF_HUB_OFFLINE=1) a NetworkError instead of a download.
     """
-    if is_path(name):
-        return ResolvedModel(_existing(name), None)
-    entry = load_catalog().find(name)
-    path = store.find(entry, reporter)
-    if path is None:
-        _refuse_if_offline(entry, offline)
-        from llmrun.hub.download import download
-
-        path = download(entry, reporter)
-    return ResolvedModel(path, entry)
-
-
-def is_path(name: str) -> bool:
-    """Whether the user means a file rather than a name of the catalogue."""
-    separators = [separator for separator in (os.sep, os.altsep) if separator]
-    return name.lower().endswith(".gguf") or any(separator in name for separator in separators)
+    asked = reference.understand(name)
+    if isinstance(asked, reference.LocalPath):
+        path = existing(asked)
+        return ResolvedModel(path, path.stem, None)
+    here = local.find(asked, reporter)
+    if here is None:
+        refuse_if_offline(asked, offline)
+        here = fetch(Sources(asked, reporter), reporter)
+    return ResolvedModel(here, asked.name, asked.entry)
 
 
-def _existing(name: str) -> Path:
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 (Path's own raises where there is no such home)
+def existing(named: reference.LocalPath) -> Path:
+    """The file at a path that the user gave. Raises ModelNotFound."""
+    path = Path(os.path.expanduser(named.path))  # noqa: PTH111 (Path's own raises where there is no such home)
     try:
         if path.is_file():
             return path
         what = "is a folder, not a file" if path.is_dir() else "no such file"
     except (OSError, ValueError) as error:  # a name the system cannot even look up: too long, or with a zero byte
         what = getattr(error, "strerror", None) or str(error)
-    raise ModelNotFound(f"model: {name!r}: {what}", hint="check the path, or use a name such as smollm2:135m")
+    raise ModelNotFound(
+        f"model: {str(named.path)!r}: {what}", hint="check the path, or use a name such as smollm2:135m"
+    )
 
 
-def _refuse_if_offline(entry: CatalogEntry, offline: bool) -> None:
-    # huggingface_hub's switches, read as it reads them: who set them wants no traffic at all.
-    hub = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
-    if offline or hub.upper() in {"1", "ON", "YES", "TRUE"}:
-        raise NetworkError(
-            f"{entry.name}: not on this machine ({entry.size:,} bytes to download), and offline was asked for",
-            hint="run once without --offline, LLMRUN_OFFLINE and HF_HUB_OFFLINE",
-        )
+def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
+    """Raise NetworkError when nothing may be asked, by the user's word or by huggingface_hub's own switches."""
+    hub = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""  # read as it reads them
+    if not offline and hub.upper() not in {"1", "ON", "YES", "TRUE"}:
+        return
+    sizes = [file.size for file in wanted.expected]
+    known = sum(size for size in sizes if size is not None) if sizes and None not in sizes else 0
+    raise NetworkError(
+        f"{wanted.name}: not on this machine{f' ({known:,} bytes to download)' if known else ''}, "
+        "and offline was asked for",
+        hint="run once without --offline, LLMRUN_OFFLINE and HF_HUB_OFFLINE",
+    )
+
+
+class Sources:
+    """The sources of one model, asked in their order; the next one is asked when one has failed."""
+
+    def __init__(self, wanted: Wanted, reporter: Reporter) -> None:
+        self._wanted, self._reporter = wanted, reporter
+        self._left = list(wanted.sources)
+        self._failures: list[tuple[Source, LlmrunError]] = []
+        self._offer: Artifact | None = None
+
+    def offer(self) -> Artifact:
+        """What the first source that has not failed would send; it is asked once.
+
+        When none is left, one error has every source and its reason: DoesNotFit if room was missing anywhere, else
+        IntegrityError for other or wrong bytes, else LlmrunError for a folder that could not be written, else
+        NetworkError; ModelNotFound if no source has it.
+        """
+        while self._offer is None:
+            if not self._left:
+                raise self._none_left()
+            try:
+                self._offer = _pinned(self._left[0], self._wanted)
+            except LlmrunError as error:
+                self.failed(error)
+        return self._offer
+
+    def failed(self, error: LlmrunError) -> None:
+        """The source of the offer, or of the one that was being asked for, is of no use."""
+        self._offer = None
+        source = self._left.pop(0)
+        self._failures.append((source, error))
+        if self._left:
+            self._reporter.note(f"{source}: {error}; trying {self._left[0]}")
+
+    def _none_left(self) -> LlmrunError:
+        wanted, errors = self._wanted, [error for _, error in self._failures]
+        hint = next((error.hint for error in errors if error.hint), "")
+        if len(errors) == 1 and str(self._failures[0][0]) == wanted.name:
+            return type(errors[0])(f"{wanted.name}: {errors[0]}", hint=hint or _OWN_COPY)
+        reasons = "; ".join(f"{source}: {error}" for source, error in self._failures)
+        return _most_telling(errors)(f"{wanted.name}: not downloaded: {reasons}", hint=hint or _OWN_COPY)
+
+
+_OWN_COPY = "try again later, or fetch the file yourself and give its path with --model"
+
+
+def fetch(sources: Sources, reporter: Reporter) -> Path:
+    """Download from the first source that sends the right bytes. Raises what `Sources.offer` raises."""
+    from llmrun.hub.download import download
+
+    while True:
+        artifact = sources.offer()
+        try:
+            return download(artifact, reporter)
+        except LlmrunError as error:
+            sources.failed(error)
+
+
+def _pinned(source: Source, wanted: Wanted) -> Artifact:
+    """Exactly which files a source would send."""
+    if isinstance(source, HubSource):
+        from llmrun.hub import huggingface
+
+        return huggingface.pin(source, wanted.expected, name=wanted.name)
+    if isinstance(source, PypiSource):
+        files = tuple(RemoteFile(file.file, file.size or 0, file.sha256) for file in wanted.expected)
+        return Artifact(wanted.name, source, files)
+    if isinstance(source, HeldSource):
+        raise ModelNotFound(f"{source.holder} has no model of this name on this machine")
+    from llmrun.hub import urls
+
+    return urls.pin(source, wanted.expected, name=wanted.name)
+
+
+def _most_telling(errors: list[LlmrunError]) -> type[LlmrunError]:
+    """What the user can mend at home comes first: room, then wrong bytes, then a folder, then the network."""
+    for kind in (DoesNotFit, IntegrityError):
+        if any(isinstance(error, kind) for error in errors):
+            return kind
+    if all(isinstance(error, ModelNotFound) for error in errors):
+        return ModelNotFound
+    of_the_net = (NetworkError, ModelNotFound)
+    return NetworkError if all(isinstance(error, of_the_net) for error in errors) else LlmrunError

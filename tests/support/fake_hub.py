@@ -1,4 +1,24 @@
-"""A Hugging Face Hub on 127.0.0.1 that misbehaves on request: the repository's owner names what goes wrong."""
+"""A Hugging Face Hub on this machine: repositories made by a test, in memory, that go wrong when the test says so.
+
+It speaks what the real huggingface_hub client asks for: the files (`/ORG/REPO/resolve/REV/FILE`, HEAD and GET), their
+redirect to a storage that is another host and another port, Range and If-Range, and the API (`/api/models/ORG/REPO`,
+`/revision/REV`, `/tree/REV`, `/paths-info/REV`, `/refs`). Threads, one a connection; a start takes a millisecond.
+
+    with fake_hub() as hub:
+        made = hub.add("org/repo", {"model.gguf": data, "README.md": b"..."})      # commit, sha256 and sizes follow
+        hub.add("org/repo", {"model.gguf": other})                                # a new commit; `main` moves to it
+        hub.add("org/private", files, token="hf_x")                               # 401 for everybody else
+        hub.add("org/gated", files, gated=True)                                   # files are 403 GatedRepo; API answers
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)                                # before huggingface_hub is imported
+        hub.faults.append(Fault(cut_after=1000))                                  # befalls the next file from storage
+        hub.faults.append(Fault(on="hub", status=503, times=2))                   # the next two questions for a file
+        ...
+        assert [asked.range for asked in hub.asked if asked.at == "storage"] == ["bytes=0-", "bytes=1000-"]
+
+`hub.asked` has every request when its answer has ended, with the bytes of the file that were sent. Files that end in
+.gguf are large files (LFS: sha256, redirect to the storage); all others are sent by the Hub itself. A process that must
+use this Hub gets `HF_ENDPOINT=hub.url`, and `NO_PROXY=*` where the machine has a proxy.
+"""
 
 from __future__ import annotations
 
@@ -6,124 +26,227 @@ import contextlib
 import hashlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from functools import cached_property
+from http.server import ThreadingHTTPServer
+from typing import Literal
 
 MODEL = b"GGUF" + random.Random(1).randbytes(2_500_000)  # three chunks
 SHA256 = hashlib.sha256(MODEL).hexdigest()
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 HALF = len(MODEL) // 2
-BODIES = {
-    "truncated": MODEL[:HALF],
-    "held": MODEL,
-    "stalled": MODEL,
-    "flipped": MODEL[:HALF] + bytes([MODEL[HALF] ^ 1]) + MODEL[HALF + 1 :],
-    "long": MODEL + b"!",
-    "unmeasured": MODEL[:HALF],
-}
-HEAD_STATUS = {"unauthorised": 401, "forbidden": 403, "gated": 403, "missing": 404, "broken": 500, "busy": 503}
 
-
-@dataclass(frozen=True)
-class Seen:
-    """One request."""
-
-    method: str
-    path: str
-    host: str
-    authorization: str | None
+Place = Literal["hub", "storage", "api"]  # questions for a file; the file's bytes; questions about a repository
 
 
 @dataclass
-class FakeHub:
-    """`seen` has every request; a download from the owner `held` waits in the middle until `release` is set."""
+class Fault:
+    """What goes wrong with the next request `at` a place; after `times` requests it is gone.
 
-    port: int
-    seen: list[Seen] = field(default_factory=list)
-    release: threading.Event = field(default_factory=threading.Event)
+    skip          requests that are answered well before it begins
+    status        this instead of the answer, with no body and with `headers`
+    headers       in place of those of the answer; an empty text leaves one out
+    cut_after     bytes of the body, then the connection ends
+    stall_after   bytes of the body, then silence until the client leaves or `hub.release` is set
+    alter         changes the body's bytes; the headers stay as they were
+    ignore_range  200 and the whole file for a request of a range
+    first         is run before the answer: `lambda: hub.add(...)` is a file that changes
+    """
+
+    on: Place = "storage"
+    times: int = 1
+    skip: int = 0
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut_after: int | None = None
+    stall_after: int | None = None
+    alter: Callable[[bytes], bytes] | None = None
+    ignore_range: bool = False
+    first: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, and how it was answered. Header values are "" where the request had none."""
+
+    at: Place
+    method: str
+    path: str  # with the query
+    host: str  # with the port
+    authorization: str
+    range: str
+    if_range: str
+    status: int
+    sent: int  # bytes of the body
+
+
+@dataclass(frozen=True)
+class FakeFile:
+    path: str
+    content: bytes
+
+    @property
+    def large(self) -> bool:
+        return self.path.lower().endswith(".gguf")
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def etag(self) -> str:
+        """As the Hub gives it: the sha256 of a large file, git's name of any other."""
+        if self.large:
+            return self.sha256
+        return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content, usedforsecurity=False).hexdigest()
+
+
+@dataclass
+class FakeRepository:
+    """`commits` holds the files of each commit, `branches` the commit of each branch and tag."""
+
+    name: str
+    gated: bool = False
+    token: str | None = None  # that a question must bring; None: public
+    commits: dict[str, dict[str, FakeFile]] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def commit(self) -> str:
+        """Of `main`."""
+        return self.branches["main"]
+
+    def commit_of(self, revision: str) -> str | None:
+        return revision if revision in self.commits else self.branches.get(revision)
+
+    def file(self, path: str) -> FakeFile:
+        return self.commits[self.commit][path]
+
+
+class FakeHub:
+    """`url` is the Hub, `storage_url` where it keeps large files: another host name and another port.
+
+    faults            what is to go wrong, in this order; the first that fits a request is taken
+    asked             every request, in the order in which the answers ended
+    release           ends every stall
+    bytes_per_second  limit of one connection; None: as fast as it goes
+    total_per_second  limit of all connections together
+    latency           seconds before each answer
+    """
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, FakeRepository] = {}
+        self.moved: dict[str, str] = {}  # old name of a repository -> its name; answered with a redirect
+        self.faults: list[Fault] = []
+        self.asked: list[Asked] = []
+        self.release = threading.Event()
+        self.bytes_per_second: float | None = None
+        self.total_per_second: float | None = None
+        self.latency = 0.0
+        self.objects: dict[str, FakeFile] = {}  # sha256 -> what the storage has
+        self.busy_until = 0.0  # of the line that all connections share
+        self.pacing = threading.Lock()
+        self.oldest_signature = 0  # of an address at the storage; older ones are answered with 403
+        self._signature = 0
+        self._ports = (0, 0)
+        self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self._ports[0]}"
+
+    @property
+    def storage_url(self) -> str:
+        return f"http://localhost:{self._ports[1]}"
+
+    def add(
+        self,
+        repository: str,
+        files: Mapping[str, bytes],
+        *,
+        branch: str = "main",
+        gated: bool = False,
+        token: str | None = None,
+    ) -> FakeRepository:
+        """A commit with exactly these files; the branch moves to it. The repository is made if it is new."""
+        with self._lock:
+            made = self.repositories.setdefault(repository, FakeRepository(repository))
+            made.gated, made.token = gated, token
+            held = {path: FakeFile(path, content) for path, content in files.items()}
+            text = "".join(f"{path} {file.sha256}\n" for path, file in sorted(held.items()))
+            commit = hashlib.sha1(f"{repository}\n{text}".encode(), usedforsecurity=False).hexdigest()
+            made.commits[commit] = held
+            made.branches[branch] = commit
+            made.branches.setdefault("main", commit)
+            self.objects |= {file.sha256: file for file in held.values()}
+            return made
+
+    def public(self, content: bytes, name: str = "model.gguf") -> str:
+        """The address of a file that the storage gives to everybody, as any web server would."""
+        file = FakeFile(name, content)
+        self.objects[file.sha256] = file
+        return f"{self.storage_url}/public/{file.sha256}/{name}"
+
+    def expire(self) -> None:
+        """No address at the storage that was given out until now is good any more."""
+        with self._lock:
+            self.oldest_signature = self._signature + 1
+
+    def next_signature(self) -> int:
+        with self._lock:
+            self._signature += 1
+            return self._signature
+
+    def next_fault(self, at: Place) -> Fault | None:
+        """What befalls a request; every call is a request."""
+        with self._lock:
+            for fault in self.faults:
+                if fault.on != at:
+                    continue
+                if fault.skip > 0:
+                    fault.skip -= 1
+                    return None
+                fault.times -= 1
+                if fault.times <= 0:
+                    self.faults.remove(fault)
+                return fault
+            return None
+
+    def sent(self) -> int:
+        """Bytes of large files that were sent so far."""
+        return sum(asked.sent for asked in self.asked if asked.at == "storage")
 
     def downloads(self) -> int:
-        return sum(request.method == "GET" and "model.gguf" in request.path for request in self.seen)
+        """Requests for the bytes of large files."""
+        return sum(asked.at == "storage" and asked.method == "GET" for asked in self.asked)
+
+    def hear(self, hub_port: int, storage_port: int) -> None:
+        self._ports = (hub_port, storage_port)
 
 
 @contextlib.contextmanager
 def fake_hub() -> Iterator[FakeHub]:
-    class Handler(_Handler):
-        pass
+    """A Hub without repositories, until the block ends."""
+    from tests.support.fake_hub_server import HubHandler, StorageHandler
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    Handler.hub = FakeHub(server.server_address[1])
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    hub = FakeHub()
+    servers = [_Server(("127.0.0.1", 0), type("Bound", (kind,), {"hub": hub})) for kind in (HubHandler, StorageHandler)]
+    hub.hear(*(server.server_address[1] for server in servers))
+    for server in servers:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
-        yield Handler.hub
+        yield hub
     finally:
-        Handler.hub.release.set()
-        server.shutdown()
-        server.server_close()
+        hub.release.set()
+        for server in servers:
+            server.shutdown()
+            server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    hub: ClassVar[FakeHub]
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
-        del format, args
-
-    def _owner(self) -> str:
-        self.hub.seen.append(
-            Seen(self.command, self.path, self.headers.get("Host", ""), self.headers.get("Authorization"))
-        )
-        return self.path.split("/")[1]
-
-    def _answer(self, status: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    def do_HEAD(self) -> None:
-        owner = self._owner()
-        if owner == "silent":
-            self.hub.release.wait(60)
-        if owner in HEAD_STATUS:
-            code = {"gated": "GatedRepo", "missing": "EntryNotFound"}.get(owner)
-            self._answer(HEAD_STATUS[owner], {"X-Error-Code": code} if code else {})
-        elif owner == "other-server":
-            self._answer(200, {"Content-Length": str(len(MODEL))})
-        elif owner == "renamed":
-            self._answer(307, {"Location": self.path.replace("/renamed/", "/good/"), "Content-Length": "0"})
-        else:
-            etag = "f" * 64 if owner == "changed" else SHA256
-            commit = "../../../../outside" if owner == "climbing" else COMMIT
-            linked = {"X-Repo-Commit": commit, "X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(MODEL))}
-            self._answer(302, linked | {"Location": self._storage(), "Content-Length": "0"})
-
-    def _storage(self) -> str:
-        """Another host, as the Hub's storage is: `localhost` is not `127.0.0.1`."""
-        return f"http://localhost:{self.hub.port}/storage{self.path}"
-
-    def do_GET(self) -> None:
-        owner = self._owner()
-        if owner != "storage":
-            known = "/resolve/" in self.path
-            self._answer(302 if known else 404, {"Location": self._storage()} if known else {"Content-Length": "0"})
-            return
-        owner = self.path.split("/")[2]
-        if owner == "expired":
-            self._answer(403, {"Content-Length": "0"})
-            return
-        body = BODIES.get(owner, MODEL)
-        size = len(body) if owner in ("long", "flipped") else len(MODEL)
-        self._answer(200, {} if owner == "unmeasured" else {"Content-Length": str(size)})
-        with contextlib.suppress(ConnectionError):  # the client was killed, as the test meant it to be
-            self.wfile.write(body[:HALF])
-            self.wfile.flush()
-            if owner in ("held", "stalled"):
-                self.hub.release.wait(60)
-            self.wfile.write(body[HALF:])
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that was killed in the middle of an answer is what the tests are about."""

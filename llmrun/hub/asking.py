@@ -1,0 +1,106 @@
+"""A question to a server on the network: answered in time, or refused in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from llmrun.errors import LlmrunError, ModelNotFound, NetworkError, UsageError
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
+# For name resolution and connecting together: a client's own limit is per address, and a host has several.
+ANSWER_SECONDS = 10.0
+NOT_A_HUB = "the answer is not a Hugging Face Hub's"
+CHECK_ENDPOINT = "check HF_ENDPOINT and the proxy settings"
+
+Answer = TypeVar("Answer")
+
+
+def answer_within(seconds: float, ask: Callable[[], Answer]) -> Answer:
+    """`ask()`, given up after `seconds`: a resolver or a firewall that drops packets can hold it for minutes.
+
+    Raises NetworkError, and what `ask` raises.
+    """
+    answers: list[Answer] = []
+    refusals: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except BaseException as error:  # noqa: BLE001 (carried to the thread that waits)
+            refusals.append(error)
+
+    thread = threading.Thread(target=run, name="llmrun-hub", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if refusals:
+        raise refusals[0]
+    if not answers:
+        raise NetworkError(f"no answer within {seconds:g} s")
+    return answers[0]
+
+
+@contextlib.contextmanager
+def translated(repository: str = "") -> Iterator[None]:
+    """Turn what huggingface_hub, httpx2 and the network raise into one of our errors, of a few words.
+
+    `repository` is the one that was asked about. Raises ModelNotFound for what is not there, NetworkError for the rest.
+    """
+    import httpx2
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        raise _refusal(error, repository) from error
+    except errors.HFValidationError as error:
+        raise UsageError(f"repository: {plain(error)}") from error
+    except httpx2.TimeoutException as error:
+        raise NetworkError("timed out") from error
+    except httpx2.ConnectError as error:
+        raise NetworkError(f"unreachable ({plain(error)})") from error
+    except (FileNotFoundError, ImportError, ValueError) as error:  # a certificate file, a proxy, a token, an endpoint
+        raise NetworkError(
+            f"network settings: {plain(error)}",
+            hint="check HF_ENDPOINT, HF_TOKEN, SSL_CERT_FILE and the proxy variables",
+        ) from error
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        raise NetworkError(plain(error) or type(error).__name__) from error
+
+
+def _refusal(error: HfHubHTTPError, repository: str) -> LlmrunError:
+    from huggingface_hub import constants, errors
+
+    status = error.response.status_code
+    page = plain(f"{constants.ENDPOINT}/{repository}")
+    login = "`hf auth login`, or set HF_TOKEN"
+    if isinstance(error, errors.GatedRepoError):
+        return NetworkError(
+            f"the repository is gated (HTTP {status})", hint=f"accept its licence at {page}, then {login}"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        if status == 404:
+            return ModelNotFound(f"no such repository (HTTP {status})", hint="check the name; is it owner/name?")
+        if "authorization" not in error.request.headers:  # the Hub tells nobody whether a private repository is there
+            return ModelNotFound(
+                f"no such repository, or a private one (HTTP {status})",
+                hint=f"check the name; if the repository is private or gated: {login}",
+            )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelNotFound(f"no such revision (HTTP {status})", hint=f"see the branches and tags at {page}")
+    if status == 404:
+        return ModelNotFound(f"no such file (HTTP {status})", hint=f"see the files at {page}")
+    words = {401: "the token is not accepted", 403: "no access", 429: "too many requests"}
+    hint = {401: login, 403: f"look at {page} with your account, then {login}", 429: f"try again later; {login}"}
+    return NetworkError(f"{words.get(status, 'refused')} (HTTP {status})", hint=hint.get(status, ""))
+
+
+def plain(words: object) -> str:
+    """The first line of what a library or another machine said, without what a terminal would obey."""
+    lines = re.sub(r"^\[Errno -?\d+\] ", "", str(words).strip()).splitlines()
+    return "".join(letter for letter in lines[0] if letter.isprintable())[:160] if lines else ""
