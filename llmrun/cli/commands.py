@@ -37,7 +37,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[arg-type]  # names alone, for "did you mean"
+        self.commands = dict.fromkeys(COMMANDS, None)  # type: ignore[arg-type]  # the names alone, for "did you mean"
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx

@@ -36,13 +36,11 @@ _U64 = struct.Struct("<Q")
 
 # llama.cpp's `enum llama_ftype`: what `general.file_type` says.
 FILE_TYPES: dict[int, str] = {
-    number: name
-    for number, name in enumerate(
-        "F32 F16 Q4_0 Q4_1 . . . Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K IQ2_XXS "
-        "IQ2_XS Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M BF16 . . . TQ1_0 TQ2_0 "
-        "MXFP4_MOE NVFP4".split()
-    )
-    if name != "."
+    **dict(enumerate(("F32", "F16", "Q4_0", "Q4_1"))),
+    **dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S"), 7)),
+    **dict(enumerate(("Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL"), 17)),
+    **dict(enumerate(("IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16"), 26)),
+    **dict(enumerate(("TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4"), 36)),
 }
 
 
@@ -204,7 +202,7 @@ class _Walk:
     def _fill(self, n: int) -> None:
         """Have the next n bytes in memory, if there are so many."""
         at = self._position - self._begin
-        if 0 <= at and at + n <= len(self._data):
+        if at >= 0 and at + n <= len(self._data):
             return
         self._file.seek(self._position)
         self._begin = self._position

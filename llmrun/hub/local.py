@@ -1,8 +1,8 @@
 """Finding a model on this machine: in the cache shared with other tools, in our own folder, in another program's.
 
-A file is trusted when its sha256 was seen to be right once. What it must be stands in the catalogue, or in the blob's own
-name: the shared cache and Ollama name a file by its sha256. The record of that (records.py) spares the next start the
-reading of gigabytes. No network is used here.
+A file is trusted when its sha256 was seen to be right once. What it must be stands in the catalogue, or in the blob's
+own name: the shared cache and Ollama name a file by its sha256. The record of that (records.py) spares the next start
+the reading of gigabytes. No network is used here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Candidate:
 
 
 def find(wanted: Wanted, reporter: Reporter) -> Path | None:
-    """The first file of a whole model. Nothing is hashed that was hashed before; a damaged file is told, and not used."""
+    """The first file of a whole model. Nothing is hashed that was hashed before; a damaged file is not used."""
     for candidate in candidates(wanted):
         if _is_sound(candidate, wanted.name, reporter):
             return candidate.files[0]
@@ -150,11 +150,11 @@ def _named_files(snapshot: Mapping[str, Path], source: HubSource) -> tuple[str, 
     models = models_among(snapshot)
     if source.file is not None:
         return models.get(source.file, ())
-    chosen = best_of(snapshot, models, source.quantization)
+    chosen = best_of(models, source.quantization)
     return models[chosen] if chosen else ()
 
 
-def best_of(snapshot: Mapping[str, Path], models: Mapping[str, Sequence[str]], quantization: str | None) -> str | None:
+def best_of(models: Mapping[str, Sequence[str]], quantization: str | None) -> str | None:
     """Which of the models that are here a name means that leaves the file open; None where that cannot be told."""
     from llmrun.hub.choosing import choose
     from llmrun.hub.file_names import quantization_of
