@@ -37,7 +37,8 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = dict.fromkeys(COMMANDS, None)  # type: ignore[arg-type]  # the names alone, for "did you mean"
+        names: dict[str, Any] = dict.fromkeys(COMMANDS)
+        self.commands = names  # for "did you mean"
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx

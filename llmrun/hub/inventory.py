@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from llmrun.errors import LlmrunError, ModelNotFound
 from llmrun.gguf.glance import Glance, glance
-from llmrun.hub import lm_studio, local, ollama, places
+from llmrun.hub import lm_studio, ollama, places
 from llmrun.hub.file_names import models_among, quantization_of
-from llmrun.hub.folders import entries, is_file
+from llmrun.hub.folders import entries, is_file, model_files
 from llmrun.hub.hub_cache import Repository, repositories
 from llmrun.hub.model import HeldSource, HubSource
 from llmrun.hub.records import Record, read_record, remember_name
@@ -89,6 +89,7 @@ def select(name: str, among: Sequence[Model]) -> Model:
     for model in among:
         if name.lower() == model.name.lower():
             return model
+    from llmrun.hub import local
     from llmrun.hub.reference import LocalPath, understand
 
     meant = understand(name)
@@ -170,7 +171,8 @@ def _name(
         if known:
             return known
     quant = quantization_of(source.file)
-    if quant and local.best_of(models_among(snapshot), quant) == source.file:
+    alike = [file for file in models_among(snapshot) if quantization_of(file) == quant]
+    if quant and alike == [source.file]:
         return str(HubSource(source.repository, quantization=quant, revision=source.revision))
     return str(source)
 
@@ -198,7 +200,7 @@ def _own(taken: Collection[str]) -> Iterator[Model]:
 
 def _held(holder: str, name: str, path: Path) -> Model | None:
     source = HeldSource(holder, name)
-    return _model(str(source), holder, local.model_files(path), read_record(path), source)
+    return _model(str(source), holder, model_files(path), read_record(path), source)
 
 
 def _model(

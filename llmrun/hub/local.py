@@ -16,10 +16,11 @@ from pathlib import Path
 
 from llmrun.errors import ModelNotFound, UsageError
 from llmrun.hub import lm_studio, ollama, places
-from llmrun.hub.file_names import models_among
+from llmrun.hub.file_names import models_among, quantization_of
+from llmrun.hub.folders import model_files
 from llmrun.hub.hashing import digest
 from llmrun.hub.hub_cache import Repository, read_repository
-from llmrun.hub.model import Expected, HeldSource, HubSource, PypiSource, Source, UrlSource, Wanted
+from llmrun.hub.model import Expected, HeldSource, HubSource, PypiSource, RemoteFile, Source, UrlSource, Wanted
 from llmrun.hub.records import known_digest, read_record, remember_digests
 from llmrun.hub.reporter import Reporter
 
@@ -106,12 +107,6 @@ def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candi
                     yield candidate
 
 
-def model_files(first: Path) -> tuple[Path, ...]:
-    """All files of the model that begins with this one, beside it; itself alone where some are missing."""
-    siblings = models_among([entry.name for entry in first.parent.iterdir()])
-    return tuple(first.with_name(name) for name in siblings.get(first.name, (first.name,)))
-
-
 def _in_own_folder(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candidate]:
     with contextlib.suppress(UsageError):  # a name that no file of ours can have
         files = tuple(places.own_model(file.file) for file in expected)
@@ -150,16 +145,14 @@ def _named_files(snapshot: Mapping[str, Path], source: HubSource) -> tuple[str, 
     models = models_among(snapshot)
     if source.file is not None:
         return models.get(source.file, ())
-    chosen = best_of(models, source.quantization)
+    chosen = _best_of(models, source.quantization)
     return models[chosen] if chosen else ()
 
 
-def best_of(models: Mapping[str, Sequence[str]], quantization: str | None) -> str | None:
+def _best_of(models: Mapping[str, Sequence[str]], quantization: str | None) -> str | None:
     """Which of the models that are here a name means that leaves the file open; None where that cannot be told."""
     from llmrun.hub.choosing import choose
-    from llmrun.hub.file_names import quantization_of
     from llmrun.hub.listing import OfferedModel
-    from llmrun.hub.model import RemoteFile
 
     offered = [
         OfferedModel(quantization_of(first), tuple(RemoteFile(file, 0, None) for file in files))
