@@ -1,8 +1,8 @@
 """Taking models off this machine: the links of a snapshot, and the bytes that nothing links to any more.
 
 Only what lies in the shared cache or in our own folder is removed, never what a link there points to elsewhere. The
-order is such that a process killed at any moment leaves a cache that Hugging Face's own tools find whole: links go before
-their blobs, and a reference before its snapshot.
+order is such that a process killed at any moment leaves a cache that Hugging Face's own tools find whole: links go
+before their blobs, and a reference before its snapshot.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.hub import hub_cache, lm_studio, ollama, places
+from llmrun.hub.file_names import shards_of
 from llmrun.hub.hub_cache import Repository, is_inside, read_repository
 from llmrun.hub.inventory import OWN, SHARED, Model, total_size
+from llmrun.hub.model import HubSource
 from llmrun.hub.partials import Partial
 from llmrun.hub.records import record_path
 from llmrun.hub.use import alone_with
@@ -54,13 +56,11 @@ def removal_of(model: Model) -> Removal:
         return Removal(model.name, None, model.files, (), (record_path(model.path),))
     if model.holder != SHARED:
         raise UsageError(f"{model.name}: not llmrun's to remove: {model.path}", hint=_how_they_remove(model))
-    repository = read_repository(model.repository)
-    first = model.path.relative_to(_snapshot_of(repository, model.path)).as_posix()
-    links = tuple(
-        repository.snapshots[commit][str(Path(first).with_name(path.name).as_posix())]
-        for commit in model.commits
-        for path in model.files
-    )
+    assert isinstance(model.source, HubSource)
+    assert model.source.file is not None
+    repository = read_repository(model.source.repository)
+    files = shards_of(model.source.file)
+    links = [repository.snapshots[commit][file] for commit in model.commits for file in files]
     return removal_of_links(model.name, repository, links)
 
 
@@ -93,8 +93,9 @@ def remove(removal: Removal) -> int:
     Raises LlmrunError for a model that is in use or being downloaded, and for a file that cannot be removed; nothing is
     half-removed then that could be taken for whole.
     """
-    files = [path for path in (*removal.links, *removal.blobs) if path.exists()]
-    with alone_with(files) as busy, _not_being_downloaded(removal) as lock:
+    # Each file once, whatever links to it: a second lock on it would find the first.
+    files = dict.fromkeys(os.path.realpath(path) for path in (*removal.links, *removal.blobs))
+    with alone_with(map(Path, files)) as busy, _not_being_downloaded(removal) as lock:
         if busy is not None or lock is not None:
             what = "is being downloaded" if busy is None else "is in use"
             raise LlmrunError(f"{removal.name}: {what}: nothing was removed", hint="stop the other llmrun first")
@@ -129,7 +130,7 @@ def referenced(repository: Repository, *, except_for: frozenset[Path] = frozense
 
 
 def tidy(repository: Repository) -> None:
-    """Remove what nothing needs any more: references to snapshots without files, empty folders, a repository of none."""
+    """Remove what nothing needs any more: references to snapshots without files, and empty folders."""
     with contextlib.suppress(OSError):  # another user's, or a read-only disk: empty folders harm nobody
         empty = {commit for commit in repository.snapshots if not _has_files(_snapshots(repository) / commit)}
         for revision, commit in repository.refs.items():
@@ -145,10 +146,6 @@ def tidy(repository: Repository) -> None:
 
 def _snapshots(repository: Repository) -> Path:
     return repository.folder / "snapshots"
-
-
-def _snapshot_of(repository: Repository, path: Path) -> Path:
-    return _snapshots(repository) / path.relative_to(_snapshots(repository)).parts[0]
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
