@@ -21,13 +21,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from llmrun.errors import BadGGUF
-from llmrun.gguf.cursor import MAX_ARRAY_ELEMENTS, MAX_HEADER_BYTES, Cursor
+from llmrun.gguf.cursor import MAX_HEADER_BYTES, Cursor
+from llmrun.gguf.format import ARRAY_ID, MAX_ARRAY_ELEMENTS, STRING_ID
 from llmrun.gguf.header import Counts, Header, checked_header, read_counts, read_key, read_value
 from llmrun.gguf.hyperparameters import check_hyperparameters
 from llmrun.gguf.range_source import RangeSource
 from llmrun.gguf.reader import GGUFFile, read_whole_header
 from llmrun.gguf.tensors import read_tensors
-from llmrun.gguf.values import ARRAY_ID, NUMBER_TYPES, STRING_ID, StringArray, Value
+from llmrun.gguf.values import NUMBER_TYPES, StringArray, Value
 from llmrun.gguf.vocabulary import MERGES, SCORES, TOKEN_TYPES, TOKENS
 
 STEPPED_OVER = frozenset({MERGES, SCORES, TOKEN_TYPES})  # keys that a header read in parts lacks

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import LlmrunError, ModelNotFound
+from llmrun.errors import LlmrunError, ModelNotFound, UsageError
 from llmrun.gguf.glance import Glance, glance
 from llmrun.hub import lm_studio, ollama, places
 from llmrun.hub.file_names import models_among, quantization_of
@@ -200,6 +200,11 @@ def _own(taken: Collection[str]) -> Iterator[Model]:
 
 def _held(holder: str, name: str, path: Path) -> Model | None:
     source = HeldSource(holder, name)
+    try:
+        for part in name.split(":"):
+            places.safe_segments(part)
+    except UsageError:  # a name that nobody can type, by its path
+        return _model(str(path), holder, model_files(path), read_record(path), source)
     return _model(str(source), holder, model_files(path), read_record(path), source)
 
 

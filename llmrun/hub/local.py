@@ -103,7 +103,7 @@ def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candi
         case UrlSource():
             for candidate in _in_own_folder(source, expected or (Expected(_last_segment(source.url)),)):
                 record = read_record(candidate.files[0])  # another server may have a file of this name
-                if candidate.expected[0].sha256 or (record and record.source == str(source)):
+                if candidate.expected[0].sha256 or (record and _is_same_url(record.source, source.url)):
                     yield candidate
 
 
@@ -176,6 +176,11 @@ def _have_expected_sizes(candidate: Candidate) -> bool:
         )
     except OSError:
         return False
+
+
+def _is_same_url(one: str, other: str) -> bool:
+    """What follows "?" may be a signature that changes."""
+    return one.partition("?")[0] == other.partition("?")[0]
 
 
 def _last_segment(url: str) -> str:

@@ -125,7 +125,7 @@ def refuse_linked_folders(repository: Repository) -> None:
 def referenced(repository: Repository, *, except_for: frozenset[Path] = frozenset()) -> set[Path]:
     """Where the links of all snapshots lead to, whatever the kind of file."""
     return {
-        Path(os.path.realpath(path)) for path in _files_below(repository.folder / "snapshots") if path not in except_for
+        Path(os.path.realpath(path)) for path in files_below(repository.folder / "snapshots") if path not in except_for
     }
 
 
@@ -139,8 +139,8 @@ def tidy(repository: Repository) -> None:
         for commit in sorted(empty):
             _remove_empty_folders(_snapshots(repository) / commit)
         if not _has_files(_snapshots(repository)) and not _has_files(repository.folder / "blobs"):
-            _unlink(_files_below(repository.folder / ".no_exist"))  # notes of what the Hub does not have
-            _unlink(_files_below(repository.folder / "refs"))
+            _unlink(files_below(repository.folder / ".no_exist"))  # notes of what the Hub does not have
+            _unlink(files_below(repository.folder / "refs"))
             _remove_empty_folders(repository.folder)
 
 
@@ -148,7 +148,7 @@ def _snapshots(repository: Repository) -> Path:
     return repository.folder / "snapshots"
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     """Files and links of every kind; no folder that is a link is entered."""
     for above, folders, files in os.walk(folder):
         yield from (Path(above, name) for name in files)
@@ -156,7 +156,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _has_files(folder: Path) -> bool:
-    return next(_files_below(folder), None) is not None
+    return next(files_below(folder), None) is not None
 
 
 def _remove_empty_folders(folder: Path) -> None:
