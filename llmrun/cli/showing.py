@@ -51,8 +51,8 @@ def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
 
 def _fitting(fields: Fields) -> Iterator[str]:
     """Values that are too long for the line lose their end; a path does not, which somebody may want to copy."""
-    for (label, value), line in zip(fields, aligned([[label, value] for label, value in fields]), strict=True):
-        limit = columns() - 3
+    limit = columns() - 3
+    for (label, _), line in zip(fields, aligned([[label, value] for label, value in fields]), strict=True):
         if label in ("path", "sha256") or width(line) <= limit:
             yield line
         else:
@@ -212,13 +212,9 @@ def _value(value: Value) -> str:
         return visible_line(value[:_LONGEST] + ("…" if len(value) > _LONGEST else ""))
     if isinstance(value, bool | int | float):
         return str(value)
-    first = [repr(value[index]) if isinstance(value, StringArray) else str(value[index]) for index in _first(value)]
+    first = [repr(each) if isinstance(each, str) else str(each) for each in value[:_FIRST]]
     more = ", …" if len(value) > _FIRST else ""
     return f"{len(value):,}: {', '.join(first)}{more}"
-
-
-def _first(value: Sequence[Any]) -> range:
-    return range(min(len(value), _FIRST))
 
 
 def _text(file: GGUFFile, key: str) -> str:

@@ -1,8 +1,8 @@
 """What the shared cache holds that newer downloads have replaced, or that no download will go on with.
 
-A file of a snapshot is superseded when no branch and no tag points at that commit any more, and one of those that they do
-point at has a file of the same name. Repositories without a GGUF model are other tools', and are left alone unless they
-are named.
+A file of a snapshot is superseded when no branch and no tag points at that commit any more, and a commit that one does
+point at has a file of the same name here. Repositories without a GGUF model are other tools', and are left alone unless
+they are named.
 """
 
 from __future__ import annotations
