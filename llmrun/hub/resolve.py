@@ -48,14 +48,14 @@ def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> Resolved
 
 def existing(named: reference.LocalPath) -> Path:
     """The file at a path that the user gave. Raises ModelNotFound."""
-    path = Path(os.path.expanduser(named.path))  # noqa: PTH111 (Path's own raises where there is no such home)
+    path = named.path
     try:
         if path.is_file():
             return path
         what = "is a folder, not a file" if path.is_dir() else "no such file"
     except (OSError, ValueError) as error:  # a name the system cannot even look up: too long, or with a zero byte
         what = getattr(error, "strerror", None) or str(error)
-    raise ModelNotFound(f"model: {str(named.path)!r}: {what}", hint="check the path, or use a name such as smollm2:135m")
+    raise ModelNotFound(f"model: {str(path)!r}: {what}", hint="check the path, or use a name such as smollm2:135m")
 
 
 def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
