@@ -1,4 +1,4 @@
-"""The `llmrun` command: registers the commands, and catches what they raise. Nothing else catches everything."""
+"""The `llmrun` command: starts a command, and catches what it raises. Nothing else catches everything."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from typing import Annotated
 import typer
 
 from llmrun import __version__
-from llmrun.cli.bench import bench
-from llmrun.cli.chat import chat
-from llmrun.cli.generate import generate
+from llmrun.cli.commands import Commands
 from llmrun.cli.messages import message_for
 from llmrun.cli.options import Debug
 from llmrun.cli.output import Stdout, out, silence
@@ -27,6 +25,7 @@ CLOSED_PIPE = 141  # 128 + SIGPIPE
 
 app = typer.Typer(
     name="llmrun",
+    cls=Commands,
     help="Run quantized GGUF language models on the machine in front of you.",
     add_completion=False,
     rich_markup_mode=None,  # Rich's help costs 64 ms more
@@ -48,11 +47,6 @@ def llmrun(
     if context.invoked_subcommand is None:
         out.answer(context.get_help())
         out.end_answer()
-
-
-app.command("chat")(chat)
-app.command("generate")(generate)
-app.add_typer(bench, name="bench")
 
 
 def main(arguments: Sequence[str]) -> int:

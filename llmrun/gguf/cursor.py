@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from llmrun.errors import BadGGUF
+from llmrun.gguf.format import MAX_ARRAY_ELEMENTS
 from llmrun.gguf.problems import bad_gguf
 from llmrun.gguf.source import Source
 from llmrun.gguf.values import NumberArray, NumberType, StringArray
@@ -16,7 +17,6 @@ from llmrun.gguf.values import NumberArray, NumberType, StringArray
 # Everything before the tensors. 262,144 tokens with scores, types and 514,906 merges (Gemma 4) are 16 MB. At this
 # limit a header of nothing but empty strings, the worst there is, takes 2.3 s and 0.4 GB.
 MAX_HEADER_BYTES = 128 * 2**20
-MAX_ARRAY_ELEMENTS = 2**30  # llama.cpp's GGUF_MAX_ARRAY_ELEMENTS
 
 # A header's length is known when it has been parsed: it is read in steps of this size, as far as it goes.
 _WINDOW_STEP = 2**20

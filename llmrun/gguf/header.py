@@ -17,30 +17,21 @@ from dataclasses import dataclass
 
 from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.gguf.cursor import Cursor
+from llmrun.gguf.format import (
+    ARRAY_ID,
+    DEFAULT_ALIGNMENT,
+    MAX_KEY_BYTES,
+    MAX_KEYS,
+    MAX_TENSORS,
+    STRING_ID,
+    magic_problem,
+    version_problem,
+)
 from llmrun.gguf.problems import shown
-from llmrun.gguf.values import ARRAY_ID, NUMBER_TYPES, STRING_ID, Value
-
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32
-
-# Real files have some 40 keys and up to a few thousand tensors.
-MAX_KEYS = 65_536
-MAX_TENSORS = 65_536
-MAX_KEY_BYTES = 65_535  # the format's own
+from llmrun.gguf.values import NUMBER_TYPES, Value
 
 _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # name of one byte, type, one byte of value
 _LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name of one byte, one dimension, type, offset
-
-_OTHER_FILES = (
-    (b"version https://git-lfs", "a Git LFS pointer, a note where the file should be: fetch it with `git lfs pull`"),
-    (b"PK\x03\x04", "a zip archive, such as a PyTorch checkpoint"),
-    (b"\x80\x02", "a pickle, such as an old PyTorch checkpoint"),
-    (b"<", "a web page, such as an error page that was saved in place of the file"),
-    (b"lmgg", "a model in the GGML format of 2023, from before GGUF"),
-    (b"fmgg", "a model in the GGMF format of 2023, from before GGUF"),
-    (b"tjgg", "a model in the GGJT format of 2023, from before GGUF"),
-)
 
 
 @dataclass(frozen=True)
@@ -73,30 +64,16 @@ def read_header(cursor: Cursor) -> Header:
 
 
 def _check_magic(cursor: Cursor) -> None:
-    if cursor.file_bytes == 0:
-        raise cursor.bad("magic", "the file is empty")
-    start = cursor.start(32)
-    if start[:4] == MAGIC:
-        cursor.u32("magic")
-        return
-    for prefix, what in _OTHER_FILES:
-        if start.startswith(prefix):
-            raise cursor.bad("magic", f"this is {what}")
-    if start[8:9] == b"{":
-        raise cursor.bad("magic", "this is probably a safetensors file: a GGUF conversion of the model is needed")
-    raise cursor.bad("magic", f"the file begins with '{shown(start[:4])}', a GGUF file with 'GGUF'")
+    if problem := magic_problem(cursor.start(32)):
+        raise cursor.bad("magic", problem)
+    cursor.u32("magic")
 
 
 def _version(cursor: Cursor) -> int:
     version = cursor.u32("version")
-    if version in VERSIONS:
-        return version
-    swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-    if swapped in (1, *VERSIONS):
-        raise cursor.bad("version", f"{swapped} with its bytes swapped: a file for big-endian machines")
-    if version == 1:
-        raise cursor.bad("version", "1, a format of August 2023 that nothing reads any more; 2 and 3 are read")
-    raise cursor.bad("version", f"{version} seen, 2 and 3 are read")
+    if problem := version_problem(version):
+        raise cursor.bad("version", problem)
+    return version
 
 
 def _key(cursor: Cursor, index: int) -> str:

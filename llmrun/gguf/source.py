@@ -6,23 +6,18 @@ other; it is faster too (SmolLM2's 98 MB read and packed in 42 ms, with a mappin
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 import threading
 import weakref
-from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.errors import ModelFileError, ModelNotFound
+from llmrun.errors import ModelFileError
+from llmrun.gguf.opening import opened, opening
 from llmrun.gguf.problems import shown
-
-# What a mistyped path can end in.
-_NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class Source(Protocol):
@@ -78,14 +73,9 @@ class FileSource:
         """Raises ModelNotFound and ModelFileError."""
         self._path = path
         self._lock = threading.Lock()
-        try:
-            self._file = _opened(path)
+        with opening(path):
+            self._file = opened(path)
             self._before = os.fstat(self._file.fileno())
-        except OSError as error:
-            message = f"{shown(str(path), 300)}: {error.strerror or error}"
-            if error.errno in _NO_SUCH_FILE:
-                raise ModelNotFound(f"no such model file: {message}", hint="Check the path.") from None
-            raise ModelFileError(f"the model file cannot be read: {message}", hint="Check its permissions.") from error
         self.size = self._before.st_size
         self._finalizer = weakref.finalize(self, self._file.close)
 
@@ -136,16 +126,3 @@ class FileSource:
             f"the model file changed while it was being read: {shown(str(self._path), 300)}: {what}",
             hint="Wait until whatever writes it (a download, a copy) is done, and open it again.",
         )
-
-
-def _opened(path: Path) -> FileIO:
-    try:
-        status = path.stat()
-    except ValueError:
-        raise ModelNotFound(f"no such model file: {shown(str(path), 300)}: a NUL byte in the name") from None
-    if stat.S_ISDIR(status.st_mode):
-        raise ModelNotFound(f"not a model file: {shown(str(path), 300)}: a folder", hint="Name the .gguf file in it.")
-    if not stat.S_ISREG(status.st_mode):
-        # Opening a named pipe would wait for a writer for ever.
-        raise ModelFileError(f"not a model file: {shown(str(path), 300)}: a device or a pipe")
-    return path.open("rb", buffering=0)

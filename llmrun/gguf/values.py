@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -10,36 +9,19 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-BOOL_ID = 7
-STRING_ID = 8
-ARRAY_ID = 9
+from llmrun.gguf.format import BOOL_ID, SCALAR_TYPES, ScalarType
 
 
 @dataclass(frozen=True)
-class NumberType:
-    """A fixed-size value type of the format: its name in messages, how to unpack one, and its NumPy type."""
+class NumberType(ScalarType):
+    """The same with its NumPy type, for arrays."""
 
-    name: str
-    layout: struct.Struct
     dtype: np.dtype[np.generic]
 
 
-def _number(name: str, code: str, dtype: str) -> NumberType:
-    return NumberType(name, struct.Struct("<" + code), np.dtype(dtype))
-
-
 NUMBER_TYPES: dict[int, NumberType] = {
-    0: _number("u8", "B", "u1"),
-    1: _number("i8", "b", "i1"),
-    2: _number("u16", "H", "<u2"),
-    3: _number("i16", "h", "<i2"),
-    4: _number("u32", "I", "<u4"),
-    5: _number("i32", "i", "<i4"),
-    6: _number("f32", "f", "<f4"),
-    BOOL_ID: _number("bool", "B", "?"),
-    10: _number("u64", "Q", "<u8"),
-    11: _number("i64", "q", "<i8"),
-    12: _number("f64", "d", "<f8"),
+    id_: NumberType(type_.name, type_.layout, np.dtype("?" if id_ == BOOL_ID else type_.layout.format))
+    for id_, type_ in SCALAR_TYPES.items()
 }
 
 # Views of the header: read-only, and not aligned in memory, because the format aligns only tensors.

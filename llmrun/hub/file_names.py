@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MOST_SHARDS = 1000
@@ -45,6 +46,36 @@ def without_shard(file: str) -> str:
     """The name as it would be in one piece: "big-00001-of-00003.gguf" is "big.gguf"."""
     match = _SHARD.fullmatch(file)
     return f"{match['stem']}.gguf" if match else file
+
+
+def first_shard(file: str) -> str:
+    """The first shard's name of the model that `file` is a shard of; a file in one piece is its own."""
+    match = _SHARD.fullmatch(file)
+    return f"{match['stem']}-{1:05}-of-{match['count']}{file[-len('.gguf') :]}" if match else file
+
+
+def is_companion(file: str) -> bool:
+    """Whether a file goes with a model and is none: the eyes of one that sees, or what a quantization was tuned by."""
+    stem = file.rsplit("/", 1)[-1].lower()
+    return "mmproj" in stem or "imatrix" in stem
+
+
+def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Which of these files (with or without folders) are models, and all files of each, in order. A model that misses a
+    shard is left out, and so is what only goes with one.
+    """
+    present = frozenset(files)
+    found = {}
+    for file in sorted(present):
+        if not file.lower().endswith(".gguf") or is_companion(file):
+            continue
+        try:
+            shards = shards_of(file)
+        except ValueError:
+            continue  # not the first shard, or numbers that nobody means
+        if present.issuperset(shards):
+            found[file] = shards
+    return found
 
 
 def _plain(quantization: str) -> str:

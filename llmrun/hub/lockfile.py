@@ -47,7 +47,9 @@ def read_lock(path: Path) -> dict[str, Artifact]:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise UsageError(f"{path}: not valid TOML: {_first_line(error)}", hint="`llmrun pull --lock MODEL...`") from error
+        raise UsageError(
+            f"{path}: not valid TOML: {_first_line(error)}", hint="`llmrun pull --lock MODEL...`"
+        ) from error
     version, models = table.pop("version", None), table.pop("models", {})
     if type(version) is not int or version != _VERSION:
         raise UsageError(f"{path}: version: {version!r}: this llmrun reads version {_VERSION}")

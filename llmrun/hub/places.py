@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from llmrun.errors import UsageError
+from llmrun.hub.folders import expanded
 from llmrun.settings import data_folder
 
 PARTIAL = ".llmrun.incomplete"  # suffix of a file on its way into the shared cache
@@ -63,11 +64,11 @@ def hub_cache() -> Path:
     """The cache shared by all Hugging Face tools, found as huggingface_hub finds it but without importing it."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
-        return _expanded(named)
+        return expanded(named)
     home = os.environ.get("HF_HOME")
     if home:
-        return _expanded(home) / "hub"
-    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+        return expanded(home) / "hub"
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
 
 
 def repository_folder(repository: str) -> Path:
@@ -104,10 +105,6 @@ def shared_lock(repository: str, sha256: str) -> Path:
     """The lock that huggingface_hub takes for a blob."""
     name = blob(repository, sha256).name
     return hub_cache() / ".locks" / repository_folder(repository).name / f"{name}.lock"
-
-
-def _expanded(text: str) -> Path:
-    return Path(os.path.expandvars(os.path.expanduser(text))).absolute()  # noqa: PTH111 (never raises, unlike Path's)
 
 
 def _hashed(text: str) -> str:

@@ -105,7 +105,9 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
         try:
             Sources(exact, reporter).offer()
         except IntegrityError as error:
-            raise IntegrityError(str(error), hint=f"the lock is no longer of use; take what is there now: {again}") from error
+            raise IntegrityError(
+                str(error), hint=f"the lock is no longer of use; take what is there now: {again}"
+            ) from error
     return Pull(wanted.name, wanted, named, pinned)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.gguf import cursor
-from llmrun.gguf.header import MAX_KEYS, MAX_TENSORS
+from llmrun.gguf.format import MAX_KEYS, MAX_TENSORS
 from llmrun.gguf.problems import shown
 from llmrun.gguf.reader import read_gguf
 from tests.support.gguf_bytes import (

@@ -1,0 +1,85 @@
+"""What the format is, without a reader: its magic, its limits and its types of values. Imports no NumPy."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from llmrun.gguf.problems import shown
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+
+# Real files have some 40 keys and up to a few thousand tensors.
+MAX_KEYS = 65_536
+MAX_TENSORS = 65_536
+MAX_KEY_BYTES = 65_535  # the format's own
+MAX_ARRAY_ELEMENTS = 2**30  # llama.cpp's GGUF_MAX_ARRAY_ELEMENTS
+
+BOOL_ID = 7
+STRING_ID = 8
+ARRAY_ID = 9
+
+
+@dataclass(frozen=True)
+class ScalarType:
+    """A value type of fixed size: its name in messages, and how to unpack one."""
+
+    name: str
+    layout: struct.Struct
+
+
+def _scalar(name: str, code: str) -> ScalarType:
+    return ScalarType(name, struct.Struct("<" + code))
+
+
+SCALAR_TYPES: dict[int, ScalarType] = {
+    0: _scalar("u8", "B"),
+    1: _scalar("i8", "b"),
+    2: _scalar("u16", "H"),
+    3: _scalar("i16", "h"),
+    4: _scalar("u32", "I"),
+    5: _scalar("i32", "i"),
+    6: _scalar("f32", "f"),
+    BOOL_ID: _scalar("bool", "B"),
+    10: _scalar("u64", "Q"),
+    11: _scalar("i64", "q"),
+    12: _scalar("f64", "d"),
+}
+
+_OTHER_FILES = (
+    (b"version https://git-lfs", "a Git LFS pointer, a note where the file should be: fetch it with `git lfs pull`"),
+    (b"PK\x03\x04", "a zip archive, such as a PyTorch checkpoint"),
+    (b"\x80\x02", "a pickle, such as an old PyTorch checkpoint"),
+    (b"<", "a web page, such as an error page that was saved in place of the file"),
+    (b"lmgg", "a model in the GGML format of 2023, from before GGUF"),
+    (b"fmgg", "a model in the GGMF format of 2023, from before GGUF"),
+    (b"tjgg", "a model in the GGJT format of 2023, from before GGUF"),
+)
+
+
+def magic_problem(start: bytes) -> str:
+    """What a file is that begins with `start`, its first 32 bytes, if that is not GGUF; "" if it is."""
+    if not start:
+        return "the file is empty"
+    if start[:4] == MAGIC:
+        return ""
+    for prefix, what in _OTHER_FILES:
+        if start.startswith(prefix):
+            return f"this is {what}"
+    if start[8:9] == b"{":
+        return "this is probably a safetensors file: a GGUF conversion of the model is needed"
+    return f"the file begins with '{shown(start[:4])}', a GGUF file with 'GGUF'"
+
+
+def version_problem(version: int) -> str:
+    """What is wrong with a version number; "" if it is one that is read."""
+    if version in VERSIONS:
+        return ""
+    swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+    if swapped in (1, *VERSIONS):
+        return f"{swapped} with its bytes swapped: a file for big-endian machines"
+    if version == 1:
+        return "1, a format of August 2023 that nothing reads any more; 2 and 3 are read"
+    return f"{version} seen, 2 and 3 are read"
