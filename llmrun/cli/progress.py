@@ -34,7 +34,7 @@ class HubReporter:
         out.progress(download_line(label, done, total, done - then, now - first))
 
     def _recent(self, now: float, done: int) -> tuple[float, int]:
-        """The oldest moment of the window, and what was done then. What was there before the start counts for no speed."""
+        """The oldest moment of the window, and what was done then: what was there at the start is not fetched."""
         if not self._seen or now - self._seen[-1][0] >= _WINDOW_S / 40:
             self._seen.append((now, done))
         while now - self._seen[0][0] > _WINDOW_S and len(self._seen) > 1:

@@ -57,7 +57,7 @@ def first_shard(file: str) -> str:
 def is_companion(file: str) -> bool:
     """Whether a file goes with a model and is none: the eyes of one that sees, or what a quantization was tuned by."""
     stem = file.rsplit("/", 1)[-1].lower()
-    return "mmproj" in stem or "imatrix" in stem
+    return "mmproj" in stem or ("imatrix" in stem and not quantization_of(stem))  # "x-imatrix-Q4_K_M" is a model
 
 
 def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:

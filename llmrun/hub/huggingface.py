@@ -84,8 +84,11 @@ def _client() -> None:
     # Its modules themselves: the package's lazy attributes print a failed import to stdout, where the answer goes.
     try:
         import huggingface_hub.hf_api  # noqa: F401
+        from huggingface_hub import constants
     except ValueError as error:  # it takes HF_ENDPOINT apart while it is imported
         raise NetworkError(f"network settings: {plain(error)}", hint="check HF_ENDPOINT") from error
+    # With it the first question of a process asks the Hub for a list of programs, waits up to 3 s and writes it down.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
 def _information(source: HubSource) -> ModelInfo:
