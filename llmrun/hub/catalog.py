@@ -132,7 +132,7 @@ class Catalog:
         for ending in _ANSWERING:
             plain = wanted.removesuffix(ending)
             # Where `qwen3:4b-instruct` is a model of its own, `qwen3:8b-instruct` is not the plain `qwen3:8b`.
-            if plain in self._models and plain != wanted and not any(ending in name for name in self.sizes(family)):
+            if plain in self._models and plain != wanted and not any(name.endswith(ending) for name in self.sizes(family)):
                 return plain
         return None
 
