@@ -98,9 +98,9 @@ class _Pulling:
         if len(fetching) > 1:
             total = sum(planned.pinned.size for planned in fetching if planned.pinned)
             out.fields([f"together {size_words(total)} in {len(fetching)} models"])
+        require_room(fetching)
         if self.asked.dry_run:
             return self._code()
-        require_room(fetching)
         for planned in pulls:
             self._trying(planned.name, lambda planned=planned: self._pull(planned))
         if self.locked_now:
@@ -174,6 +174,9 @@ class _Pulling:
             out.fields(fields)
 
     def _pull(self, planned: Pull) -> None:
+        from llmrun.hub.pulling import bytes_here
+
+        held = bytes_here(planned.pinned) if planned.pinned is not None else 0
         started = time.monotonic()
         try:
             path = planned.fetch(self.reporter)
@@ -183,12 +186,11 @@ class _Pulling:
         seconds = time.monotonic() - started
         if self.asked.lock:
             self.locked_now[planned.name] = planned.lockable(path)
-        fetched = planned.here is None
+        fetched = planned.here is None and planned.pinned is not None and held < planned.pinned.size
         if fetched and planned.pinned is not None:
             size = planned.pinned.size
-            out.fields(
-                [planned.name, f"{size_words(size)} in {duration_words(seconds)}", f"{size_words(size / seconds)}/s"]
-            )
+            speed = f"{size_words((size - held) / seconds)}/s"
+            out.fields([planned.name, f"{size_words(size)} in {duration_words(seconds)}", speed])
         if self.asked.as_json:
             body = _described(planned, "fetched" if fetched else "present")
             out.json(body | {"path": str(path), "seconds": round(seconds, 3) if fetched else 0.0})

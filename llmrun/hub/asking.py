@@ -94,7 +94,8 @@ def _refusal(error: HfHubHTTPError, repository: str) -> LlmrunError:
     if isinstance(error, errors.RepositoryNotFoundError):
         if status == 404:
             return NoRepository(f"no such repository (HTTP {status})", hint="check the name: it is owner/name")
-        if "authorization" not in error.response.request.headers:  # the Hub tells nobody whether a private repository is there
+        # The Hub tells nobody but its owner whether a private repository is there.
+        if "authorization" not in error.response.request.headers:
             return NoRepository(
                 f"no such repository, or a private one (HTTP {status})",
                 hint=f"check the name; if the repository is private or gated: {login}",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmrun.errors import DoesNotFit, IntegrityError, UsageError
+from llmrun.errors import IntegrityError, UsageError
 from llmrun.hub import local, places, records, reference
+from llmrun.hub.disk import require_space
 from llmrun.hub.model import Artifact, Expected, HeldSource, HubSource, Source, Wanted
 from llmrun.hub.reporter import Reporter, Silent
 from llmrun.hub.resolve import Sources, existing, fetch, refuse_if_offline
@@ -113,24 +113,15 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
 
 def require_room(pulls: Sequence[Pull]) -> None:
     """Raise DoesNotFit unless all that is to be fetched has room on the disks where it goes."""
-    needed: dict[int, tuple[Path, int, int]] = {}
+    needed: dict[int, tuple[Path, int, list[str]]] = {}  # a disk -> (a folder on it, bytes, models)
     for pull in pulls:
-        if pull.pinned is None or pull.here is not None:
-            continue
-        folder = _nearest_existing(
-            places.hub_cache() if isinstance(pull.pinned.source, HubSource) else places.models_folder()
-        )
-        disk = folder.stat().st_dev
-        _, bytes_so_far, models = needed.get(disk, (folder, 0, 0))
-        needed[disk] = (folder, bytes_so_far + pull.pinned.size - bytes_here(pull.pinned), models + 1)
-    for folder, size, models in needed.values():
-        free = shutil.disk_usage(folder).free
-        if size > free:
-            raise DoesNotFit(
-                f"disk: {folder}: {f'{models} models need' if models > 1 else 'the model needs'} {size:,} bytes, "
-                f"{free:,} are free",
-                hint="make room, or set LLMRUN_DATA_DIR and HF_HOME to folders on a larger disk",
-            )
+        if pull.pinned is not None and pull.here is None:
+            folder = _nearest_existing(_folder_of(pull.pinned))
+            disk = folder.stat().st_dev
+            _, size, names = needed.get(disk, (folder, 0, []))
+            needed[disk] = (folder, size + pull.pinned.size - bytes_here(pull.pinned), [*names, pull.name])
+    for folder, size, names in needed.values():
+        require_space(folder, size, names[0] if len(names) == 1 else f"{len(names)} models")
 
 
 def bytes_here(artifact: Artifact) -> int:
@@ -148,6 +139,10 @@ def _held(repository: str, sha256: str, size: int) -> int:
             # Of a file that is written at several places, what takes room is what has come.
             return min(size, getattr(status, "st_blocks", size) * 512, status.st_size)
     return 0
+
+
+def _folder_of(artifact: Artifact) -> Path:
+    return places.hub_cache() if isinstance(artifact.source, HubSource) else places.models_folder()
 
 
 def _nearest_existing(folder: Path) -> Path:

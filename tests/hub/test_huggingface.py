@@ -105,11 +105,26 @@ def test_the_listing_has_every_model_with_size_and_sha256(hub: FakeHub) -> None:
     [
         (None, "Q5_K", "no Q5_K in the repository", "did you mean Q5_K_S or Q5_K_M?"),
         (None, "Q2_K", "no Q2_K in the repository", "has Q4_K_M, Q5_K_S, Q8_0, F16, Q5_K_M"),
-        ("m-Q4_K.gguf", None, "no such file (HTTP 404)", "did you mean m-Q4_K_M.gguf or m-Q5_K_S.gguf or m-Q5_K_M.gguf?"),
-        ("big/m-F16-00001-of-00003.gguf", None, "no such file: big/m-F16-00001-of-00003.gguf", "did you mean big/m-F16-00001-of-00002.gguf?"),
-        ("m-00002-of-00003.gguf", None, "a model is named by its first shard", "name the shard -00001-of-, or only the quantization"),
+        (
+            "m-Q4_K.gguf",
+            None,
+            "no such file (HTTP 404)",
+            "did you mean m-Q4_K_M.gguf or m-Q5_K_S.gguf or m-Q5_K_M.gguf?",
+        ),
+        (
+            "big/m-F16-00001-of-00003.gguf",
+            None,
+            "no such file: big/m-F16-00001-of-00003.gguf",
+            "did you mean big/m-F16-00001-of-00002.gguf?",
+        ),
+        (
+            "m-00002-of-00003.gguf",
+            None,
+            "a model is named by its first shard",
+            "name the shard -00001-of-, or only the quantization",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_not_there_is_answered_with_what_is(
     hub: FakeHub, file: str | None, quantization: str | None, said: str, hint: str
 ) -> None:

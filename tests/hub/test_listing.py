@@ -74,7 +74,7 @@ def test_a_name_that_is_no_name_is_told_without_what_a_terminal_obeys(name: str)
     assert len(line) < 300
 
 
-@pytest.mark.parametrize("size", [0, -1, True, None, "10", 10.0, 2**60, 10**5000], ids=lambda size: f"{type(size).__name__}")
+@pytest.mark.parametrize("size", [0, -1, True, None, "10", 10.0, 2**60, 10**5000], ids=lambda size: type(size).__name__)
 def test_a_size_that_cannot_be_is_told(size: object) -> None:
     found = offered("o/n", "0" * 40, [("m.gguf", size, SHA)])
     assert found.models == ()
