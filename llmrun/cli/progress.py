@@ -6,8 +6,10 @@ import time
 from collections import deque
 
 from llmrun.cli.output import out
+from llmrun.cli.terminal import columns, width
 
 _BAR = 20  # columns
+_SHORTEST_LABEL = 12
 _WINDOW_S = 8.0  # speed and time left follow the last seconds, not what was an hour ago
 
 
@@ -31,7 +33,7 @@ class HubReporter:
             self._label = ""
             return
         first, then = self._recent(now, done)
-        out.progress(download_line(label, done, total, done - then, now - first))
+        out.progress(download_line(label, done, total, done - then, now - first, columns() - 1))
 
     def _recent(self, now: float, done: int) -> tuple[float, int]:
         """The oldest moment of the window, and what was done then: what was there at the start is not fetched."""
@@ -42,18 +44,25 @@ class HubReporter:
         return self._seen[0]
 
 
-def download_line(label: str, done: int, total: int, fetched: int, seconds: float) -> str:
-    """`smollm2:135m  ████████░░░░░░░░░░░░  41%  40.3/98.4 MB  12.1 MB/s  0:04 left`.
+def download_line(label: str, done: int, total: int, fetched: int, seconds: float, limit: int = 100) -> str:
+    """`smollm2:135m  ████████░░░░░░░░░░░░  41%  40.3/98.4 MB  12.1 MB/s  0:04 left`, in at most `limit` columns.
 
-    `fetched` of the `done` bytes came in the last `seconds`; the rest was there before.
+    `fetched` of the `done` bytes came in the last `seconds`; the rest was there before. Where there is too little room
+    the label loses its beginning (names differ at their ends), then the bar goes: what is asked is how long yet.
     """
     fraction = done / total if total else 0.0
     # Rounded down: 100 % is only said of what is all there.
-    line = f"{label}  {progress_bar(fraction)}  {int(fraction * 100)}%  {_of_total(done, total)}"
-    if fetched <= 0 or seconds < 0.5:
-        return line
-    speed = fetched / seconds
-    return f"{line}  {size_words(speed)}/s  {duration_words((total - done) / speed)} left"
+    figures = f"{int(fraction * 100)}%  {_of_total(done, total)}"
+    if fetched > 0 and seconds >= 0.5:
+        speed = fetched / seconds
+        figures += f"  {size_words(speed)}/s  {duration_words((total - done) / speed)} left"
+    for right in (f"{progress_bar(fraction)}  {figures}", figures):
+        room = limit - width(right) - 2
+        if width(label) <= room:
+            return f"{label}  {right}"
+        if room >= _SHORTEST_LABEL:
+            return f"…{label[1 - room :]}  {right}"
+    return figures
 
 
 def size_words(size: float) -> str:
@@ -64,7 +73,7 @@ def size_words(size: float) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """`0:04`, `12:30`, `3:05:00`."""
+    """How long something will take: `0:04`, `12:30`, `3:05:00`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

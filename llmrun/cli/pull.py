@@ -190,7 +190,8 @@ class _Pulling:
         if fetched and planned.pinned is not None:
             size = planned.pinned.size
             speed = f"{size_words((size - held) / seconds)}/s"
-            out.fields([planned.name, f"{size_words(size)} in {duration_words(seconds)}", speed])
+            took = f"{seconds:.1f} s" if seconds < 60 else duration_words(seconds)
+            out.fields([planned.name, f"{size_words(size)} in {took}", speed])
         if self.asked.as_json:
             body = _described(planned, "fetched" if fetched else "present")
             out.json(body | {"path": str(path), "seconds": round(seconds, 3) if fetched else 0.0})

