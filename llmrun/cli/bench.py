@@ -108,7 +108,7 @@ def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str,
     from llmrun.hub.resolve import resolve
 
     resolved = resolve(name, offline=settings.offline, reporter=HubReporter())
-    return (resolved.entry.name if resolved.entry else resolved.path.stem), str(resolved.path)
+    return resolved.name, str(resolved.path)
 
 
 def _measured(configurations: Sequence[Configuration], flags: BenchFlags, seconds: float) -> Document:

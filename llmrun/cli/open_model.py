@@ -35,15 +35,16 @@ class OpenModel:
 def lasting_name(settings: Settings) -> str:
     """What finds the same model again from any folder: a name of the catalogue, an absolute path, or a URL.
 
-    Raises UsageError for a URL that cannot be meant.
+    Raises UsageError for a URL that cannot be meant, ModelNotFound for a name that means nothing.
     """
     if is_endpoint(settings.model):
         return parse_endpoint(settings.model).address
-    from llmrun.hub.resolve import is_path
-
-    if settings.backend == SCRIPTED or is_path(settings.model):
+    if settings.backend == SCRIPTED:
         return os.path.abspath(os.path.expanduser(settings.model))  # noqa: PTH100, PTH111  (Path's own may raise)
-    return settings.model
+    from llmrun.hub.reference import LocalPath, understand
+
+    meant = understand(settings.model)
+    return os.path.abspath(meant.path) if isinstance(meant, LocalPath) else settings.model  # noqa: PTH100
 
 
 @contextmanager
@@ -68,8 +69,7 @@ def open_model(
         from llmrun.hub.resolve import resolve
 
         found = resolve(settings.model, offline=settings.offline, reporter=HubReporter())
-        path = found.path
-        name = found.entry.name if found.entry else path.stem
+        path, name = found.path, found.name
         catalogue = found.entry.sampling if found.entry else None
     with kernel_warnings_told(out.note):
         engine = Engine.open(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from llmrun.cli.output import out
+from llmrun.cli.terminal import columns, width
 
 _BAR = 20  # columns
+_SHORTEST_LABEL = 12
+_WINDOW_S = 8.0  # speed and time left follow the last seconds, not what was an hour ago
 
 
 class HubReporter:
@@ -14,8 +18,7 @@ class HubReporter:
 
     def __init__(self) -> None:
         self._label = ""
-        self._started = 0.0
-        self._first = 0
+        self._seen: deque[tuple[float, int]] = deque()  # (seconds, bytes done), the last ones
 
     def note(self, line: str) -> None:
         out.note(line)
@@ -23,34 +26,70 @@ class HubReporter:
     def progress(self, label: str, done: int, total: int) -> None:
         now = time.monotonic()
         if label != self._label:
-            self._label, self._started, self._first = label, now, done
+            self._label = label
+            self._seen.clear()
         if done >= total:
             out.clear_progress()
             self._label = ""
             return
-        out.progress(download_line(label, done, total, done - self._first, now - self._started))
+        first, then = self._recent(now, done)
+        out.progress(download_line(label, done, total, done - then, now - first, columns() - 1))
+
+    def _recent(self, now: float, done: int) -> tuple[float, int]:
+        """The oldest moment of the window, and what was done then: what was there at the start is not fetched."""
+        if not self._seen or now - self._seen[-1][0] >= _WINDOW_S / 40:
+            self._seen.append((now, done))
+        while now - self._seen[0][0] > _WINDOW_S and len(self._seen) > 1:
+            self._seen.popleft()
+        return self._seen[0]
 
 
-def download_line(label: str, done: int, total: int, fetched: int, seconds: float) -> str:
-    """`smollm2:135m  ████████░░░░░░░░░░░░  41%  40.3/98.4 MB  12.1 MB/s  0:04 left`.
+def download_line(label: str, done: int, total: int, fetched: int, seconds: float, limit: int = 100) -> str:
+    """`smollm2:135m  ████████░░░░░░░░░░░░  41%  40.3/98.4 MB  12.1 MB/s  0:04 left`, in at most `limit` columns.
 
-    `fetched` of the `done` bytes came in the last `seconds`; the rest was there before.
+    `fetched` of the `done` bytes came in the last `seconds`; the rest was there before. Where there is too little room
+    the label loses its beginning (names differ at their ends), then the bar goes: what is asked is how long yet.
     """
     fraction = done / total if total else 0.0
-    line = f"{label}  {progress_bar(fraction)}  {fraction:.0%}  {done / 1e6:.1f}/{total / 1e6:.1f} MB"
-    if fetched <= 0 or seconds < 0.5:
-        return line
-    speed = fetched / seconds
-    left = int((total - done) / speed)
-    return f"{line}  {speed / 1e6:.1f} MB/s  {left // 60}:{left % 60:02d} left"
+    # Rounded down: 100 % is only said of what is all there.
+    figures = f"{int(fraction * 100)}%  {_of_total(done, total)}"
+    if fetched > 0 and seconds >= 0.5:
+        speed = fetched / seconds
+        figures += f"  {size_words(speed)}/s  {duration_words((total - done) / speed)} left"
+    for right in (f"{progress_bar(fraction)}  {figures}", figures):
+        room = limit - width(right) - 2
+        if width(label) <= room:
+            return f"{label}  {right}"
+        if room >= _SHORTEST_LABEL:
+            return f"…{label[1 - room :]}  {right}"
+    return figures
+
+
+def size_words(size: float) -> str:
+    """Bytes, as disks and connections are measured: `98.4 MB`, `2.50 GB`."""
+    if size >= 1e9:
+        return f"{size / 1e9:.2f} GB"
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+
+
+def duration_words(seconds: float) -> str:
+    """How long something will take: `0:04`, `12:30`, `3:05:00`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def progress_bar(fraction: float) -> str:
     """`████████░░░░░░░░░░░░`"""
-    filled = round(fraction * _BAR)
+    filled = int(fraction * _BAR)
     return "█" * filled + "░" * (_BAR - filled)
 
 
 def show_loading(what: str, fraction: float) -> None:
     """The engine's progress while it opens a model."""
     out.progress(f"{what}  {fraction:.0%}")
+
+
+def _of_total(done: int, total: int) -> str:
+    unit, name, digits = (1e9, "GB", 2) if total >= 1e9 else (1e6, "MB", 1)
+    return f"{done / unit:.{digits}f}/{total / unit:.{digits}f} {name}"

@@ -21,6 +21,14 @@ CHECK_ENDPOINT = "check HF_ENDPOINT and the proxy settings"
 Answer = TypeVar("Answer")
 
 
+class NoRepository(ModelNotFound):
+    """The Hub has none of this name, or none that it shows to this user."""
+
+
+class NoFile(ModelNotFound):
+    """The repository and the revision are there, the file is not."""
+
+
 def answer_within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     """`ask()`, given up after `seconds`: a resolver or a firewall that drops packets can hold it for minutes.
 
@@ -85,16 +93,17 @@ def _refusal(error: HfHubHTTPError, repository: str) -> LlmrunError:
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         if status == 404:
-            return ModelNotFound(f"no such repository (HTTP {status})", hint="check the name; is it owner/name?")
-        if "authorization" not in error.request.headers:  # the Hub tells nobody whether a private repository is there
-            return ModelNotFound(
+            return NoRepository(f"no such repository (HTTP {status})", hint="check the name: it is owner/name")
+        # The Hub tells nobody but its owner whether a private repository is there.
+        if "authorization" not in error.response.request.headers:
+            return NoRepository(
                 f"no such repository, or a private one (HTTP {status})",
                 hint=f"check the name; if the repository is private or gated: {login}",
             )
     if isinstance(error, errors.RevisionNotFoundError):
         return ModelNotFound(f"no such revision (HTTP {status})", hint=f"see the branches and tags at {page}")
     if status == 404:
-        return ModelNotFound(f"no such file (HTTP {status})", hint=f"see the files at {page}")
+        return NoFile(f"no such file (HTTP {status})", hint=f"see the files at {page}")
     words = {401: "the token is not accepted", 403: "no access", 429: "too many requests"}
     hint = {401: login, 403: f"look at {page} with your account, then {login}", 429: f"try again later; {login}"}
     return NetworkError(f"{words.get(status, 'refused')} (HTTP {status})", hint=hint.get(status, ""))

@@ -8,8 +8,8 @@ from llmrun.errors import ModelNotFound
 from llmrun.hub.file_names import without_shard
 from llmrun.hub.listing import OfferedModel
 
-# Best first, where nobody asked for one. Between 4.5 and 5 bits a weight a model loses little and fits twice as often as
-# with 8; then more bits, for quality; then fewer, as few are lost; unquantized files last: they are for converting.
+# Best first, where nobody asked for one. At 4.5 to 5 bits a weight a model loses little and is half as large as at 8;
+# then more bits, for quality; then fewer, as few are lost; unquantized files last: they are for converting.
 PREFERRED = (
     *("Q4_K_M", "UD-Q4_K_XL", "Q4_K_XL", "Q4_K_L", "UD-Q4_K_M", "Q4_K_S", "UD-Q4_K_S", "Q4_K", "IQ4_NL", "IQ4_XS"),
     *("UD-IQ4_NL", "UD-IQ4_XS", "Q4_1", "Q4_0", "MXFP4", "MXFP4_MOE", "NVFP4"),

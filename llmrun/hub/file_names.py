@@ -55,10 +55,9 @@ def first_shard(file: str) -> str:
 
 
 def is_companion(file: str) -> bool:
-    """Whether a file goes with a model and is none: a projector of images, or the importance matrix that quantizing
-    took."""
-    name = file.rsplit("/", 1)[-1].lower()
-    return "mmproj" in name or ("imatrix" in name and not quantization_of(file))
+    """Whether a file goes with a model and is none: the eyes of one that sees, or what a quantization was tuned by."""
+    stem = file.rsplit("/", 1)[-1].lower()
+    return "mmproj" in stem or ("imatrix" in stem and not quantization_of(stem))  # "x-imatrix-Q4_K_M" is a model
 
 
 def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub import asking
-from llmrun.hub.asking import CHECK_ENDPOINT, NOT_A_HUB, answer_within, plain, translated
+from llmrun.hub.asking import CHECK_ENDPOINT, NOT_A_HUB, NoFile, NoRepository, answer_within, plain, translated
 from llmrun.hub.choosing import choose, nearest_files
 from llmrun.hub.file_names import shards_of, without_shard
 from llmrun.hub.listing import Listing, OfferedModel, is_sha256, is_size, offered
@@ -33,8 +33,7 @@ def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Arti
     The first file is asked for by itself, so that a repository that does not give it to this user is told before
     anything is fetched. Raises ModelNotFound, NetworkError, IntegrityError, or UsageError for names that cannot be.
     """
-    alone = source.file is not None and _parts(source.file) == (source.file,)
-    if alone and source.file is not None:
+    if source.file is not None and _parts(source.file) == (source.file,):
         safe_segments(source.file)
         commit, first = _first_file(source, source.file, _known(expected, source.file))
         files: tuple[RemoteFile, ...] = (first,)
@@ -53,23 +52,11 @@ def listing(source: HubSource) -> Listing:
 
     Raises ModelNotFound for a repository or revision that is not there, NetworkError.
     """
-    HfApi = _client()  # noqa: N806 (a class)
-
-    def ask() -> ModelInfo:
-        with translated(source.repository):
-            try:
-                return HfApi(library_name="llmrun").model_info(
-                    source.repository, revision=source.revision, files_metadata=True, timeout=asking.ANSWER_SECONDS
-                )
-            # No JSON, or not of this form; ValueError alone may also come from the settings.
-            except (AttributeError, KeyError, TypeError, RecursionError, UnicodeDecodeError) as error:
-                raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
-            except ValueError as error:
-                if type(error).__name__ == "JSONDecodeError":
-                    raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
-                raise
-
-    info = answer_within(2 * asking.ANSWER_SECONDS, ask)
+    _client()
+    try:
+        info = answer_within(2 * asking.ANSWER_SECONDS, lambda: _information(source))
+    except NoRepository as error:
+        raise _with_nearest_repository(error, source.repository) from error
     files = [
         (sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else None)
         for sibling in info.siblings or ()
@@ -92,47 +79,72 @@ def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str
         return hf_hub_url(repository, file, revision=commit), headers
 
 
-def _client() -> type:
-    # From the module itself: the package's lazy attributes print a failed import to stdout, where the answer goes.
+def _client() -> None:
+    """Import huggingface_hub, or say what keeps it from being imported."""
+    # Its modules themselves: the package's lazy attributes print a failed import to stdout, where the answer goes.
     try:
-        from huggingface_hub.hf_api import HfApi
+        import huggingface_hub.hf_api  # noqa: F401
+        from huggingface_hub import constants
     except ValueError as error:  # it takes HF_ENDPOINT apart while it is imported
         raise NetworkError(f"network settings: {plain(error)}", hint="check HF_ENDPOINT") from error
-    return HfApi
+    # With it the first question of a process asks the Hub for a list of programs, waits up to 3 s and writes it down.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+
+
+def _information(source: HubSource) -> ModelInfo:
+    from huggingface_hub import errors
+    from huggingface_hub.hf_api import HfApi
+    from huggingface_hub.utils import get_session
+
+    with translated(source.repository):
+        get_session()  # what is wrong with the proxy or the certificates is raised here, and not taken for an answer
+        try:
+            return HfApi(library_name="llmrun").model_info(
+                source.repository, revision=source.revision, files_metadata=True, timeout=asking.ANSWER_SECONDS
+            )
+        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # the last one: a token
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
 
 
 def _first_file(source: HubSource, file: str, known: RemoteFile | None) -> tuple[str, RemoteFile]:
     """(the commit at the source's revision, what the Hub says of this file there)"""
     _client()
-
-    def ask() -> HfFileMetadata:
-        from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
-
-        with translated(source.repository):
-            url = hf_hub_url(source.repository, file, revision=source.revision)
-            return get_hf_file_metadata(url, timeout=asking.ANSWER_SECONDS, library_name="llmrun")
-
     try:
-        metadata = answer_within(asking.ANSWER_SECONDS, ask)
-    except ModelNotFound as error:
-        raise _with_nearest(error, source, file) from error
+        metadata = answer_within(asking.ANSWER_SECONDS, lambda: _metadata(source, file))
+    except NoRepository as error:
+        raise _with_nearest_repository(error, source.repository) from error
+    except NoFile as error:
+        raise _with_nearest_file(error, source, file) from error
     commit = _commit(metadata.commit_hash)
     size = metadata.size if metadata.size is not None or known is None else known.size
-    if not is_size(size) or not is_sha256(metadata.etag):
+    if size is None or not is_size(size) or not is_sha256(metadata.etag):
         raise NetworkError(f"{file}: the Hub tells no size and sha256 of it, as it does of models")
-    assert size is not None
     return commit, RemoteFile(file, size, metadata.etag)
 
 
-def _with_nearest(error: ModelNotFound, source: HubSource, file: str) -> ModelNotFound:
-    """`error` of a file, with the files that the repository does have."""
-    if "no such file" not in str(error):
-        return error
+def _metadata(source: HubSource, file: str) -> HfFileMetadata:
+    from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
+
+    with translated(source.repository):
+        url = hf_hub_url(source.repository, file, revision=source.revision)
+        return get_hf_file_metadata(url, timeout=asking.ANSWER_SECONDS, library_name="llmrun")
+
+
+def _with_nearest_file(error: NoFile, source: HubSource, file: str) -> ModelNotFound:
     try:
-        hint = nearest_files(listing(source).models, file)
+        return NoFile(str(error), hint=nearest_files(listing(source).models, file))
     except LlmrunError:  # it answered a moment ago, and its first words are enough
         return error
-    return ModelNotFound(str(error), hint=hint)
+
+
+def _with_nearest_repository(error: NoRepository, repository: str) -> ModelNotFound:
+    from llmrun.hub.catalog import load_catalog
+    from llmrun.hub.suggestions import for_repository
+
+    near = for_repository(repository, load_catalog().repositories())
+    return NoRepository(str(error), hint=f"{near} {error.hint}") if near else error
 
 
 def _meant(source: HubSource, found: Listing) -> OfferedModel:
@@ -175,7 +187,7 @@ def _known(expected: tuple[Expected, ...], file: str) -> RemoteFile | None:
 def _check(files: tuple[RemoteFile, ...], expected: tuple[Expected, ...]) -> None:
     if expected and len(expected) != len(files):
         raise IntegrityError(f"other files are there now: {len(files)} seen, {len(expected)} expected")
-    for file, known in zip(files, expected, strict=bool(expected)) if expected else ():
+    for file, known in zip(files, expected, strict=False):
         if known.sha256 not in (None, file.sha256) or known.size not in (None, file.size):
             raise IntegrityError(
                 f"another file is there now: sha256 {file.sha256} ({file.size} bytes) seen, "

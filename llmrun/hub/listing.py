@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from llmrun.errors import UsageError
-from llmrun.hub.file_names import quantization_of, shards_of, without_shard
+from llmrun.hub.file_names import is_companion, models_among, quantization_of, without_shard
 from llmrun.hub.model import RemoteFile
 from llmrun.hub.places import safe_segments
 
@@ -52,52 +53,47 @@ def offered(repository: str, commit: str, files: Iterable[tuple[object, object, 
     sound: dict[str, RemoteFile] = {}
     left_out = []
     for path, size, sha256 in files:
-        if not isinstance(path, str) or not path.lower().endswith(".gguf") or _is_no_model(path):
+        if not isinstance(path, str) or not path.lower().endswith(".gguf") or is_companion(path):
             continue
-        reason = _reason_against(path, size, sha256)
-        if reason:
-            left_out.append(f"{path[:200]!r}: {reason}")
+        file = _checked(path, size, sha256)
+        if isinstance(file, RemoteFile):
+            sound[path] = file
         else:
-            assert isinstance(size, int)
-            assert isinstance(sha256, str)
-            sound[path] = RemoteFile(path, size, sha256)
-    models = []
-    for path in sorted(sound):
-        try:
-            parts = shards_of(path)
-        except ValueError:  # a shard that is not the first: it comes with the first, or not at all
-            continue
-        if all(part in sound for part in parts):
-            models.append(OfferedModel(_quantization(path), tuple(sound[part] for part in parts)))
+            left_out.append(f"{path[:200]!r}: {file}")
+    models = tuple(
+        OfferedModel(_quantization(first), tuple(sound[part] for part in parts))
+        for first, parts in models_among(sound).items()
+    )
     whole = {file.path for model in models for file in model.files}
     broken = sorted({without_shard(path) for path in sound if path not in whole})
     left_out += [f"{name!r}: not all of its shards are there" for name in broken]
-    return Listing(repository, commit, tuple(models), tuple(left_out))
+    return Listing(repository, commit, models, tuple(left_out))
 
 
-def is_size(value: object) -> bool:
+def is_size(value: object) -> TypeGuard[int]:
     """Whether a server can mean this as the size of a file."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_BYTES
 
 
-def is_sha256(value: object) -> bool:
+def is_sha256(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
-def _is_no_model(path: str) -> bool:
-    """A projector of images, or the importance matrix that quantizing took: beside models, and of the same ending."""
-    name = path.rsplit("/", 1)[-1].lower()
-    return "mmproj" in name or ("imatrix" in name and not quantization_of(path))
-
-
-def _reason_against(path: str, size: object, sha256: object) -> str:
+def _checked(path: str, size: object, sha256: object) -> RemoteFile | str:
+    """The file, or the reason why it cannot be offered."""
     try:
         safe_segments(path)
     except UsageError:
         return "not a name that is safe to write"
     if not is_size(size):
-        return f"a size of {str(size)[:40]} bytes"
-    return "" if is_sha256(sha256) else "the Hub does not tell its sha256"
+        return f"a size of {_shown(size)} bytes"
+    return RemoteFile(path, size, sha256) if is_sha256(sha256) else "the Hub does not tell its sha256"
+
+
+def _shown(size: object) -> str:
+    if isinstance(size, int) and abs(size) > MOST_BYTES:
+        return f"more than {MOST_BYTES:,}"  # Python refuses to write out a number of thousands of digits
+    return repr(size)[:40]
 
 
 def _quantization(path: str) -> str:

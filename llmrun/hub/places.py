@@ -45,6 +45,12 @@ def own_model(file: str) -> Path:
     return models_folder() / name
 
 
+def web_file(url: str, file: str) -> Path:
+    """A file that a web server has. Each address has a folder: two may end in the same name."""
+    (name,) = safe_segments(file)
+    return models_folder() / "web" / _hashed(url)[:32] / name
+
+
 def work_folder(key: str) -> Path:
     """For half-done work; swept before the next download. `key` is any text: it is hashed."""
     return models_folder() / ".partial" / _hashed(key)

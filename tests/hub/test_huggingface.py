@@ -1,215 +1,401 @@
-"""Downloads from the Hub: right bytes into the shared cache, and a sentence for everything else."""
+"""What the Hub is asked, and what becomes of its answers: the real client against a Hub made for the test."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+import json
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.fake_hub import COMMIT, MODEL, SHA256, FakeHub, fake_hub
-from tests.support.resolving import Machine
+from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError, UsageError
+from llmrun.hub import asking, huggingface
+from llmrun.hub.model import Expected, HubSource
+from tests.support.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.hub_client import at_hub
 
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[FakeHub]:
-    with fake_hub() as running:
-        yield running
+FILES = {
+    "README.md": b"# A model",
+    "m-Q4_K_M.gguf": b"GGUF four",
+    "m-Q8_0.gguf": b"GGUF eight",
+    "m-Q5_K_S.gguf": b"GGUF five",
+    "m-Q5_K_M.gguf": b"GGUF five and a bit",
+    "big/m-F16-00001-of-00002.gguf": b"GGUF one",
+    "big/m-F16-00002-of-00002.gguf": b"two",
+    "mmproj-F16.gguf": b"GGUF eyes",
+}
+SMALL_SHA = "c" * 64
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with fake_hub() as running:
+        at_hub(monkeypatch, running.url)
+        running.add("o/n", FILES)
+        yield running
 
 
-def repository(machine: Machine, owner: str) -> Path:
-    return machine.hub / f"models--{owner}--repo"
+def pin(
+    file: str | None = None, quantization: str | None = None, *expected: Expected, repository: str = "o/n"
+) -> object:
+    source = HubSource(repository, file, quantization)
+    return huggingface.pin(source, expected, name="the name")
 
 
-def test_a_file_lands_in_the_shared_cache_as_other_tools_expect_it(machine: Machine, hub: FakeHub) -> None:
-    machine.catalogue("tiny", "hf:good/repo/sub/model.gguf")
-    got = machine.resolve("tiny", HF_ENDPOINT=hub.url)
-    home = repository(machine, "good")
-    assert got.path == home / "snapshots" / COMMIT / "sub" / "model.gguf"
-    assert got.path.read_bytes() == MODEL
-    assert got.path.is_symlink()
-    assert not got.path.readlink().is_absolute()
-    assert got.path.resolve() == home / "blobs" / SHA256
-    assert (home / "refs" / "main").read_text() == COMMIT
-    assert machine.left_over() == []
-    assert got.notes == []
-    # huggingface_hub itself is the judge of the layout, with no network at all.
-    code = "import huggingface_hub as h; print(h.hf_hub_download('good/repo', 'sub/model.gguf', local_files_only=True))"
-    found = subprocess.run(
-        [sys.executable, "-c", code], env=machine.environment(), capture_output=True, text=True, check=True
-    )
-    assert Path(found.stdout.strip()) == got.path
-
-
-def test_progress_counts_every_byte_once(machine: Machine, hub: FakeHub) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf")
-    got = machine.resolve("tiny", HF_ENDPOINT=hub.url)
-    done = [step[1] for step in got.progress]
-    assert done == sorted(set(done))
-    assert done[-1] == len(MODEL)
-    assert {(label, total) for label, _, total in got.progress} == {("downloading tiny", len(MODEL))}
-
-
-def test_a_model_that_is_here_costs_no_network_and_no_heavy_import(machine: Machine, hub: FakeHub) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf")
-    first = machine.resolve("tiny", HF_ENDPOINT=hub.url)
-    before = len(hub.seen)
-    again = machine.resolve("tiny", HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="1")
-    assert again.path == first.path
-    assert again.progress == []
-    assert len(hub.seen) == before
-    heavy = {"huggingface_hub", "httpx2", "filelock", "numpy", "hashlib", "ssl", "asyncio", "subprocess", "difflib"}
-    assert not heavy & again.modules
-
-
-def test_the_token_goes_to_the_hub_and_never_to_its_storage(machine: Machine, hub: FakeHub) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf")
-    before = len(hub.seen)
-    assert machine.resolve("tiny", HF_ENDPOINT=hub.url, HF_TOKEN="hf_secret").path
-    seen = [request for request in hub.seen[before:] if "model.gguf" in request.path]
-    at_hub = {request.authorization for request in seen if not request.path.startswith("/storage")}
-    at_storage = [request for request in seen if request.path.startswith("/storage")]
-    assert at_hub == {"Bearer hf_secret"}
-    assert at_storage
-    assert {(request.authorization, request.host.partition(":")[0]) for request in at_storage} == {(None, "localhost")}
-
-
-def test_a_repository_that_was_renamed_is_followed(machine: Machine, hub: FakeHub) -> None:
-    machine.catalogue("tiny", "hf:renamed/repo/model.gguf")
-    got = machine.resolve("tiny", HF_ENDPOINT=hub.url)
-    assert got.path == repository(machine, "renamed") / "snapshots" / COMMIT / "model.gguf"
+def test_a_file_is_pinned_by_one_question(hub: FakeHub) -> None:
+    made = hub.repositories["o/n"]
+    got = huggingface.pin(HubSource("o/n", "m-Q8_0.gguf"), (), name="the name")
+    (file,) = got.files
+    assert (got.name, got.commit, str(got.source)) == ("the name", made.commit, "hf:o/n/m-Q8_0.gguf")
+    assert (file.path, file.size, file.sha256) == ("m-Q8_0.gguf", 10, made.file("m-Q8_0.gguf").sha256)
+    assert [(asked.at, asked.method) for asked in hub.asked] == [("hub", "HEAD")]
 
 
 @pytest.mark.parametrize(
-    ("owner", "error", "code", "said"),
+    ("file", "quantization", "chosen"),
     [
-        ("unauthorised", "NetworkError", 5, "not authorised (HTTP 401)"),
-        ("forbidden", "NetworkError", 5, "no access (HTTP 403)"),
-        ("gated", "NetworkError", 5, "the repository is gated (HTTP 403)"),
-        ("missing", "NetworkError", 5, "no such file (HTTP 404)"),
-        ("broken", "NetworkError", 5, "refused (HTTP 500)"),
-        ("busy", "NetworkError", 5, "refused (HTTP 503)"),
-        ("expired", "NetworkError", 5, "no access (HTTP 403)"),
-        ("other-server", "NetworkError", 5, "not a Hugging Face Hub's"),
-        ("climbing", "NetworkError", 5, "not a Hugging Face Hub's"),
-        ("truncated", "NetworkError", 5, "peer closed connection"),
-        ("unmeasured", "NetworkError", 5, f"ended after {len(MODEL) // 2:,} of {len(MODEL):,} bytes"),
-        ("stalled", "NetworkError", 5, "timed out"),
-        ("changed", "IntegrityError", 6, f"sha256 {'f' * 64} ({len(MODEL)} bytes) seen, {SHA256}"),
-        ("flipped", "IntegrityError", 6, f"seen, {SHA256} expected"),
-        ("long", "IntegrityError", 6, f"{len(MODEL):,} expected"),
+        (None, None, ("m-Q4_K_M.gguf",)),
+        (None, "Q5_K_M", ("m-Q5_K_M.gguf",)),
+        (None, "F16", ("big/m-F16-00001-of-00002.gguf", "big/m-F16-00002-of-00002.gguf")),
+        ("big/m-F16-00001-of-00002.gguf", None, ("big/m-F16-00001-of-00002.gguf", "big/m-F16-00002-of-00002.gguf")),
     ],
 )
-def test_what_goes_wrong_is_one_line_and_nothing_is_kept(
-    machine: Machine, hub: FakeHub, owner: str, error: str, code: int, said: str
+def test_what_is_left_open_is_chosen_from_the_listing(
+    hub: FakeHub, file: str | None, quantization: str | None, chosen: tuple[str, ...]
 ) -> None:
-    machine.catalogue("tiny", f"hf:{owner}/repo/model.gguf")
-    got = machine.resolve("tiny", HF_ENDPOINT=hub.url, HF_HUB_DOWNLOAD_TIMEOUT="1")
-    assert (got.error, got.code) == (error, code)
-    assert got.message.startswith(f"tiny: not downloaded: hf:{owner}/repo/model.gguf: ")
-    assert said in got.message
-    assert "\n" not in got.message
-    assert got.hint
-    assert machine.left_over() == []
-    assert not list(machine.root.rglob("model.gguf"))
-    assert not list(machine.root.rglob(SHA256))
+    made = hub.repositories["o/n"]
+    got = huggingface.pin(HubSource("o/n", file, quantization), (), name="x")
+    assert tuple(one.path for one in got.files) == chosen
+    assert [one.sha256 for one in got.files] == [made.file(path).sha256 for path in chosen]
+    assert [one.size for one in got.files] == [len(FILES[path]) for path in chosen]
+    assert isinstance(got.source, HubSource)
+    assert got.source.file == chosen[0]
+    assert [(asked.at, asked.method) for asked in hub.asked] == [("api", "GET"), ("hub", "HEAD")]
 
 
-def test_a_hub_that_does_not_answer_is_given_up(machine: Machine, hub: FakeHub) -> None:
-    machine.catalogue("tiny", "hf:silent/repo/model.gguf")
-    prelude = "import llmrun.hub.huggingface as h; h.ANSWER_SECONDS = 0.5"
-    got = machine.resolve("tiny", prelude, HF_ENDPOINT=hub.url)
-    assert got.error == "NetworkError"
-    assert "no answer within 0.5 s" in got.message or "timed out" in got.message
+def test_a_revision_is_obeyed_whatever_main_is(hub: FakeHub) -> None:
+    first = hub.repositories["o/n"].commit
+    hub.add("o/n", {"m-Q4_K_M.gguf": b"GGUF newer"})
+    hub.add("o/n", {"m-Q4_K_M.gguf": b"GGUF of a branch"}, branch="v1.0")
+    sizes = {
+        revision: huggingface.pin(HubSource("o/n", None, None, revision), (), name="x").size
+        for revision in (first, "main", "v1.0")
+    }
+    assert sizes == {first: 9, "main": 10, "v1.0": 16}
+    assert huggingface.pin(HubSource("o/n", "m-Q4_K_M.gguf", None, first), (), name="x").commit == first
 
 
-def test_a_name_that_cannot_be_looked_up_is_unreachable(machine: Machine) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf")
-    got = machine.resolve("tiny", HF_ENDPOINT="http://hub.invalid")
-    assert got.error == "NetworkError"
-    assert "unreachable (" in got.message
+def test_the_listing_has_every_model_with_size_and_sha256(hub: FakeHub) -> None:
+    found = huggingface.listing(HubSource("o/n"))
+    assert found.commit == hub.repositories["o/n"].commit
+    assert [(model.file, model.quantization, model.size) for model in found.models] == [
+        ("big/m-F16-00001-of-00002.gguf", "F16", 11),
+        ("m-Q4_K_M.gguf", "Q4_K_M", 9),
+        ("m-Q5_K_M.gguf", "Q5_K_M", 19),
+        ("m-Q5_K_S.gguf", "Q5_K_S", 9),
+        ("m-Q8_0.gguf", "Q8_0", 10),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("file", "quantization", "said", "hint"),
     [
-        ("HTTP_PROXY", "gopher://127.0.0.1:1", "network settings: Unknown scheme for proxy URL"),
-        ("HTTP_PROXY", "http://127.0.0.1:1", "unreachable (Connection refused)"),
-        ("SSL_CERT_FILE", "/no/such.pem", "network settings: No such file or directory"),
-        ("HF_ENDPOINT", "nonsense", "Request URL is missing"),
-        ("HF_ENDPOINT", "http://[::1", "network settings: Invalid IPv6 URL"),
-        ("HF_TOKEN", "é", "network settings: 'ascii' codec can't encode"),
+        (None, "Q5_K", "no Q5_K in the repository", "did you mean Q5_K_S or Q5_K_M?"),
+        (None, "Q2_K", "no Q2_K in the repository", "has Q4_K_M, Q5_K_S, Q8_0, F16, Q5_K_M"),
+        (
+            "m-Q4_K.gguf",
+            None,
+            "no such file (HTTP 404)",
+            "did you mean m-Q4_K_M.gguf or m-Q5_K_S.gguf or m-Q5_K_M.gguf?",
+        ),
+        (
+            "big/m-F16-00001-of-00003.gguf",
+            None,
+            "no such file: big/m-F16-00001-of-00003.gguf",
+            "did you mean big/m-F16-00001-of-00002.gguf?",
+        ),
+        (
+            "m-00002-of-00003.gguf",
+            None,
+            "a model is named by its first shard",
+            "name the shard -00001-of-, or only the quantization",
+        ),
     ],
 )
-def test_a_network_setting_of_no_use_is_one_line(
-    machine: Machine, hub: FakeHub, variable: str, value: str, said: str
+def test_a_file_that_is_not_there_is_answered_with_what_is(
+    hub: FakeHub, file: str | None, quantization: str | None, said: str, hint: str
 ) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf")
-    got = machine.resolve("tiny", **({"NO_PROXY": "", "HF_ENDPOINT": hub.url} | {variable: value}))
-    assert got.error == "NetworkError"
-    assert said in got.message
-    assert "\n" not in got.message
+    with pytest.raises(ModelNotFound) as caught:
+        pin(file, quantization)
+    assert said in str(caught.value)
+    assert caught.value.hint == hint
 
 
-def test_a_file_another_tool_downloaded_is_checked_once_and_used(machine: Machine, hub: FakeHub) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf")
-    code = "import huggingface_hub as h; print(h.hf_hub_download('good/repo', 'model.gguf'))"
-    environment = machine.environment(HF_ENDPOINT=hub.url)
-    fetched = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    first = machine.resolve("tiny")
-    assert first.path == Path(fetched)
-    assert {label for label, _, _ in first.progress} == {"checking tiny"}
-    assert machine.resolve("tiny").progress == []
+def test_a_model_that_misses_a_shard_is_told(hub: FakeHub) -> None:
+    hub.add("o/n", {"m-Q8_0-00001-of-00002.gguf": b"GGUF", "m-Q4_0.gguf": b"GGUF"})
+    with pytest.raises(ModelNotFound, match=r"'m-Q8_0.gguf': not all of its shards are there"):
+        pin("m-Q8_0-00001-of-00002.gguf")
+    hub.add("o/n", {"m-Q8_0-00001-of-00002.gguf": b"GGUF"})
+    with pytest.raises(ModelNotFound, match="no GGUF model") as caught:
+        pin()
+    assert "not all of its shards" in caught.value.hint
 
 
-@pytest.mark.parametrize("kind", ["flipped", "truncated"])
-def test_a_damaged_file_in_the_shared_cache_is_never_used(machine: Machine, hub: FakeHub, kind: str) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf")
-    pointer = repository(machine, "good") / "snapshots" / COMMIT / "model.gguf"
-    blob = repository(machine, "good") / "blobs" / SHA256
-    for path in (pointer, blob):
-        path.parent.mkdir(parents=True)
-    blob.write_bytes(MODEL[:-1] + b"?" if kind == "flipped" else MODEL[:-1])
-    pointer.symlink_to(os.path.relpath(blob, pointer.parent))
-    offline = machine.resolve("tiny", HF_HUB_OFFLINE="1")
-    assert offline.error == "NetworkError"
-    got = machine.resolve("tiny", HF_ENDPOINT=hub.url)
-    assert got.path == pointer
-    assert pointer.read_bytes() == MODEL
-    assert any("damaged" in note for note in got.notes) == (kind == "flipped")
+def test_a_file_that_is_not_there_is_still_said_when_the_listing_fails(hub: FakeHub) -> None:
+    hub.faults.append(Fault(on="api", status=500, times=9))
+    with pytest.raises(ModelNotFound, match=r"no such file \(HTTP 404\)") as caught:
+        pin("x.gguf")
+    assert "/o/n" in caught.value.hint
 
 
-def test_a_blob_that_only_lacks_its_link_is_not_downloaded_again(machine: Machine, hub: FakeHub) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf")
-    blob = repository(machine, "good") / "blobs" / SHA256
-    blob.parent.mkdir(parents=True)
-    blob.write_bytes(MODEL)
-    before = hub.downloads()
-    got = machine.resolve("tiny", HF_ENDPOINT=hub.url)
-    assert got.path
-    assert got.path.read_bytes() == MODEL
-    assert hub.downloads() == before
+@pytest.mark.parametrize("file", ["m-Q4_K_M.gguf", None])
+def test_a_repository_that_is_not_there_is_told_with_the_nearest_known_one(hub: FakeHub, file: str | None) -> None:
+    with pytest.raises(ModelNotFound, match="no such repository") as caught:
+        pin(file, repository="HuggingFaceTB/SmolLM2-360M-Instruct-GUF")
+    assert "did you mean hf:" in caught.value.hint
+    with pytest.raises(ModelNotFound, match="no such repository") as caught:
+        pin(file, repository="zzzzzzzz/xxxxxxxxxxxxx")
+    assert "did you mean" not in caught.value.hint
+    assert caught.value.hint
 
 
-def test_without_symbolic_links_the_file_itself_is_in_the_snapshot(machine: Machine, hub: FakeHub) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf")
-    prelude = (
-        "import pathlib\n"
-        "def refuse(*_): raise OSError(1314, 'A required privilege is not held by the client')\n"
-        "pathlib.Path.symlink_to = refuse"
-    )
-    got = machine.resolve("tiny", prelude, HF_ENDPOINT=hub.url)
-    assert got.path
-    assert not got.path.is_symlink()
-    assert got.path.read_bytes() == MODEL
-    assert machine.resolve("tiny", HF_HUB_OFFLINE="1").path == got.path
+@pytest.mark.parametrize("file", ["m-Q4_K_M.gguf", None])
+def test_a_revision_that_is_not_there_is_told(hub: FakeHub, file: str | None) -> None:
+    with pytest.raises(ModelNotFound, match=r"no such revision \(HTTP 404\)") as caught:
+        huggingface.pin(HubSource("o/n", file, None, "v9"), (), name="x")
+    assert caught.value.hint == f"see the branches and tags at {hub.url}/o/n"
+
+
+@pytest.mark.parametrize("file", ["m-Q4_K_M.gguf", None])
+def test_a_gated_repository_says_where_its_licence_is(hub: FakeHub, file: str | None) -> None:
+    hub.add("o/gated", FILES, gated=True)
+    with pytest.raises(NetworkError, match="the repository is gated") as caught:
+        pin(file, repository="o/gated")
+    assert f"{hub.url}/o/gated" in caught.value.hint
+    assert "hf auth login" in caught.value.hint
+    assert "HF_TOKEN" in caught.value.hint
+
+
+@pytest.mark.parametrize("file", ["m-Q4_K_M.gguf", None])
+def test_a_private_repository_needs_its_token(hub: FakeHub, file: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("o/private", FILES, token="hf_right")
+    with pytest.raises(ModelNotFound, match=r"no such repository, or a private one \(HTTP 401\)") as caught:
+        pin(file, repository="o/private")
+    assert "HF_TOKEN" in caught.value.hint
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(NetworkError, match=r"the token is not accepted \(HTTP 401\)") as refused:
+        pin(file, repository="o/private")
+    assert "hf_wrong" not in str(refused.value) + refused.value.hint
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert pin(file, repository="o/private")
+
+
+@pytest.mark.parametrize("file", ["m-Q4_K_M.gguf", None])
+def test_a_repository_that_was_renamed_is_followed(hub: FakeHub, file: str | None) -> None:
+    hub.moved["old/name"] = "o/n"
+    got = huggingface.pin(HubSource("old/name", file), (), name="x")
+    assert got.commit == hub.repositories["o/n"].commit
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "hint"),
+    [
+        (403, "no access (HTTP 403)", "HF_TOKEN"),
+        (429, "too many requests (HTTP 429)", "try again later"),
+        (500, "refused (HTTP 500)", ""),
+        (503, "refused (HTTP 503)", ""),
+    ],
+)
+@pytest.mark.parametrize(("at", "file"), [("hub", "m-Q4_K_M.gguf"), ("api", None)])
+def test_a_refusal_is_one_line(hub: FakeHub, status: int, said: str, hint: str, at: str, file: str | None) -> None:
+    hub.faults.append(Fault(on=at, status=status, times=9))  # type: ignore[arg-type]
+    with pytest.raises(NetworkError) as caught:
+        pin(file)
+    assert str(caught.value) == said
+    assert hint in caught.value.hint
+
+
+def test_another_file_than_the_catalogue_knows_is_refused(hub: FakeHub) -> None:
+    sha256 = hub.repositories["o/n"].file("m-Q8_0.gguf").sha256
+    assert pin("m-Q8_0.gguf", None, Expected("m-Q8_0.gguf", 10, sha256))
+    assert pin("m-Q8_0.gguf", None, Expected("m-Q8_0.gguf"))
+    for known in (Expected("m-Q8_0.gguf", 11, sha256), Expected("m-Q8_0.gguf", 10, SMALL_SHA)):
+        with pytest.raises(IntegrityError, match="another file is there now") as caught:
+            pin("m-Q8_0.gguf", None, known)
+        assert sha256 in str(caught.value)
+    with pytest.raises(IntegrityError, match="1 seen, 2 expected"):
+        pin("m-Q8_0.gguf", None, Expected("a"), Expected("b"))
+
+
+def test_every_shard_is_held_against_what_the_catalogue_knows(hub: FakeHub) -> None:
+    made = hub.repositories["o/n"]
+    names = ("big/m-F16-00001-of-00002.gguf", "big/m-F16-00002-of-00002.gguf")
+    known = [Expected(name, len(FILES[name]), made.file(name).sha256) for name in names]
+    assert pin(names[0], None, *known)
+    with pytest.raises(IntegrityError, match="another file is there now"):
+        pin(names[0], None, known[0], Expected("x", 3, SMALL_SHA))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Repo-Commit": ""},
+        {"X-Repo-Commit": "../../../../outside"},
+        {"X-Repo-Commit": "A" * 40},
+        {"X-Linked-Etag": "../../x"},
+        {"X-Linked-Etag": ""},
+        {"X-Linked-Size": "0"},
+        {"X-Linked-Size": "-5"},
+        {"X-Linked-Size": "9" * 40},
+        {"X-Linked-Size": "many"},
+        {"X-Linked-Size": ""},
+    ],
+)
+def test_an_answer_that_is_not_a_hubs_is_one_line(hub: FakeHub, headers: dict[str, str]) -> None:
+    hub.faults.append(Fault(on="hub", headers=headers))
+    with pytest.raises(NetworkError) as caught:
+        pin("m-Q8_0.gguf")
+    assert str(caught.value).isprintable()
+    assert "not a Hugging Face Hub's" in str(caught.value) or "tells no size and sha256" in str(caught.value)
+
+
+def test_a_size_that_is_not_told_is_the_catalogues(hub: FakeHub) -> None:
+    hub.faults.append(Fault(on="hub", headers={"X-Linked-Size": ""}))
+    assert huggingface.pin(HubSource("o/n", "m-Q8_0.gguf"), (Expected("x", 10),), name="x").size == 10
+
+
+def test_a_hub_that_contradicts_its_own_listing_is_not_believed(hub: FakeHub) -> None:
+    hub.faults.append(Fault(on="hub", headers={"X-Linked-Etag": f'"{SMALL_SHA}"'}))
+    with pytest.raises(NetworkError, match="contradicts itself"):
+        pin()
+
+
+def _siblings(*files: object) -> bytes:
+    return json.dumps({"id": "o/n", "sha": "0" * 40, "siblings": files}).encode()
+
+
+def _file(name: object, size: object = 5, sha256: object = SMALL_SHA) -> dict[str, object]:
+    return {"rfilename": name, "size": size, "lfs": {"sha256": sha256, "size": size, "pointerSize": 1}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>Welcome to the hotel's wireless network</html>",
+        b"[]",
+        b"null",
+        b"5",
+        b"{}",
+        b'{"id": "o/n"}',
+        b'{"id": "o/n", "sha": "x", "siblings": []}',
+        b'{"id": "o/n", "sha": 5}',
+        b'{"id": "o/n", "sha": "' + b"0" * 40 + b'", "siblings": 7}',
+        b'{"id": "o/n", "sha": "' + b"0" * 40 + b'", "siblings": [7]}',
+        b'{"id": "o/n", "sha": "' + b"0" * 40 + b'", "siblings": [{"rfilename": "a.gguf", "lfs": {"no": 1}}]}',
+        b'{"id": "o/n", "lastModified": "yesterday", "sha": "' + b"0" * 40 + b'"}',
+        b"[" * 100_000,
+        b"\xff\xfe{",
+    ],
+)
+def test_a_listing_that_is_not_a_hubs_is_one_line(hub: FakeHub, body: bytes) -> None:
+    hub.faults.append(Fault(on="api", alter=lambda _: body, headers={"Content-Length": str(len(body))}))
+    with pytest.raises(NetworkError) as caught:
+        huggingface.listing(HubSource("o/n"))
+    assert str(caught.value) == asking.NOT_A_HUB
+    assert "HF_ENDPOINT" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (_file("../../.bashrc.gguf"), "not a name that is safe to write"),
+        (_file("a" * 300 + ".gguf"), "not a name that is safe to write"),
+        (_file("x\x1b[2J\r\n.gguf"), "not a name that is safe to write"),
+        (_file("a.gguf", 2**62), "a size of more than"),
+        (_file("a.gguf", -1), "a size of -1 bytes"),
+        (_file("a.gguf", "5"), "a size of '5' bytes"),
+        (_file("a.gguf", 5, "../../x"), "does not tell its sha256"),
+        ({"rfilename": "a.gguf", "size": 5}, "does not tell its sha256"),
+        (_file(7), "look for one whose name ends in -GGUF"),
+    ],
+)
+def test_a_hostile_listing_offers_nothing_and_says_why(hub: FakeHub, file: dict[str, object], said: str) -> None:
+    body = _siblings(file)
+    hub.faults.append(Fault(on="api", alter=lambda _: body, headers={"Content-Length": str(len(body))}))
+    with pytest.raises(ModelNotFound, match="the repository has no GGUF model") as caught:
+        pin()
+    assert said in caught.value.hint
+    assert caught.value.hint.isprintable()
+
+
+@pytest.mark.parametrize(("at", "file"), [("hub", "m-Q4_K_M.gguf"), ("api", None)])
+def test_a_hub_that_does_not_answer_is_given_up(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, at: str, file: str | None
+) -> None:
+    monkeypatch.setattr(asking, "ANSWER_SECONDS", 0.2)
+    hub.faults.append(Fault(on=at, first=lambda: hub.release.wait(20)))  # type: ignore[arg-type]
+    with pytest.raises(NetworkError, match=r"timed out|no answer within 0\.[24] s"):
+        pin(file)
+
+
+def test_what_holds_a_question_up_for_ever_is_given_up() -> None:
+    with pytest.raises(NetworkError, match=r"no answer within 0\.05 s"):
+        asking.answer_within(0.05, lambda: threading.Event().wait(20))
+
+
+def test_the_users_own_interruption_is_not_swallowed() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asking.answer_within(5, interrupted)
+
+
+@pytest.mark.parametrize(("at", "file"), [("hub", "m-Q4_K_M.gguf"), ("api", None)])
+def test_a_token_that_is_no_text_for_a_header_is_one_line(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, at: str, file: str | None
+) -> None:
+    del at
+    monkeypatch.setenv("HF_TOKEN", "é")
+    with pytest.raises(NetworkError, match="network settings: 'ascii' codec can't encode") as caught:
+        pin(file)
+    assert "HF_TOKEN" in caught.value.hint
+
+
+@pytest.mark.parametrize("ask", [lambda: pin("m-Q4_K_M.gguf", repository="a--b/c"), lambda: pin(repository="a--b/c")])
+def test_a_repository_that_cannot_be_is_a_usage_error(hub: FakeHub, ask: Callable[[], object]) -> None:
+    with pytest.raises(LlmrunError) as caught:
+        ask()
+    assert str(caught.value).isprintable()
+    assert isinstance(caught.value, UsageError | ModelNotFound)
+
+
+def test_a_port_where_nobody_listens_is_unreachable(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_hub(monkeypatch, "http://127.0.0.1:9")
+    for file in ("m-Q4_K_M.gguf", None):
+        with pytest.raises(NetworkError, match=r"unreachable \("):
+            pin(file)
+
+
+@pytest.mark.parametrize("token", [None, "hf_secret"])
+def test_a_request_goes_to_the_hub_with_the_token(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    url, headers = huggingface.request("o/n", "0" * 40, "big/m F16.gguf")
+    assert url == f"{hub.url}/o/n/resolve/{'0' * 40}/big/m%20F16.gguf"
+    assert headers.get("authorization") == (token and f"Bearer {token}")
+    assert headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("", ""), ("one\ntwo", "one"), ("[Errno -3] no \x1b[31mname", "no [31mname"), ("x" * 500, "x" * 160)],
+)
+def test_foreign_words_are_one_short_line(words: str, told: str) -> None:
+    assert asking.plain(words) == told

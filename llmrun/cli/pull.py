@@ -1,0 +1,223 @@
+"""`llmrun pull`: fetch models, so that they are here when they are needed; write down and fetch exact versions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmrun.cli import options
+from llmrun.cli.messages import message_for
+from llmrun.cli.output import out
+from llmrun.cli.progress import HubReporter, duration_words, size_words
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.settings import load_settings
+
+if TYPE_CHECKING:
+    from llmrun.hub.model import Artifact
+    from llmrun.hub.pulling import Pull
+
+INTERRUPTED = 130  # 128 + SIGINT
+
+
+def pull(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Names, hf:OWNER/NAME[:QUANT], URLs.  [default: llmrun.lock's]"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")] = False,
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the repository.")
+    ] = None,
+    lock: Annotated[bool, typer.Option("--lock", help="Write which files these are into llmrun.lock.")] = False,
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Fetch exactly what llmrun.lock says; refuse anything else.")
+    ] = False,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    debug: options.Debug = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a model instead of paths.")
+    ] = False,
+) -> int:
+    """Fetch models. Their paths go to stdout, everything else to stderr.
+
+    What an earlier pull left is gone on with; what is here is not fetched again. Without names, all models of the
+    llmrun.lock in this folder are fetched, exactly as it says.
+    """
+    del debug  # main() looks for it
+    given = {name: True for name, value in (("offline", offline), ("quiet", quiet)) if value}
+    settings = load_settings(given)
+    out.quiet, out.verbose, out.color = settings.quiet, verbose, settings.color
+    if locked and (lock or revision is not None):
+        raise UsageError("--locked: the lock says which revision: not with --lock or --revision")
+    if revision is not None and not models:
+        raise UsageError("--revision: of which model?")
+    asked = _Asked(tuple(dict.fromkeys(models or ())), revision, lock, locked, dry_run, settings.offline, json_output)
+    return _Pulling(asked).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What was typed."""
+
+    names: tuple[str, ...]
+    revision: str | None
+    lock: bool
+    locked: bool
+    dry_run: bool
+    offline: bool
+    as_json: bool
+
+
+class _Pulling:
+    """One run: plan all, look for room, then fetch one after the other. What fails does not keep the others."""
+
+    def __init__(self, asked: _Asked) -> None:
+        from llmrun.hub.lockfile import LOCK
+
+        self.asked = asked
+        self.reporter = HubReporter()
+        self.lock_path = Path(LOCK)
+        self.failures: list[int] = []  # exit codes
+        self.locked_now: dict[str, Artifact] = {}
+
+    def run(self) -> int:
+        from llmrun.hub.pulling import require_room
+
+        names, plan = self._names_and_plan()
+        pulls = [planned for name in names if (planned := self._trying(name, lambda name=name: plan(name)))]
+        for planned in pulls:
+            self._tell_plan(planned)
+        fetching = [planned for planned in pulls if planned.here is None]
+        if len(fetching) > 1:
+            total = sum(planned.pinned.size for planned in fetching if planned.pinned)
+            out.fields([f"together {size_words(total)} in {len(fetching)} models"])
+        require_room(fetching)
+        if self.asked.dry_run:
+            return self._code()
+        for planned in pulls:
+            self._trying(planned.name, lambda planned=planned: self._pull(planned))
+        if self.locked_now:
+            self._write_lock()
+        if self.failures and len(names) > 1:
+            out.note(f"{len(names) - len(self.failures)} of {len(names)} models are here, {len(self.failures)} failed")
+        return self._code()
+
+    def _names_and_plan(self) -> tuple[Sequence[str], Callable[[str], Pull]]:
+        from llmrun.hub.lockfile import read_lock
+        from llmrun.hub.pulling import plan, plan_current, plan_locked
+
+        asked = self.asked
+        names = asked.names
+        lock: Mapping[str, Artifact] = {}
+        if asked.locked or not names:
+            if not names and not asked.locked and not self.lock_path.exists():
+                raise UsageError(
+                    "pull: which model?", hint="llmrun pull smollm2:135m; without a name, llmrun.lock is read"
+                )
+            lock = read_lock(self.lock_path)
+            names = names or tuple(lock)
+        if asked.lock or asked.revision is not None:
+            return names, lambda name: plan_current(name, asked.revision, self.reporter, offline=asked.offline)
+        if lock:
+            return names, lambda name: plan_locked(name, lock, self.reporter, offline=asked.offline)
+        return names, lambda name: plan(name, self.reporter, offline=asked.offline)
+
+    def _trying(self, name: str, step: Callable[[], Any]) -> Any:
+        """What `step` returns. Its failure is told, and None returned; with one model alone it is raised."""
+        try:
+            return step()
+        except LlmrunError as error:
+            if len(self.asked.names) == 1 and not self.asked.as_json:
+                raise
+            message = message_for(error)
+            self.failures.append(message.exit_code)
+            out.error(message.sentence if name in message.sentence else f"{name}: {message.sentence}", message.hint)
+            if self.asked.as_json:
+                said = {"message": message.sentence, "hint": message.hint, "exit_code": message.exit_code}
+                out.json({"name": name, "status": "failed", "error": said})
+            return None
+
+    def _code(self) -> int:
+        return self.failures[0] if self.failures else 0
+
+    # One model
+
+    def _tell_plan(self, planned: Pull) -> None:
+        from llmrun.hub.pulling import bytes_here
+
+        if self.asked.dry_run and self.asked.as_json:
+            out.json(_described(planned, "present" if planned.here else "planned") | {"path": _text(planned.here)})
+            return
+        fields = [planned.name]
+        if planned.here is not None:
+            fields += ["already here"]
+        elif planned.pinned is not None:
+            artifact = planned.pinned
+            fields += [size_words(artifact.size)]
+            if len(artifact.files) > 1:
+                fields += [f"{len(artifact.files)} files"]
+            if held := bytes_here(artifact):
+                fields += [f"{size_words(held)} of it here already"]
+            fields += [str(artifact.source)]
+            if planned.wanted is not None and planned.wanted.entry is not None:
+                fields += [planned.wanted.entry.license]
+        if self.asked.dry_run:
+            out.answer("  ".join(fields) + "\n")
+        else:
+            out.fields(fields)
+
+    def _pull(self, planned: Pull) -> None:
+        from llmrun.hub.pulling import bytes_here
+
+        held = bytes_here(planned.pinned) if planned.pinned is not None else 0
+        started = time.monotonic()
+        try:
+            path = planned.fetch(self.reporter)
+        except KeyboardInterrupt:
+            out.note("stopped: the next pull goes on where this one stopped")
+            raise
+        seconds = time.monotonic() - started
+        if self.asked.lock:
+            self.locked_now[planned.name] = planned.lockable(path)
+        fetched = planned.here is None and planned.pinned is not None and held < planned.pinned.size
+        if fetched and planned.pinned is not None:
+            size = planned.pinned.size
+            speed = f"{size_words((size - held) / seconds)}/s"
+            took = f"{seconds:.1f} s" if seconds < 60 else duration_words(seconds)
+            out.fields([planned.name, f"{size_words(size)} in {took}", speed])
+        if self.asked.as_json:
+            body = _described(planned, "fetched" if fetched else "present")
+            out.json(body | {"path": str(path), "seconds": round(seconds, 3) if fetched else 0.0})
+        else:
+            out.answer(f"{path}\n")
+
+    def _write_lock(self) -> None:
+        from llmrun.hub.lockfile import read_lock, write_lock
+
+        kept = read_lock(self.lock_path) if self.lock_path.exists() else {}
+        write_lock(self.lock_path, kept | self.locked_now)
+        out.fields([f"{self.lock_path}: {', '.join(self.locked_now)}"])
+
+
+def _described(planned: Pull, status: str) -> dict[str, Any]:
+    artifact = planned.pinned
+    body: dict[str, Any] = {"name": planned.name, "status": status}
+    if artifact is not None:
+        body |= {
+            "source": str(artifact.source),
+            "commit": artifact.commit,
+            "size": artifact.size,
+            "files": [{"file": file.path, "size": file.size, "sha256": file.sha256} for file in artifact.files],
+        }
+    return body
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

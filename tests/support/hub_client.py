@@ -1,0 +1,18 @@
+"""The real huggingface_hub of this process, pointed at another Hub."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def at_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """HF_ENDPOINT is read when huggingface_hub is imported, which may have been long ago: set what it was made into."""
+    from huggingface_hub import constants
+
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "*")
+    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
