@@ -84,10 +84,10 @@ def _row(model: Model, facts: Glance, problem: str, now: float) -> tuple[str, ..
 
 
 def _begun(partial: Partial) -> str:
-    how_far = bytes_in_words(partial.done)
+    how_far = f"{bytes_in_words(partial.done)} of a download"
     if partial.total:
         how_far = f"{partial.done / partial.total:.0%} of {bytes_in_words(partial.total)}"
-    return f"{partial.name}: {how_far} fetched; `llmrun pull {partial.name}` goes on"
+    return f"{partial.name}: {how_far}; `llmrun pull` goes on from there"
 
 
 def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:

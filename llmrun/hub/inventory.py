@@ -20,8 +20,8 @@ from llmrun.hub import lm_studio, ollama, places
 from llmrun.hub.file_names import models_among, quantization_of
 from llmrun.hub.folders import entries, is_file, model_files
 from llmrun.hub.hub_cache import Repository, repositories
-from llmrun.hub.model import HeldSource, HubSource
-from llmrun.hub.records import Record, read_record, remember_name
+from llmrun.hub.model import Expected, HeldSource, HubSource
+from llmrun.hub.records import Record, read_record
 
 if TYPE_CHECKING:
     from llmrun.hub.catalog import Catalog
@@ -149,32 +149,33 @@ def _shared(
     record = read_record(files[0])
     # A commit that no branch or tag names is named by its beginning, which is enough to find it here.
     source = HubSource(repository.name, file, revision=revision if revision in repository.refs else revision[:_SHORT])
-    name = _name(source, snapshot, record, catalogue)
-    if record is None or not record.name:
-        remember_name(files[0], name, source=str(source), commit=named)
+    name = _name(source, snapshot, files, catalogue)
     is_current = not repository.refs or not set(commits).isdisjoint(repository.refs.values())
     ordered = (named, *(commit for commit in commits if commit != named))
     return _model(name, SHARED, files, record, source, ordered, is_current)
 
 
 def _name(
-    source: HubSource, snapshot: Mapping[str, Path], record: Record | None, catalogue: Callable[[], Catalog | None]
+    source: HubSource, snapshot: Mapping[str, Path], files: Sequence[Path], catalogue: Callable[[], Catalog | None]
 ) -> str:
-    """The catalogue's, where `main` holds the file; else by repository, and as shortly as it still means this file."""
+    """The catalogue's, where it means these bytes; else by repository, and as shortly as it still means this file."""
     assert source.file is not None
-    if source.revision == "main":
-        if record is not None and record.name:
-            known = "" if record.name.startswith("hf:") else record.name
-        else:
-            loaded = catalogue()
-            known = (loaded.name_of(source.repository, source.file) if loaded else None) or ""
-        if known:
-            return known
+    loaded = catalogue() if source.revision == "main" else None
+    known = loaded.name_of(source.repository, source.file) if loaded else None
+    if loaded and known and are_blobs_of(files, loaded.find(known).expected):
+        return known
     quant = quantization_of(source.file)
     alike = [file for file in models_among(snapshot) if quantization_of(file) == quant]
     if quant and alike == [source.file]:
         return str(HubSource(source.repository, quantization=quant, revision=source.revision))
     return str(source)
+
+
+def are_blobs_of(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
+    """Whether no file's name says that it is another one than the catalogue means."""
+    wanted = [file.sha256 for file in expected]
+    names = [os.path.basename(os.path.realpath(path)) for path in files]  # noqa: PTH119
+    return len(wanted) == len(names) and all(sha256 in (None, name) for sha256, name in zip(wanted, names, strict=True))
 
 
 def _catalogue() -> Catalog | None:
@@ -188,14 +189,22 @@ def _catalogue() -> Catalog | None:
 
 
 def _own(taken: Collection[str]) -> Iterator[Model]:
-    present = {entry.name: Path(entry.path) for entry in entries(places.models_folder()) if is_file(entry)}
-    for names in models_among(present).values():
-        files = tuple(present[name] for name in names)
-        record = read_record(files[0])
-        known = record.name if record else ""
-        model = _model(str(files[0]) if known.lower() in {*taken, ""} else known, OWN, files, record)
-        if model:
-            yield model
+    """Of our folder, and of those for web addresses in it. A model is called as its record does, or by its path."""
+    folders = [places.models_folder(), *(Path(entry.path) for entry in entries(places.models_folder() / "web"))]
+    for folder in folders:
+        present = {entry.name: Path(entry.path) for entry in entries(folder) if is_file(entry)}
+        for names in models_among(present).values():
+            files = tuple(present[name] for name in names)
+            record = read_record(files[0])
+            called = record.name if record and _finds_it_again(record) else ""
+            model = _model(str(files[0]) if called.lower() in {*taken, ""} else called, OWN, files, record)
+            if model:
+                yield model
+
+
+def _finds_it_again(record: Record) -> bool:
+    """Not of an address with a signature, which is no part of the name."""
+    return record.source.startswith("pypi:") or record.source == record.name
 
 
 def _held(holder: str, name: str, path: Path) -> Model | None:

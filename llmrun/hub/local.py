@@ -8,20 +8,21 @@ the reading of gigabytes. No network is used here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.errors import ModelNotFound, UsageError
 from llmrun.hub import lm_studio, ollama, places
+from llmrun.hub.disk import digest
 from llmrun.hub.file_names import models_among, quantization_of
 from llmrun.hub.folders import model_files
-from llmrun.hub.hashing import digest
 from llmrun.hub.hub_cache import Repository, read_repository
 from llmrun.hub.model import Expected, HeldSource, HubSource, PypiSource, RemoteFile, Source, UrlSource, Wanted
-from llmrun.hub.records import known_digest, read_record, remember_digests
+from llmrun.hub.records import known_digest, remember_digests
 from llmrun.hub.reporter import Reporter
 
 _BLOB = re.compile(r"(?:sha256-)?(?P<digits>[0-9a-f]{64})")
@@ -84,7 +85,7 @@ def _is_sound(candidate: Candidate, name: str, reporter: Reporter) -> bool:
 
 
 def _remove_own(path: Path) -> None:
-    if path.parent == places.models_folder():
+    if path.is_relative_to(places.models_folder()):
         with contextlib.suppress(OSError):  # ours, and of no use; on a read-only disk it stays
             path.unlink()
 
@@ -99,17 +100,15 @@ def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candi
                 files = model_files(found)
                 yield Candidate(source, files, tuple(Expected(file.name) for file in files))
         case PypiSource():
-            yield from _in_own_folder(source, expected)
+            yield from _together(source, expected, places.own_model)
         case UrlSource():
-            for candidate in _in_own_folder(source, expected or (Expected(_last_segment(source.url)),)):
-                record = read_record(candidate.files[0])  # another server may have a file of this name
-                if candidate.expected[0].sha256 or (record and _is_same_url(record.source, source.url)):
-                    yield candidate
+            at = functools.partial(places.web_file, source.url)
+            yield from _together(source, expected or (Expected(_last_segment(source.url)),), at)
 
 
-def _in_own_folder(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candidate]:
+def _together(source: Source, expected: tuple[Expected, ...], place: Callable[[str], Path]) -> Iterator[Candidate]:
     with contextlib.suppress(UsageError):  # a name that no file of ours can have
-        files = tuple(places.own_model(file.file) for file in expected)
+        files = tuple(place(file.file) for file in expected)
         if files and all(path.is_file() for path in files):
             yield Candidate(source, files, expected)
 
@@ -176,11 +175,6 @@ def _have_expected_sizes(candidate: Candidate) -> bool:
         )
     except OSError:
         return False
-
-
-def _is_same_url(one: str, other: str) -> bool:
-    """What follows "?" may be a signature that changes."""
-    return one.partition("?")[0] == other.partition("?")[0]
 
 
 def _last_segment(url: str) -> str:

@@ -11,15 +11,14 @@ from typing import Any
 from llmrun.hub import places
 from llmrun.hub.folders import entries, is_file, read_small
 from llmrun.hub.hub_cache import repository_name
-
-JOURNAL = ".journal"  # suffix, after the partial file's own
+from llmrun.hub.partial import JOURNAL
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
     """What is here of a file that is on its way, or was.
 
-    name   what to give to `llmrun pull`
+    name   of the repository; by its path, where that is all there is
     files  the half-done file and what lies beside it
     done   bytes that are here
     total  bytes of the whole; 0: not known
@@ -44,23 +43,18 @@ def _shared() -> Iterator[Partial]:
 
 
 def _own() -> Iterator[Partial]:
-    for work in entries(places.models_folder() / ".partial"):
-        yield from _in_folder(Path(work.path), "")
+    for address in entries(places.models_folder() / "web"):
+        yield from _in_folder(Path(address.path), "")
 
 
 def _in_folder(folder: Path, name: str) -> Iterator[Partial]:
     files = [Path(entry.path) for entry in entries(folder) if places.PARTIAL in entry.name and is_file(entry)]
     for path in files:
-        if path.name.endswith(places.PARTIAL):
+        if path.name.endswith(places.PARTIAL) and not path.is_symlink():
             beside = tuple(other for other in files if other.name.startswith(path.name))
             told, done = _journal(path.with_name(path.name + JOURNAL))
-            total, called = told.get("size"), told.get("name")
-            yield Partial(
-                called if isinstance(called, str) and called else name or str(path),
-                beside,
-                done,
-                total if type(total) is int and total > 0 else 0,
-            )
+            total = told.get("size")
+            yield Partial(name or str(path), beside, done, total if type(total) is int and total > 0 else 0)
 
 
 def _journal(path: Path) -> tuple[dict[str, Any], int]:

@@ -18,7 +18,8 @@ from llmrun.errors import LlmrunError
 from llmrun.hub import places
 from llmrun.hub.folders import entries
 from llmrun.hub.hub_cache import Repository, read_repository, repositories
-from llmrun.hub.partials import JOURNAL, Partial, partials
+from llmrun.hub.partial import JOURNAL
+from llmrun.hub.partials import Partial, partials
 from llmrun.hub.removal import Removal, files_below, referenced, removal_of_links
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
@@ -75,14 +76,15 @@ def _pruning_of(repository: Repository, *, of_any_kind: bool) -> Removal:
 
 
 def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
-    """Blobs that no snapshot links to: their process died before it could, or while it removed them."""
+    """Blobs that no snapshot links to: a process died before it could, or while it removed them. Not those of this
+    week, which may be the first shards of a model whose others are to come."""
     blobs = [entry for entry in entries(repository.folder / "blobs") if entry.is_file(follow_symlinks=False)]
     kept = referenced(repository)
     return [
         path
         for entry in blobs
         if _BLOB.fullmatch(entry.name) and Path(os.path.realpath(path := Path(entry.path))) not in kept
-        if of_any_kind or _begins_with_magic(path)
+        if _is_old(path) and (of_any_kind or _begins_with_magic(path))
     ]
 
 
@@ -98,16 +100,18 @@ def _dead_partials(repository: Repository) -> Iterator[Path]:
 
 def _stale_downloads() -> Iterator[Removal]:
     for partial in partials():
-        if partial.files[0].parent.parent == places.models_folder() / ".partial" and _is_stale(partial):
+        if partial.files[0].is_relative_to(places.models_folder()) and _is_stale(partial):
             yield Removal(f"download of {partial.name}", None, partial.files, ())
 
 
 def _is_stale(partial: Partial) -> bool:
     path = partial.files[0]
-    if path.with_name(path.name + JOURNAL) not in partial.files:
-        return True
+    return path.with_name(path.name + JOURNAL) not in partial.files or all(map(_is_old, partial.files))
+
+
+def _is_old(path: Path) -> bool:
     try:
-        return time.time() - max(each.stat().st_mtime for each in partial.files) > STALE_DAYS * 86_400
+        return time.time() - path.stat().st_mtime > STALE_DAYS * 86_400
     except OSError:
         return False  # it went while we looked
 

@@ -100,13 +100,6 @@ def mark_used(model: Path) -> None:
     write_record(replace(record, used=time.time()))
 
 
-def remember_name(model: Path, name: str, *, source: str, commit: str = "") -> None:
-    """Remember what a model is called that has no name yet."""
-    with contextlib.suppress(OSError):  # it has gone
-        known = read_record(model) or Record("", "", "", (file_record(model),), fetched=0.0, used=0.0)
-        write_record(replace(known, name=name, source=source, commit=commit))
-
-
 def remember_digests(
     files: Sequence[Path], digests: Sequence[str], *, name: str, source: str, commit: str = ""
 ) -> None:

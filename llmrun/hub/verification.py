@@ -16,7 +16,7 @@ import numpy as np
 from llmrun.errors import LlmrunError
 from llmrun.gguf.problems import shown
 from llmrun.gguf.reader import open_gguf
-from llmrun.hub.hashing import digest
+from llmrun.hub.disk import digest
 from llmrun.hub.inventory import Model
 from llmrun.hub.local import expected_digest
 from llmrun.hub.model import Expected
