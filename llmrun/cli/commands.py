@@ -38,7 +38,8 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[arg-type]  # names alone, for "did you mean"
+        names: dict[str, Any] = dict.fromkeys(COMMANDS)
+        self.commands = names  # for "did you mean"
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         del ctx

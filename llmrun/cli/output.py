@@ -74,6 +74,12 @@ class Output:
         lines = ",\n".join(visible_json(json.dumps(body, ensure_ascii=False)) for body in bodies)
         self._write_stdout(f"[\n{lines}\n]\n" if bodies else "[]\n")
 
+    def lines(self, lines: Iterable[str], *, dim: bool = False) -> None:
+        """A report on stdout, line by line, with control characters shown wherever it goes."""
+        self.clear_progress()
+        begin, end = ("\x1b[2m", "\x1b[0m") if dim and can_color(sys.stdout, self.color) else ("", "")
+        self._write_stdout("".join(f"{begin}{visible_line(line)}{end}\n" for line in lines))
+
     def picture(self, renderable: Any) -> None:
         """Something that Rich draws, on stdout. Its texts must have passed `visible_line`."""
         self.clear_progress()

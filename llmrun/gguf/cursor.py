@@ -32,7 +32,8 @@ class Cursor:
     The header is in memory of its own, as far as it was read; what is returned are views of that, read-only.
     """
 
-    def __init__(self, source: Source, path: Path) -> None:
+    def __init__(self, source: Source, path: Path, *, window: int = _WINDOW_STEP) -> None:
+        """`window`: bytes of the first step; each further one is twice as large, at most _WINDOW_STEP."""
         self.path = path
         self.position = 0
         self.file_bytes = source.size
@@ -42,6 +43,7 @@ class Cursor:
         self._bytes = self._window.view()
         self._bytes.flags.writeable = False
         self._data = self._bytes.data[:0]  # what has been read
+        self._step = window
 
     @property
     def remaining(self) -> int:
@@ -129,6 +131,17 @@ class Cursor:
         self.position = position
         return StringArray(self._bytes, bounds[:-1] + 8, np.diff(bounds) - 8)
 
+    def jump(self, position: int, n: int) -> memoryview:
+        """Go on at `position`, with the next n bytes there, or as many as are left, which are returned. Nothing between
+        what has been read and `position` is read any more."""
+        self.position = position
+        filled = len(self._data)
+        if position > filled:
+            self._data = self._bytes.data[: min(position, self._end)]
+            self._step = n
+        self._fill(min(position + n, self._end))
+        return self._data[position : position + n]
+
     def align(self, alignment: int) -> None:
         self.position = -(-self.position // alignment) * alignment
 
@@ -152,7 +165,8 @@ class Cursor:
         filled = len(self._data)
         if end <= filled:
             return
-        reached = min(self._end, max(end, filled + _WINDOW_STEP))
+        reached = min(self._end, max(end, filled + min(self._step, _WINDOW_STEP)))
+        self._step *= 2
         self._source.read(filled, self._window[filled:reached])
         self._data = self._bytes.data[:reached]
 

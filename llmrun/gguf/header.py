@@ -45,22 +45,52 @@ class Header:
     types: dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a file begins with."""
+
+    version: int
+    tensors: int
+    keys: int
+
+
 def read_header(cursor: Cursor) -> Header:
     """Read up to the first tensor's description. Raises BadGGUF, or UnsupportedModel for a part of a split file."""
+    counts = read_counts(cursor)
+    metadata: dict[str, Value] = {}
+    types: dict[str, str] = {}
+    for index in range(counts.keys):
+        key = read_key(cursor, index, counts.keys, types)
+        metadata[key], types[key] = read_value(cursor, key)
+    return checked_header(cursor, counts, metadata, types)
+
+
+def read_counts(cursor: Cursor) -> Counts:
     _check_magic(cursor)
     version = _version(cursor)
     tensor_count = cursor.count("number of tensors", least_bytes=_LEAST_TENSOR_BYTES, limit=MAX_TENSORS)
     key_count = cursor.count("number of keys", least_bytes=_LEAST_KEY_BYTES, limit=MAX_KEYS)
-    metadata: dict[str, Value] = {}
-    types: dict[str, str] = {}
-    for index in range(key_count):
-        key = _key(cursor, index)
-        if key in metadata:
-            raise cursor.bad(shown(key), f"the key is there twice, again as key {index} of {key_count}")
-        metadata[key], types[key] = _value(cursor, shown(key))
+    return Counts(version, tensor_count, key_count)
+
+
+def read_key(cursor: Cursor, index: int, count: int, types: dict[str, str]) -> str:
+    """The name of a key; `types` are those of the keys before it."""
+    key = _key(cursor, index)
+    if key in types:
+        raise cursor.bad(shown(key), f"the key is there twice, again as key {index} of {count}")
+    return key
+
+
+def read_value(cursor: Cursor, key: str) -> tuple[Value, str]:
+    """A value, and the name of its type."""
+    return _value(cursor, shown(key))
+
+
+def checked_header(cursor: Cursor, counts: Counts, metadata: dict[str, Value], types: dict[str, str]) -> Header:
+    """All keys together. Raises as `read_header` does."""
     _check_architecture(cursor, metadata, types)
     _check_split(cursor, metadata, types)
-    return Header(version, _alignment(cursor, metadata, types), tensor_count, metadata, types)
+    return Header(counts.version, _alignment(cursor, metadata, types), counts.tensors, metadata, types)
 
 
 def _check_magic(cursor: Cursor) -> None:

@@ -20,7 +20,7 @@ from llmrun.gguf.cursor import Cursor
 from llmrun.gguf.header import Header, read_header
 from llmrun.gguf.hyperparameters import check_hyperparameters
 from llmrun.gguf.metadata import Metadata
-from llmrun.gguf.source import FileSource, MemorySource, Source
+from llmrun.gguf.source import FileSource, MemorySource, OnesSource, Source
 from llmrun.gguf.tensors import TensorInfo, read_tensors
 from llmrun.gguf.vocabulary import check_vocabulary
 
@@ -50,9 +50,13 @@ def read_gguf(data: bytes, path: Path) -> GGUFFile:
 
 
 def _read(source: Source, path: Path) -> GGUFFile:
-    cursor = Cursor(source, path)
+    return read_whole_header(Cursor(source, path), source)
+
+
+def read_whole_header(cursor: Cursor, source: Source) -> GGUFFile:
+    """Read and check everything before the tensors. Raises BadGGUF and UnsupportedModel."""
     header = read_header(cursor)
-    file = GGUFFile(path, source, header, read_tensors(cursor, header))
+    file = GGUFFile(cursor.path, source, header, read_tensors(cursor, header))
     check_hyperparameters(file)
     if file.has("tokenizer.ggml.tokens"):
         check_vocabulary(file)
@@ -109,6 +113,11 @@ class GGUFFile(Metadata):
         if start < 0 or start + len(into) > tensor.nbytes:
             raise ValueError(f"bytes {start} to {start + len(into)} of a tensor of {tensor.nbytes}")
         self._source.read(tensor.offset + start, into)
+
+    def with_made_up_weights(self) -> GGUFFile:
+        """The same file, of which no tensor is read: all are 1.0 where they are floats. For arithmetic about it."""
+        header = Header(self.version, self.alignment, len(self.tensors), dict(self.metadata), dict(self.types))
+        return GGUFFile(self.path, OnesSource(self.file_bytes), header, self.tensors)
 
     def check_unchanged(self) -> None:
         """Raises ModelFileError when the file was written to since it was opened. To be asked after the last read:

@@ -62,6 +62,25 @@ class MemorySource:
         """There is nothing to let go of."""
 
 
+class OnesSource:
+    """Bytes that nobody has read, in whose place stand floats of 1.0."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def read(self, offset: int, into: NDArray[np.uint8]) -> None:
+        into[:] = np.resize(np.ones(1, np.float32).view(np.uint8), len(into))
+
+    def check_unchanged(self) -> None:
+        """Nothing was read."""
+
+    def check_in_place(self) -> None:
+        """Nothing was read."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
 class FileSource:
     """An open file. It is closed by `close`, or with the last one who holds it.
 

@@ -8,7 +8,8 @@ the user's `config.toml`: a model there replaces ours of that name, a family the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from llmrun.hub.catalog_file import (
     read_file,
     read_shortnames,
 )
+from llmrun.hub.catalog_sections import read_sections
 from llmrun.hub.file_names import quantization_named, shards_of
-from llmrun.hub.model import Wanted
+from llmrun.hub.model import HubSource, Wanted
 from llmrun.settings import config_file
 
 __all__ = ["Catalog", "CatalogEntry", "Quant", "load_catalog", "own_catalog", "read_whole", "shipped_catalog"]
@@ -40,16 +42,19 @@ class Catalog:
 
     def __init__(self, *files: CatalogFile) -> None:
         """Later files win over earlier ones."""
-        self._models: dict[str, tuple[CatalogFile, Any]] = {}
+        self._models: dict[str, CatalogFile] = {}
         self._families: dict[str, list[CatalogFile]] = {}
         self._aliases: dict[str, str] = {}
+        self._repositories: dict[str, list[str]] = {}
         self._entries: dict[str, CatalogEntry] = {}
         self.shortnames: dict[str, str] = {}
         for file in files:
             self.shortnames |= read_shortnames(file)
-            for name, table in file.models.items():
-                self._models[name] = (file, table)
-                self._aliases |= dict.fromkeys(table.get("aliases", ()), name)
+            self._aliases |= file.aliases
+            for name in file.models:
+                self._models[name] = file
+            for repository, names in file.repositories.items():
+                self._repositories.setdefault(repository, []).extend(names)
             for name in file.families:
                 self._families.setdefault(name, []).append(file)
 
@@ -64,8 +69,8 @@ class Catalog:
     def entry(self, name: str) -> CatalogEntry:
         """The model of exactly this name. Raises KeyError, and UsageError for an entry that is wrong."""
         if name not in self._entries:
-            file, table = self._models[name]
-            self._entries[name] = read_entry(file.path, name, table, self._family(name.partition(":")[0]))
+            file = self._models[name]
+            self._entries[name] = read_entry(file.path, name, file.models[name], self._family(name.partition(":")[0]))
         return self._entries[name]
 
     def entries(self) -> Iterator[CatalogEntry]:
@@ -84,28 +89,25 @@ class Catalog:
 
     def name_of(self, repository: str, file: str) -> str | None:
         """What to ask for to get this file of the Hub (any shard of it); None for one that has no name here."""
-        for name in self._with_repository(repository):
-            entry = self.entry(name)
+        for entry in self._with_repository(repository):
             for quant in entry.quants.values():
-                for source in quant.sources:
-                    held = getattr(source, "repository", None), getattr(source, "file", "")
-                    if held[0] == repository and file in shards_of(held[1]):
+                for source in _hub_sources(quant):
+                    if source.repository == repository and file in shards_of(source.file or ""):
                         return entry.name_with(quant.name)
         return None
 
     def entry_of(self, repository: str) -> CatalogEntry | None:
         """The model that a repository of the Hub holds, if it is one of ours."""
-        return next((self.entry(name) for name in self._with_repository(repository)), None)
+        return next(self._with_repository(repository), None)
 
     def repositories(self) -> tuple[str, ...]:
         """All that an entry names, each once."""
-        found: dict[str, None] = {}
-        for _, table in self._models.values():
-            found |= dict.fromkeys(_repositories_in(table))
-        return tuple(found)
+        return tuple(self._repositories)
 
-    def _with_repository(self, repository: str) -> Iterator[str]:
-        return (name for name, (_, table) in self._models.items() if repository in _repositories_in(table))
+    def _with_repository(self, repository: str) -> Iterator[CatalogEntry]:
+        for name in dict.fromkeys(self._repositories.get(repository, ())):
+            if repository in _repositories_of(self.entry(name)):  # the user's entry of that name may have others
+                yield self.entry(name)
 
     def _chosen(self, name: str) -> tuple[CatalogEntry, str]:
         wanted = name.lower()
@@ -131,9 +133,9 @@ class Catalog:
             return self._usual(family)
         for ending in _ANSWERING:
             plain = wanted.removesuffix(ending)
-            # Where `qwen3:4b-instruct` is a model of its own, `qwen3:8b-instruct` is not the plain `qwen3:8b`.
-            if plain in self._models and plain != wanted and not any(name.endswith(ending) for name in self.sizes(family)):
-                return plain
+            if plain != wanted and plain in self._models:
+                # Where `qwen3:4b-instruct` is a model of its own, `qwen3:8b-instruct` is not the plain `qwen3:8b`.
+                return None if any(name.endswith(ending) for name in self.sizes(family)) else plain
         return None
 
     def _usual(self, family: str) -> str | None:
@@ -156,7 +158,7 @@ class Catalog:
         if quant in entry.quants:
             return entry, quant
         hint = "listed: " + ", ".join(entry.quants)
-        repository = next((getattr(source, "repository", None) for source in entry.quants[entry.default].sources), None)
+        repository = next((source.repository for source in _hub_sources(entry.quants[entry.default])), None)
         if repository:
             hint += f"; its repository may have more: hf:{repository}:{quant}"
         raise ModelNotFound(f"model: {name!r}: {entry.name} is not listed as {quant}", hint=hint)
@@ -172,12 +174,11 @@ class Catalog:
 
 def load_catalog() -> Catalog:
     """Our catalogue, extended by the user's own. Raises UsageError naming the file, the entry and the key."""
-    own = own_catalog()
+    ours, own = _shipped(shipped_catalog()), own_catalog()
     if not own.is_file():
-        return Catalog(_shipped(shipped_catalog()))
+        return Catalog(ours)
     file = read_file(own)
-    read_whole(file)
-    return Catalog(_shipped(shipped_catalog()), file)
+    return Catalog(ours, _indexed(file, read_whole(file)))
 
 
 def own_catalog() -> Path:
@@ -219,12 +220,24 @@ def read_whole(file: CatalogFile) -> dict[str, CatalogEntry]:
     return entries
 
 
+def _indexed(file: CatalogFile, entries: Mapping[str, CatalogEntry]) -> CatalogFile:
+    aliases: dict[str, str] = {}
+    repositories: dict[str, list[str]] = {}
+    for entry in entries.values():
+        aliases |= dict.fromkeys(entry.aliases, entry.name)
+        for repository in _repositories_of(entry):
+            repositories.setdefault(repository, []).append(entry.name)
+    return replace(file, aliases=aliases, repositories=repositories)
+
+
+def _repositories_of(entry: CatalogEntry) -> set[str]:
+    return {source.repository for quant in entry.quants.values() for source in _hub_sources(quant)}
+
+
+def _hub_sources(quant: Quant) -> list[HubSource]:
+    return [source for source in quant.sources if isinstance(source, HubSource)]
+
+
 @functools.cache
 def _shipped(path: Path) -> CatalogFile:
-    return read_file(path)
-
-
-def _repositories_in(table: Any) -> set[str]:
-    quants = table.get("quants", {}).values()
-    named = {quant["repository"] for quant in quants if "repository" in quant}
-    return named | ({table["repository"]} if "repository" in table else set())
+    return read_sections(path)

@@ -108,12 +108,18 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True)
 class CatalogFile:
-    """The tables of one file, not yet read further."""
+    """The tables of one file, not yet read further.
+
+    aliases       other names, and whose they are
+    repositories  of the Hub, and the names of the models that have files there
+    """
 
     path: Path
     models: Mapping[str, Any]
     families: Mapping[str, Any]
     shortnames: Mapping[str, Any]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    repositories: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 def read_file(path: Path) -> CatalogFile:
@@ -121,18 +127,26 @@ def read_file(path: Path) -> CatalogFile:
     import tomllib
 
     try:
-        tables = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise UsageError(f"catalogue: {path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        tables = tomllib.loads(read_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise UsageError(f"catalogue: {path}: not valid TOML: {error}") from error
-    known = {"models", "families", "shortnames"}
+    known = ("models", "families", "shortnames")
     for name, table in tables.items():
         if name not in known or not isinstance(table, dict):
             raise UsageError(
                 f"catalogue: {path}: {name!r}: only [models.NAME], [families.NAME] and [shortnames] are allowed"
             )
-    return CatalogFile(path, *(tables.get(name, {}) for name in ("models", "families", "shortnames")))
+    models, families, shortnames = (tables.get(name, {}) for name in known)
+    return CatalogFile(path, models, families, shortnames)
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+    except OSError as error:
+        raise UsageError(f"catalogue: {path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"catalogue: {path}: not UTF-8: {error}") from error
 
 
 def read_shortnames(file: CatalogFile) -> dict[str, str]:

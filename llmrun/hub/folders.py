@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from llmrun.hub.file_names import models_among
+
 _MOST_BYTES = 1 << 20
 _MOST_ENTRIES = 100_000
 
@@ -30,6 +32,12 @@ def is_file(entry: os.DirEntry[str]) -> bool:
         return entry.is_file()
     except OSError:
         return False
+
+
+def model_files(first: Path) -> tuple[Path, ...]:
+    """All files of the model that begins with this one, beside it; itself alone where some are missing."""
+    siblings = models_among([entry.name for entry in entries(first.parent)])
+    return tuple(first.with_name(name) for name in siblings.get(first.name, (first.name,)))
 
 
 def read_small(path: Path) -> bytes:

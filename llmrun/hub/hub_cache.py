@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +37,8 @@ class Repository:
     refs: Mapping[str, str]
     snapshots: Mapping[str, Mapping[str, Path]]
 
-    def revision_of(self, commits: tuple[str, ...]) -> str:
-        """How to name the first of these commits that has a name: "main", another branch or tag, or itself."""
+    def revision_of(self, commits: Sequence[str]) -> str:
+        """How to name one of these commits: "main", another branch or tag, or the first itself."""
         named = [revision for revision, commit in self.refs.items() if commit in commits]
         return "main" if "main" in named else next(iter(named), commits[0])
 

@@ -1,26 +1,28 @@
 """Finding a model on this machine: in the cache shared with other tools, in our own folder, in another program's.
 
-A file is trusted when its sha256 was seen to be right once. What it must be stands in the catalogue, or in the blob's own
-name: the shared cache and Ollama name a file by its sha256. The record of that (records.py) spares the next start the
-reading of gigabytes. No network is used here.
+A file is trusted when its sha256 was seen to be right once. What it must be stands in the catalogue, or in the blob's
+own name: the shared cache and Ollama name a file by its sha256. The record of that (records.py) spares the next start
+the reading of gigabytes. No network is used here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.errors import ModelNotFound, UsageError
 from llmrun.hub import lm_studio, ollama, places
-from llmrun.hub.file_names import models_among
-from llmrun.hub.hashing import digest
+from llmrun.hub.disk import digest
+from llmrun.hub.file_names import models_among, quantization_of
+from llmrun.hub.folders import model_files
 from llmrun.hub.hub_cache import Repository, read_repository
-from llmrun.hub.model import Expected, HeldSource, HubSource, PypiSource, Source, UrlSource, Wanted
-from llmrun.hub.records import known_digest, read_record, remember_digests
+from llmrun.hub.model import Expected, HeldSource, HubSource, PypiSource, RemoteFile, Source, UrlSource, Wanted
+from llmrun.hub.records import known_digest, remember_digests
 from llmrun.hub.reporter import Reporter
 
 _BLOB = re.compile(r"(?:sha256-)?(?P<digits>[0-9a-f]{64})")
@@ -38,7 +40,7 @@ class Candidate:
 
 
 def find(wanted: Wanted, reporter: Reporter) -> Path | None:
-    """The first file of a whole model. Nothing is hashed that was hashed before; a damaged file is told, and not used."""
+    """The first file of a whole model. Nothing is hashed that was hashed before; a damaged file is not used."""
     for candidate in candidates(wanted):
         if _is_sound(candidate, wanted.name, reporter):
             return candidate.files[0]
@@ -83,7 +85,7 @@ def _is_sound(candidate: Candidate, name: str, reporter: Reporter) -> bool:
 
 
 def _remove_own(path: Path) -> None:
-    if path.parent == places.models_folder():
+    if path.is_relative_to(places.models_folder()):
         with contextlib.suppress(OSError):  # ours, and of no use; on a read-only disk it stays
             path.unlink()
 
@@ -98,23 +100,15 @@ def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candi
                 files = model_files(found)
                 yield Candidate(source, files, tuple(Expected(file.name) for file in files))
         case PypiSource():
-            yield from _in_own_folder(source, expected)
+            yield from _together(source, expected, places.own_model)
         case UrlSource():
-            for candidate in _in_own_folder(source, expected or (Expected(_last_segment(source.url)),)):
-                record = read_record(candidate.files[0])  # another server may have a file of this name
-                if candidate.expected[0].sha256 or (record and record.source == str(source)):
-                    yield candidate
+            at = functools.partial(places.web_file, source.url)
+            yield from _together(source, expected or (Expected(_last_segment(source.url)),), at)
 
 
-def model_files(first: Path) -> tuple[Path, ...]:
-    """All files of the model that begins with this one, beside it; itself alone where some are missing."""
-    siblings = models_among([entry.name for entry in first.parent.iterdir()])
-    return tuple(first.with_name(name) for name in siblings.get(first.name, (first.name,)))
-
-
-def _in_own_folder(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candidate]:
+def _together(source: Source, expected: tuple[Expected, ...], place: Callable[[str], Path]) -> Iterator[Candidate]:
     with contextlib.suppress(UsageError):  # a name that no file of ours can have
-        files = tuple(places.own_model(file.file) for file in expected)
+        files = tuple(place(file.file) for file in expected)
         if files and all(path.is_file() for path in files):
             yield Candidate(source, files, expected)
 
@@ -150,16 +144,14 @@ def _named_files(snapshot: Mapping[str, Path], source: HubSource) -> tuple[str, 
     models = models_among(snapshot)
     if source.file is not None:
         return models.get(source.file, ())
-    chosen = best_of(snapshot, models, source.quantization)
+    chosen = _best_of(models, source.quantization)
     return models[chosen] if chosen else ()
 
 
-def best_of(snapshot: Mapping[str, Path], models: Mapping[str, Sequence[str]], quantization: str | None) -> str | None:
+def _best_of(models: Mapping[str, Sequence[str]], quantization: str | None) -> str | None:
     """Which of the models that are here a name means that leaves the file open; None where that cannot be told."""
     from llmrun.hub.choosing import choose
-    from llmrun.hub.file_names import quantization_of
     from llmrun.hub.listing import OfferedModel
-    from llmrun.hub.model import RemoteFile
 
     offered = [
         OfferedModel(quantization_of(first), tuple(RemoteFile(file, 0, None) for file in files))

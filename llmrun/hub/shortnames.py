@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def ramalama_files() -> Iterator[Path]:
+def ramalama_folders() -> Iterator[Path]:
     """Where RamaLama looks, the last one winning; none need exist. Its `shortnames.py` has the same list."""
     yield Path(sys.prefix, "share")
     if os.name == "nt":
@@ -29,7 +29,7 @@ def ramalama_target(name: str) -> str | None:
     """What a name stands for in RamaLama's files; None where it is in none of them. A file that RamaLama could not
     read either has no names."""
     found = None
-    for folder in ramalama_files():
+    for folder in ramalama_folders():
         found = _read(folder / "ramalama" / "shortnames.conf").get(name.lower(), found)
     return found
 

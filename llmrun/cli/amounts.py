@@ -1,0 +1,37 @@
+"""Sizes, counts and times as people say them."""
+
+from __future__ import annotations
+
+_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_AGES = ((60, "minute"), (3600, "hour"), (86_400, "day"), (7 * 86_400, "week"), (365 * 86_400, "year"))
+
+
+def bytes_in_words(count: int) -> str:
+    """`98 MB`, `2.5 GB`: two digits or more, never four."""
+    for size, unit in _UNITS:
+        if count >= 0.9995 * size:
+            number = count / size
+            return f"{number:.1f} {unit}" if number < 9.95 else f"{number:.0f} {unit}"
+    return f"{count} B"
+
+
+def tokens_in_words(count: int) -> str:
+    """`8k` for 8192 tokens of context; "" for none."""
+    if not count:
+        return ""
+    return f"{count // 1024}k" if count % 1024 == 0 and count < 1 << 20 else f"{count:,}"
+
+
+def age_in_words(moment: float, now: float) -> str:
+    """How long ago a moment was, both in seconds since 1970: `3 days ago`."""
+    seconds = now - moment
+    if seconds < 60:
+        return "just now"
+    size, unit = next((size, unit) for size, unit in reversed(_AGES) if seconds >= size)
+    count = int(seconds // size)
+    return f"{count} {unit}{'s' if count > 1 else ''} ago"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 model`, `2 models`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

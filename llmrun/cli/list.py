@@ -1,0 +1,111 @@
+"""`llmrun list`: the models on this machine, whoever fetched them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from llmrun.cli import options
+from llmrun.cli.amounts import age_in_words, bytes_in_words, counted, tokens_in_words
+from llmrun.cli.output import out
+from llmrun.settings import load_settings
+
+if TYPE_CHECKING:
+    from llmrun.gguf.glance import Glance
+    from llmrun.hub.inventory import Model
+    from llmrun.hub.partials import Partial
+
+_HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
+_RIGHT = "14"  # sizes and contexts
+
+
+def list_models(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
+    """List the models on this machine.
+
+    Those that llmrun and other Hugging Face tools fetched, and those of Ollama and LM Studio, which are used where they
+    are. Every name can be given to -m, show, rm and verify.
+    """
+    del debug
+    settings = load_settings({"quiet": quiet or None})
+    out.quiet, out.color = settings.quiet, settings.color
+
+    from llmrun.hub import inventory, partials
+
+    found = inventory.models()
+    described = [(model, *inventory.facts_of(model)) for model in found]
+    begun = partials.partials()
+    total = inventory.total_size([path for model in found for path in model.files])
+    if json_output:
+        out.json(
+            {
+                "models": [_as_json(*each) for each in described],
+                "incomplete": [{"name": each.name, "bytes": each.done, "total_bytes": each.total} for each in begun],
+                "total_bytes": total + sum(each.done for each in begun),
+            }
+        )
+        return 0
+    if not found and not begun:
+        out.lines(["No model is on this machine yet. `llmrun chat` fetches a small one (98 MB) and starts it;"])
+        out.lines(["`llmrun pull NAME` fetches any other."])
+        return 0
+    _show(described, begun, total)
+    return 0
+
+
+def _show(described: list[tuple[Model, Glance, str]], begun: list[Partial], total: int) -> None:
+    from llmrun.cli.columns import aligned
+
+    if described:
+        now = time.time()
+        rows = aligned([_HEADER, *(_row(*each, now) for each in described)], _RIGHT)
+        out.lines(rows[:1], dim=True)
+        out.lines(rows[1:])
+        out.lines([f"{counted(len(described), 'model')}, {bytes_in_words(total)}"], dim=True)
+    for each in begun:
+        out.lines([_begun(each)])
+    old = [model for model, _, _ in described if not model.current]
+    if old:
+        out.note(
+            f"{counted(len(old), 'model')} here {'has' if len(old) == 1 else 'have'} a newer revision: llmrun prune"
+        )
+
+
+def _row(model: Model, facts: Glance, problem: str, now: float) -> tuple[str, ...]:
+    from llmrun.hub.inventory import quantization
+
+    return (
+        model.name,
+        bytes_in_words(model.size),
+        quantization(model, facts),
+        "damaged" if problem else facts.architecture,
+        tokens_in_words(facts.context),
+        age_in_words(model.used, now) if model.used else "never",
+    )
+
+
+def _begun(partial: Partial) -> str:
+    how_far = f"{bytes_in_words(partial.done)} of a download"
+    if partial.total:
+        how_far = f"{partial.done / partial.total:.0%} of {bytes_in_words(partial.total)}"
+    return f"{partial.name}: {how_far}; `llmrun pull` goes on from there"
+
+
+def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:
+    from llmrun.hub.inventory import quantization
+
+    record = model.record
+    return {
+        "name": model.name,
+        "holder": model.holder,
+        "files": [str(path) for path in model.files],
+        "bytes": model.size,
+        "quantization": quantization(model, facts),
+        "architecture": facts.architecture,
+        "context": facts.context,
+        "repository": model.repository,
+        "commit": model.commits[0] if model.commits else "",
+        "superseded": not model.current,
+        "fetched": record.fetched if record else 0.0,
+        "used": model.used,
+        "problem": problem,
+    }

@@ -1,0 +1,78 @@
+"""`llmrun rm`: models taken off this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmrun.cli import options
+from llmrun.cli.amounts import bytes_in_words
+from llmrun.cli.output import out
+from llmrun.errors import LlmrunError, ModelNotFound
+from llmrun.settings import load_settings
+
+if TYPE_CHECKING:
+    from llmrun.hub.inventory import Model
+    from llmrun.hub.partials import Partial
+    from llmrun.hub.removal import Removal
+
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be removed, and remove nothing.")]
+
+
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As llmrun list shows them.")],
+    dry_run: DryRun = False,
+    json_output: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Remove models from this machine.
+
+    Nothing is asked. What another revision or another name still needs stays, and so does a model that is in use.
+    """
+    del debug
+    settings = load_settings({"quiet": quiet or None})
+    out.quiet, out.color = settings.quiet, settings.color
+
+    from llmrun.hub import removal
+    from llmrun.hub.inventory import models
+    from llmrun.hub.partials import partials
+
+    found, begun = models(), partials()
+    told: list[dict[str, Any]] = []
+    exit_code = 0
+    for name in dict.fromkeys(names):
+        try:
+            planned = _planned(name, found, begun)
+            freed = planned.freed if dry_run else removal.remove(planned)
+        except LlmrunError as error:
+            exit_code = exit_code or error.exit_code
+            told.append({"name": name, "error": str(error)})
+            out.error(str(error), error.hint)
+            continue
+        told.append({"name": planned.name, "freed_bytes": freed, "files": _files_of(planned)})
+        for note in planned.notes:
+            out.note(note)
+        if not json_output:
+            verb, would = ("would be removed", "would be") if dry_run else ("removed", "were")
+            out.lines([f"{planned.name}: {verb}; {bytes_in_words(freed)} {would} freed"])
+    if json_output:
+        out.json({"dry_run": dry_run, "models": told, "freed_bytes": sum(each.get("freed_bytes", 0) for each in told)})
+    return exit_code
+
+
+def _planned(name: str, found: list[Model], begun: list[Partial]) -> Removal:
+    from llmrun.hub import inventory, removal
+
+    partial = next((each for each in begun if each.name.lower() == name.lower()), None)
+    try:
+        return removal.removal_of(inventory.select(name, found))
+    except ModelNotFound:
+        if partial is None:
+            raise
+        return removal.removal_of_partial(partial)
+
+
+def _files_of(planned: Removal) -> list[str]:
+    return [str(path) for path in (*planned.links, *planned.blobs)]

@@ -1,0 +1,93 @@
+"""`llmrun show`: what a model is, read from its header."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmrun.cli import options
+from llmrun.cli.output import out
+from llmrun.errors import ModelNotFound, UsageError
+from llmrun.settings import load_settings
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.hub.catalog import CatalogEntry
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A model, here or on the Hub, or a .gguf file.")],
+    template: Annotated[bool, typer.Option("--template", help="The chat template alone.")] = False,
+    metadata: Annotated[bool, typer.Option("--metadata", help="Every key of the file.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor of the file.")] = False,
+    json_output: options.Json = False,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Show what a model is, without running it.
+
+    What its file says of the architecture, the tensors, the tokenizer, sampling, the chat template and the licence, and
+    what the catalogue says. Of a model that is not here only the header is fetched.
+    """
+    del debug
+    settings = load_settings({"quiet": quiet or None, "offline": offline or None})
+    out.quiet, out.color = settings.quiet, settings.color
+    parts = [
+        flag for flag, given in (("--template", template), ("--metadata", metadata), ("--tensors", tensors)) if given
+    ]
+    if len(parts) > 1:
+        raise UsageError(f"{parts[0]} and {parts[1]}: one at a time")
+
+    file, entry, called = opened(name)
+    with file:
+        show_file(file, called, entry, part=parts[0] if parts else "", as_json=json_output)
+    return 0
+
+
+def opened(name: str) -> tuple[GGUFFile, CatalogEntry | None, str]:
+    """(its header, what the catalogue says of it, what to call it). Raises every LlmrunError of hub and reader."""
+    from llmrun.gguf.reader import open_gguf
+    from llmrun.hub.inventory import models, select
+    from llmrun.hub.reference import LocalPath, understand
+
+    meant = understand(name)
+    if isinstance(meant, LocalPath):
+        return open_gguf(meant.path), None, str(meant.path)
+    model = select(name, models())
+    return open_gguf(model.path), meant.entry, model.name
+
+
+def show_file(file: GGUFFile, name: str, entry: CatalogEntry | None, *, part: str = "", as_json: bool = False) -> None:
+    """Show a header, of a file that is here or not.
+
+    part  "--template", "--metadata" or "--tensors": this alone
+    """
+    from llmrun.cli import showing
+
+    match part:
+        case "--template":
+            _show_template(file, name)
+        case "--metadata" if as_json:
+            out.json(showing.metadata_as_json(file))
+        case "--metadata":
+            out.lines(showing.metadata_lines(file))
+        case "--tensors" if as_json:
+            out.json({"tensors": showing.tensors_as_json(file)})
+        case "--tensors":
+            out.lines(showing.tensor_lines(file))
+        case _ if as_json:
+            out.json(showing.as_json(file, name, entry))
+        case _:
+            showing.show_all(file, name, entry)
+
+
+def _show_template(file: GGUFFile, name: str) -> None:
+    from llmrun.cli.showing import TEMPLATE
+
+    text = file.string(TEMPLATE, "")
+    if not text:
+        raise ModelNotFound(f"{name}: has no chat template of its own")
+    out.answer(text)
+    out.end_answer()

@@ -1,0 +1,226 @@
+"""What a header says, in sections. Every text of a file passes `visible_line` on its way out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmrun.archs.tensors import common_type, parameter_count
+from llmrun.cli.amounts import bytes_in_words, counted
+from llmrun.cli.columns import aligned
+from llmrun.cli.output import out
+from llmrun.cli.terminal import columns, shortened, visible_line, width
+from llmrun.gguf.values import StringArray
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.gguf.values import Value
+    from llmrun.hub.catalog import CatalogEntry
+
+TEMPLATE = "tokenizer.chat_template"
+_TOKENS = "tokenizer.ggml.tokens"
+_SAMPLING = "general.sampling."
+_LONGEST = 200  # characters of a value
+_FIRST = 5  # elements of an array that are shown
+
+# Of the architecture's own keys, what people ask for, in words.
+_HYPERPARAMETERS = (
+    ("block_count", "layers"),
+    ("embedding_length", "width"),
+    ("feed_forward_length", "feed-forward"),
+    ("attention.head_count", "heads"),
+    ("attention.head_count_kv", "KV heads"),
+    ("expert_count", "experts"),
+    ("expert_used_count", "experts used"),
+    ("attention.sliding_window", "window"),
+)
+_SPECIAL = (("bos", "begin"), ("eos", "end"), ("eot", "end of turn"), ("unknown", "unknown"), ("padding", "padding"))
+
+Fields = Sequence[tuple[str, str]]
+
+
+def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
+    """The calm page: sections with a line for each fact."""
+    for title, fields in _sections(file, name, entry):
+        out.lines(["", title] if title else [], dim=True)
+        out.lines(f"  {line}" for line in _fitting(fields))
+    out.lines(["", "Tensors"], dim=True)
+    out.lines(f"  {line}" for line in aligned(_types(file), "12"))
+
+
+def _fitting(fields: Fields) -> Iterator[str]:
+    """Values that are too long for the line lose their end; a path does not, which somebody may want to copy."""
+    limit = columns() - 3
+    for (label, _), line in zip(fields, aligned([[label, value] for label, value in fields]), strict=True):
+        if label in ("path", "sha256") or width(line) <= limit:
+            yield line
+        else:
+            yield shortened(line, limit - 1) + "…"
+
+
+def _sections(file: GGUFFile, name: str, entry: CatalogEntry | None) -> Iterator[tuple[str, Fields]]:
+    yield "", [("name", name), ("path", str(file.path)), ("size", f"{file.file_bytes:,} bytes")]
+    yield "Model", [*_model(file), *_catalogue(entry)]
+    if file.has("tokenizer.ggml.model"):
+        yield "Tokenizer", _tokenizer(file)
+    sampling = dict(_sampling(file, entry))
+    if sampling:
+        yield "Sampling", [(key, f"{value:g}") for key, value in sampling.items()]
+    templates = _templates(file)
+    yield (
+        "Chat template",
+        [
+            field
+            for key, text in templates.items()
+            for field in (
+                (key, f"{len(text):,} characters, {counted(text.count(chr(10)) + 1, 'line')}; --template prints it"),
+                ("sha256", _digest(text)),
+            )
+        ]
+        or [("", "none of its own")],
+    )
+
+
+def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
+    architecture = _text(file, "general.architecture")
+    yield "title", _text(file, "general.name")
+    yield "architecture", architecture
+    yield "parameters", f"{parameter_count(file):,}"
+    yield "most weights", common_type(file)
+    context = file.metadata.get(f"{architecture}.context_length")
+    if isinstance(context, int):
+        yield "context", f"{context:,} tokens"
+    facts = [
+        f"{file.metadata[key]} {word}"
+        for ending, word in _HYPERPARAMETERS
+        if isinstance(file.metadata.get(key := f"{architecture}.{ending}"), int)
+    ]
+    yield "shape", ", ".join(facts)
+    for key, label in (("license", "licence"), ("license.link", "licence text"), ("description", "description")):
+        if text := _text(file, f"general.{key}"):
+            yield label, text
+
+
+def _catalogue(entry: CatalogEntry | None) -> Iterator[tuple[str, str]]:
+    if entry is not None:
+        yield "catalogue", f"{entry.description} ({entry.license})"
+
+
+def _tokenizer(file: GGUFFile) -> Fields:
+    tokens = file.metadata.get(_TOKENS)
+    words = [("kind", " ".join(filter(None, (_text(file, "tokenizer.ggml.model"), _text(file, "tokenizer.ggml.pre")))))]
+    if isinstance(tokens, StringArray):
+        words.append(("tokens", f"{len(tokens):,}"))
+        for key, label in _SPECIAL:
+            number = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+            if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(tokens):
+                words.append((label, f"{tokens[number]}  ({number})"))
+    return words
+
+
+def _sampling(file: GGUFFile, entry: CatalogEntry | None) -> Iterator[tuple[str, float]]:
+    """The catalogue's, and the file's own, which hold where both say something (engine/defaults.py)."""
+    names = {"temp": "temperature", "penalty_repeat": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
+    yield from (entry.sampling if entry else {}).items()
+    for key, value in file.metadata.items():
+        if key.startswith(_SAMPLING) and isinstance(value, int | float) and not isinstance(value, bool):
+            name = key.removeprefix(_SAMPLING)
+            yield names.get(name, name), value
+
+
+def _templates(file: GGUFFile) -> dict[str, str]:
+    """The template, and others by their names, such as `tool_use`."""
+    return {
+        key.removeprefix(f"{TEMPLATE}.").replace(TEMPLATE, "default"): value
+        for key, value in file.metadata.items()
+        if (key == TEMPLATE or key.startswith(f"{TEMPLATE}.")) and isinstance(value, str)
+    }
+
+
+def _types(file: GGUFFile) -> list[tuple[str, str, str]]:
+    """(type, how many tensors, how many bytes), the most bytes first."""
+    return [(kind, f"{count:,}", bytes_in_words(size)) for kind, (count, size) in _by_type(file).items()]
+
+
+def _by_type(file: GGUFFile) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for tensor in file.tensors.values():
+        count, size = found.get(tensor.type.name, (0, 0))
+        found[tensor.type.name] = (count + 1, size + tensor.nbytes)
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
+def metadata_lines(file: GGUFFile) -> list[str]:
+    """Every key with its type and value; long values lose their middle."""
+    return aligned([(key, file.types[key], _value(value)) for key, value in file.metadata.items()])
+
+
+def tensor_lines(file: GGUFFile) -> list[str]:
+    """Every tensor with its type, shape (the row length first) and bytes."""
+    rows = [
+        (tensor.name, tensor.type.name, " x ".join(map(str, tensor.shape)), f"{tensor.nbytes:,}")
+        for tensor in file.tensors.values()
+    ]
+    return aligned(rows, "3") if rows else []
+
+
+def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, Any]:
+    """The page as a machine reads it. Metadata without arrays."""
+    return {
+        "name": name,
+        "path": str(file.path),
+        "bytes": file.file_bytes,
+        "architecture": _text(file, "general.architecture"),
+        "parameters": parameter_count(file),
+        "tensor_types": {kind: {"tensors": count, "bytes": size} for kind, (count, size) in _by_type(file).items()},
+        "sampling": dict(_sampling(file, entry)),
+        "templates": {
+            key: {"characters": len(text), "sha256": _digest(text)} for key, text in _templates(file).items()
+        },
+        "catalogue": entry and {"name": entry.name, "description": entry.description, "license": entry.license},
+        **metadata_as_json(file),
+    }
+
+
+def metadata_as_json(file: GGUFFile) -> dict[str, Any]:
+    """Values as they are; of an array its type and length. A number that JSON cannot hold is a text."""
+    return {"metadata": {key: _json_value(value, file.types[key]) for key, value in file.metadata.items()}}
+
+
+def tensors_as_json(file: GGUFFile) -> list[Mapping[str, Any]]:
+    return [
+        {
+            "name": tensor.name,
+            "type": tensor.type.name,
+            "shape": tensor.shape,
+            "offset": tensor.offset,
+            "bytes": tensor.nbytes,
+        }
+        for tensor in file.tensors.values()
+    ]
+
+
+def _json_value(value: Value, kind: str) -> Any:
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    return value if isinstance(value, bool | int | float | str) else {"type": kind, "length": len(value)}
+
+
+def _value(value: Value) -> str:
+    if isinstance(value, str):
+        return visible_line(value[:_LONGEST] + ("…" if len(value) > _LONGEST else ""))
+    if isinstance(value, bool | int | float):
+        return str(value)
+    first = [repr(each) if isinstance(each, str) else str(each) for each in value[:_FIRST]]
+    more = ", …" if len(value) > _FIRST else ""
+    return f"{len(value):,}: {', '.join(first)}{more}"
+
+
+def _text(file: GGUFFile, key: str) -> str:
+    value = file.metadata.get(key, "")
+    return value if isinstance(value, str) else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,105 @@
+"""`llmrun verify`: are the models on this machine the bytes that were promised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmrun.cli import options
+from llmrun.cli.amounts import counted
+from llmrun.cli.output import out
+from llmrun.errors import IntegrityError, LlmrunError
+from llmrun.settings import load_settings
+
+if TYPE_CHECKING:
+    from llmrun.hub.inventory import Model
+    from llmrun.hub.model import Expected
+    from llmrun.hub.verification import Verdict
+
+
+def verify(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="As llmrun list shows them; none: all.")
+    ] = None,
+    json_output: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Check that models are whole and unchanged.
+
+    Every byte is read: the sha256 must be the one that was promised, the header must be sound, and no block of weights
+    may be scaled by something that is not a number.
+    """
+    del debug
+    settings = load_settings({"quiet": quiet or None})
+    out.quiet, out.color = settings.quiet, settings.color
+
+    from llmrun.hub.inventory import models, select
+
+    found = models()
+    exit_code = 0
+    chosen: dict[str, Model] = {}
+    for name in names or [model.name for model in found]:
+        try:
+            model = select(name, found)
+            chosen.setdefault(model.name, model)
+        except LlmrunError as error:
+            exit_code = exit_code or error.exit_code
+            out.error(str(error), error.hint)
+    verdicts = [_told(model, quietly=json_output) for model in chosen.values()]
+    damaged = sum(bool(verdict.problems) for verdict in verdicts)
+    if json_output:
+        out.json({"models": [_as_json(verdict) for verdict in verdicts], "damaged": damaged})
+    elif len(verdicts) != 1:
+        out.lines([f"{counted(len(verdicts), 'model')}, {damaged} damaged"])
+    return IntegrityError.exit_code if damaged else exit_code
+
+
+def _told(model: Model, *, quietly: bool) -> Verdict:
+    from llmrun.cli.progress import HubReporter
+    from llmrun.hub import verification
+
+    verdict = verification.verify(model, _promised(model), HubReporter())
+    for problem in verdict.problems:
+        out.error(f"{model.name}: {problem}")
+    if verdict.problems:
+        out.error(f"{model.name}: damaged", _advice(model, verdict))
+    elif not quietly:
+        known = "sha256 as promised" if all(verdict.expected) else "nobody says what its sha256 must be"
+        out.lines([f"{model.name}: whole: {known}; {counted(verdict.tensors, 'tensor')} of numbers"])
+    return verdict
+
+
+def _promised(model: Model) -> tuple[Expected, ...]:
+    """What the catalogue says of a model that it has given its name."""
+    from llmrun.hub.inventory import OWN, SHARED
+    from llmrun.hub.reference import LocalPath, understand
+
+    if model.holder not in (OWN, SHARED):
+        return ()
+    try:
+        meant = understand(model.name)
+    except LlmrunError:
+        return ()
+    return () if isinstance(meant, LocalPath) else meant.expected
+
+
+def _advice(model: Model, verdict: Verdict) -> str:
+    holder, _, name = model.name.partition(":")
+    if not verdict.has_other_bytes:
+        return "the file was made like this: another quantization, or another maker's, may be sound"
+    if holder == "ollama":
+        return f"ollama rm {name} && ollama pull {name}"
+    return f"llmrun rm {model.name} && llmrun pull {model.name}"
+
+
+def _as_json(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "name": verdict.name,
+        "whole": not verdict.problems,
+        "sha256": verdict.digests,
+        "expected": verdict.expected,
+        "tensors": verdict.tensors,
+        "problems": verdict.problems,
+    }

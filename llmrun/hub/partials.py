@@ -1,0 +1,70 @@
+"""Downloads that were begun and not ended: what their journals say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmrun.hub import places
+from llmrun.hub.folders import entries, is_file, read_small
+from llmrun.hub.hub_cache import repository_name
+from llmrun.hub.partial import JOURNAL
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What is here of a file that is on its way, or was.
+
+    name   of the repository; by its path, where that is all there is
+    files  the half-done file and what lies beside it
+    done   bytes that are here
+    total  bytes of the whole; 0: not known
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    done: int
+    total: int
+
+
+def partials() -> list[Partial]:
+    """Those of ours, in the shared cache and elsewhere; other tools' cannot be gone on with."""
+    return [*_shared(), *_own()]
+
+
+def _shared() -> Iterator[Partial]:
+    for repository in entries(places.hub_cache()):
+        name = repository_name(repository.name)
+        if name:
+            yield from _in_folder(Path(repository.path) / "blobs", f"hf:{name}")
+
+
+def _own() -> Iterator[Partial]:
+    for address in entries(places.models_folder() / "web"):
+        yield from _in_folder(Path(address.path), "")
+
+
+def _in_folder(folder: Path, name: str) -> Iterator[Partial]:
+    files = [Path(entry.path) for entry in entries(folder) if places.PARTIAL in entry.name and is_file(entry)]
+    for path in files:
+        if path.name.endswith(places.PARTIAL) and not path.is_symlink():
+            beside = tuple(other for other in files if other.name.startswith(path.name))
+            told, done = _journal(path.with_name(path.name + JOURNAL))
+            total = told.get("size")
+            yield Partial(name or str(path), beside, done, total if type(total) is int and total > 0 else 0)
+
+
+def _journal(path: Path) -> tuple[dict[str, Any], int]:
+    """Its first line, and how many bytes the others say are here; nothing of what is not a journal."""
+    try:
+        head, _, rest = read_small(path).partition(b"\n")
+        told = json.loads(head)
+        runs = [[int(number) for number in line.split()] for line in rest.splitlines()]
+        if not isinstance(told, dict):
+            return {}, 0
+        return told, sum(max(written - start, 0) for start, written, _ in runs)
+    except (OSError, ValueError, RecursionError):
+        return {}, 0
