@@ -166,7 +166,7 @@ print(json.dumps([str(found.path), found.name, found.entry.name, sorted(sys.modu
     path, name, entry, _ = run()  # it is hashed, once
     assert (path, name, entry) == (str(snapshot / "m-Q8_0.gguf"), "tiny:1b", "tiny:1b")
     *_, modules = run()
-    heavy = {"huggingface_hub", "httpx2", "filelock", "numpy", "hashlib", "ssl", "asyncio", "subprocess", "difflib"}
+    heavy = {"huggingface_hub", "httpx2", "filelock", "numpy", "ssl", "asyncio", "subprocess", "difflib"}
     assert isinstance(modules, list)
     assert not heavy & set(modules)
 
