@@ -61,7 +61,8 @@ def test_files_are_files(text: str, path: str) -> None:
 
 def test_a_home_is_expanded_and_one_that_is_not_there_is_left(own: Path) -> None:
     assert understand("~/a.gguf") == LocalPath(own / "home" / "a.gguf")
-    assert understand("~no-such-user/a.gguf") == LocalPath(Path("~no-such-user/a.gguf"))
+    for text in ("~no-such-user/a.gguf", "~\0", "~\ud800/a"):
+        assert understand(text) == LocalPath(Path(text))
 
 
 def test_a_name_is_one_of_the_catalogue() -> None:
