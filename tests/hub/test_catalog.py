@@ -263,9 +263,13 @@ def test_the_users_family_changes_single_facts_of_ours(own: Path) -> None:
     assert wanted.entry.license == "Apache-2.0"
 
 
-def test_the_users_alias_wins_over_ours(own: Path) -> None:
-    written(own, "tiny", aliases='["ministral"]')
-    assert load_catalog().find("ministral").name == "tiny"
+def test_the_users_alias_wins_over_our_names(own: Path) -> None:
+    written(own, "tiny", aliases='["ministral", "qwen3:4b"]')
+    catalog = load_catalog()
+    assert catalog.find("ministral").name == "tiny"
+    assert catalog.find("qwen3:4b").name == "tiny"
+    assert "qwen3:4b" not in catalog.names()
+    assert catalog.entry_of("Qwen/Qwen3-4B-GGUF") is None
 
 
 def test_the_users_shortnames_are_read(own: Path) -> None:
