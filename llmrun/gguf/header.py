@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.errors import BadGGUF, UnsupportedModel
+from llmrun.errors import BadGGUF
 from llmrun.gguf.cursor import Cursor
 from llmrun.gguf.problems import shown
 from llmrun.gguf.values import ARRAY_ID, NUMBER_TYPES, STRING_ID, Value
@@ -55,7 +55,7 @@ class Header:
 
 
 def read_header(cursor: Cursor) -> Header:
-    """Read up to the first tensor's description. Raises BadGGUF, or UnsupportedModel for a part of a split file."""
+    """Read up to the first tensor's description. Raises BadGGUF."""
     _check_magic(cursor)
     version = _version(cursor)
     tensor_count = cursor.count("number of tensors", least_bytes=_LEAST_TENSOR_BYTES, limit=MAX_TENSORS)
@@ -68,7 +68,6 @@ def read_header(cursor: Cursor) -> Header:
             raise cursor.bad(shown(key), f"the key is there twice, again as key {index} of {key_count}")
         metadata[key], types[key] = _value(cursor, shown(key))
     _check_architecture(cursor, metadata, types)
-    _check_split(cursor, metadata, types)
     return Header(version, _alignment(cursor, metadata, types), tensor_count, metadata, types)
 
 
@@ -145,20 +144,6 @@ def _check_architecture(cursor: Cursor, metadata: dict[str, Value], types: dict[
     key = "general.architecture"
     if key in metadata and types[key] != "str":
         raise _wrong_type(cursor, key, types[key], "str")
-
-
-def _check_split(cursor: Cursor, metadata: dict[str, Value], types: dict[str, str]) -> None:
-    key = "split.count"
-    if key not in metadata:
-        return
-    count = metadata[key]
-    if types[key] != "u16" or not isinstance(count, int):
-        raise _wrong_type(cursor, key, types[key], "u16")
-    if count > 1:
-        raise UnsupportedModel(
-            f"a model split over several files: {shown(str(cursor.path), 300)}: split.count: {count} files, 1 is read",
-            hint="Join the parts first: llama-gguf-split --merge FIRST_PART WHOLE_FILE",
-        )
 
 
 def _alignment(cursor: Cursor, metadata: dict[str, Value], types: dict[str, str]) -> int:
