@@ -16,6 +16,7 @@ import typer
 from llmrun import __version__
 from llmrun.cli.bench import bench
 from llmrun.cli.chat import chat
+from llmrun.cli.doctor import doctor
 from llmrun.cli.generate import generate
 from llmrun.cli.messages import message_for
 from llmrun.cli.options import Debug
@@ -53,6 +54,7 @@ def llmrun(
 app.command("chat")(chat)
 app.command("generate")(generate)
 app.add_typer(bench, name="bench")
+app.command("doctor")(doctor)
 
 
 def main(arguments: Sequence[str]) -> int:
