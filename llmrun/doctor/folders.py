@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmrun.doctor.disk import can_write, shown_path, use_of
+from llmrun.doctor.disk import another_folder, can_write, shown_path, use_of
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, size_words
 from llmrun.doctor.machine import Machine
 from llmrun.errors import LlmrunError, UsageError
@@ -39,8 +39,8 @@ def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
     if use.free is not None:
         words += f", {size_words(use.free)} free"
     if not writable:
-        advice = "Models can be read, not downloaded, until there is another folder:"
-        return Finding(SECTION, name, NOTE, f"{words}; cannot be written", advice, f"export {variable}=FOLDER", facts)
+        advice = "No model can be downloaded to it. To use another folder:"
+        return Finding(SECTION, name, NOTE, f"{words}; cannot be written", advice, another_folder(variable), facts)
     if use.free is not None and use.free < _LITTLE:
         advice = f"Make room, or move the folder with {variable}."
         return Finding(SECTION, name, NOTE, words, advice, facts=facts)
@@ -63,4 +63,5 @@ def look_at_settings(machine: Machine) -> Iterator[Finding]:
 
 
 def _advice(error: LlmrunError, path: Path) -> str:
-    return f"{error.hint[:1].upper()}{error.hint[1:]}." if error.hint else f"Mend it in {shown_path(path)}."
+    hint = f"{error.hint[:1].upper()}{error.hint[1:]}" if error.hint else f"Mend {shown_path(path)}"
+    return hint if hint.endswith("?") else f"{hint}."

@@ -8,8 +8,10 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from llmrun import __version__
+from llmrun.doctor.disk import shown_path
 from llmrun.doctor.findings import OK, PROBLEM, Finding
 from llmrun.doctor.machine import Machine
 
@@ -29,7 +31,7 @@ def look_at_python(machine: Machine) -> Iterator[Finding]:
         "bits": bits,
         "virtual_environment": environment,
     }
-    where = environment or f"{sys.executable}, in no virtual environment"
+    where = f"in {shown_path(Path(environment))}" if environment else "in no virtual environment"
     words = f"{platform.python_implementation()} {platform.python_version()}, {bits}-bit, {where}"
     words = words.replace("CPython", "Python", 1)
     advice = ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
-from llmrun.doctor.disk import can_write, shown_path
+from llmrun.doctor.disk import another_folder, can_write, shown_path
 from llmrun.doctor.findings import NOTE, OK, Finding, plural, size_words
 from llmrun.doctor.machine import Machine
 
@@ -24,13 +25,19 @@ def look_at_kernels(machine: Machine) -> Iterator[Finding]:
         "bytes": found.n_bytes,
         "writable": writable,
     }
-    words = f"{plural(found.entries, 'compiled kernel')}, {size_words(found.n_bytes)}, in {shown_path(found.folder)}"
+    what = (
+        f"{plural(found.entries, 'compiled kernel')}, {size_words(found.n_bytes)},"
+        if found.entries
+        else "no compiled kernels"
+    )
+    words = f"{what} in {shown_path(found.folder)}"
     if not writable:
         words += ", which cannot be written"
-        advice = "Every start compiles its kernels, until they can be kept:"
-        yield Finding(SECTION, "kernels", NOTE, words, advice, "export LLMRUN_CACHE_DIR=FOLDER", facts)
+        advice = "Every start compiles its kernels again, unless they can be kept elsewhere:"
+        yield Finding(SECTION, "kernels", NOTE, words, advice, another_folder("LLMRUN_CACHE_DIR"), facts)
     elif found.damaged:
-        words += f"; {found.damaged} damaged"
-        yield Finding(SECTION, "kernels", NOTE, words, "Nothing need be done: they are compiled again.", facts=facts)
+        words += f"; {found.damaged} of them damaged"
+        advice = "Damaged ones are never used, and compiled again when they are needed. To remove all:"
+        yield Finding(SECTION, "kernels", NOTE, words, advice, f"rm -r {shlex.quote(str(found.folder))}", facts)
     else:
         yield Finding(SECTION, "kernels", OK, words, facts=facts)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from llmrun.bench.words import number_words
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, plural, size_words
 from llmrun.doctor.machine import Machine
-from llmrun.errors import LlmrunError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.kernel_warnings import kernel_warnings_told
 
 SECTION = "Memory"
@@ -46,6 +46,11 @@ def measure_speed(machine: Machine) -> Iterator[Finding]:
     try:
         with kernel_warnings_told(trouble.append):
             measured = limits.Machine(threads, n_bytes)
+    except UsageError:
+        yield Finding(
+            SECTION, "speed", NOTE, "not measured: which instructions to use is not known", facts=_speeds(threads)
+        )
+        return
     except LlmrunError as error:
         words = f"a kernel could not be made: {error}"
         yield Finding(SECTION, "speed", PROBLEM, words, error.hint, facts=_speeds(threads))

@@ -30,13 +30,12 @@ def _hub(reach: Reach) -> Finding:
         "proxies": list(reach.proxies),
     }
     name = urlsplit(reach.endpoint).netloc or "the Hugging Face Hub"
-    through = (
-        f" by way of {reach.proxies[0]}" if reach.proxies and not reach.proxies[0].lower().startswith("no") else ""
-    )
+    proxies = [variable for variable in reach.proxies if not variable.lower().startswith("no_")]
+    through = f" by way of {proxies[0]}" if proxies else ""
     if reach.seconds is not None:
         return Finding(SECTION, "hub", OK, f"{name} answers in {seconds_words(reach.seconds)}{through}", facts=facts)
     if reach.offline:
         return Finding(SECTION, "hub", NOTE, f"{name} is not asked: offline mode", facts=facts)
     words = f"{name} is not reached{through}: {reach.trouble}"
-    advice = "Models on this machine run all the same. Else look at the network, HF_ENDPOINT and the proxy variables."
+    advice = "Downloads need it; models that are on this machine do not."
     return Finding(SECTION, "hub", NOTE, words, advice, facts=facts)

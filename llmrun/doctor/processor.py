@@ -41,7 +41,14 @@ def look_at_level(machine: Machine) -> Iterator[Finding]:
         with kernel_warnings_told(refused.append):
             level = host_target().level.name
     except UsageError as error:
-        yield Finding(SECTION, "kernels_level", PROBLEM, str(error), "The variable is wrong:", "unset LLMRUN_CPU_LEVEL")
+        yield Finding(
+            SECTION,
+            "kernels_level",
+            PROBLEM,
+            str(error),
+            "The variable is set to no level of this processor:",
+            "unset LLMRUN_CPU_LEVEL",
+        )
         return
     forced = bool(os.environ.get("LLMRUN_CPU_LEVEL"))
     named = [one.name for one in host_levels()]
@@ -50,7 +57,7 @@ def look_at_level(machine: Machine) -> Iterator[Finding]:
     words = f"kernels use {_LEVELS.get(level, level)}"
     if forced:
         words += ", because LLMRUN_CPU_LEVEL says so"
-        advice = "The processor has better ones:" if level != named[0] else ""
+        advice = "This processor has faster ones:" if level != named[0] else ""
         command = "unset LLMRUN_CPU_LEVEL" if advice else ""
         yield Finding(SECTION, "kernels_level", NOTE if advice else OK, words, advice, command, facts)
     elif refused:

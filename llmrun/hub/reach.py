@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -89,5 +90,5 @@ def _ask(endpoint: str, patience: float) -> tuple[float | None, str]:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = re.sub(r"^\[Errno -?\d+\] ", "", str(error).strip()).splitlines()
     return (lines[0] if lines else type(error).__name__)[:160]

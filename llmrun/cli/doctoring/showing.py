@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from llmrun import __version__
 from llmrun.cli.output import out
-from llmrun.cli.terminal import visible_line
+from llmrun.cli.terminal import columns, visible_line
 from llmrun.doctor.examine import Report
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, plural
 
 SCHEMA = 1
+_LEAST_ROOM = 30  # columns
 _MARKS = {OK: Text("✓", "green"), NOTE: Text("•", "yellow"), PROBLEM: Text("✗", "bold red")}
 
 
@@ -54,26 +55,31 @@ def show(report: Report) -> None:
     out.picture(_verdict(report))
 
 
-def _lines(findings: list[Finding]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    before = ""
+def _lines(findings: list[Finding]) -> Text:
+    """Section, mark and words, which are wrapped under themselves."""
+    left = max(len(finding.section) for finding in findings) + 2
+    lines, before = [], ""
     for finding in findings:
         section = "" if finding.section == before else finding.section
-        table.add_row(section, _MARKS[finding.status], visible_line(finding.words))
+        first, *more = _wrapped(finding.words, left + 2)
+        lines.append(Text.assemble((section.ljust(left), "bold"), _MARKS[finding.status], " ", first))
+        lines += [Text(" " * (left + 2) + line) for line in more]
         before = finding.section
-    return table
+    return Text("\n").join(lines)
 
 
 def _tell_what_to_do(finding: Finding) -> None:
     """The command stands on a line of its own, however long: it is to be copied."""
     out.answer("\n")
-    advice = Text.assemble(_MARKS[finding.status], " ", (visible_line(f"{finding.section}: {finding.advice}"), "dim"))
-    out.picture(advice)
+    words = _wrapped(f"{finding.section}: {finding.advice}", 2)
+    out.picture(Text.assemble(_MARKS[finding.status], " ", "\n  ".join(words)))
     if finding.command:
         out.answer(f"  {finding.command}\n")
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    room = max(columns() - indent, _LEAST_ROOM)
+    return textwrap.wrap(visible_line(text), room, break_on_hyphens=False) or [""]
 
 
 def _verdict(report: Report) -> Text:

@@ -27,7 +27,7 @@ def look_at_terminal(machine: Machine) -> Iterator[Finding]:
         "term": os.environ.get("TERM"),
     }
     if not terminal:
-        yield Finding(SECTION, "terminal", OK, "none: the output is a file or a pipe, and plain text", facts=facts)
+        yield Finding(SECTION, "terminal", OK, "the output goes to a file or a pipe: plain text", facts=facts)
         return
     words = f"{columns()} columns, {'colors' if color else 'no colors'}, {'UTF-8' if utf8 else 'not set to UTF-8'}"
     if not utf8:
