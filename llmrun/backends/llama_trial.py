@@ -55,7 +55,12 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
     except LlmrunError as error:
         return LlamaTrial(found.version, failure=str(error))
     late = threading.Event()
-    timer = threading.Timer(patience, lambda: (late.set(), process.kill()))
+
+    def give_up() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(patience, give_up)
     timer.start()
     doing = "starting"
     try:

@@ -46,7 +46,9 @@ _NORMS = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight
 def trial_model() -> bytes:
     """A whole GGUF file."""
     random = np.random.default_rng(1)
-    tensors = [(name, _Q8_0, shape, _random_q8_0(random, shape)) for name, shape in _MATRICES.items()]
+    tensors: list[tuple[str, int, tuple[int, ...], bytes]] = [
+        (name, _Q8_0, shape, _random_q8_0(random, shape)) for name, shape in _MATRICES.items()
+    ]
     tensors += [(name, _FLOATS, (_WIDTH,), np.ones(_WIDTH, np.float32).tobytes()) for name in _NORMS]
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(_METADATA))
     header += b"".join(_text(key) + _value(value) for key, value in _METADATA.items())

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from llmrun.bench.document import Energy
 from llmrun.bench.processor import text_of
+
+Answer = TypeVar("Answer")
 
 _JOULES_PER_KWH = 3.6e6
 _MOST_WATTS = 1000.0  # of one package: how soon its counter may come round
@@ -92,8 +94,8 @@ class NvmlPower:
         return (now - then) * (before + power) / 2 / 1e3
 
 
-def _translated(nvml: Any, question: Callable[[Any], Any], device: Any) -> Callable[[], Any]:
-    def ask() -> Any:
+def _translated(nvml: Any, question: Callable[[Any], Answer], device: Any) -> Callable[[], Answer]:
+    def ask() -> Answer:
         try:
             return question(device)
         except nvml.NVMLError as error:

@@ -18,8 +18,8 @@ _LITTLE = 2_000_000_000  # bytes: a small model and its neighbours
 
 def look_at_folders(machine: Machine) -> Iterator[Finding]:
     del machine
-    yield _folder("models", "llmrun's own models", models_folder(), "LLMRUN_DATA_DIR")
-    yield _folder("hub_cache", "the Hugging Face cache", hub_cache(), "HF_HOME")
+    yield _folder("models", "models", models_folder(), "LLMRUN_DATA_DIR")
+    yield _folder("hub_cache", "Hugging Face cache", hub_cache(), "HF_HOME")
 
 
 def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
@@ -34,8 +34,8 @@ def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
         "disk_free": use.free,
         "writable": writable,
     }
-    words = f"{words} in {shown_path(folder)}: "
-    words += f"{'' if use.whole else 'more than '}{size_words(use.n_bytes)}" if use.files else "empty"
+    size = f"{'' if use.whole else 'more than '}{size_words(use.n_bytes)}" if use.files else "nothing"
+    words = f"{words}: {size} in {shown_path(folder)}"
     if use.free is not None:
         words += f", {size_words(use.free)} free"
     if not writable:

@@ -25,12 +25,8 @@ def look_at_kernels(machine: Machine) -> Iterator[Finding]:
         "bytes": found.n_bytes,
         "writable": writable,
     }
-    what = (
-        f"{plural(found.entries, 'compiled kernel')}, {size_words(found.n_bytes)},"
-        if found.entries
-        else "no compiled kernels"
-    )
-    words = f"{what} in {shown_path(found.folder)}"
+    what = f"{plural(found.entries, 'compiled kernel')}, {size_words(found.n_bytes)},"
+    words = f"{what if found.entries else 'no compiled kernels'} in {shown_path(found.folder)}"
     if not writable:
         words += ", which cannot be written"
         advice = "Every start compiles its kernels again, unless they can be kept elsewhere:"

@@ -41,14 +41,8 @@ def look_at_level(machine: Machine) -> Iterator[Finding]:
         with kernel_warnings_told(refused.append):
             level = host_target().level.name
     except UsageError as error:
-        yield Finding(
-            SECTION,
-            "kernels_level",
-            PROBLEM,
-            str(error),
-            "The variable is set to no level of this processor:",
-            "unset LLMRUN_CPU_LEVEL",
-        )
+        advice = "The variable names no level of this processor:"
+        yield Finding(SECTION, "kernels_level", PROBLEM, str(error), advice, "unset LLMRUN_CPU_LEVEL")
         return
     forced = bool(os.environ.get("LLMRUN_CPU_LEVEL"))
     named = [one.name for one in host_levels()]
