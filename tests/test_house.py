@@ -159,6 +159,8 @@ def test_an_allowed_import_passes(source: str, module: str) -> None:
         "chat -m a b",
         "bench --help",
         "bench -p 8-1",
+        "doctor --help",
+        "doctor --no-such",
     ],
 )
 def test_help_imports_no_library_it_does_not_use(arguments: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -43,11 +42,6 @@ def can_write(folder: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-def another_folder(variable: str) -> str:
-    """The command that moves what a variable names to where temporary files go, which can be written."""
-    return f"export {variable}={shlex.quote(str(Path(tempfile.gettempdir()) / 'llmrun'))}"
 
 
 def shown_path(path: Path) -> str:

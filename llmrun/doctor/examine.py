@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 
-from llmrun.doctor.findings import NOTE, PROBLEM, Finding
+from llmrun.doctor.findings import NOTE, PROBLEM, Finding, advice_of
 from llmrun.doctor.machine import Machine
 from llmrun.doctor.secrets import Secrets
+from llmrun.errors import LlmrunError
 
 Check = Callable[[Machine], Iterable[Finding]]
 
@@ -71,6 +72,8 @@ def _findings_of(
 ) -> Iterator[Finding]:
     try:
         yield from look()
+    except LlmrunError as error:
+        yield Finding(section, f"failed_{name}", PROBLEM, str(error), advice_of(error))
     except Exception as error:  # noqa: BLE001 - a doctor that is ill himself says so, and goes on
         traces.append(traceback.format_exc())
         words = f"cannot be looked at: {type(error).__name__}: {error}"

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmrun.errors import LlmrunError
+
 OK = "ok"
 NOTE = "note"  # worth knowing; llmrun works all the same
 PROBLEM = "problem"  # llmrun does not work, or not as it is set up
@@ -44,3 +46,9 @@ def size_words(n_bytes: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
+def advice_of(error: LlmrunError) -> str:
+    """The hint of an error as a sentence; empty where it has none."""
+    hint = error.hint[:1].upper() + error.hint[1:]
+    return hint if not hint or hint.endswith((".", "?", ":")) else f"{hint}."

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmrun.doctor.disk import another_folder, can_write, shown_path, use_of
-from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, size_words
+from llmrun.doctor.disk import can_write, shown_path, use_of
+from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of, size_words
 from llmrun.doctor.machine import Machine
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.doctor.shell import another_folder
+from llmrun.errors import UsageError
 from llmrun.hub.store import hub_cache, models_folder
 from llmrun.settings import config_file, load_settings
 
@@ -56,12 +57,14 @@ def look_at_settings(machine: Machine) -> Iterator[Finding]:
         load_settings()
     except UsageError as error:
         words = f"settings are refused: {error}"
-        yield Finding(SECTION, "settings", PROBLEM, words, _advice(error, path), facts=facts | {"error": str(error)})
+        yield Finding(
+            SECTION,
+            "settings",
+            PROBLEM,
+            words,
+            advice_of(error) or f"Mend {shown_path(path)}.",
+            facts=facts | {"error": str(error)},
+        )
         return
     found = f"settings from {shown_path(path)}" if path.is_file() else f"no settings file ({shown_path(path)})"
     yield Finding(SECTION, "settings", OK, found, facts=facts)
-
-
-def _advice(error: LlmrunError, path: Path) -> str:
-    hint = f"{error.hint[:1].upper()}{error.hint[1:]}" if error.hint else f"Mend {shown_path(path)}"
-    return hint if hint.endswith("?") else f"{hint}."

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from llmrun.bench.gpus import Gpu
+from llmrun.doctor.shell import with_variable, words
 
 _ROCM = Path("/opt/rocm")
 _CUDA = Path("/usr/local/cuda/bin/nvcc")
@@ -36,8 +36,4 @@ def build_flags(gpus: Sequence[Gpu]) -> tuple[str, str]:
 def build_command(flags: str) -> str:
     """To be pasted into a shell; what pip built before with other flags is not taken from its cache."""
     pip = [sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-cache-dir", "llama-cpp-python"]
-    if not flags:
-        return shlex.join(pip)
-    if sys.platform == "win32":
-        return f'$env:CMAKE_ARGS="{flags}"; & ' + " ".join(f'"{word}"' if " " in word else word for word in pip)
-    return f'CMAKE_ARGS="{flags}" {shlex.join(pip)}'
+    return with_variable("CMAKE_ARGS", flags, pip) if flags else words(pip)

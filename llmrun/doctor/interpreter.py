@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from llmrun import __version__
+from llmrun.doctor import shell
 from llmrun.doctor.disk import shown_path
 from llmrun.doctor.findings import OK, PROBLEM, Finding
 from llmrun.doctor.machine import Machine
@@ -48,7 +48,7 @@ def _libraries() -> Finding:
     missing = [name for name, module in _NEEDED.items() if importlib.util.find_spec(module) is None]
     facts = {"version": __version__, **{name.replace("-", "_"): version for name, version in versions.items()}}
     if missing:
-        command = shlex.join([sys.executable, "-m", "pip", "install", *missing])
+        command = shell.words([sys.executable, "-m", "pip", "install", *missing])
         words = f"llmrun {__version__} without {', '.join(missing)}"
         return Finding(SECTION, "llmrun", PROBLEM, words, "Install what is missing:", command, facts)
     names = ", ".join(f"{name} {versions[name] or '?'}" for name in ("numba", "llvmlite", "numpy"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
-from llmrun.doctor.disk import another_folder, can_write, shown_path
+from llmrun.doctor.disk import can_write, shown_path
 from llmrun.doctor.findings import NOTE, OK, Finding, plural, size_words
 from llmrun.doctor.machine import Machine
+from llmrun.doctor.shell import another_folder, remove
 
 SECTION = "Files"
 
@@ -34,6 +34,6 @@ def look_at_kernels(machine: Machine) -> Iterator[Finding]:
     elif found.damaged:
         words += f"; {found.damaged} of them damaged"
         advice = "Damaged ones are never used, and compiled again when they are needed. To remove all:"
-        yield Finding(SECTION, "kernels", NOTE, words, advice, f"rm -r {shlex.quote(str(found.folder))}", facts)
+        yield Finding(SECTION, "kernels", NOTE, words, advice, remove(found.folder), facts)
     else:
         yield Finding(SECTION, "kernels", OK, words, facts=facts)

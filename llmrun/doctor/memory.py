@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from llmrun.bench.words import number_words
-from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, plural, size_words
+from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of, plural, size_words
 from llmrun.doctor.machine import Machine
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.kernel_warnings import kernel_warnings_told
@@ -55,7 +55,7 @@ def measure_speed(machine: Machine) -> Iterator[Finding]:
         return
     except LlmrunError as error:
         words = f"a kernel could not be made: {error}"
-        yield Finding(SECTION, "speed", PROBLEM, words, error.hint, facts=_speeds(threads))
+        yield Finding(SECTION, "speed", PROBLEM, words, advice_of(error), facts=_speeds(threads))
         return
     read, multiply = _best(measured.read_bandwidth), _best(measured.multiply_rate)
     words = f"read at {number_words(read / 1e9)} GB/s; {number_words(multiply / 1e9)} billion int8 products a second"

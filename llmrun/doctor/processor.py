@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, plural
 from llmrun.doctor.machine import Machine
-from llmrun.errors import UsageError
+from llmrun.doctor.shell import unset
 from llmrun.kernel_warnings import kernel_warnings_told
 
 SECTION = "Processor"
@@ -36,23 +36,23 @@ def look_at_level(machine: Machine) -> Iterator[Finding]:
     del machine
     from llmrun.kernels.levels import PORTABLE, host_levels, host_target
 
-    refused: list[str] = []
-    try:
-        with kernel_warnings_told(refused.append):
-            level = host_target().level.name
-    except UsageError as error:
-        advice = "The variable names no level of this processor:"
-        yield Finding(SECTION, "kernels_level", PROBLEM, str(error), advice, "unset LLMRUN_CPU_LEVEL")
-        return
-    forced = bool(os.environ.get("LLMRUN_CPU_LEVEL"))
     named = [one.name for one in host_levels()]
+    forced = os.environ.get("LLMRUN_CPU_LEVEL", "")
+    if forced and forced not in named:
+        words = f"LLMRUN_CPU_LEVEL: {forced!r} is no level of this processor, which runs {', '.join(named)}"
+        advice = "Let llmrun choose the instructions:"
+        yield Finding(SECTION, "kernels_level", PROBLEM, words, advice, unset("LLMRUN_CPU_LEVEL"))
+        return
+    refused: list[str] = []
+    with kernel_warnings_told(refused.append):
+        level = host_target().level.name
     tried = not forced and level != PORTABLE.name
-    facts = {"level": level, "forced": forced, "tried": tried, "named_by_processor": named, "refused": refused}
+    facts = {"level": level, "forced": bool(forced), "tried": tried, "named_by_processor": named, "refused": refused}
     words = f"kernels use {_LEVELS.get(level, level)}"
     if forced:
         words += ", because LLMRUN_CPU_LEVEL says so"
         advice = "This processor has faster ones:" if level != named[0] else ""
-        command = "unset LLMRUN_CPU_LEVEL" if advice else ""
+        command = unset("LLMRUN_CPU_LEVEL") if advice else ""
         yield Finding(SECTION, "kernels_level", NOTE if advice else OK, words, advice, command, facts)
     elif refused:
         yield Finding(SECTION, "kernels_level", NOTE, f"{words}: {refused[0]}", facts=facts)
