@@ -81,7 +81,7 @@ def _ask(endpoint: str, patience: float) -> tuple[float | None, str]:
 
     started = time.perf_counter()
     try:
-        response = get_session().head(endpoint, timeout=patience, follow_redirects=True)
+        response = get_session().head(endpoint, timeout=patience, follow_redirects=False)
     except Exception as error:  # noqa: BLE001 - a proxy, a certificate, a URL: each library under it has errors of its own
         return None, _first_line(error)
     if response.status_code >= 500:
