@@ -10,13 +10,19 @@ from llmrun.doctor.machine import Machine
 from llmrun.doctor.shell import another_folder, remove
 
 SECTION = "Files"
+_ELSEWHERE = "Every start compiles its kernels again, unless they can be kept elsewhere:"
 
 
 def look_at_kernels(machine: Machine) -> Iterator[Finding]:
     del machine
     from llmrun.kernels.cache import survey
 
-    found = survey()
+    try:
+        found = survey()
+    except OSError as error:
+        words = f"compiled kernels cannot be read: {error.filename}: {error.strerror}"
+        yield Finding(SECTION, "kernels", NOTE, words, _ELSEWHERE, another_folder("LLMRUN_CACHE_DIR"))
+        return
     writable = can_write(found.folder)
     facts = {
         "folder": str(found.folder),
@@ -29,8 +35,7 @@ def look_at_kernels(machine: Machine) -> Iterator[Finding]:
     words = f"{what if found.entries else 'no compiled kernels'} in {shown_path(found.folder)}"
     if not writable:
         words += ", which cannot be written"
-        advice = "Every start compiles its kernels again, unless they can be kept elsewhere:"
-        yield Finding(SECTION, "kernels", NOTE, words, advice, another_folder("LLMRUN_CACHE_DIR"), facts)
+        yield Finding(SECTION, "kernels", NOTE, words, _ELSEWHERE, another_folder("LLMRUN_CACHE_DIR"), facts)
     elif found.damaged:
         words += f"; {found.damaged} of them damaged"
         advice = "Damaged ones are never used, and compiled again when they are needed. To remove all:"

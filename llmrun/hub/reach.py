@@ -37,11 +37,11 @@ def reach_hub(*, offline: bool, patience: float = PATIENCE_S) -> Reach:
     """Ask the Hub's front page for its headers. Never raises for what the network does."""
     proxies = tuple(name for name in _PROXIES if os.environ.get(name))
     try:
-        from huggingface_hub import constants, get_token
+        from huggingface_hub import constants
     except (ImportError, ValueError) as error:  # it takes HF_ENDPOINT apart while it is imported
         return Reach("", None, f"huggingface_hub does not work: {_first_line(error)}", False, False, proxies)
     endpoint = without_secrets(constants.ENDPOINT)
-    token = bool(get_token())
+    token = bool(hub_token())
     if offline or constants.HF_HUB_OFFLINE:
         return Reach(endpoint, None, "not asked: offline mode", True, token, proxies)
     seconds, trouble = _asked(constants.ENDPOINT, patience)
@@ -49,12 +49,13 @@ def reach_hub(*, offline: bool, patience: float = PATIENCE_S) -> Reach:
 
 
 def hub_token() -> str | None:
-    """The token that would be sent, for who must see that it is shown nowhere."""
+    """The token that would be sent, for who must see that it is shown nowhere. None also where it cannot be read."""
     try:
         from huggingface_hub import get_token
-    except (ImportError, ValueError):
+
+        return get_token()
+    except (ImportError, ValueError, OSError):
         return None
-    return get_token()
 
 
 def without_secrets(url: str) -> str:

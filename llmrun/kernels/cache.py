@@ -66,7 +66,7 @@ class KernelCache:
         """Of all entries. Raises OSError where the folder is there and cannot be read."""
         try:
             return sorted(path for path in self.folder.iterdir() if path.suffix == _SUFFIX)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def read(self, key: str) -> bytes | None:

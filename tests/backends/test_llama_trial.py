@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_a_system_that_starts_no_process_says_so(monkeypatch: pytest.MonkeyPatch
 
 def test_a_version_that_nobody_knows_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(name: str) -> str:
-        raise llama_trial.PackageNotFoundError(name)
+        raise PackageNotFoundError(name)
 
     monkeypatch.setattr(llama_trial, "version", unknown)
     assert tried().version is None

@@ -60,6 +60,15 @@ def test_a_cache_that_cannot_be_written_is_a_note_with_another_folder(
     assert found.command.startswith("export LLMRUN_CACHE_DIR=")
 
 
+def test_a_cache_that_cannot_be_read_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> CacheSurvey:
+        raise PermissionError(13, "Permission denied", "/folder")
+
+    monkeypatch.setattr(cache, "survey", refuse)
+    (found,) = look_at_kernels(Machine())
+    assert (found.status, found.words) == (NOTE, "compiled kernels cannot be read: /folder: Permission denied")
+
+
 # Folders
 
 

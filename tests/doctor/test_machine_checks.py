@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.doctor import interpreter, memory
+from llmrun.doctor import memory
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, plural, size_words
 from llmrun.doctor.interpreter import look_at_python
 from llmrun.doctor.machine import Machine
@@ -47,7 +47,7 @@ def test_a_python_of_32_bits_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 15)])
 def test_a_python_that_nobody_has_tried_is_a_problem(version: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter.sys, "version_info", version)
+    monkeypatch.setattr(sys, "version_info", version)
     python, _ = look_at_python(Machine())
     assert (python.status, python.advice) == (PROBLEM, "Use Python 3.11 to 3.14: no other is tried.")
 

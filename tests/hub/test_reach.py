@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -109,6 +110,12 @@ def test_the_token_is_known_to_who_must_hide_it(monkeypatch: pytest.MonkeyPatch)
     assert hub_token() is None
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
     assert hub_token() == "hf_secretsecret"
+
+
+def test_a_token_that_cannot_be_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path))  # a folder
+    assert hub_token() is None
+    assert not reach_hub(offline=True).token
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,15 @@ def test_an_entry_under_another_name_is_damaged(folder: Path) -> None:
     assert survey().damaged == 1
 
 
-def test_a_file_in_the_folders_place_is_an_error(folder: Path) -> None:
+def test_a_file_in_the_folders_place_holds_nothing(folder: Path) -> None:
     folder.write_bytes(b"")
-    with pytest.raises(NotADirectoryError):
+    assert survey().entries == 0
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(PermissionError):
         survey()
