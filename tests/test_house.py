@@ -12,7 +12,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "llmrun"
 FLOORS = {
-    "cli": 7,
+    "cli": 8,
+    "doctor": 7,
     "bench": 6,
     "engine": 5,
     "hub": 5,
@@ -158,6 +159,8 @@ def test_an_allowed_import_passes(source: str, module: str) -> None:
         "chat -m a b",
         "bench --help",
         "bench -p 8-1",
+        "doctor --help",
+        "doctor --no-such",
     ],
 )
 def test_help_imports_no_library_it_does_not_use(arguments: str) -> None:

@@ -88,6 +88,10 @@ class LlamaWorker:
         itself was loaded from, wherever that is: a second copy would have devices of its own."""
         return {"offloads": self._llama.llama_supports_gpu_offload(), "devices": usable_gpus(self._llama._lib)}
 
+    def do_describe(self) -> dict[str, Any]:
+        """What it was built with, in its own words, and what it can use."""
+        return {"system": self._llama.llama_print_system_info().decode(errors="replace"), **self.do_devices()}
+
     def do_open(
         self,
         path: str,

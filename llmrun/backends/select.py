@@ -169,8 +169,12 @@ def _with_a_way_out(refusal: UnsupportedModel) -> UnsupportedModel:
 
 
 def _how_to_install() -> str:
-    """The command, as it is to be typed. The requirement is the installed package's own, which is right whether or
-    not llmrun itself came from an index."""
+    return f"install it: {install_command()}"
+
+
+def install_command() -> str:
+    """What installs llama.cpp, as it is to be typed. The requirement is the installed package's own, which is right
+    whether or not llmrun itself came from an index."""
     from importlib.metadata import PackageNotFoundError, requires
 
     requirement = "llmrun[llama]"
@@ -181,4 +185,4 @@ def _how_to_install() -> str:
                 requirement = wanted.strip()
     except PackageNotFoundError:  # run from a folder that was never installed
         requirement = ".[llama]"
-    return f'install it: {shlex.quote(sys.executable)} -m pip install "{requirement}"'
+    return f'{shlex.quote(sys.executable)} -m pip install "{requirement}"'

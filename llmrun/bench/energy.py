@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from llmrun.bench.document import Energy
 from llmrun.bench.processor import text_of
+
+Answer = TypeVar("Answer")
 
 _JOULES_PER_KWH = 3.6e6
 _MOST_WATTS = 1000.0  # of one package: how soon its counter may come round
@@ -92,8 +94,8 @@ class NvmlPower:
         return (now - then) * (before + power) / 2 / 1e3
 
 
-def _translated(nvml: Any, question: Callable[[Any], float], device: Any) -> Callable[[], float]:
-    def ask() -> float:
+def _translated(nvml: Any, question: Callable[[Any], Answer], device: Any) -> Callable[[], Answer]:
+    def ask() -> Answer:
         try:
             return question(device)
         except nvml.NVMLError as error:
@@ -129,6 +131,32 @@ def gpu_names() -> list[str]:
     with contextlib.suppress(OSError):
         return [str(_translated(nvml, nvml.nvmlDeviceGetName, device)()) for device in _devices(nvml)]
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaCard:
+    """A GPU as NVIDIA's driver tells of it; bytes are 0 where it does not (parts of one, shared memory)."""
+
+    name: str
+    driver: str
+    memory: int
+    memory_free: int
+
+
+def nvidia_cards() -> list[NvidiaCard]:
+    """NVIDIA's GPUs and the driver's version; none without a driver that works. Nothing is started."""
+    nvml = _nvml()
+    cards = []
+    with contextlib.suppress(OSError):
+        for device in _devices(nvml):
+            name = str(_translated(nvml, nvml.nvmlDeviceGetName, device)())
+            driver = str(_translated(nvml, lambda _: nvml.nvmlSystemGetDriverVersion(), device)())
+            total = free = 0
+            with contextlib.suppress(OSError):
+                told = _translated(nvml, nvml.nvmlDeviceGetMemoryInfo, device)()
+                total, free = int(told.total), int(told.free)
+            cards.append(NvidiaCard(name, driver, total, free))
+    return cards
 
 
 @functools.cache

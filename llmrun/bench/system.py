@@ -28,15 +28,19 @@ _GIB = 1 << 30
 
 
 def system_state(root: Path = Path("/")) -> dict[str, Any]:
+    """`system_facts`, and the instruction level of the kernels. Raises UsageError for a level (LLMRUN_CPU_LEVEL) that
+    this processor does not have."""
+    return {**system_facts(root), "cpu_level": _instruction_level()}
+
+
+def system_facts(root: Path = Path("/")) -> dict[str, Any]:
     """Facts by name: text, numbers, lists of them, or None where the machine does not tell.
 
-    Sizes are bytes, times seconds. `root` is where the files of Linux lie. Raises UsageError for an instruction level
-    (LLMRUN_CPU_LEVEL) that this processor does not have.
+    Sizes are bytes, times seconds. `root` is where the files of Linux lie.
     """
     return {
         "cpu": processor_name(root),
         "cpu_architecture": platform.machine(),
-        "cpu_level": _instruction_level(),
         "cores_physical": _told(lambda: psutil.cpu_count(logical=False)),
         "cores_logical": _told(psutil.cpu_count),
         "cpu_quota": processor_quota(root),

@@ -29,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "rm": Command("rm", "remove", "Remove models from this machine."),
     "verify": Command("verify", "verify", "Check that models are whole and unchanged."),
     "prune": Command("prune", "prune", "Remove what newer downloads have replaced."),
+    "doctor": Command("doctor", "doctor", "Check what this machine can do, and what does not work."),
 }
 ALIASES = {"ls": "list"}
 

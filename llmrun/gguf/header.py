@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.errors import BadGGUF, UnsupportedModel
+from llmrun.errors import BadGGUF
 from llmrun.gguf.cursor import Cursor
 from llmrun.gguf.format import (
     ARRAY_ID,
@@ -55,7 +55,7 @@ class Counts:
 
 
 def read_header(cursor: Cursor) -> Header:
-    """Read up to the first tensor's description. Raises BadGGUF, or UnsupportedModel for a part of a split file."""
+    """Read up to the first tensor's description. Raises BadGGUF."""
     counts = read_counts(cursor)
     metadata: dict[str, Value] = {}
     types: dict[str, str] = {}
@@ -89,7 +89,6 @@ def read_value(cursor: Cursor, key: str) -> tuple[Value, str]:
 def checked_header(cursor: Cursor, counts: Counts, metadata: dict[str, Value], types: dict[str, str]) -> Header:
     """All keys together. Raises as `read_header` does."""
     _check_architecture(cursor, metadata, types)
-    _check_split(cursor, metadata, types)
     return Header(counts.version, _alignment(cursor, metadata, types), counts.tensors, metadata, types)
 
 
@@ -152,20 +151,6 @@ def _check_architecture(cursor: Cursor, metadata: dict[str, Value], types: dict[
     key = "general.architecture"
     if key in metadata and types[key] != "str":
         raise _wrong_type(cursor, key, types[key], "str")
-
-
-def _check_split(cursor: Cursor, metadata: dict[str, Value], types: dict[str, str]) -> None:
-    key = "split.count"
-    if key not in metadata:
-        return
-    count = metadata[key]
-    if types[key] != "u16" or not isinstance(count, int):
-        raise _wrong_type(cursor, key, types[key], "u16")
-    if count > 1:
-        raise UnsupportedModel(
-            f"a model split over several files: {shown(str(cursor.path), 300)}: split.count: {count} files, 1 is read",
-            hint="Join the parts first: llama-gguf-split --merge FIRST_PART WHOLE_FILE",
-        )
 
 
 def _alignment(cursor: Cursor, metadata: dict[str, Value], types: dict[str, str]) -> int:

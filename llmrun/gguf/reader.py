@@ -7,7 +7,9 @@ crash what reads it. llama.cpp accepts more, and aborts the process on some of t
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Container
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,66 +17,124 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.errors import BadGGUF
+from llmrun.errors import BadGGUF, ModelNotFound
 from llmrun.gguf.cursor import Cursor
 from llmrun.gguf.header import Header, read_header
 from llmrun.gguf.hyperparameters import check_hyperparameters
 from llmrun.gguf.metadata import Metadata
-from llmrun.gguf.source import FileSource, MemorySource, OnesSource, Source
+from llmrun.gguf.problems import shown
+from llmrun.gguf.shards import TENSORS, Split, check_shard, read_split
+from llmrun.gguf.source import FileSource, JoinedSource, MemorySource, OnesSource, Source
 from llmrun.gguf.tensors import TensorInfo, read_tensors
 from llmrun.gguf.vocabulary import check_vocabulary
 
+OpenShard = Callable[[str], Source]  # by the name of a file beside the first; raises ModelNotFound
+
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Open a file, read its header into memory and check it. Tensors are read when they are asked for.
+    """Open a model by its file, or by the first of its files (shards.py), read the headers into memory and check them.
+    Tensors are read when they are asked for.
 
-    Raises ModelNotFound (there is no such file), BadGGUF (a rule of the format is broken), UnsupportedModel (one
-    part of a split model) and ModelFileError (it cannot be read, or is being written to).
+    Raises ModelNotFound (there is no such file, or one of several is missing), BadGGUF (a rule of the format is broken)
+    and ModelFileError (it cannot be read, is being written to, or is not the first of several).
     """
     path = Path(path)
-    source = FileSource(path)
+    return read_source(FileSource(path), path, lambda name: FileSource(path.with_name(name)))
+
+
+def read_gguf(data: bytes, path: Path) -> GGUFFile:
+    """Check a file that is already in memory and alone; `path` is for messages. Raises as `open_gguf` does."""
+    return read_source(MemorySource(data), path, no_other)
+
+
+def read_source(source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
+    """Check a model wherever its bytes come from. Raises as `open_gguf` does.
+
+    source      its first file; closed with the GGUFFile, or on failure
+    path        its name, by which the others are named too; and for messages
+    open_shard  opens another of its files
+    """
+    joined = JoinedSource()
+    joined.append(source)
     with ExitStack() as on_failure:
-        on_failure.callback(source.close)
+        on_failure.callback(joined.close)
         try:
-            file = _read(source, path)
+            file = _read(joined, source, path, open_shard)
         except BadGGUF:
-            source.check_unchanged()  # or a copy that is still under way would be called a broken file
+            joined.check_unchanged()  # or a copy that is still under way would be called a broken file
             raise
         on_failure.pop_all()
         return file
 
 
-def read_gguf(data: bytes, path: Path) -> GGUFFile:
-    """Check a file that is already in memory; `path` is for messages. Raises as `open_gguf` does."""
-    return _read(MemorySource(data), path)
-
-
-def _read(source: Source, path: Path) -> GGUFFile:
-    return read_whole_header(Cursor(source, path), source)
-
-
-def read_whole_header(cursor: Cursor, source: Source) -> GGUFFile:
-    """Read and check everything before the tensors. Raises BadGGUF and UnsupportedModel."""
-    header = read_header(cursor)
-    file = GGUFFile(cursor.path, source, header, read_tensors(cursor, header))
+def _read(joined: JoinedSource, source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
+    header, tensors = _read_one(source, path)
+    first = Metadata(path, header.metadata, header.types)
+    split = read_split(first)
+    if split is not None:
+        for number, name in enumerate(split.other_names, 1):
+            shard = _open(open_shard, path.with_name(name), number, split)
+            begin = joined.append(shard)
+            tensors |= _read_shard(shard, path.with_name(name), begin, number, split, first, tensors)
+        if len(tensors) != split.tensors:
+            raise first.bad(
+                TENSORS, f"{split.tensors} seen, must be {len(tensors)}: so many are in {split.count} files"
+            )
+    file = GGUFFile(path, joined, header, tensors)
     check_hyperparameters(file)
     if file.has("tokenizer.ggml.tokens"):
         check_vocabulary(file)
     return file
 
 
+def _read_one(source: Source, path: Path) -> tuple[Header, dict[str, TensorInfo]]:
+    cursor = Cursor(source, path)
+    header = read_header(cursor)
+    return header, read_tensors(cursor, header)
+
+
+def _read_shard(
+    source: Source, path: Path, begin: int, number: int, split: Split, first: Metadata, before: Container[str]
+) -> dict[str, TensorInfo]:
+    """The tensors of a file that is not the first; its bytes begin at `begin` of all."""
+    header, tensors = _read_one(source, path)
+    shard = Metadata(path, header.metadata, header.types)
+    check_shard(shard, number, split, first)
+    for name in tensors:
+        if name in before:
+            raise shard.bad(name, "the tensor is there twice, the first time in an earlier file of the model")
+    return {name: replace(tensor, offset=begin + tensor.offset) for name, tensor in tensors.items()}
+
+
+def _open(open_shard: OpenShard, path: Path, number: int, split: Split) -> Source:
+    try:
+        return open_shard(path.name)
+    except ModelNotFound as missing:
+        raise ModelNotFound(
+            f"a file of the model is missing: {shown(str(path), 300)}: file {number + 1} of {split.count}",
+            hint="All files of a model must lie beside the first one.",
+        ) from missing
+
+
+def no_other(name: str) -> Source:
+    """An OpenShard for a file that is alone."""
+    raise ModelNotFound(f"no such model file: {shown(name, 300)}: a file in memory is alone")
+
+
 class GGUFFile(Metadata):
-    """An open file. A context manager; arrays taken from it stay valid after `close`.
+    """An open model, in one file or several. A context manager; arrays taken from it stay valid after `close`.
 
     The typed getters of `Metadata` are its own: `file.integer("llama.block_count", minimum=1)`.
 
-    path        where it was opened
+    path        where it was opened: its file, or the first of several
     version     2 or 3
     alignment   bytes each tensor is padded to
-    file_bytes  its size
+    file_bytes  its size, of all its files together
     metadata    key -> bool, int, float, str, NumPy array (a read-only view of the header) or StringArray
     types       key -> the type it was written with: "u32", "str", "arr[f32]", ...
     tensors     name -> TensorInfo, in file order
+
+    The metadata, version and alignment are those of the first file.
     """
 
     def __init__(self, path: Path, source: Source, header: Header, tensors: dict[str, TensorInfo]) -> None:
@@ -94,7 +154,7 @@ class GGUFFile(Metadata):
         self.close()
 
     def close(self) -> None:
-        """Close the file, and let go of the header's arrays. Idempotent."""
+        """Close its files, and let go of the header's arrays. Idempotent."""
         self._source.close()
         kept = {key: value for key, value in self.metadata.items() if isinstance(value, bool | int | float | str)}
         self.metadata = kept
@@ -120,11 +180,11 @@ class GGUFFile(Metadata):
         return GGUFFile(self.path, OnesSource(self.file_bytes), header, self.tensors)
 
     def check_unchanged(self) -> None:
-        """Raises ModelFileError when the file was written to since it was opened. To be asked after the last read:
+        """Raises ModelFileError when a file was written to since it was opened. To be asked after the last read:
         a model put together from two versions of a file would answer nonsense."""
         self._source.check_unchanged()
 
     def check_in_place(self) -> None:
-        """Raises ModelFileError when the path is not this file's any more, or the file was written to. To be asked
-        after another has opened the path: what he found there is this file, which was checked."""
+        """Raises ModelFileError when a path is not its file's any more, or a file was written to. To be asked
+        after another has opened the path: what he found there is this model, which was checked."""
         self._source.check_in_place()

@@ -26,7 +26,8 @@ from llmrun.gguf.format import ARRAY_ID, MAX_ARRAY_ELEMENTS, STRING_ID
 from llmrun.gguf.header import Counts, Header, checked_header, read_counts, read_key, read_value
 from llmrun.gguf.hyperparameters import check_hyperparameters
 from llmrun.gguf.range_source import RangeSource
-from llmrun.gguf.reader import GGUFFile, read_whole_header
+from llmrun.gguf.reader import GGUFFile, OpenShard, no_other, read_source
+from llmrun.gguf.shards import COUNT
 from llmrun.gguf.tensors import read_tensors
 from llmrun.gguf.values import NUMBER_TYPES, StringArray, Value
 from llmrun.gguf.vocabulary import MERGES, SCORES, TOKEN_TYPES, TOKENS
@@ -51,25 +52,26 @@ class _NotInParts(Exception):
     """What was read does not fit together. The whole will tell why."""
 
 
-def read_remote_header(source: RangeSource) -> GGUFFile:
-    """What the header says, without STEPPED_OVER where it is read in parts.
+def read_remote_header(source: RangeSource, open_shard: OpenShard = no_other) -> GGUFFile:
+    """What the header says, without STEPPED_OVER where it is read in parts. Of a model in several files the headers are
+    read whole: such a model is large beside them.
 
-    Raises as `read_gguf` does, and what fetching raises.
+    Raises as `read_source` does, and what fetching raises.
     """
     try:
         return _read_in_parts(source)
     except (_NotInParts, BadGGUF):
-        return read_whole_header(Cursor(source, source.path, window=FIRST_WINDOW), source)
+        return read_source(source, source.path, open_shard)
 
 
-def read_sibling_header(source: RangeSource, known: GGUFFile) -> GGUFFile:
+def read_sibling_header(source: RangeSource, known: GGUFFile, open_shard: OpenShard = no_other) -> GGUFFile:
     """The header of another quantization of the model that `known` is of: its metadata, but for keys that this file
     begins with, and this file's tensors. What does not look like one is read by `read_remote_header`. Raises as that
     does."""
     try:
         return _read_as_sibling(source, known)
     except (_NotInParts, BadGGUF):
-        return read_remote_header(source)
+        return read_remote_header(source, open_shard)
 
 
 def _opened(source: RangeSource, cursor: Cursor, header: Header) -> GGUFFile:
@@ -96,6 +98,8 @@ def _read_in_parts(source: RangeSource) -> GGUFFile:
             types[key] = _step_over(cursor, source, key, metadata.get(TOKENS))
         else:
             metadata[key], types[key] = read_value(cursor, key)
+    if COUNT in metadata:
+        raise _NotInParts
     return _opened(source, cursor, checked_header(cursor, counts, metadata, types))
 
 

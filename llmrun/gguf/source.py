@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from bisect import bisect_right
 from pathlib import Path
 from typing import Protocol
 
@@ -79,6 +80,39 @@ class OnesSource:
 
     def close(self) -> None:
         """There is nothing to let go of."""
+
+
+class JoinedSource:
+    """The files of one model, laid end to end. A read lies in one of them, as every tensor does."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._parts: list[Source] = []
+        self._begins: list[int] = []
+
+    def append(self, part: Source) -> int:
+        """Take a file that is open; it is closed with the others. Returns the place where its bytes begin."""
+        begin = self.size
+        self._parts.append(part)
+        self._begins.append(begin)
+        self.size += part.size
+        return begin
+
+    def read(self, offset: int, into: NDArray[np.uint8]) -> None:
+        index = bisect_right(self._begins, offset) - 1
+        self._parts[index].read(offset - self._begins[index], into)
+
+    def check_unchanged(self) -> None:
+        for part in self._parts:
+            part.check_unchanged()
+
+    def check_in_place(self) -> None:
+        for part in self._parts:
+            part.check_in_place()
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
 
 
 class FileSource:

@@ -34,7 +34,8 @@ _REMOVED_IDS = {4, 5, 31, 32, 33, 36, 37, 38}
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor in a file. `shape` is in GGUF's order, the row length first; `offset` counts from the file's start."""
+    """A tensor in a file. `shape` is in GGUF's order, the row length first; `offset` counts from the file's start, or
+    from that of the first of several, laid end to end."""
 
     name: str
     type: WeightType

@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun import settings
@@ -25,18 +26,48 @@ if sys.platform != "win32":
     import fcntl
 
 _DIGEST_BYTES = 32
+_SUFFIX = ".o"
 _MOST_BYTES = 16 << 20  # of an entry; the largest are a hundred times smaller
 _POLL_SECONDS = 0.02
 _PATIENCE_SECONDS = 60.0  # with a process that makes an entry and may be stopped; a kernel takes it a second
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSurvey:
+    """What is in the folder: entries, those of them that are damaged, and bytes of all."""
+
+    folder: Path
+    entries: int
+    damaged: int
+    n_bytes: int
+
+
+def survey() -> CacheSurvey:
+    """Check every entry. Raises OSError where the folder is there and cannot be read."""
+    cache = KernelCache()
+    n_bytes = 0
+    paths = cache.paths()
+    for path in paths:
+        cache.read(path.stem)
+        with contextlib.suppress(OSError):  # gone meanwhile
+            n_bytes += path.stat().st_size
+    return CacheSurvey(cache.folder, len(paths), len(cache.damaged), n_bytes)
 
 
 class KernelCache:
     """The folder as one load of kernels sees it: trouble is collected here, and told at the end."""
 
     def __init__(self) -> None:
-        self._folder = settings.cache_folder() / "kernels"
-        self._damaged: set[str] = set()
+        self.folder = settings.cache_folder() / "kernels"
+        self.damaged: set[str] = set()
         self._trouble: OSError | None = None
+
+    def paths(self) -> list[Path]:
+        """Of all entries. Raises OSError where the folder is there and cannot be read."""
+        try:
+            return sorted(path for path in self.folder.iterdir() if path.suffix == _SUFFIX)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def read(self, key: str) -> bytes | None:
         """The object of an entry; None when there is none, or none that can be trusted."""
@@ -53,7 +84,7 @@ class KernelCache:
         digest, image = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
         if _digest(key, image) == digest:
             return image
-        self._damaged.add(key)
+        self.damaged.add(key)
         return None
 
     def make(self, key: str, compile_object: Callable[[], bytes], given_up: threading.Event) -> bytes:
@@ -76,16 +107,16 @@ class KernelCache:
     def warn(self) -> None:
         """Tell, in one warning, what was wrong with the folder. Raises it where warnings are errors."""
         if self._trouble is not None:
-            where = self._trouble.filename2 or self._folder
+            where = self._trouble.filename2 or self.folder
             words = f"compiled kernels cannot be kept, every start compiles them: {where}: {self._trouble.strerror}"
-        elif self._damaged:
-            words = f"compiled kernels were damaged, and were compiled again: {len(self._damaged)} in {self._folder}"
+        elif self.damaged:
+            words = f"compiled kernels were damaged, and were compiled again: {len(self.damaged)} in {self.folder}"
         else:
             return
         warnings.warn(words, KernelWarning, stacklevel=4)
 
     def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.o"
+        return self.folder / f"{key}{_SUFFIX}"
 
     def _claim(self, key: str) -> int | None:
         """Descriptor of the file that is to become the entry, locked, or None while another process has it.
@@ -94,7 +125,7 @@ class KernelCache:
         OSError.
         """
         path = self._claim_path(key)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
         try:
             if _lock(file) and os.path.samestat(os.fstat(file), path.stat()):
@@ -109,7 +140,7 @@ class KernelCache:
 
     def _claim_path(self, key: str) -> Path:
         # Without locks (Windows), two processes may make the same entry; the later one stays.
-        return self._folder / (f".{key}" if sys.platform != "win32" else f".{key}.{os.getpid()}")
+        return self.folder / (f".{key}" if sys.platform != "win32" else f".{key}.{os.getpid()}")
 
     def _make_claimed(self, key: str, claim: int, compile_object: Callable[[], bytes]) -> bytes:
         kept = False

@@ -7,13 +7,23 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from llmrun.bench import energy
-from llmrun.bench.energy import EnergyMeter, NvmlPower, RaplPackage, beside_api, energy_of, gpu_names, rapl_sources
+from llmrun.bench.energy import (
+    EnergyMeter,
+    NvidiaCard,
+    NvmlPower,
+    RaplPackage,
+    beside_api,
+    energy_of,
+    gpu_names,
+    nvidia_cards,
+    rapl_sources,
+)
 
 RANGE = 262_143_328_850
 
@@ -52,6 +62,14 @@ class FakeNvml(ModuleType):
 
     def nvmlDeviceGetName(self, device: int) -> str:  # noqa: N802
         return f"GPU {device}"
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "570.1"
+
+    def nvmlDeviceGetMemoryInfo(self, device: int) -> SimpleNamespace:  # noqa: N802
+        if device:
+            raise self.NVMLError("Not Supported")
+        return SimpleNamespace(total=1000, free=900)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, device: int) -> int:  # noqa: N802
         counted = self.energies[device]
@@ -158,6 +176,12 @@ def test_gpus_that_count_energy_are_read_at_the_ends_only(monkeypatch: pytest.Mo
     assert reading.joules == pytest.approx(3.5)
     assert reading.source == "NVML"
     assert gpu_names() == ["GPU 0", "GPU 1"]
+
+
+def test_cards_are_told_with_their_driver_and_their_memory_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nvidia_cards() == []
+    install(monkeypatch, FakeNvml([0, None]))
+    assert nvidia_cards() == [NvidiaCard("GPU 0", "570.1", 1000, 900), NvidiaCard("GPU 1", "570.1", 0, 0)]
 
 
 def test_processor_and_gpu_are_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.gguf_mutations import base_files, mutant, outcome
+from tests.support.gguf_mutations import base_files, mutant, outcome, outcome_of_shards, shard_bases, shard_mutant
+from tests.support.gguf_shards import name_of
 
 CORPUS = Path(__file__).parent / "corpus"
 CASES = 20_000
@@ -50,13 +51,26 @@ def test_20_000_mutants_end_in_a_model_file_error_or_a_file() -> None:
     # A mutator that breaks everything at the first byte, or nothing, would test nothing.
     assert seen["BadGGUF"] > CASES // 2
     assert seen["opened"] > CASES // 20
-    assert seen["UnsupportedModel"] > 0
+
+
+def test_20_000_mutants_of_a_model_in_three_files_end_as_well() -> None:
+    bases = shard_bases()
+    assert outcome_of_shards({name_of(number): base.data for number, base in enumerate(bases)}) == "opened"
+    seen: Counter[str] = Counter()
+    for case in range(CASES):
+        try:
+            seen[outcome_of_shards(shard_mutant(bases, SEED, case))] += 1
+        except Exception as error:
+            raise AssertionError(f"seed {SEED}, case {case}: {type(error).__name__}: {error}") from error
+    assert seen["BadGGUF"] > CASES // 2
+    assert seen["opened"] > CASES // 100
+    assert seen["ModelNotFound"] > CASES // 100
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from([b"", b"GGUF", b"GGUF\3\0\0\0", b"GGUF\2\0\0\0" + bytes(7)]))
 def test_any_bytes_end_in_a_model_file_error_or_a_file(data: bytes, start: bytes) -> None:
-    assert outcome(start + data) in ("BadGGUF", "UnsupportedModel", "opened")
+    assert outcome(start + data) in ("BadGGUF", "opened")
 
 
 def test_every_file_that_once_crashed_a_reader_ends_well() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.errors import BadGGUF, UnsupportedModel
+from llmrun.errors import BadGGUF
 from llmrun.gguf import cursor
 from llmrun.gguf.format import MAX_KEYS, MAX_TENSORS
 from llmrun.gguf.problems import shown
@@ -221,14 +221,6 @@ def test_an_alignment_that_puts_the_data_outside_the_file_is_refused() -> None:
 @pytest.mark.parametrize("value", [scalar(U32, 1), strings(["llama"])])
 def test_an_architecture_that_is_no_string_is_refused(value: bytes) -> None:
     assert refusal(with_key("general.architecture", value)).endswith("must be str")
-
-
-def test_a_part_of_a_split_model_is_unsupported() -> None:
-    with pytest.raises(UnsupportedModel, match=r"model\.gguf: split\.count: 3 files, 1 is read") as caught:
-        read_gguf(with_key("split.count", scalar(U16, 3)), PATH)
-    assert "merge" in caught.value.hint
-    assert read_gguf(with_key("split.count", scalar(U16, 1)), PATH).integer("split.count") == 1
-    assert refusal(with_key("split.count", scalar(U32, 3))) == "split.count: a value of type u32, must be u16"
 
 
 # Tensors

@@ -6,17 +6,17 @@ Case n of a seed is always the same bytes: a failure is repeated from the two nu
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 import numpy as np
 
-from llmrun.errors import ModelFileError
+from llmrun.errors import ModelFileError, ModelNotFound
 from llmrun.gguf.reader import GGUFFile, read_gguf
 from llmrun.gguf.values import StringArray
-from tests.support import gguf_bytes
+from tests.support import gguf_bytes, gguf_shards
 from tests.support.gguf_bytes import ARRAY, CODES, STRING, RawGGUF, RawTensor
 
 INTERESTING = (
@@ -236,13 +236,45 @@ def broken(random: Random, layout: Layout) -> bytes:
     return bytes(data)
 
 
+def shard_bases() -> list[Layout]:
+    """The files of one correct model, in order, with bytes to spare."""
+    return [layout_of(data + bytes(1024)) for data in gguf_shards.built(gguf_shards.raw_shards()).values()]
+
+
+def shard_mutant(bases: list[Layout], seed: int, case: int) -> dict[str, bytes]:
+    """Case `case` of `seed`: the files of the model by name, one or two of them changed, missing or exchanged."""
+    random = Random(seed << 40 | case)
+    parts = [base.data for base in bases]
+    for index in random.sample(range(len(bases)), random.choice((1, 1, 2))):
+        parts[index] = broken(random, bases[index])
+    if random.random() < 0.1:
+        a, b = random.sample(range(len(bases)), 2)
+        parts[a], parts[b] = parts[b], parts[a]
+    files = {gguf_shards.name_of(number): part for number, part in enumerate(parts)}
+    if random.random() < 0.05:
+        del files[gguf_shards.name_of(random.randrange(1, len(bases)))]
+    return files
+
+
 def outcome(data: bytes) -> str:
     """What reading ends in: the name of a ModelFileError, or "opened" when all of the file could then be used.
 
     Any other exception is a bug in the reader and comes through.
     """
+    return _outcome(lambda: read_gguf(data, Path("mutant.gguf")))
+
+
+def outcome_of_shards(files: Mapping[str, bytes]) -> str:
+    """The same for a model in several files, one of which may be missing."""
     try:
-        file = read_gguf(data, Path("mutant.gguf"))
+        return _outcome(lambda: gguf_shards.read_shards(files))
+    except ModelNotFound:
+        return "ModelNotFound"
+
+
+def _outcome(read: Callable[[], GGUFFile]) -> str:
+    try:
+        file = read()
     except ModelFileError as error:
         refused = error
     else:

@@ -1,0 +1,82 @@
+"""The smallest model that makes llama.cpp multiply as a real one does: one layer, no vocabulary, random weights.
+
+Its matrices are Q8_0 and have 32 to 128 rows of 64: of those that every kernel of llama.cpp takes, those for AMX tiles
+included (whole tiles of 32 rows).
+"""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+
+import numpy as np
+
+VOCABULARY = 64
+_WIDTH, _HEADS, _FEED_FORWARD, _CONTEXT = 64, 2, 128, 256
+_ALIGNMENT = 32
+_STRING, _U32, _F32 = 8, 4, 6  # of GGUF's value types
+_FLOATS, _Q8_0 = 0, 8  # of its weight types
+
+_METADATA: dict[str, str | int | float] = {
+    "general.architecture": "llama",
+    "llama.block_count": 1,
+    "llama.context_length": _CONTEXT,
+    "llama.embedding_length": _WIDTH,
+    "llama.feed_forward_length": _FEED_FORWARD,
+    "llama.attention.head_count": _HEADS,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": VOCABULARY,
+    "tokenizer.ggml.model": "none",
+}
+# Rows behind the row length: GGUF's order.
+_MATRICES = {
+    "token_embd.weight": (_WIDTH, VOCABULARY),
+    "output.weight": (_WIDTH, VOCABULARY),
+    "blk.0.attn_q.weight": (_WIDTH, _WIDTH),
+    "blk.0.attn_k.weight": (_WIDTH, _WIDTH),
+    "blk.0.attn_v.weight": (_WIDTH, _WIDTH),
+    "blk.0.attn_output.weight": (_WIDTH, _WIDTH),
+    "blk.0.ffn_gate.weight": (_WIDTH, _FEED_FORWARD),
+    "blk.0.ffn_up.weight": (_WIDTH, _FEED_FORWARD),
+    "blk.0.ffn_down.weight": (_FEED_FORWARD, _WIDTH),
+}
+_NORMS = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
+
+
+def trial_model() -> bytes:
+    """A whole GGUF file."""
+    random = np.random.default_rng(1)
+    tensors: list[tuple[str, int, tuple[int, ...], bytes]] = [
+        (name, _Q8_0, shape, _random_q8_0(random, shape)) for name, shape in _MATRICES.items()
+    ]
+    tensors += [(name, _FLOATS, (_WIDTH,), np.ones(_WIDTH, np.float32).tobytes()) for name in _NORMS]
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(_METADATA))
+    header += b"".join(_text(key) + _value(value) for key, value in _METADATA.items())
+    data = b""
+    for name, type_id, shape, raw in tensors:
+        header += _text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        header += struct.pack("<IQ", type_id, len(data))
+        data += _padded(raw)
+    return _padded(header) + data
+
+
+def _random_q8_0(random: np.random.Generator, shape: tuple[int, ...]) -> bytes:
+    """Blocks of 32 weights: an f16 scale, then as many integers."""
+    blocks = np.zeros(prod(shape) // 32, np.dtype([("scale", "<f2"), ("weights", "i1", 32)]))
+    blocks["scale"] = 1 / 1024
+    blocks["weights"] = random.integers(-127, 128, blocks["weights"].shape)
+    return blocks.tobytes()
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def _value(value: str | int | float) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _text(value)
+    return struct.pack("<II", _U32, value) if isinstance(value, int) else struct.pack("<If", _F32, value)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % _ALIGNMENT)

@@ -1,0 +1,55 @@
+"""`llmrun doctor`: what this machine can do, whether everything works, and what to do where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmrun.cli import options
+from llmrun.cli.flags import takes_flags
+from llmrun.cli.output import out
+from llmrun.errors import UsageError
+from llmrun.settings import Settings, load_settings
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFlags:
+    """What was typed. In the order of --help."""
+
+    json: options.Json = False
+    offline: options.Offline = False
+    quiet: options.Quiet = False
+    verbose: options.Verbose = False
+    debug: options.Debug = False
+
+    def settings(self) -> Settings:
+        """Those of this run; `out` obeys them from here on. Where they are refused, which the report tells, the
+        defaults."""
+        given: dict[str, object] = {"offline": self.offline or None, "quiet": self.quiet or None}
+        try:
+            settings = load_settings(given)
+        except UsageError:
+            settings = Settings(offline=self.offline, quiet=self.quiet)
+        out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
+        return settings
+
+
+@takes_flags(DoctorFlags)
+def doctor(*, flags: DoctorFlags) -> int:
+    """Look at this machine: what it can do, what works, and what to do where something does not.
+
+    Exit code 1 when something is broken that llmrun needs; what is missing but not needed is a note.
+    """
+    settings = flags.settings()
+    from llmrun.cli.doctoring.showing import show, show_json
+    from llmrun.cli.doctoring.terminal import look_at_terminal
+    from llmrun.cli.doctoring.waiting import Waiting
+    from llmrun.doctor.examine import examine
+    from llmrun.doctor.machine import Machine
+
+    with Waiting() as waiting:
+        report = examine(Machine(settings.offline), waiting.doing, [("Terminal", look_at_terminal)])
+    (show_json if flags.json else show)(report)
+    if flags.debug:
+        for trace in report.traces:
+            out.trace(trace)
+    return 0 if report.works else 1

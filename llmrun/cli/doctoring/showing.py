@@ -1,0 +1,90 @@
+"""A report on the screen, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from rich.text import Text
+
+from llmrun import __version__
+from llmrun.cli.output import out
+from llmrun.cli.terminal import columns, visible_line
+from llmrun.doctor.examine import Report
+from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, plural
+
+SCHEMA = 1
+_LEAST_ROOM = 30  # columns
+_MARKS = {OK: Text("✓", "green"), NOTE: Text("•", "yellow"), PROBLEM: Text("✗", "bold red")}
+
+
+def show_json(report: Report) -> None:
+    """One object. Names and their meaning stay; more may come."""
+    out.json(
+        {
+            "schema": SCHEMA,
+            "llmrun": __version__,
+            "works": report.works,
+            "checks": [_as_json(finding) for finding in report.findings],
+        }
+    )
+
+
+def _as_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "section": finding.section,
+        "name": finding.name,
+        "status": finding.status,
+        "words": finding.words,
+        "advice": finding.advice,
+        "command": finding.command,
+        "facts": dict(finding.facts),
+    }
+
+
+def show(report: Report) -> None:
+    """A line for each finding, what to do beneath, and the verdict. With --verbose every fact goes to stderr first."""
+    for finding in report.findings:
+        out.detail(f"{finding.name}: {json.dumps(dict(finding.facts), ensure_ascii=False)}")
+    out.picture(_lines(report.findings))
+    for finding in report.findings:
+        if finding.advice:
+            _tell_what_to_do(finding)
+    out.answer("\n")
+    out.picture(_verdict(report))
+
+
+def _lines(findings: list[Finding]) -> Text:
+    """Section, mark and words, which are wrapped under themselves."""
+    left = max(len(finding.section) for finding in findings) + 2
+    lines, before = [], ""
+    for finding in findings:
+        section = "" if finding.section == before else finding.section
+        first, *more = _wrapped(finding.words, left + 2)
+        lines.append(Text.assemble((section.ljust(left), "bold"), _MARKS[finding.status], " ", first))
+        lines += [Text(" " * (left + 2) + line) for line in more]
+        before = finding.section
+    return Text("\n").join(lines)
+
+
+def _tell_what_to_do(finding: Finding) -> None:
+    """The command stands on a line of its own, however long: it is to be copied."""
+    out.answer("\n")
+    words = _wrapped(f"{finding.section}: {finding.advice}", 2)
+    out.picture(Text.assemble(_MARKS[finding.status], " ", "\n  ".join(words)))
+    if finding.command:
+        out.answer(f"  {finding.command}\n")
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    room = max(columns() - indent, _LEAST_ROOM)
+    return textwrap.wrap(visible_line(text), room, break_on_hyphens=False) or [""]
+
+
+def _verdict(report: Report) -> Text:
+    notes = plural(report.count(NOTE), "note")
+    if report.works:
+        return Text.assemble(("Everything that llmrun needs works", "green"), f"; {notes}.")
+    problems = plural(report.count(PROBLEM), "problem")
+    return Text.assemble((f"{problems}", "bold red"), f" to mend, {notes}.")

@@ -1,0 +1,46 @@
+"""What the terminal can show, as llmrun judges it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+from llmrun.cli.output import out
+from llmrun.cli.terminal import can_color, columns, is_terminal
+from llmrun.doctor.findings import NOTE, OK, Finding
+from llmrun.doctor.machine import Machine
+
+SECTION = "Terminal"
+_NARROW = 60
+
+
+def look_at_terminal(machine: Machine) -> Iterator[Finding]:
+    del machine
+    terminal, color, utf8 = is_terminal(sys.stdout), can_color(sys.stdout, out.color), _takes_utf8()
+    facts = {
+        "stdout_is_terminal": terminal,
+        "stdin_is_terminal": is_terminal(sys.stdin),
+        "color": color,
+        "utf8": utf8,
+        "columns": columns() if terminal else None,
+        "term": os.environ.get("TERM"),
+    }
+    if not terminal:
+        yield Finding(SECTION, "terminal", OK, "the output goes to a file or a pipe: plain text", facts=facts)
+        return
+    words = f"{columns()} columns, {'colors' if color else 'no colors'}, {'UTF-8' if utf8 else 'not set to UTF-8'}"
+    if not utf8:
+        advice = "Text that is not ASCII may look wrong, until the locale is UTF-8:"
+        yield Finding(SECTION, "terminal", NOTE, words, advice, "export LC_ALL=C.UTF-8", facts)
+    elif columns() < _NARROW:
+        yield Finding(SECTION, "terminal", NOTE, f"{words}; tables need {_NARROW}", facts=facts)
+    else:
+        yield Finding(SECTION, "terminal", OK, words, facts=facts)
+
+
+def _takes_utf8() -> bool:
+    """By the locale's variables: Python itself writes UTF-8 whatever they say, and where none is set a terminal of
+    today takes it."""
+    named = next((os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)), "")
+    return named in ("", "C", "POSIX") or "utf8" in named.lower().replace("-", "")

@@ -1,0 +1,80 @@
+"""Every check in its order. One that fails, however it fails, is a line of the report and not its end."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+
+from llmrun.doctor.findings import NOTE, PROBLEM, Finding, advice_of
+from llmrun.doctor.machine import Machine
+from llmrun.doctor.secrets import Secrets
+from llmrun.errors import LlmrunError
+
+Check = Callable[[Machine], Iterable[Finding]]
+
+# (section, what is looked at, module of this folder, function): imported at its turn, as an import may be what fails.
+_CHECKS = (
+    ("Python", "Python", "interpreter", "look_at_python"),
+    ("Processor", "the processor", "processor", "look_at_processor"),
+    ("Processor", "the instructions that kernels use", "processor", "look_at_level"),
+    ("Memory", "the memory", "memory", "look_at_memory"),
+    ("Memory", "the speed of memory and processor", "memory", "measure_speed"),
+    ("GPU", "GPUs", "graphics", "look_at_gpus"),
+    ("llama.cpp", "llama.cpp", "graphics", "look_at_llama"),
+    ("Files", "compiled kernels", "kernel_cache", "look_at_kernels"),
+    ("Files", "the folders of models", "folders", "look_at_folders"),
+    ("Files", "the settings", "folders", "look_at_settings"),
+    ("Network", "the network", "network", "look_at_hub"),
+)
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found, in the order of the report, and where checks failed that never should."""
+
+    findings: list[Finding] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
+
+    def count(self, status: str) -> int:
+        return sum(finding.status == status for finding in self.findings)
+
+    @property
+    def works(self) -> bool:
+        """Whether everything works that llmrun needs."""
+        return not self.count(PROBLEM)
+
+
+def examine(machine: Machine, doing: Callable[[str], None], more: Iterable[tuple[str, Check]] = ()) -> Report:
+    """Look at everything: some two seconds. `doing` is told what is being looked at; `more`: checks to go last, by
+    section."""
+    report = Report()
+    for section, what, module, function in _CHECKS:
+        doing(f"looking at {what}")
+        report.findings += _findings_of(section, function, partial(_look, module, function, machine), report.traces)
+    for section, check in more:
+        report.findings += _findings_of(section, check.__name__, partial(check, machine), report.traces)
+    secrets = Secrets()
+    report.findings = [secrets.hidden_in(finding) for finding in report.findings]
+    report.traces = [secrets.hidden(trace) for trace in report.traces]
+    return report
+
+
+def _look(module: str, function: str, machine: Machine) -> Iterable[Finding]:
+    check: Check = getattr(import_module(f"llmrun.doctor.{module}"), function)
+    return check(machine)
+
+
+def _findings_of(
+    section: str, name: str, look: Callable[[], Iterable[Finding]], traces: list[str]
+) -> Iterator[Finding]:
+    try:
+        yield from look()
+    except LlmrunError as error:
+        yield Finding(section, f"failed_{name}", PROBLEM, str(error), advice_of(error))
+    except Exception as error:  # noqa: BLE001 - a doctor that is ill himself says so, and goes on
+        traces.append(traceback.format_exc())
+        words = f"cannot be looked at: {type(error).__name__}: {error}"
+        yield Finding(section, f"failed_{name}", NOTE, words, "Run again with --debug, and report what it shows.")

@@ -1,0 +1,70 @@
+"""Where models and settings lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmrun.doctor.disk import can_write, shown_path, use_of
+from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of, size_words
+from llmrun.doctor.machine import Machine
+from llmrun.doctor.shell import another_folder
+from llmrun.errors import UsageError
+from llmrun.hub.store import hub_cache, models_folder
+from llmrun.settings import config_file, load_settings
+
+SECTION = "Files"
+_LITTLE = 2_000_000_000  # bytes: a small model and its neighbours
+
+
+def look_at_folders(machine: Machine) -> Iterator[Finding]:
+    del machine
+    yield _folder("models", "models", models_folder(), "LLMRUN_DATA_DIR")
+    yield _folder("hub_cache", "Hugging Face cache", hub_cache(), "HF_HOME")
+
+
+def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
+    use = use_of(folder)
+    writable = can_write(folder)
+    facts = {
+        "folder": str(folder),
+        "exists": folder.is_dir(),
+        "files": use.files,
+        "bytes": use.n_bytes,
+        "counted_all": use.whole,
+        "disk_free": use.free,
+        "writable": writable,
+    }
+    size = f"{'' if use.whole else 'more than '}{size_words(use.n_bytes)}" if use.files else "nothing"
+    words = f"{words}: {size} in {shown_path(folder)}"
+    if use.free is not None:
+        words += f", {size_words(use.free)} free"
+    if not writable:
+        advice = "No model can be downloaded to it. To use another folder:"
+        return Finding(SECTION, name, NOTE, f"{words}; cannot be written", advice, another_folder(variable), facts)
+    if use.free is not None and use.free < _LITTLE:
+        advice = f"Make room, or move the folder with {variable}."
+        return Finding(SECTION, name, NOTE, words, advice, facts=facts)
+    return Finding(SECTION, name, OK, words, facts=facts)
+
+
+def look_at_settings(machine: Machine) -> Iterator[Finding]:
+    """The configuration file and the variables. What is wrong there stops every other command."""
+    del machine
+    path = config_file()
+    facts = {"file": str(path), "exists": path.is_file(), "error": None}
+    try:
+        load_settings()
+    except UsageError as error:
+        words = f"settings are refused: {error}"
+        yield Finding(
+            SECTION,
+            "settings",
+            PROBLEM,
+            words,
+            advice_of(error) or f"Mend {shown_path(path)}.",
+            facts=facts | {"error": str(error)},
+        )
+        return
+    found = f"settings from {shown_path(path)}" if path.is_file() else f"no settings file ({shown_path(path)})"
+    yield Finding(SECTION, "settings", OK, found, facts=facts)

@@ -1,0 +1,100 @@
+"""GPUs, and llama.cpp, which alone can use them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from llmrun.backends.llama_trial import LlamaTrial, try_llama
+from llmrun.backends.select import install_command
+from llmrun.bench.gpus import Gpu
+from llmrun.bench.processor import text_of
+from llmrun.doctor.findings import NOTE, OK, Finding, size_words
+from llmrun.doctor.gpu_build import WITHOUT_AMX, build_command, build_flags
+from llmrun.doctor.machine import Machine
+
+SECTION = "GPU"
+LLAMA = "llama.cpp"
+
+
+def look_at_gpus(machine: Machine) -> Iterator[Finding]:
+    for number, gpu in enumerate(machine.gpus):
+        facts = {
+            "maker": gpu.maker,
+            "gpu": gpu.name,
+            "driver": gpu.driver or None,
+            "memory_bytes": gpu.memory or None,
+            "memory_free": gpu.memory_free if gpu.memory else None,
+        }
+        words = f"{gpu.name}, {gpu.driver or 'no driver has taken it'}"
+        if gpu.memory:
+            words += f", {size_words(gpu.memory_free)} of {size_words(gpu.memory)} free"
+        status, advice = (OK, "") if gpu.driver else (NOTE, f"Install {gpu.maker}'s driver to use it.")
+        yield Finding(SECTION, f"gpu_{number}", status, words, advice, facts=facts)
+    if not machine.gpus:
+        yield Finding(SECTION, "gpu_none", OK, "none that the system tells of; the processor runs the models")
+
+
+def look_at_llama(machine: Machine) -> Iterator[Finding]:
+    """llama.cpp is optional: whatever is wrong with it is a note."""
+    trial = try_llama()
+    flags, needed = build_flags(machine.gpus)
+    if trial is None:
+        facts = {"installed": False}
+        words = "not installed; llama models run without it"
+        if flags:
+            advice, command = _for_the_gpu(needed), build_command(flags)
+        else:
+            advice, command = "For models of other architectures:", install_command()
+        yield Finding(LLAMA, "llama_cpp", NOTE, words, advice, command, facts)
+        return
+    yield _finding_of(trial, machine.gpus, flags, needed)
+
+
+def _finding_of(trial: LlamaTrial, gpus: Sequence[Gpu], flags: str, needed: str) -> Finding:
+    facts = {
+        "installed": True,
+        "version": trial.version,
+        "system": trial.system or None,
+        "offloads": trial.offloads,
+        "gpus": [str(gpu["description"]) for gpu in trial.gpus],
+        "crashed": trial.crashed,
+        "failure": trial.failure or None,
+    }
+    name = f"llama-cpp-python {trial.version}" if trial.version else "llama-cpp-python"
+    if trial.failure:
+        words = f"{name} {'crashes' if trial.crashed else 'does not work'} on this machine: {trial.failure}"
+        advice, flags = _after_a_failure(trial, flags)
+        return Finding(LLAMA, "llama_cpp", NOTE, words, advice, build_command(flags), facts)
+    if trial.gpus:
+        names = " and ".join(str(gpu["description"]) for gpu in trial.gpus)
+        return Finding(LLAMA, "llama_cpp", OK, f"{name} multiplies here, and uses {names}", facts=facts)
+    if trial.offloads:
+        words = f"{name} multiplies here; built for GPUs, but it sees none"
+        usable = any(gpu.driver for gpu in gpus)
+        advice, command = (_for_the_gpu(needed), build_command(flags)) if usable else ("", "")
+        return Finding(LLAMA, "llama_cpp", NOTE if usable else OK, words, advice, command, facts)
+    words = f"{name} multiplies here; built without GPU support"
+    if not flags:
+        return Finding(LLAMA, "llama_cpp", OK, words, facts=facts)
+    return Finding(LLAMA, "llama_cpp", NOTE, words, _for_the_gpu(needed), build_command(flags), facts)
+
+
+def _for_the_gpu(needed: str) -> str:
+    return f"To use the GPU ({needed} is needed):" if needed else "To use the GPU:"
+
+
+def _after_a_failure(trial: LlamaTrial, flags: str) -> tuple[str, str]:
+    """(advice, flags for CMake). With AMX a known fault of a compiler is the likeliest."""
+    if trial.crashed and _has_amx():
+        return "Build it without AMX:", f"{flags} {WITHOUT_AMX}".strip()
+    if trial.crashed:
+        return "Build it for this machine; until then, --backend cpu:", flags
+    return "Install it again; until then, --backend cpu:", flags
+
+
+def _has_amx(root: Path = Path("/")) -> bool:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    return " amx_tile" in (text_of(root / "proc/cpuinfo") or "")

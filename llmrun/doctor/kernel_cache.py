@@ -1,0 +1,44 @@
+"""The folder of compiled kernels: what is in it, whether it is whole, and whether more can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmrun.doctor.disk import can_write, shown_path
+from llmrun.doctor.findings import NOTE, OK, Finding, plural, size_words
+from llmrun.doctor.machine import Machine
+from llmrun.doctor.shell import another_folder, remove
+
+SECTION = "Files"
+_ELSEWHERE = "Every start compiles its kernels again, unless they can be kept elsewhere:"
+
+
+def look_at_kernels(machine: Machine) -> Iterator[Finding]:
+    del machine
+    from llmrun.kernels.cache import survey
+
+    try:
+        found = survey()
+    except OSError as error:
+        words = f"compiled kernels cannot be read: {error.filename}: {error.strerror}"
+        yield Finding(SECTION, "kernels", NOTE, words, _ELSEWHERE, another_folder("LLMRUN_CACHE_DIR"))
+        return
+    writable = can_write(found.folder)
+    facts = {
+        "folder": str(found.folder),
+        "entries": found.entries,
+        "damaged": found.damaged,
+        "bytes": found.n_bytes,
+        "writable": writable,
+    }
+    what = f"{plural(found.entries, 'compiled kernel')}, {size_words(found.n_bytes)},"
+    words = f"{what if found.entries else 'no compiled kernels'} in {shown_path(found.folder)}"
+    if not writable:
+        words += ", which cannot be written"
+        yield Finding(SECTION, "kernels", NOTE, words, _ELSEWHERE, another_folder("LLMRUN_CACHE_DIR"), facts)
+    elif found.damaged:
+        words += f"; {found.damaged} of them damaged"
+        advice = "Damaged ones are never used, and compiled again when they are needed. To remove all:"
+        yield Finding(SECTION, "kernels", NOTE, words, advice, remove(found.folder), facts)
+    else:
+        yield Finding(SECTION, "kernels", OK, words, facts=facts)

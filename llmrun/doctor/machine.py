@@ -1,0 +1,30 @@
+"""What several checks ask of the machine, found out when the first of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmrun.bench.gpus import Gpu
+
+
+@dataclass
+class Machine:
+    """`offline`: the network is not asked."""
+
+    offline: bool = False
+
+    @cached_property
+    def system(self) -> dict[str, Any]:
+        from llmrun.bench.system import system_facts
+
+        return system_facts()
+
+    @cached_property
+    def gpus(self) -> Sequence[Gpu]:
+        from llmrun.bench.gpus import gpus
+
+        return gpus()

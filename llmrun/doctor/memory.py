@@ -1,0 +1,75 @@
+"""Memory: how much there is, and how fast it is read; what the integer units can do is measured by the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from llmrun.bench.words import number_words
+from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of, plural, size_words
+from llmrun.doctor.machine import Machine
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.kernel_warnings import kernel_warnings_told
+
+SECTION = "Memory"
+_GIB = 1 << 30
+_LEAST_READ = 1 << 26  # less than this would be read from the cache
+_LITTLE = 2 * _GIB
+_TIMES = 3
+_MOST_SECONDS = 0.5
+
+
+def look_at_memory(machine: Machine) -> Iterator[Finding]:
+    system = machine.system
+    names = ("memory_bytes", "memory_free", "memory_modules", "memory_type", "memory_mts")
+    facts = {name: system.get(name) for name in names}
+    total, free = system.get("memory_bytes"), system.get("memory_free")
+    if not total or free is None:
+        yield Finding(SECTION, "memory", NOTE, "the system does not tell how much there is", facts=facts)
+        return
+    words = f"{size_words(free)} of {size_words(total)} free"
+    if system.get("memory_type") and system.get("memory_mts"):
+        words += f", {system['memory_modules']}× {system['memory_type']}-{system['memory_mts']}"
+    little = free < min(_LITTLE, total // 8)
+    advice = "Close other programs, or take a smaller model: what is swapped out is slow." if little else ""
+    yield Finding(SECTION, "memory", NOTE if little else OK, words, advice, facts=facts)
+
+
+def measure_speed(machine: Machine) -> Iterator[Finding]:
+    """Half a second, mostly to fill the memory. The best counts: a neighbour on the machine makes it slower, nothing
+    makes it faster."""
+    threads, free = machine.system["threads"], machine.system["memory_free"]
+    n_bytes = _GIB if free is None else min(_GIB, free // 4)
+    if n_bytes < _LEAST_READ:
+        yield Finding(SECTION, "speed", NOTE, "not measured: too little memory is free", facts=_speeds(threads))
+        return
+    from llmrun.kernels import machine as limits
+
+    trouble: list[str] = []
+    try:
+        with kernel_warnings_told(trouble.append):
+            measured = limits.Machine(threads, n_bytes)
+    except UsageError:
+        words = "not measured: no instruction level is chosen"
+        yield Finding(SECTION, "speed", NOTE, words, facts=_speeds(threads))
+        return
+    except LlmrunError as error:
+        words = f"a kernel could not be made: {error}"
+        yield Finding(SECTION, "speed", PROBLEM, words, advice_of(error), facts=_speeds(threads))
+        return
+    read, multiply = _best(measured.read_bandwidth), _best(measured.multiply_rate)
+    words = f"read at {number_words(read / 1e9)} GB/s; {number_words(multiply / 1e9)} billion int8 products a second"
+    words += f" ({plural(threads, 'thread')})"
+    yield Finding(SECTION, "speed", OK, words, facts=_speeds(threads, read, multiply))
+
+
+def _best(measure: Callable[[], float]) -> float:
+    """Of three measurements, or of as many as half a second has room for."""
+    started, seen = time.monotonic(), [measure()]
+    while len(seen) < _TIMES and time.monotonic() - started < _MOST_SECONDS:
+        seen.append(measure())
+    return max(seen)
+
+
+def _speeds(threads: int, read: float | None = None, multiply: float | None = None) -> dict[str, float | None]:
+    return {"threads": threads, "read_bytes_per_second": read, "int8_products_per_second": multiply}

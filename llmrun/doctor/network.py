@@ -1,0 +1,41 @@
+"""Whether models can be downloaded. Those that are here run without any network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from llmrun.bench.words import seconds_words
+from llmrun.doctor.findings import NOTE, OK, Finding
+from llmrun.doctor.machine import Machine
+from llmrun.hub.reach import Reach, reach_hub
+
+SECTION = "Network"
+
+
+def look_at_hub(machine: Machine) -> Iterator[Finding]:
+    reach = reach_hub(offline=machine.offline)
+    yield _hub(reach)
+    words = "a Hugging Face token is set up" if reach.token else "no Hugging Face token; only gated models need one"
+    yield Finding(SECTION, "token", OK, words, facts={"present": reach.token})
+
+
+def _hub(reach: Reach) -> Finding:
+    facts = {
+        "endpoint": reach.endpoint or None,
+        "reachable": reach.seconds is not None,
+        "seconds": reach.seconds,
+        "offline": reach.offline,
+        "trouble": reach.trouble or None,
+        "proxies": list(reach.proxies),
+    }
+    name = urlsplit(reach.endpoint).netloc or "the Hugging Face Hub"
+    proxies = [variable for variable in reach.proxies if not variable.lower().startswith("no_")]
+    through = f" by way of {proxies[0]}" if proxies else ""
+    if reach.seconds is not None:
+        return Finding(SECTION, "hub", OK, f"{name} answers in {seconds_words(reach.seconds)}{through}", facts=facts)
+    if reach.offline:
+        return Finding(SECTION, "hub", NOTE, f"{name} is not asked: offline mode", facts=facts)
+    words = f"{name} is not reached{through}: {reach.trouble}"
+    advice = "Downloads need it; models that are on this machine do not."
+    return Finding(SECTION, "hub", NOTE, words, advice, facts=facts)

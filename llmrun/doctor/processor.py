@@ -1,0 +1,62 @@
+"""The processor, and the instructions that the kernels use on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, plural
+from llmrun.doctor.machine import Machine
+from llmrun.doctor.shell import unset
+from llmrun.kernel_warnings import kernel_warnings_told
+
+SECTION = "Processor"
+_LEVELS = {
+    "avx512vnni": "AVX-512 with VNNI",
+    "avxvnni": "AVX2 with VNNI",
+    "avx2": "AVX2",
+    "neondot": "NEON with dot products",
+    "portable": "portable instructions, the slowest",
+}
+
+
+def look_at_processor(machine: Machine) -> Iterator[Finding]:
+    system = machine.system
+    names = ("cpu", "cpu_architecture", "cores_physical", "cores_logical", "cpu_quota", "threads", "machine", "virtual")
+    facts = {name: system.get(name) for name in (*names, "container")}
+    cores = system.get("cores_physical") or system.get("cores_logical") or 1
+    words = f"{system['cpu']}: {plural(cores, 'core')}, {plural(system['threads'], 'thread')} used"
+    if system.get("cpu_quota"):
+        words += f", {system['cpu_quota']:g} given to this container"
+    yield Finding(SECTION, "cpu", OK, words, facts=facts)
+
+
+def look_at_level(machine: Machine) -> Iterator[Finding]:
+    """The level that was chosen, after its trial; a level that failed its own is a note."""
+    del machine
+    from llmrun.kernels.levels import PORTABLE, host_levels, host_target
+
+    named = [one.name for one in host_levels()]
+    forced = os.environ.get("LLMRUN_CPU_LEVEL", "")
+    if forced and forced not in named:
+        words = f"LLMRUN_CPU_LEVEL: {forced!r} is no level of this processor, which runs {', '.join(named)}"
+        advice = "Let llmrun choose the instructions:"
+        yield Finding(SECTION, "kernels_level", PROBLEM, words, advice, unset("LLMRUN_CPU_LEVEL"))
+        return
+    refused: list[str] = []
+    with kernel_warnings_told(refused.append):
+        level = host_target().level.name
+    tried = not forced and level != PORTABLE.name
+    facts = {"level": level, "forced": bool(forced), "tried": tried, "named_by_processor": named, "refused": refused}
+    words = f"kernels use {_LEVELS.get(level, level)}"
+    if forced:
+        words += ", because LLMRUN_CPU_LEVEL says so"
+        advice = "This processor has faster ones:" if level != named[0] else ""
+        command = unset("LLMRUN_CPU_LEVEL") if advice else ""
+        yield Finding(SECTION, "kernels_level", NOTE if advice else OK, words, advice, command, facts)
+    elif refused:
+        yield Finding(SECTION, "kernels_level", NOTE, f"{words}: {refused[0]}", facts=facts)
+    elif not tried:
+        yield Finding(SECTION, "kernels_level", NOTE, words, facts=facts)
+    else:
+        yield Finding(SECTION, "kernels_level", OK, f"{words}; tried, and they work here", facts=facts)

@@ -1,0 +1,95 @@
+"""A model in several files, `NAME-00001-of-00003.gguf` and so on, as llama.cpp's gguf-split and gguf-py write them.
+
+The first one has the metadata, each has some of the tensors, and each says which it is:
+
+    split.no             u16, from 0 (the names count from 1)
+    split.count          u16, how many files there are
+    split.tensors.count  i32, how many tensors they have together
+
+The rules are those of llama.cpp's loader, and some more. A model is opened by its first file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from llmrun.errors import ModelFileError
+from llmrun.gguf.metadata import Metadata
+from llmrun.gguf.problems import shown
+
+NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+
+_NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Split:
+    """What the first file says: how the names of all begin, how many they are, and their tensors together."""
+
+    prefix: str
+    count: int
+    tensors: int
+
+    @property
+    def other_names(self) -> list[str]:
+        """Of the files after the first, in order."""
+        return [_name(self.prefix, number, self.count) for number in range(1, self.count)]
+
+
+def read_split(first: Metadata) -> Split | None:
+    """What the file that was named says of the others; None for a whole model, whatever its name is.
+
+    Raises BadGGUF, and ModelFileError with the file to name when this one is not the first.
+    """
+    if not first.has(COUNT):
+        return None
+    count = _number(first, COUNT, "u16")
+    if count <= 1:  # 0: it was put together from several
+        return None
+    number = _number(first, NUMBER, "u16", maximum=count - 1)
+    tensors = _number(first, TENSORS, "i32")
+    prefix = _checked_prefix(first, number, count)
+    if number:
+        raise ModelFileError(
+            f"not the first file of its model: {shown(str(first.path), 300)}: file {number + 1} of {count}",
+            hint=f"Name the first: {shown(str(first.path.with_name(_name(prefix, 0, count))), 300)}",
+        )
+    return Split(prefix, count, tensors)
+
+
+def check_shard(shard: Metadata, number: int, split: Split, first: Metadata) -> None:
+    """Check that a file is the one after `number` others of the model whose first file is `first`. Raises BadGGUF."""
+    for key, type_, expected in ((NUMBER, "u16", number), (COUNT, "u16", split.count), (TENSORS, "i32", split.tensors)):
+        seen = _number(shard, key, type_)
+        if seen != expected:
+            raise shard.bad(key, f"{seen} seen, must be {expected}: it is file {number + 1} of {split.count}")
+    key = "general.architecture"
+    if shard.has(key) and shard.string(key) != first.string(key, None):
+        wanted = shown(first.string(key, "none"))
+        raise shard.bad(key, f"'{shown(shard.string(key))}' seen, must be '{wanted}', as in the first file")
+
+
+def _checked_prefix(file: Metadata, number: int, count: int) -> str:
+    """How the file's name begins. The others are found by it, so it must say what the file says."""
+    named = _NAME.fullmatch(file.path.name)
+    if named is None:
+        wanted = _name("NAME", number, count)
+        raise file.bad(COUNT, f"{count} files, which are found by their names: this one must be called {wanted}")
+    prefix, n, of = named[1], int(named[2]), int(named[3])
+    if of != count:
+        raise file.bad(COUNT, f"{count} seen, must be {of}, as its name says")
+    if n != number + 1:
+        raise file.bad(NUMBER, f"{number} seen, must be {n - 1}: by its name it is file {n} of {of}")
+    return prefix
+
+
+def _name(prefix: str, number: int, count: int) -> str:
+    return f"{prefix}-{number + 1:05d}-of-{count:05d}.gguf"
+
+
+def _number(file: Metadata, key: str, type_: str, maximum: int | None = None) -> int:
+    value = file.integer(key, minimum=0, maximum=maximum)
+    if file.types[key] != type_:
+        raise file.bad(key, f"a value of type {file.types[key]}, must be {type_}")
+    return value

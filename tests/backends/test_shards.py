@@ -1,0 +1,40 @@
+"""A model in several files gives the same logits as in one, bit for bit, on both backends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmrun.backends.base import Backend
+from llmrun.backends.cpu import CpuBackend
+from llmrun.backends.llama_cpp import LlamaBackend
+from llmrun.gguf.reader import open_gguf
+from tests.support.gguf_files import tiny_llama
+from tests.support.gguf_shards import split_by_gguf_py
+from tests.support.seam_contract import batch_of, rows
+
+TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 290, 40)]
+
+
+def logits_of(kind: type[CpuBackend] | type[LlamaBackend], path: Path) -> NDArray[np.float32]:
+    with open_gguf(path) as file:
+        backend: Backend = kind(file, context_size=64, max_sequences=1, threads=1)
+        assert backend.info.file_bytes == file.file_bytes
+    try:
+        return backend.forward(batch_of(rows(0, 0, TOKENS)))
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("kind", [CpuBackend, LlamaBackend])
+@pytest.mark.parametrize("small_first", [False, True])
+def test_logits_do_not_depend_on_the_number_of_files(
+    tmp_path: Path, kind: type[CpuBackend] | type[LlamaBackend], small_first: bool
+) -> None:
+    whole = tiny_llama(tmp_path / "tiny.gguf", weight_type="Q4_1", tied=False, rope_scaling="llama3")
+    first = split_by_gguf_py(whole, tmp_path, tensors_each=3, small_first=small_first)
+    assert len(list(tmp_path.glob("split-*.gguf"))) > 4
+    np.testing.assert_array_equal(logits_of(kind, first), logits_of(kind, whole))

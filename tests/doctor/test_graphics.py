@@ -1,0 +1,160 @@
+"""For each kind of GPU, and each state of llama.cpp, the command that mends it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmrun.backends.llama_trial import LlamaTrial
+from llmrun.bench.gpus import Gpu
+from llmrun.doctor import gpu_build, graphics
+from llmrun.doctor.findings import NOTE, OK, Finding
+from llmrun.doctor.graphics import look_at_gpus, look_at_llama
+from llmrun.doctor.machine import Machine
+
+H200 = Gpu("NVIDIA", "NVIDIA H200", "driver 570.1", 150 * 10**9, 140 * 10**9)
+RADEON = Gpu("AMD", "Radeon", "driver amdgpu")
+APPLE = Gpu("Apple", "Apple M4", "Metal")
+ARC = Gpu("Intel", "Intel GPU 0x56a0", "driver xe")
+PIP = f"{sys.executable} -m pip install --force-reinstall --no-cache-dir llama-cpp-python"
+
+
+@pytest.fixture(autouse=True)
+def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(gpu_build, "_ROCM", Path("/no such folder"))
+    monkeypatch.setattr(gpu_build, "_CUDA", Path("/no such file"))
+    tools(monkeypatch)
+
+
+def tools(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in names else None)
+
+
+def machine(*gpus: Gpu) -> Machine:
+    made = Machine()
+    made.gpus = gpus
+    return made
+
+
+def llama(monkeypatch: pytest.MonkeyPatch, trial: LlamaTrial | None, *gpus: Gpu, amx: bool = False) -> Finding:
+    monkeypatch.setattr(graphics, "try_llama", lambda: trial)
+    monkeypatch.setattr(graphics, "_has_amx", lambda: amx)
+    (found,) = look_at_llama(machine(*gpus))
+    return found
+
+
+def test_no_gpu_is_no_fault() -> None:
+    (found,) = look_at_gpus(machine())
+    assert (found.status, found.name) == (OK, "gpu_none")
+
+
+def test_each_gpu_is_a_line_with_driver_and_memory() -> None:
+    first, second, third = look_at_gpus(machine(H200, RADEON, Gpu("NVIDIA", "NVIDIA GPU 0x1", "")))
+    assert (first.name, first.words) == ("gpu_0", "NVIDIA H200, driver 570.1, 140 GB of 150 GB free")
+    assert (second.name, second.status, second.words) == ("gpu_1", OK, "Radeon, driver amdgpu")
+    assert (third.status, third.advice) == (NOTE, "Install NVIDIA's driver to use it.")
+    assert second.facts["memory_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "found", "flags"),
+    [
+        ((H200, ARC), ("nvcc",), "-DGGML_CUDA=on"),
+        ((APPLE,), (), "-DGGML_METAL=on"),
+        ((RADEON,), ("hipcc",), "-DGGML_HIP=on"),
+        ((RADEON,), ("glslc",), "-DGGML_VULKAN=on"),
+        ((ARC,), ("glslc",), "-DGGML_VULKAN=on"),
+    ],
+)
+def test_the_command_builds_for_the_gpu_that_is_there(
+    gpus: tuple[Gpu, ...], found: tuple[str, ...], flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools(monkeypatch, *found)
+    finding = llama(monkeypatch, LlamaTrial("0.3.36"), *gpus)
+    assert finding.status == NOTE
+    assert finding.advice == "To use the GPU:"
+    assert finding.command == f'CMAKE_ARGS="{flags}" {PIP}'
+
+
+@pytest.mark.parametrize(("gpu", "tool"), [(H200, "CUDA toolkit (nvcc)"), (RADEON, "Vulkan SDK (glslc)")])
+def test_what_a_build_needs_and_is_not_there_is_said(gpu: Gpu, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tool in llama(monkeypatch, LlamaTrial("0.3.36"), gpu).advice
+
+
+def test_windows_has_a_shell_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "executable", r"C:\Program Files\python.exe")
+    tools(monkeypatch, "nvcc")
+    command = llama(monkeypatch, LlamaTrial("0.3.36"), H200).command
+    assert command.startswith('$env:CMAKE_ARGS="-DGGML_CUDA=on"; & "C:\\Program Files\\python.exe" -m pip install')
+
+
+def test_without_a_gpu_a_build_without_one_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = llama(monkeypatch, LlamaTrial("0.3.36", "CPU : AVX2 = 1"))
+    assert (found.status, found.advice, found.command) == (OK, "", "")
+    assert found.facts["system"] == "CPU : AVX2 = 1"
+
+
+def test_a_gpu_without_a_driver_is_built_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llama(monkeypatch, LlamaTrial("0.3.36"), Gpu("AMD", "AMD GPU", "")).status == OK
+
+
+def test_a_build_that_uses_the_gpu_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = LlamaTrial("0.3.36", offloads=True, gpus=({"description": "NVIDIA H200", "free": 1, "total": 2},))
+    found = llama(monkeypatch, trial, H200)
+    assert (found.status, found.words) == (OK, "llama-cpp-python 0.3.36 multiplies here, and uses NVIDIA H200")
+
+
+@pytest.mark.parametrize(("gpus", "status"), [((), OK), ((H200,), NOTE)])
+def test_a_build_for_gpus_that_sees_none_is_wrong_where_there_is_one(
+    gpus: tuple[Gpu, ...], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = llama(monkeypatch, LlamaTrial("0.3.36", offloads=True), *gpus)
+    assert (found.status, bool(found.command)) == (status, bool(gpus))
+
+
+def test_what_is_not_installed_is_a_note_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = llama(monkeypatch, None)
+    assert found.status == NOTE
+    assert found.command.startswith(f"{sys.executable} -m pip install")
+    tools(monkeypatch, "nvcc")
+    assert llama(monkeypatch, None, H200).command == f'CMAKE_ARGS="-DGGML_CUDA=on" {PIP}'
+
+
+def test_a_crash_is_a_note_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = LlamaTrial(None, failure="llama.cpp died while multiplying: SIGILL", crashed=True)
+    found = llama(monkeypatch, died)
+    assert found.status == NOTE
+    assert found.words == "llama-cpp-python crashes on this machine: llama.cpp died while multiplying: SIGILL"
+    assert found.command == PIP
+
+
+def test_a_crash_on_a_processor_with_amx_is_built_anew_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = LlamaTrial("0.3.36", failure="llama.cpp died while multiplying: SIGSEGV", crashed=True)
+    command = llama(monkeypatch, died, amx=True).command
+    flags = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    assert command == f"CMAKE_ARGS=\"-DCMAKE_C_FLAGS='{flags}' -DCMAKE_CXX_FLAGS='{flags}'\" {PIP}"
+    tools(monkeypatch, "nvcc")
+    assert llama(monkeypatch, died, H200, amx=True).command.startswith('CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_C_FLAGS=')
+
+
+def test_an_installation_that_is_not_whole_is_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = llama(monkeypatch, LlamaTrial("0.3.36", failure="OSError: libllama.so"))
+    assert "does not work on this machine" in found.words
+    assert found.advice.startswith("Install it again")
+
+
+@pytest.mark.parametrize(("flags", "expected"), [("flags : fpu amx_bf16 amx_tile", True), ("flags : fpu avx2", False)])
+def test_amx_is_seen_where_linux_tells_of_it(
+    flags: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(flags)
+    assert graphics._has_amx(tmp_path) is expected
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert not graphics._has_amx(tmp_path)

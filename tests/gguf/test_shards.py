@@ -1,0 +1,276 @@
+"""A model in several files is one model, and nothing but its own files is taken for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmrun.errors import BadGGUF, LlmrunError, ModelFileError, ModelNotFound
+from llmrun.gguf.reader import open_gguf, read_gguf
+from llmrun.gguf.source import FileSource
+from tests.support import gguf_bytes
+from tests.support.gguf_bytes import I32, U16, U32, RawGGUF, RawTensor, scalar
+from tests.support.gguf_files import tiny_llama
+from tests.support.gguf_shards import FOLDER, built, name_of, raw_shards, read_shards, split_by_gguf_py
+
+SECOND, THIRD = name_of(1), name_of(2)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    return tiny_llama(tmp_path / "tiny.gguf", weight_type="Q4_1", tied=False, rope_scaling="llama3")
+
+
+@pytest.fixture
+def first(whole: Path, tmp_path: Path) -> Path:
+    """The same model in five files."""
+    found = split_by_gguf_py(whole, tmp_path, tensors_each=5)
+    assert found.name == "split-00001-of-00005.gguf"
+    return found
+
+
+def another(path: Path, number: int) -> Path:
+    return path.with_name(path.name.replace("00001-of", f"{number:05d}-of"))
+
+
+# What it is
+
+
+@pytest.mark.parametrize("small_first", [False, True])
+def test_a_model_split_by_gguf_py_has_the_metadata_and_the_bytes_of_the_whole(
+    whole: Path, tmp_path: Path, small_first: bool
+) -> None:
+    path = split_by_gguf_py(whole, tmp_path, tensors_each=5, small_first=small_first)
+    parts = sorted(tmp_path.glob("split-*"))
+    with open_gguf(whole) as one, open_gguf(path) as several:
+        assert (several.path, several.file_bytes) == (path, sum(part.stat().st_size for part in parts))
+        assert [key for key in several.metadata if not key.startswith("split.")] == list(one.metadata)
+        assert list(several.tensors) == list(one.tensors)
+        for name, tensor in one.tensors.items():
+            split = several.tensors[name]
+            assert (split.type, split.shape, split.nbytes) == (tensor.type, tensor.shape, tensor.nbytes)
+            np.testing.assert_array_equal(several.read(split), one.read(tensor))
+            part = np.zeros(8, np.uint8)
+            several.read_into(split, 8, part)
+            np.testing.assert_array_equal(part, one.read(tensor)[8:16])
+        several.check_unchanged()
+        several.check_in_place()
+
+
+def test_the_files_may_be_any_source_of_bytes() -> None:
+    files = built(raw_shards())
+    with read_shards(files) as file:
+        assert list(file.tensors) == ["a", "b", "c", "d", "e", "f"]
+        assert file.file_bytes == sum(map(len, files.values()))
+        last = file.tensors["e"]
+        assert file.read(last).nbytes == last.nbytes
+        file.check_unchanged()
+        file.check_in_place()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_file_that_says_it_is_alone_is_whole_whatever_its_name_is(count: int) -> None:
+    """gguf-split --merge leaves a count of 0."""
+    raw = RawGGUF({"split.count": scalar(U16, count)}, [RawTensor("a")])
+    assert list(read_gguf(raw.build(), FOLDER / SECOND).tensors) == ["a"]
+
+
+def test_a_file_that_says_nothing_is_whole_whatever_its_name_is() -> None:
+    assert list(read_gguf(RawGGUF({}, [RawTensor("a")]).build(), FOLDER / SECOND).tensors) == ["a"]
+
+
+def test_a_file_after_the_first_may_name_the_same_architecture() -> None:
+    shards = raw_shards()
+    shards[1].keys["general.architecture"] = gguf_bytes.string("llama")
+    read_shards(built(shards)).close()
+
+
+# What it is not
+
+Change = Callable[[list[RawGGUF]], object]
+
+
+def set_key(number: int, key: str, value: bytes) -> Change:
+    return lambda shards: shards[number].keys.__setitem__(key, value)
+
+
+def drop_key(number: int, key: str) -> Change:
+    return lambda shards: shards[number].keys.pop(key)
+
+
+def add_tensor(number: int, name: str) -> Change:
+    return lambda shards: shards[number].tensors.append(RawTensor(name))
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "message"),
+    [
+        (drop_key(0, "split.no"), name_of(0), "split.no: the key is missing"),
+        (drop_key(1, "split.no"), SECOND, "split.no: the key is missing"),
+        (drop_key(2, "split.count"), THIRD, "split.count: the key is missing"),
+        (drop_key(0, "split.tensors.count"), name_of(0), "split.tensors.count: the key is missing"),
+        (drop_key(1, "split.tensors.count"), SECOND, "split.tensors.count: the key is missing"),
+        (set_key(0, "split.count", scalar(U32, 3)), name_of(0), "split.count: a value of type u32, must be u16"),
+        (set_key(0, "split.no", scalar(I32, 0)), name_of(0), "split.no: a value of type i32, must be u16"),
+        (set_key(1, "split.no", scalar(U32, 1)), SECOND, "split.no: a value of type u32, must be u16"),
+        (
+            set_key(0, "split.tensors.count", scalar(U32, 6)),
+            name_of(0),
+            "split.tensors.count: a value of type u32, must be i32",
+        ),
+        (set_key(0, "split.tensors.count", scalar(I32, -1)), name_of(0), "split.tensors.count: -1 seen"),
+        (set_key(0, "split.no", scalar(U16, 3)), name_of(0), "split.no: 3 seen, must be at most 2"),
+        (
+            set_key(0, "split.no", scalar(U16, 1)),
+            name_of(0),
+            "split.no: 1 seen, must be 0: by its name it is file 1 of 3",
+        ),
+        (set_key(0, "split.count", scalar(U16, 4)), name_of(0), "split.count: 4 seen, must be 3, as its name says"),
+        (set_key(1, "split.no", scalar(U16, 2)), SECOND, "split.no: 2 seen, must be 1: it is file 2 of 3"),
+        (set_key(2, "split.count", scalar(U16, 2)), THIRD, "split.count: 2 seen, must be 3: it is file 3 of 3"),
+        (
+            set_key(2, "split.tensors.count", scalar(I32, 7)),
+            THIRD,
+            "split.tensors.count: 7 seen, must be 6: it is file 3 of 3",
+        ),
+        (add_tensor(2, "g"), name_of(0), "split.tensors.count: 6 seen, must be 7: so many are in 3 files"),
+        (
+            lambda shards: shards[2].tensors.clear(),
+            name_of(0),
+            "split.tensors.count: 6 seen, must be 4: so many are in 3 files",
+        ),
+        (add_tensor(1, "a"), SECOND, "a: the tensor is there twice, the first time in an earlier file of the model"),
+        (add_tensor(2, "d"), THIRD, "d: the tensor is there twice, the first time in an earlier file of the model"),
+        (
+            set_key(1, "general.architecture", gguf_bytes.string("qwen2")),
+            SECOND,
+            "general.architecture: 'qwen2' seen, must be 'llama', as in the first file",
+        ),
+        (
+            lambda shards: (
+                shards[0].keys.pop("general.architecture"),
+                shards[1].keys.__setitem__("general.architecture", gguf_bytes.string("llama")),
+            ),
+            SECOND,
+            "general.architecture: 'llama' seen, must be 'none', as in the first file",
+        ),
+    ],
+)
+def test_a_broken_rule_is_named_with_its_file(change: Change, where: str, message: str) -> None:
+    shards = raw_shards()
+    change(shards)
+    with pytest.raises(BadGGUF) as caught:
+        read_shards(built(shards))
+    assert f"not a valid GGUF file: {FOLDER / where}: {message}" in str(caught.value)
+
+
+def test_a_damaged_file_is_named_itself() -> None:
+    files = built(raw_shards())
+    files[THIRD] = files[THIRD][:-160]
+    with pytest.raises(BadGGUF, match=f"{THIRD}: e: needs bytes .* it is cut off"):
+        read_shards(files)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_naming_a_later_file_hints_at_the_first(number: int) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        read_shards(built(raw_shards()), name_of(number))
+    assert not isinstance(caught.value, BadGGUF)
+    assert str(caught.value) == f"not the first file of its model: {FOLDER / name_of(number)}: file {number + 1} of 3"
+    assert caught.value.hint == f"Name the first: {FOLDER / name_of(0)}"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.gguf", "-00001-of-00003.gguf", "model-1-of-3.gguf", "model-00001-of-00003.GGUF"]
+)
+def test_a_file_by_whose_name_no_other_is_found_says_how_it_must_be_called(name: str) -> None:
+    with pytest.raises(BadGGUF, match=r"split\.count: 3 files, .* this one must be called NAME-00001-of-00003\.gguf"):
+        read_gguf(raw_shards()[0].build(), Path(name))
+
+
+@pytest.mark.parametrize("name", [SECOND, THIRD])
+def test_a_missing_file_is_named(name: str) -> None:
+    files = built(raw_shards())
+    del files[name]
+    with pytest.raises(ModelNotFound) as caught:
+        read_shards(files)
+    assert f"a file of the model is missing: {FOLDER / name}: file" in str(caught.value)
+    assert "beside the first" in caught.value.hint
+
+
+def test_a_file_in_memory_is_alone() -> None:
+    with pytest.raises(ModelNotFound, match="a file of the model is missing"):
+        read_gguf(raw_shards()[0].build(), FOLDER / name_of(0))
+
+
+# Files that change
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/dev/fd"))  # noqa: PTH208 - Path.iterdir would have it closed before it is counted
+
+
+@pytest.mark.parametrize("trouble", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-64])])
+def test_every_file_is_closed_whether_it_opens_or_not(first: Path, trouble: Callable[[Path], object]) -> None:
+    before = open_descriptors()
+    with open_gguf(first):
+        assert open_descriptors() == before + 5
+    trouble(another(first, 4))
+    with pytest.raises(LlmrunError):
+        open_gguf(first)
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_a_change_of_any_file_is_seen(first: Path, number: int) -> None:
+    with open_gguf(first) as file:
+        os.utime(another(first, number), ns=(0, 0))
+        with pytest.raises(ModelFileError, match=f"{another(first, number).name}: it was written to"):
+            file.check_unchanged()
+        with pytest.raises(ModelFileError, match="it was written to"):
+            file.check_in_place()
+
+
+@pytest.mark.parametrize("number", [1, 3, 5])
+def test_another_file_in_place_of_any_is_seen(first: Path, number: int) -> None:
+    with open_gguf(first) as file:
+        part = another(first, number)
+        other = part.with_suffix(".part")
+        other.write_bytes(part.read_bytes())
+        other.replace(part)
+        file.check_unchanged()
+        with pytest.raises(ModelFileError, match=f"{part.name}: another file has taken its place"):
+            file.check_in_place()
+
+
+def test_a_copy_of_a_file_that_is_still_under_way_is_not_called_broken(
+    first: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third, read = another(first, 3), FileSource.read
+
+    def overtaken(self: FileSource, *arguments: object) -> None:
+        read(self, *arguments)  # type: ignore[arg-type]
+        if self._path == third:
+            with third.open("ab") as file:
+                file.write(b"more")
+
+    third.write_bytes(third.read_bytes()[:-64])
+    monkeypatch.setattr(FileSource, "read", overtaken)
+    with pytest.raises(ModelFileError, match=f"changed while it was being read: .*{third.name}"):
+        open_gguf(first)
+
+
+def test_a_link_to_the_first_file_finds_the_links_beside_it(first: Path, tmp_path: Path) -> None:
+    """As in the cache of the Hub: links with the names, to files without."""
+    folder, blobs = tmp_path / "snapshot", tmp_path / "blobs"
+    folder.mkdir()
+    blobs.mkdir()
+    for number, part in enumerate(sorted(tmp_path.glob("split-*"))):
+        part.rename(blobs / str(number))
+        (folder / part.name).symlink_to(blobs / str(number))
+    with open_gguf(folder / first.name) as file:
+        assert len(file.tensors) == file.integer("split.tensors.count")
