@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from llmrun.backends.footprint import Footprint
 from llmrun.errors import DoesNotFit
 from llmrun.gguf.problems import shown
 
@@ -16,43 +17,51 @@ LARGEST_DEFAULT: Final = 32_768
 LARGEST_FILLED_DEFAULT: Final = 8_192
 
 _LEAST_DEFAULT = 512  # less is of no use: rather all free memory than that
+_LEAST_BITS = 1.6  # of any quantization there is
 _STEP = 32  # whole blocks of the paged cache
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What a model takes, in bytes, and what there is for it.
+    """What a model takes, and what there is for it.
 
-    weights        of all matrices, as they lie in memory
-    kv_token       of the KV cache, for one token of context in every sequence
-    free           None: the system does not say
-    weights_mapped they are mapped from their file, and need not all be in memory at once: only the cache must fit
+    footprint   bytes (footprint.py)
+    free        bytes; None: the system does not say
+    parameters  of the model; 0: nobody has counted
     """
 
-    weights: int
-    kv_token: int
+    footprint: Footprint
     free: int | None
-    weights_mapped: bool = False
+    parameters: int = 0
 
     def fits(self, context: int) -> bool:
-        return self.free is None or self._pinned + context * self.kv_token <= self.free
+        return self.free is None or self.footprint.pinned + context * self.footprint.kv_token <= self.free
 
     @property
     def most(self) -> int:
         """The largest context that fits, in whole blocks."""
-        assert self.free is not None
-        return max(0, (self.free - self._pinned) // max(1, self.kv_token) // _STEP * _STEP)
+        return self._context_in(self._room)
 
     @property
     def comfortable(self) -> int:
-        """The context, in whole blocks, that takes half of what the weights leave free."""
-        assert self.free is not None
-        return max(0, (self.free - self.weights) // 2 // max(1, self.kv_token) // _STEP * _STEP)
+        """The context, in whole blocks, that takes half of what the model leaves free."""
+        return self._context_in((self._room - self.footprint.mapped) // 2)
 
     @property
-    def _pinned(self) -> int:
-        return 0 if self.weights_mapped else self.weights
+    def most_bits(self) -> float:
+        """Bits a parameter with which the weights would fit, with the least context that is of use."""
+        room = self._room + self.footprint.weights - self.footprint.mapped - _LEAST_DEFAULT * self.footprint.kv_token
+        return 8 * max(0, room) / self.parameters
+
+    @property
+    def _room(self) -> int:
+        """For the cache; negative where not even the model fits."""
+        assert self.free is not None
+        return self.free - self.footprint.pinned
+
+    def _context_in(self, room: int) -> int:
+        return max(0, room // max(1, self.footprint.kv_token) // _STEP * _STEP)
 
 
 def context_for(
@@ -73,18 +82,29 @@ def context_for(
 
 def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str) -> DoesNotFit:
     assert needs.free is not None
-    cache = context * needs.kv_token
-    sentence = f"a KV cache of {context:,} tokens takes {_mebibytes(cache)}"
-    if not needs.weights_mapped:
-        sentence = (
-            f"weights of {_mebibytes(needs.weights)} and {sentence.replace('takes', 'of')} "
-            f"take {_mebibytes(needs.weights + cache)}"
-        )
-    sentence = f"out of memory: {shown(path, 300)}: {sentence}, free are {_mebibytes(needs.free)}"
+    needed = needs.footprint
+    cache = context * needed.kv_token
+    besides = needed.scratch + needed.vocabulary
+    parts = [
+        *([f"weights of {_mebibytes(needed.weights - needed.mapped)}"] if needed.weights > needed.mapped else []),
+        *([f"scratch of {_mebibytes(besides)}"] if besides else []),
+        f"a KV cache of {context:,} tokens",
+    ]
+    verb = "takes" if len(parts) == 1 else f"of {_mebibytes(cache)} take"
+    words = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    sentence = f"out of memory: {shown(path, 300)}: {words} {verb} {_mebibytes(needed.pinned + cache)}"
+    sentence = f"{sentence}, free are {_mebibytes(needs.free)}"
     if needs.most == 0:
-        return DoesNotFit(sentence, hint="try a smaller model, or close other programs")
+        return DoesNotFit(sentence, hint=_what_would_fit(needs))
     smaller = "" if kv_type == "q8_0" else ", --kv-type q8_0 takes half of it"
     return DoesNotFit(f"{sentence}, the most that fits is --ctx-size {needs.most}", hint=f"try that{smaller}")
+
+
+def _what_would_fit(needs: MemoryNeeds) -> str:
+    if needs.parameters and needs.most_bits >= _LEAST_BITS:
+        bits = 8 * needs.footprint.weights / needs.parameters
+        return f"try a quantization of at most {needs.most_bits:.1f} bits a weight, this one has {bits:.1f}"
+    return "try a smaller model, or close other programs"
 
 
 def _mebibytes(n_bytes: int) -> str:

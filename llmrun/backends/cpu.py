@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.archs.registry import architecture_of
+from llmrun.archs.tensors import parameter_count
 from llmrun.backends.batches import check_batch
 from llmrun.backends.context_size import LARGEST_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.cpu_count import default_threads
+from llmrun.backends.cpu_footprint import footprint_on_cpu
 from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.free_memory import free_memory
 from llmrun.backends.paged_kv import PagedKV
@@ -24,7 +26,7 @@ from llmrun.kernels.lowering import kv_shape, lower
 from llmrun.kernels.store import load_kernels
 from llmrun.kernels.team import TEAM_KERNELS, Team
 from llmrun.kernels.timed_team import TimedTeam
-from llmrun.kernels.weights import packed_bytes, packing_kernels, reserve
+from llmrun.kernels.weights import packing_kernels, reserve
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
 
 if TYPE_CHECKING:
@@ -62,12 +64,14 @@ class CpuBackend:
         self.plan = architecture.plan(file, config)
         n_threads = threads or default_threads()
         attention = self.plan.attention_shape
-        kv_token = int(np.prod(kv_shape(attention, max_sequences, kv_type))) // BLOCK
+        footprint = footprint_on_cpu(
+            *(file, self.plan), max_sequences=max_sequences, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads
+        )
         context_size = context_for(
             context_size,
             train_context=config.train_context,
             largest_default=LARGEST_DEFAULT,
-            needs=MemoryNeeds(packed_bytes(self.plan.matrices), kv_token, free_memory()),
+            needs=MemoryNeeds(footprint, free_memory(), parameter_count(file)),
             kv_type=kv_type,
             path=str(file.path),
         )

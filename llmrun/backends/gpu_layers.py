@@ -67,13 +67,18 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16") -> Laye
         elif int(layer[1]) < n_layers:
             layers[int(layer[1])] += tensor.nbytes
             visiting = max(visiting, tensor.nbytes)
-    width = file.integer(f"{architecture}.embedding_length", 4096)
-    inner = _largest(file, f"{architecture}.feed_forward_length", 4 * width)
+    width, inner = _widths(file)
     heads = _largest(file, f"{architecture}.attention.head_count", 32)
     vocabulary = file.tensors[_EMBEDDINGS].n_rows if _EMBEDDINGS in file.tensors else 0
     activations = 4 * _ROWS * (6 * width + 3 * inner) + 4 * MOST_WANTED * vocabulary
     scores = 4 * _ROWS * heads * min(cache_tokens, 8192)  # of plain attention; with flash attention there are none
     return LayerSizes(tuple(layers), output, activations + scores, visiting)
+
+
+def resident_activations(file: GGUFFile) -> int:
+    """Bytes of activations that llama.cpp touches in memory for a long prompt. On a GPU all that it reserves counts."""
+    width, inner = _widths(file)
+    return 4 * _ROWS * (3 * width + 2 * inner)
 
 
 def cache_bytes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16") -> int:
@@ -136,6 +141,13 @@ def _per_layer(file: GGUFFile, key: str, n_layers: int, default: int) -> list[in
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(value) >= n_layers:
         return [int(number) for number in value[:n_layers]]
     return [value if isinstance(value, int) else default] * n_layers
+
+
+def _widths(file: GGUFFile) -> tuple[int, int]:
+    """Of the activations between layers, and inside."""
+    architecture = file.string("general.architecture")
+    width = file.integer(f"{architecture}.embedding_length", 4096)
+    return width, _largest(file, f"{architecture}.feed_forward_length", 4 * width)
 
 
 def _largest(file: GGUFFile, key: str, default: int) -> int:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmrun.archs.tensors import parameter_count
 from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.free_memory import free_memory
 from llmrun.backends.gpu_layers import ALL_LAYERS, NoRoomOnGpu, cache_bytes, layer_sizes, layers_that_fit
+from llmrun.backends.llama_footprint import footprint_on_llama
 from llmrun.gguf.problems import shown
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def _context_in_memory(asked: Placement, file: GGUFFile, train_context: int) -> 
         asked.context_size,
         train_context=train_context,
         largest_default=LARGEST_FILLED_DEFAULT,
-        needs=MemoryNeeds(file.file_bytes, token, free_memory(), weights_mapped=True),
+        needs=MemoryNeeds(footprint_on_llama(file, kv_token=token), free_memory(), parameter_count(file)),
         kv_type=asked.kv_type,
         path=str(file.path),
     )

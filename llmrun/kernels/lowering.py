@@ -15,7 +15,7 @@ from llmrun.kernels.attention_layout import CHUNK, scratch_bytes, state_floats
 from llmrun.kernels.kv_layout import BLOCK, HeadLayout
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.tile_shapes import panel_bytes
-from llmrun.kernels.weights import PackedMatrix
+from llmrun.kernels.weights import PackedLayout, PackedMatrix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -356,3 +356,13 @@ def lower(
 ) -> Lowered:
     """Records for `plan` over packed weights and a KV cache of `kv_shape`."""
     return _Lowering(plan, packed, kv, kv_type, max_rows, n_threads).run()
+
+
+def scratch_needed(plan: ops.Plan, *, kv_type: str, max_rows: int, n_threads: int) -> int:
+    """Bytes of the activations and all else that `lower` takes memory for, by doing it with weights and a KV cache that
+    are not there. Attention's partial results, 0.2 % of a KV cache, are counted for one block of it."""
+    nowhere = np.empty(0, np.uint8)
+    packed = {matrix.name: PackedMatrix(matrix, PackedLayout.of(matrix), nowhere) for matrix in plan.matrices}
+    kv = np.broadcast_to(np.zeros(1, np.uint8), kv_shape(plan.attention_shape, 1, kv_type))
+    lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads)
+    return sum(part.nbytes for part in lowered.keep if isinstance(part, np.ndarray) and part is not kv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from llmrun.backends import cpu, llama_placement
 from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
+from llmrun.backends.footprint import Footprint
 from llmrun.backends.gpu_layers import bytes_needed, layer_sizes
 from llmrun.backends.llama_process import LlamaProcess
 from llmrun.backends.select import open_backend
@@ -49,7 +51,7 @@ def chosen(asked: int | None, train_context: int, needs: MemoryNeeds, kv_type: s
 def test_the_default_is_the_models_own_up_to_a_limit_and_half_of_what_is_free(
     train_context: int, free: int | None, expected: int
 ) -> None:
-    assert chosen(None, train_context, MemoryNeeds(100 * MIB, 1024, free)) == expected
+    assert chosen(None, train_context, MemoryNeeds(Footprint(100 * MIB, 1024), free)) == expected
 
 
 @given(
@@ -57,10 +59,15 @@ def test_the_default_is_the_models_own_up_to_a_limit_and_half_of_what_is_free(
     st.integers(1, 1 << 27),
     st.builds(
         MemoryNeeds,
-        weights=st.integers(0, 1 << 40),
-        kv_token=st.integers(1, 1 << 24),
-        free=st.none() | st.integers(0, 1 << 41),
-        weights_mapped=st.booleans(),
+        footprint=st.builds(
+            lambda mapped, packed, *others: Footprint(mapped + packed, *others, mapped=mapped),
+            st.integers(0, 1 << 40),
+            st.integers(0, 1 << 40),
+            st.integers(1, 1 << 24),
+            *[st.integers(0, 1 << 30)] * 4,
+        ),
+        free=st.none() | st.integers(0, 1 << 42),
+        parameters=st.integers(0, 1 << 40),
     ),
 )
 def test_what_is_chosen_fits_and_what_is_refused_does_not(
@@ -80,7 +87,7 @@ def test_what_is_chosen_fits_and_what_is_refused_does_not(
 
 def test_a_context_that_does_not_fit_is_one_line_with_the_sum_and_the_most_that_would() -> None:
     with pytest.raises(DoesNotFit) as caught:
-        chosen(100_000, 131_072, MemoryNeeds(100 * MIB, MIB, 1000 * MIB))
+        chosen(100_000, 131_072, MemoryNeeds(Footprint(100 * MIB, MIB), 1000 * MIB))
     assert str(caught.value) == (
         "out of memory: model.gguf: weights of 100 MiB and a KV cache of 100,000 tokens of 100,000 MiB take 100,100 "
         "MiB, free are 1,000 MiB, the most that fits is --ctx-size 896"
@@ -89,8 +96,22 @@ def test_a_context_that_does_not_fit_is_one_line_with_the_sum_and_the_most_that_
     assert caught.value.exit_code == 7
 
 
+def test_the_sum_counts_scratch_and_the_vocabulary_and_a_smaller_quantization_is_named() -> None:
+    needs = MemoryNeeds(Footprint(1000 * MIB, MIB // 8, 30 * MIB, 20 * MIB), 600 * MIB, parameters=1_000_000_000)
+    with pytest.raises(DoesNotFit) as caught:
+        chosen(1024, 131_072, needs)
+    assert str(caught.value) == (
+        "out of memory: model.gguf: weights of 1,000 MiB, scratch of 50 MiB and a KV cache of 1,024 tokens of 128 MiB "
+        "take 1,178 MiB, free are 600 MiB"
+    )
+    assert caught.value.hint == "try a quantization of at most 4.1 bits a weight, this one has 8.4"
+    with pytest.raises(DoesNotFit) as caught:
+        chosen(1024, 131_072, replace(needs, free=200 * MIB))
+    assert caught.value.hint == "try a smaller model, or close other programs"
+
+
 def test_weights_that_are_mapped_may_be_larger_than_memory() -> None:
-    needs = MemoryNeeds(100 * MIB, MIB // 32, 50 * MIB, weights_mapped=True)
+    needs = MemoryNeeds(Footprint(100 * MIB, MIB // 32, mapped=100 * MIB), 50 * MIB)
     assert chosen(None, 131_072, needs) == 512
     assert chosen(1600, 131_072, needs) == 1600
     with pytest.raises(DoesNotFit, match=r"a KV cache of 1,601 tokens takes 50 MiB.*most that fits is --ctx-size 1600"):
