@@ -86,6 +86,18 @@ def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path
     return links[0]
 
 
+def remote_of(artifact: Artifact, file: RemoteFile) -> Remote | None:
+    """Where the bytes of one of its files are; None for a source that sends no parts of files."""
+    source = artifact.source
+    if isinstance(source, HubSource):
+        return _hub_file(artifact, source, file)
+    if isinstance(source, UrlSource):
+        from llmrun.hub import urls
+
+        return urls.remote_file(source, file)
+    return None
+
+
 def _hub_file(artifact: Artifact, source: HubSource, file: RemoteFile) -> Remote:
     from llmrun.hub import huggingface
 

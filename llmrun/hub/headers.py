@@ -1,0 +1,70 @@
+"""The header of a model that is not here, read over HTTP: a few hundred kilobytes of a file of gigabytes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.errors import ModelNotFound, NetworkError, UnsupportedModel
+from llmrun.gguf.range_source import RangeSource
+from llmrun.gguf.remote_header import read_remote_header, read_sibling_header
+from llmrun.hub.download import remote_of
+from llmrun.hub.patience import Patience
+from llmrun.hub.web import Answer, Remote, TryAgain
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.gguf.source import Source
+    from llmrun.hub.model import Artifact
+
+_MOST_SKIPPED = 16 << 20  # bytes that a server which gives no ranges may send before those that were asked for
+
+
+def read_header(artifact: Artifact, known: GGUFFile | None = None) -> GGUFFile:
+    """What the model's header says. Its tensors cannot be read, and what tells nothing of its size is left out
+    (remote_header.py).
+
+    known  the header of another quantization of the same model: then a few kilobytes are enough
+    Raises NetworkError, ModelNotFound, ModelFileError; UnsupportedModel for a source that has no parts to read.
+    """
+    first, *others = artifact.files
+    shards = {Path(file.path).name: file for file in others}
+
+    def open_shard(name: str) -> Source:
+        if name not in shards:
+            raise ModelNotFound(f"{artifact.name}: {name} is not one of its {len(artifact.files)} files")
+        return _ranges(remote_of(artifact, shards[name]))
+
+    source = _ranges(remote_of(artifact, first))
+    if known is None:
+        return read_remote_header(source, open_shard)
+    return read_sibling_header(source, known, open_shard)
+
+
+def _ranges(remote: Remote | None) -> RangeSource:
+    if remote is None:
+        raise UnsupportedModel("a wheel cannot be looked into: it must be fetched first")
+
+    def fetch(start: int, end: int) -> bytes:
+        patience = Patience(remote.file.path, remote.file.size, 0)
+        while True:
+            try:
+                with remote.open(start, end, "") as answer:
+                    return _bytes_of(answer, start, end)
+            except TryAgain as trouble:
+                time.sleep(patience.wait_after(trouble, 0))
+
+    return RangeSource(fetch, remote.file.size, Path(remote.file.path))
+
+
+def _bytes_of(answer: Answer, start: int, end: int) -> bytes:
+    begin = start if answer.whole else 0
+    if begin > _MOST_SKIPPED:
+        raise NetworkError("the server gives no parts of files", hint="fetch the model to look at it: llmrun pull")
+    data = bytearray()
+    for piece in answer.pieces:
+        data += piece
+        if len(data) >= begin + end - start:
+            return bytes(data[begin : begin + end - start])
+    raise TryAgain(f"ended after {len(data):,} of {begin + end - start:,} bytes")

@@ -1,0 +1,81 @@
+"""All the ways in which a model can be had: its quantizations, each with exactly which files they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llmrun.errors import LlmrunError, ModelNotFound
+from llmrun.hub import huggingface
+from llmrun.hub.model import Artifact, HubSource, Wanted
+from llmrun.hub.resolve import Sources
+
+if TYPE_CHECKING:
+    from llmrun.hub.catalog import CatalogEntry
+    from llmrun.hub.listing import Listing, OfferedModel
+    from llmrun.hub.reporter import Reporter
+
+
+def offers(wanted: Wanted, reporter: Reporter) -> tuple[Artifact, ...]:
+    """Of a name that leaves the quantization open all there are, the smallest first; else the one.
+
+    Raises what `Sources.offer` raises, where nothing can be had.
+    """
+    if wanted.entry is not None and wanted.name == wanted.entry.name:
+        found = _of_entry(wanted.entry, reporter)
+    else:
+        found = _of_repository(wanted)
+    return found or (Sources(wanted, reporter).offer(),)
+
+
+def _of_entry(entry: CatalogEntry, reporter: Reporter) -> tuple[Artifact, ...]:
+    """Its quantizations may lie in several repositories; one that does not answer is told, and left out."""
+    listings: dict[str, Listing | None] = {}
+    found = []
+    for quant in entry.quants.values():
+        source = quant.sources[0]
+        if not isinstance(source, HubSource):
+            continue
+        if source.repository not in listings:
+            listings[source.repository] = _listing(source, reporter)
+        listing = listings[source.repository]
+        models = {model.file: model for model in listing.models} if listing else {}
+        if listing and source.file in models:
+            found.append(Artifact(entry.name_with(quant.name), source, models[source.file].files, listing.commit))
+    return _smallest_first(found)
+
+
+def _listing(source: HubSource, reporter: Reporter) -> Listing | None:
+    try:
+        return huggingface.listing(source)
+    except LlmrunError as error:
+        reporter.note(f"hf:{source.repository}: {error}")
+        return None
+
+
+def _of_repository(wanted: Wanted) -> tuple[Artifact, ...]:
+    """() for a name that is not of a whole repository."""
+    (source, *_) = wanted.sources
+    if not isinstance(source, HubSource) or source.file is not None or source.quantization is not None:
+        return ()
+    listing = huggingface.listing(source)
+    if not listing.models:
+        raise ModelNotFound(f"{wanted.name}: the repository has no GGUF model")
+    quantizations = [model.quantization for model in listing.models]
+    return _smallest_first(
+        [
+            Artifact(str(replace(source, **_part(model, quantizations))), source, model.files, listing.commit)
+            for model in listing.models
+        ]
+    )
+
+
+def _part(model: OfferedModel, quantizations: list[str]) -> dict[str, str]:
+    """What a name must say to mean this one of the repository's models."""
+    if model.quantization and quantizations.count(model.quantization) == 1:
+        return {"quantization": model.quantization}
+    return {"file": model.file}
+
+
+def _smallest_first(artifacts: list[Artifact]) -> tuple[Artifact, ...]:
+    return tuple(sorted(artifacts, key=lambda artifact: artifact.size))
