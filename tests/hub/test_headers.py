@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.errors import BadGGUF, LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
 from llmrun.gguf.reader import GGUFFile, open_gguf, read_gguf
-from llmrun.hub import headers, huggingface, patience, urls
+from llmrun.hub import download, headers, huggingface, patience, urls
 from llmrun.hub.headers import read_header
 from llmrun.hub.model import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from tests.support.fake_hub import FakeHub, Fault, fake_hub
@@ -100,7 +100,7 @@ def test_a_server_that_gives_no_parts_is_not_read_from_front_to_end(
     hub.add("o/n", models)
     artifact = pinned("m-Q8_0.gguf")
     hub.faults.append(Fault(ignore_range=True, times=100))
-    source = headers._ranges(headers.remote_of(artifact, artifact.files[0]))
+    source = headers._ranges(download.remote_of(artifact, artifact.files[0]))
     with pytest.raises(NetworkError, match="no parts"):
         source.fetch(6, 12)
 
