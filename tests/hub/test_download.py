@@ -382,7 +382,9 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(
     assert hub.asked == []
 
 
-@pytest.mark.parametrize("folder", ["models--org--repo", "models--org--repo/blobs", "models--org--repo/snapshots", ".locks"])
+@pytest.mark.parametrize(
+    "folder", ["models--org--repo", "models--org--repo/blobs", "models--org--repo/snapshots", ".locks"]
+)
 def test_nothing_is_written_through_a_link_that_leads_out_of_the_cache(
     folders: Folders, hub: FakeHub, model: Artifact, said: Said, folder: str, tmp_path: Path
 ) -> None:
