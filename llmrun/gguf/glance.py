@@ -205,7 +205,7 @@ class _Walk:
     def _fill(self, n: int) -> None:
         """Have what follows in memory: n bytes and some more, or as much as there is."""
         self._begin, self._at = self._begin + self._at, 0
-        self._file.seek(self._begin)
+        self._file.seek(min(self._begin, self._file.seek(0, 2)))  # a length may lead anywhere
         parts, left = [], max(n, _STEP)
         while left > 0 and (part := self._file.read(left)):
             parts.append(part)
