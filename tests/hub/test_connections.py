@@ -57,6 +57,10 @@ def always(count: int) -> Callable[..., int]:
     return advise
 
 
+def beyond(partial: Partial, received: int) -> Callable[[], bool]:
+    return lambda: partial.received > received
+
+
 def run(made: Connections, until: Callable[[], bool] = lambda: False) -> None:
     end = time.monotonic() + 30
     while made.running and not until():
@@ -83,7 +87,7 @@ def test_they_come_and_go(hub: FakeHub, partial: Partial) -> None:
         for count in (4, 1, 3, 2, 8):
             made.resize(count)
             before = partial.received
-            run(made, lambda before=before: partial.received > before + 200_000)
+            run(made, beyond(partial, before + 200_000))
         hub.bytes_per_second = None
         run(made)
     assert partial.gaps() == []

@@ -19,35 +19,9 @@ from llmrun.hub.disk import make_folder
 SHA256, COMMIT = "a" * 64, "b" * 40
 HOSTILE = (
     *("", ".", "..", "../x", "a/../../x", "/etc/passwd", "a//b", "a/", "/a", "~", "~root/x", "$HOME/x", "a\0b", "a\nb"),
-    *(
-        "a\\..\\b",
-        "C:\\x",
-        "C:x",
-        "//host/share",
-        "con",
-        "NUL.gguf",
-        "com1.x",
-        ".hidden",
-        "-rf",
-        "a" * 300,
-        "x/" * 9 + "x",
-    ),
-    *(
-        "a.",
-        "a ",
-        "a\u202eb",
-        "a\u2044b",
-        "\uff0e\uff0e/x",
-        "é",
-        "a:b",
-        "a*b",
-        "a?b",
-        "a|b",
-        "a<b",
-        '"',
-        "a\x7f",
-        "\ud800",
-    ),
+    *("a\\..\\b", "C:\\x", "C:x", "//host/share", "con", "NUL.gguf", "com1.x", ".hidden", "-rf", "a" * 300),
+    *("x/" * 9 + "x", "a.", "a ", "a\u202eb", "a\u2044b", "\uff0e\uff0e/x", "\ud800", "a\x7f", "é"),
+    *("a:b", "a*b", "a?b", "a|b", "a<b", '"'),
 )
 plain = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,20}", fullmatch=True)
 parts = st.sampled_from(HOSTILE) | st.text(max_size=40) | plain
@@ -84,6 +58,11 @@ def test_every_builder_of_a_path_is_tried_here() -> None:
     assert builders - not_of_names == {name.partition(",")[0] for name in BUILDERS}
 
 
+def require_one_line(error: LlmrunError) -> None:
+    assert len(str(error)) < 2000
+    assert str(error).isprintable()
+
+
 @pytest.mark.parametrize("builder", BUILDERS)
 @given(name=names)
 @example(name="../../../../../../../../etc/passwd")
@@ -91,8 +70,7 @@ def test_no_name_leads_out_of_our_folders(builder: str, name: str) -> None:
     try:
         path = BUILDERS[builder](name)
     except UsageError as error:
-        assert len(str(error)) < 2000
-        assert str(error).isprintable()
+        require_one_line(error)
         return
     inside = [root for root in roots() if path.is_relative_to(root)]
     assert inside
@@ -116,7 +94,7 @@ def test_segments_are_the_name_itself_or_refused(name: str) -> None:
     try:
         assert "/".join(places.safe_segments(name)) == name
     except UsageError as error:
-        assert str(error).isprintable()
+        require_one_line(error)
 
 
 @given(one=names, two=names)

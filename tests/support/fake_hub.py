@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import random
 import threading
 import time
@@ -143,7 +142,7 @@ class FakeHub:
         self.moved: dict[str, str] = {}  # old name of a repository -> its name; answered with a redirect
         self.faults: list[Fault] = []
         self._asked: list[tuple[int, Asked]] = []
-        self._numbers = itertools.count()
+        self._begun = 0
         self._answering = 0
         self._stalled = 0
         self._quiet = threading.Condition()
@@ -176,7 +175,8 @@ class FakeHub:
         """An answer is under way. Its number."""
         with self._quiet:
             self._answering += 1
-            return next(self._numbers)
+            self._begun += 1
+            return self._begun
 
     def write_down(self, number: int, asked: Asked) -> None:
         """The answer has ended."""
@@ -255,6 +255,11 @@ class FakeHub:
                     self.faults.remove(fault)
                 return fault
             return None
+
+    def started(self) -> int:
+        """Requests that were begun, of every kind."""
+        with self._quiet:
+            return self._begun
 
     def sent(self) -> int:
         """Bytes of large files that were sent so far."""
