@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from llmrun.hub.model import Artifact
     from llmrun.hub.pulling import Pull
 
-INTERRUPTED = 130  # 128 + SIGINT
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 def pull(
@@ -91,7 +92,7 @@ class _Pulling:
         from llmrun.hub.pulling import require_room
 
         names, plan = self._names_and_plan()
-        found = [planned for name in names if (planned := self._trying(name, lambda name=name: plan(name)))]
+        found = [planned for name in names if (planned := self._trying(name, plan, name))]
         pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may be the same
         for planned in pulls:
             self._tell_plan(planned)
@@ -103,7 +104,7 @@ class _Pulling:
         if self.asked.dry_run:
             return self._code()
         for planned in pulls:
-            self._trying(planned.name, lambda planned=planned: self._pull(planned))
+            self._trying(planned.name, self._pull, planned)
         if self.locked_now:
             self._write_lock()
         if self.failures and len(names) > 1:
@@ -128,10 +129,10 @@ class _Pulling:
             return names, lambda name: plan_locked(name, lock, self.reporter, offline=asked.offline)
         return names, lambda name: plan(name, self.reporter, offline=asked.offline)
 
-    def _trying(self, name: str, step: Callable[[], Any]) -> Any:
+    def _trying(self, name: str, step: Callable[[Given], Found], given: Given) -> Found | None:
         """What `step` returns. Its failure is told, and None returned; with one model alone it is raised."""
         try:
-            return step()
+            return step(given)
         except LlmrunError as error:
             if len(self.asked.names) == 1 and not self.asked.as_json:
                 raise

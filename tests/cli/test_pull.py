@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.commands import LLMRUN, ROOT, TIMEOUT_S
 from tests.support.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
+from tests.support.hub_client import settled
 from tests.support.terminals import Terminal
 
 SMALL = b"GGUF of four bits"
@@ -97,11 +98,11 @@ def test_a_model_is_fetched_and_its_path_is_the_answer(machine: Machine) -> None
     plan, result = done.stderr.splitlines()
     assert plan == "tiny:1b  2.5 MB  hf:o/n/m-Q8_0.gguf  MIT"
     assert re.fullmatch(r"tiny:1b  2\.5 MB in \d+\.\d s  [\d.]+ [kMG]B/s", result)
-    asked = len(machine.hub.asked)
+    asked = len(settled(machine.hub))
     again = machine.pull("tiny:1b", "-q")
     assert (again.returncode, again.stdout, again.stderr) == (0, f"{path}\n", "")
     assert machine.pull("tiny:1b", "--offline").stderr == "tiny:1b  already here\n"
-    assert len(machine.hub.asked) == asked
+    assert len(settled(machine.hub)) == asked
 
 
 def test_a_dry_run_says_everything_and_writes_nothing(machine: Machine) -> None:
@@ -110,11 +111,12 @@ def test_a_dry_run_says_everything_and_writes_nothing(machine: Machine) -> None:
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
         "tiny:1b  2.5 MB  hf:o/n/m-Q8_0.gguf  MIT",
-        "hf:o/shards  0.0 kB  3 files  hf:o/shards/s-Q8_0-00001-of-00003.gguf",
-        "hf:o/n:Q4_K_M  0.0 kB  hf:o/n/m-Q4_K_M.gguf  MIT",
+        "hf:o/shards  18 bytes  3 files  hf:o/shards/s-Q8_0-00001-of-00003.gguf",
+        "hf:o/n:Q4_K_M  17 bytes  hf:o/n/m-Q4_K_M.gguf  MIT",
     ]
     assert done.stderr == "together 2.5 MB in 3 models\n"
     assert machine.files() == before
+    settled(machine.hub)
     assert machine.hub.downloads() == 0
 
 
@@ -122,8 +124,8 @@ def test_json_is_an_object_a_model(machine: Machine) -> None:
     planned = json.loads(machine.pull("--dry-run", "--json", "hf:o/shards").stdout)
     made = machine.hub.repositories["o/shards"]
     files = [{"file": name, "size": 6, "sha256": made.file(name).sha256} for name in SHARDS]
-    described = {"name": "hf:o/shards", "source": "hf:o/shards/s-Q8_0-00001-of-00003.gguf", "commit": made.commit}
-    described |= {"size": 18, "files": files}
+    described: dict[str, Any] = {"name": "hf:o/shards", "source": f"hf:o/shards/{next(iter(SHARDS))}"}
+    described |= {"commit": made.commit, "size": 18, "files": files}
     assert planned == described | {"status": "planned", "path": None}
     done = machine.pull("--json", "hf:o/shards", "hf:o/none", "tiny:1b")
     bodies: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
@@ -157,6 +159,7 @@ def test_one_that_fails_does_not_keep_the_others(machine: Machine) -> None:
 def test_a_model_that_is_named_twice_is_fetched_once(machine: Machine) -> None:
     done = machine.pull("tiny", "tiny:1b", "TINY:1b")
     assert done.stdout.count("\n") == 1
+    settled(machine.hub)
     assert machine.hub.downloads() == 1
 
 
@@ -166,7 +169,7 @@ def test_a_token_reaches_a_private_repository(machine: Machine) -> None:
     done = machine.pull("hf:o/private", HF_TOKEN="hf_right")
     assert done.returncode == 0
     assert "hf_right" not in done.stdout + done.stderr
-    assert {asked.authorization for asked in machine.hub.asked if asked.at == "storage"} == {""}
+    assert {asked.authorization for asked in settled(machine.hub) if asked.at == "storage"} == {""}
 
 
 def test_a_revision_is_fetched_beside_main(machine: Machine) -> None:
@@ -202,9 +205,9 @@ def test_a_project_is_locked_and_fetched_exactly(machine: Machine, tmp_path: Pat
     small, big = map(Path, done.stdout.splitlines())
     assert small.read_bytes() == SMALL
     assert big.read_bytes() == MODEL
-    asked = len(machine.hub.asked)
+    asked = len(settled(machine.hub))
     assert elsewhere.pull("--locked", "--offline").stdout == done.stdout
-    assert len(machine.hub.asked) == asked
+    assert len(settled(machine.hub)) == asked
     assert (elsewhere.project / "llmrun.lock").read_text() == text
 
 
@@ -270,7 +273,27 @@ def test_offline_is_obeyed(machine: Machine) -> None:
         done = machine.pull("tiny:1b", *arguments, **environment)
         assert (done.returncode, done.stdout) == (5, "")
         assert "offline was asked for" in done.stderr
-    assert machine.hub.asked == []
+    assert settled(machine.hub) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("HTTP_PROXY", "gopher://127.0.0.1:1", "network settings: Unknown scheme for proxy URL"),
+        ("HTTP_PROXY", "http://127.0.0.1:1", "unreachable (Connection refused)"),
+        ("SSL_CERT_FILE", "/no/such.pem", "network settings: No such file or directory"),
+        ("HF_ENDPOINT", "nonsense", "Request URL is missing"),
+        ("HF_ENDPOINT", "http://[::1", "network settings: Invalid IPv6 URL"),
+        ("HF_ENDPOINT", "http://hub.invalid", "unreachable ("),
+    ],
+)
+def test_a_network_setting_of_no_use_is_one_line(machine: Machine, variable: str, value: str, said: str) -> None:
+    done = machine.pull("hf:o/n", "tiny:1b", **({"NO_PROXY": "", "HF_ENDPOINT": machine.hub.url} | {variable: value}))
+    assert (done.returncode, done.stdout) == (5, "")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2
+    assert all(said in line for line in errors)
+    assert "Traceback" not in done.stderr
 
 
 def test_a_damaged_download_is_not_kept(machine: Machine) -> None:
@@ -349,7 +372,7 @@ def test_ctrl_c_says_that_the_next_pull_goes_on_and_it_does(machine: Machine) ->
     done = machine.pull("tiny:1b")
     assert done.returncode == 0
     assert "of it here already" in done.stderr
-    *_, asked = [asked for asked in machine.hub.asked if asked.at == "storage"]
+    *_, asked = [asked for asked in settled(machine.hub) if asked.at == "storage"]
     assert 0 < asked.sent < len(MODEL)
     assert machine.snapshot("o/n", "m-Q8_0.gguf").read_bytes() == MODEL
 

@@ -382,7 +382,10 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(
     assert hub.asked == []
 
 
-@pytest.mark.parametrize("folder", ["models--org--repo", "models--org--repo/blobs", "models--org--repo/snapshots", ".locks"])
+HOME = "models--org--repo"
+
+
+@pytest.mark.parametrize("folder", [HOME, f"{HOME}/blobs", f"{HOME}/snapshots", f"{HOME}/refs", ".locks"])
 def test_nothing_is_written_through_a_link_that_leads_out_of_the_cache(
     folders: Folders, hub: FakeHub, model: Artifact, said: Said, folder: str, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.hub import disk, partial
-from llmrun.hub.partial import Partial, is_begun, journal_of, remove
+from llmrun.hub.partial import Partial, Run, is_begun, journal_of, remove
 from tests.support.small_disks import SmallDisk
 
 DATA = bytes(range(256)) * 8
@@ -36,6 +36,11 @@ def put(to: Partial, start: int, end: int) -> None:
     run = to.begin(start)
     to.write(run, DATA[start:end])
     to.end(run)
+
+
+def put_in_pieces(to: Partial, run: Run, data: bytes) -> None:
+    for start in range(0, len(data), 1 << 16):
+        to.write(run, data[start : start + (1 << 16)])
 
 
 @pytest.fixture
@@ -217,8 +222,7 @@ def test_a_full_disk_keeps_what_was_written(full_disk: SmallDisk) -> None:
     with opened(path, len(data)) as made:
         run = made.begin(0)
         with pytest.raises(DoesNotFit, match="full"):
-            for start in range(0, len(data), 1 << 16):
-                made.write(run, data[start : start + (1 << 16)])
+            put_in_pieces(made, run, data)
     received = made.received
     assert 500_000 < received < 2 << 20
     full_disk.make_room()

@@ -16,7 +16,7 @@ from llmrun.hub.model import Artifact, HubSource, PypiSource, RemoteFile, UrlSou
 from llmrun.hub.pulling import Pull, bytes_here, plan, plan_current, plan_locked, require_room
 from llmrun.hub.reporter import Silent
 from tests.support.fake_hub import MODEL, SHA256, FakeHub, fake_hub
-from tests.support.hub_client import at_hub
+from tests.support.hub_client import at_hub, settled
 
 NEWER = b"GGUF of another day"
 QUIET = Silent()
@@ -75,11 +75,11 @@ def test_what_is_not_here_is_planned_with_exactly_its_files_and_nothing_is_writt
 def test_what_is_here_is_asked_of_nobody(hub: FakeHub) -> None:
     path = plan("hf:o/n", QUIET, offline=False).fetch(QUIET)
     hub.add("o/n", {"m-Q8_0.gguf": NEWER})
-    asked = len(hub.asked)
+    asked = len(settled(hub))
     got = plan("hf:o/n", QUIET, offline=True)
     assert (got.here, got.pinned) == (path, None)
     assert got.fetch(QUIET) == path
-    assert len(hub.asked) == asked
+    assert len(settled(hub)) == asked
 
 
 def test_a_file_of_the_users_is_here(hub: FakeHub, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_what_cannot_be_asked_for_at_a_revision_is_a_usage_error(
 ) -> None:
     with pytest.raises(UsageError, match=said.replace(".", r"\.")):
         plan_current(name, revision, QUIET, offline=False)
-    assert hub.asked == []
+    assert settled(hub) == []
 
 
 def test_a_revision_that_the_name_says_too_is_fine(hub: FakeHub) -> None:
@@ -155,7 +155,7 @@ def test_a_revision_that_the_name_says_too_is_fine(hub: FakeHub) -> None:
 def test_offline_nobody_can_tell_what_is_current(hub: FakeHub) -> None:
     with pytest.raises(NetworkError, match="offline was asked for"):
         plan_current("hf:o/n", "main", QUIET, offline=True)
-    assert hub.asked == []
+    assert settled(hub) == []
 
 
 # --- locks ------------------------------------------------------------------------------------------------------------
@@ -172,22 +172,24 @@ def test_what_is_locked_is_fetched_exactly_whatever_main_is_now(hub: FakeHub, tm
     path = got.fetch(QUIET)
     assert path.read_bytes() == MODEL
     assert first in path.parts
-    asked = len(hub.asked)
+    asked = len(settled(hub))
     # From now on the name means the locked file here, and neither name nor lock needs the Hub.
     assert plan("hf:o/n", QUIET, offline=True).here == path
     assert plan_locked("hf:o/n", lock, QUIET, offline=True).fetch(QUIET) == path
-    assert len(hub.asked) == asked
+    assert len(settled(hub)) == asked
 
 
 def test_a_locked_file_that_lies_under_another_commit_is_not_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
     lock = lock_of(plan_current("hf:o/n", None, QUIET, offline=False))
     (tmp_path / "hf" / "hub" / "models--o--n" / "refs" / "main").unlink()
+    settled(hub)
     downloads = hub.downloads()
     got = plan_locked("hf:o/n", lock, QUIET, offline=True)
     assert got.here is None
     assert got.pinned is not None
     assert bytes_here(got.pinned) == len(MODEL)
     assert got.fetch(QUIET).read_bytes() == MODEL
+    settled(hub)
     assert hub.downloads() == downloads
     assert plan("hf:o/n", QUIET, offline=True).here is not None
 
@@ -244,6 +246,7 @@ def test_another_file_at_the_locked_commit_is_drift(hub: FakeHub, tmp_path: Path
     with pytest.raises(IntegrityError, match="another file is there now") as caught:
         plan_locked("hf:o/n", {"hf:o/n": forged}, QUIET, offline=False)
     assert "llmrun pull --lock hf:o/n" in caught.value.hint
+    settled(hub)
     assert hub.downloads() == 1
 
 
@@ -255,7 +258,7 @@ def test_a_lock_that_gives_a_name_another_meaning_is_drift(hub: FakeHub, source:
     artifact = Artifact("hf:o/n", source, (RemoteFile("m-Q8_0.gguf", 5, SHA256),), "0" * 40)
     with pytest.raises(IntegrityError, match="which the name does not mean"):
         plan_locked("hf:o/n", {"hf:o/n": artifact}, QUIET, offline=False)
-    assert hub.asked == []
+    assert settled(hub) == []
 
 
 def test_another_file_of_the_repository_than_the_name_says_is_drift(hub: FakeHub) -> None:

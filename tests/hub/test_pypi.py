@@ -128,7 +128,7 @@ def test_a_flipped_byte_in_the_packed_data_is_an_integrity_error(index: Path, sa
 
 
 def test_a_package_that_is_not_in_the_index_is_what_pip_says_in_one_line(said: Said) -> None:
-    with pytest.raises(NetworkError, match="pip: No matching distribution found for pack==1.0"):
+    with pytest.raises(NetworkError, match=r"pip: No matching distribution found for pack==1\.0"):
         download(ARTIFACT, said)
     assert left_over() == []
 
