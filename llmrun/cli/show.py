@@ -14,6 +14,7 @@ from llmrun.settings import load_settings
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.hub.catalog import CatalogEntry
+    from llmrun.hub.model import Wanted
 
 
 def show(
@@ -40,14 +41,17 @@ def show(
     if len(parts) > 1:
         raise UsageError(f"{parts[0]} and {parts[1]}: one at a time")
 
-    file, entry, called = opened(name)
+    file, entry, called = opened(name, offline=settings.offline)
     with file:
         show_file(file, called, entry, part=parts[0] if parts else "", as_json=json_output)
     return 0
 
 
-def opened(name: str) -> tuple[GGUFFile, CatalogEntry | None, str]:
-    """(its header, what the catalogue says of it, what to call it). Raises every LlmrunError of hub and reader."""
+def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str]:
+    """(its header, what the catalogue says of it, what to call it); of a model that is not here, its header is fetched.
+
+    Raises every LlmrunError of hub and reader.
+    """
     from llmrun.gguf.reader import open_gguf
     from llmrun.hub.inventory import models, select
     from llmrun.hub.reference import LocalPath, understand
@@ -55,8 +59,23 @@ def opened(name: str) -> tuple[GGUFFile, CatalogEntry | None, str]:
     meant = understand(name)
     if isinstance(meant, LocalPath):
         return open_gguf(meant.path), None, str(meant.path)
-    model = select(name, models())
+    try:
+        model = select(name, models())
+    except ModelNotFound:
+        return _fetched_header(meant, offline), meant.entry, meant.name
     return open_gguf(model.path), meant.entry, model.name
+
+
+def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
+    from llmrun.cli.progress import HubReporter
+    from llmrun.hub.headers import read_header
+    from llmrun.hub.resolve import Sources, refuse_if_offline
+
+    refuse_if_offline(wanted, offline)
+    out.progress(f"{wanted.name}: asking for its header")
+    file = read_header(Sources(wanted, HubReporter()).offer())
+    out.clear_progress()
+    return file
 
 
 def show_file(file: GGUFFile, name: str, entry: CatalogEntry | None, *, part: str = "", as_json: bool = False) -> None:
