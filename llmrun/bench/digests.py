@@ -1,4 +1,7 @@
-"""The sha256 of a model file, remembered: reading it again would take seconds and fill the page cache."""
+"""The sha256 of a model file, remembered: reading it again would take seconds and fill the page cache.
+
+Of a model that llmrun fetched or checked the hub knows it; any other file's is kept here.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ _MOST = 256  # files remembered, those hashed last
 def file_sha256(path: Path, reporter: Reporter) -> str:
     """In hexadecimal. Computed anew when size, time or inode of the file have changed since. Raises OSError."""
     from llmrun.hub.disk import digest
+    from llmrun.hub.records import known_digest
 
+    of_the_hub = known_digest(path)
+    if of_the_hub is not None:
+        return of_the_hub
     key, fingerprint = str(path.resolve()), _fingerprint(path)
     remembered = _remembered()
     known = remembered.get(key, [])

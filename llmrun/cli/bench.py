@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,6 +120,7 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     from llmrun.bench.system import system_state, warnings_about, warnings_between
     from llmrun.cli.benching.reporting import LiveReporter
     from llmrun.cli.progress import HubReporter
+    from llmrun.hub.use import in_use
 
     system = system_state()
     for words in warnings_about(system):
@@ -126,7 +128,9 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     paths = dict.fromkeys(one.target.path for one in configurations if one.target.path)
     digests = {path: file_sha256(Path(path), HubReporter()) for path in paths if Path(path).is_file()}
     effort = Effort(seconds, flags.repetitions, is_precise)
-    with LiveReporter() as reporter:
+    with ExitStack() as held, LiveReporter() as reporter:
+        for path in digests:
+            held.enter_context(in_use(Path(path)))
         outcome = Runner(configurations, effort, reporter).run()
     _raise_if_empty(outcome)
     for words in warnings_between(system, system_state()):

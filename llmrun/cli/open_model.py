@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from llmrun.kernel_warnings import kernel_warnings_told
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
+    from llmrun.hub.resolve import ResolvedModel
     from llmrun.settings import Settings
     from llmrun.types import SamplingParams
 
@@ -62,34 +63,39 @@ def open_model(
         return
     from llmrun.engine.defaults import default_sampling
     from llmrun.engine.engine import Engine
+    from llmrun.hub.use import in_use
 
-    if settings.backend == SCRIPTED:
-        path, name, catalogue = Path(settings.model), Path(settings.model).stem, None
-    else:
-        from llmrun.hub.resolve import resolve
-
-        found = resolve(settings.model, offline=settings.offline, reporter=HubReporter())
-        path, name = found.path, found.name
-        catalogue = found.entry.sampling if found.entry else None
-    with kernel_warnings_told(out.note):
-        engine = Engine.open(
-            path,
-            backend=settings.backend,
-            context_size=settings.ctx_size,
-            threads=settings.threads,
-            kv_type=settings.kv_type,
-            gpu_layers=settings.gpu_layers,
-            chat_template=chat_template,
-            progress=show_loading,
-            explain=lambda words: out.detail(f"backend    {words}"),
-            meanwhile=meanwhile,
-        )
-    with engine:
+    found = _found(settings)
+    with ExitStack() as held:
+        held.enter_context(in_use(found.path))
+        with kernel_warnings_told(out.note):
+            engine = Engine.open(
+                found.path,
+                backend=settings.backend,
+                context_size=settings.ctx_size,
+                threads=settings.threads,
+                kv_type=settings.kv_type,
+                gpu_layers=settings.gpu_layers,
+                chat_template=chat_template,
+                progress=show_loading,
+                explain=lambda words: out.detail(f"backend    {words}"),
+                meanwhile=meanwhile,
+            )
+        held.enter_context(engine)
         out.clear_progress()
         if settings.gpu_layers not in ("auto", 0) and not engine.info.gpu_layers:
             out.note("no GPU runs any layer of this model (--gpu-layers): -v says which backend runs it, and why")
         _describe(engine)
-        yield OpenModel(engine, name, default_sampling(engine.info.metadata, catalogue))
+        recommended = found.entry.sampling if found.entry else None
+        yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))
+
+
+def _found(settings: Settings) -> ResolvedModel:
+    from llmrun.hub.resolve import ResolvedModel, resolve
+
+    if settings.backend == SCRIPTED:
+        return ResolvedModel(Path(settings.model), Path(settings.model).stem, None)
+    return resolve(settings.model, offline=settings.offline, reporter=HubReporter())
 
 
 @contextmanager

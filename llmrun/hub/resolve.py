@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub import local, reference
+from llmrun.hub import local, records, reference
 from llmrun.hub.model import Artifact, HeldSource, HubSource, PypiSource, RemoteFile, Source, Wanted
 from llmrun.hub.reporter import Reporter
 
@@ -32,7 +32,7 @@ class ResolvedModel:
 def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> ResolvedModel:
     """The file that `name` means: a path, or a name that `reference.understand` knows, downloaded if it is not here.
 
-    A model that is here costs no network and no heavy import. Raises ModelNotFound, and what a download raises; with
+    A model that is here costs no network and no heavy import; that it is used now is remembered. Raises ModelNotFound, and what a download raises; with
     `offline` (or HF_HUB_OFFLINE=1) a NetworkError instead of a download.
     """
     asked = reference.understand(name)
@@ -43,6 +43,7 @@ def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> Resolved
     if here is None:
         refuse_if_offline(asked, offline)
         here = fetch(Sources(asked, reporter), reporter)
+    records.mark_used(here)
     return ResolvedModel(here, asked.name, asked.entry)
 
 

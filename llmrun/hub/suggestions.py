@@ -37,8 +37,8 @@ def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> st
 
 def for_repository(repository: str, known: Iterable[str]) -> str:
     """For a repository that the Hub does not have, or a name without an owner. "" if nothing is near."""
-    repositories = list(known)
     wanted = repository.lower()[:_LONGEST]
+    repositories = [name for name in known if name.lower() != wanted]  # the Hub may hide one that we know
     own_name = _own_name(wanted)
     same = [name for name in repositories if own_name and _own_name(name.lower()) == own_name]
     found = same or _near(wanted, repositories) or _near(own_name, repositories, _own_name)

@@ -11,6 +11,7 @@ import pytest
 
 from llmrun.bench import digests
 from llmrun.bench.digests import file_sha256
+from llmrun.hub.records import remember_digests
 
 
 class Watching:
@@ -111,3 +112,9 @@ def test_only_so_many_files_are_remembered_the_latest_hashed(model: Path, monkey
 def test_a_missing_file_is_an_os_error(model: Path) -> None:
     with pytest.raises(FileNotFoundError):
         file_sha256(model.with_name("missing.gguf"), Watching())
+
+
+def test_what_the_hub_hashed_is_not_hashed_again(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LLMRUN_DATA_DIR", str(tmp_path / "data"))
+    remember_digests([model], ["a" * 64], name="m", source="hf:o/n")
+    assert file_sha256(model, Watching()) == "a" * 64
