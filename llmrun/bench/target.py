@@ -81,7 +81,7 @@ def _needs(backend: Backend, path: Path) -> dict[str, Any]:
     if backend.info.backend == "scripted":
         return {}
     from llmrun.backends.cpu import CpuBackend
-    from llmrun.bench.roofline import needs_of_file, needs_of_plan
+    from llmrun.backends.model_needs import needs_of_file, needs_of_plan
     from llmrun.gguf.reader import open_gguf
 
     if isinstance(backend, CpuBackend):

@@ -105,7 +105,7 @@ def test_llama_cpp_has_matrices_twice_that_its_kernels_take_in_another_order(
     tied: bool,
     share: float,
 ) -> None:
-    monkeypatch.setattr(llama_footprint.platform, "machine", lambda: machine)
+    monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(llama_footprint, "processor_flags", lambda: frozenset(flags.split()))
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type=weight_type, tied=tied)
     with open_gguf(path) as file:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from llmrun.backends.cpu import MAX_ROWS, CpuBackend
+from llmrun.backends.model_needs import needs_of_plan
 from llmrun.bench.profile import Limits, OpProfile, Profile, Spent, StepProfile, profile
-from llmrun.bench.roofline import needs_of_plan
 from llmrun.gguf.reader import open_gguf
 from llmrun.kernels.needs import Needs, StepShape, needs_of_step
 from llmrun.kernels.plan import Plan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llmrun.archs import llama
-from llmrun.bench.roofline import ModelNeeds, needs_of_file, needs_of_plan
+from llmrun.backends.model_needs import ModelNeeds, needs_of_file, needs_of_plan
 from llmrun.gguf.reader import open_gguf
 from tests.support.downloads import smollm2
 from tests.support.gguf_files import Tensor, tiny_llama, tiny_vocabulary, write_gguf

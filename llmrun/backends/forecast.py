@@ -1,0 +1,117 @@
+"""How fast a model will be on this machine, from its plan alone: the time of each op, by what it has to read and to
+multiply (needs.py) and what ops of its kind were measured at (op_speeds.py)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.kernels import plan as ops
+from llmrun.kernels.needs import StepShape, needs_of
+from llmrun.kernels.packed_types import PACKED_TYPES
+
+if TYPE_CHECKING:
+    from llmrun.backends.speeds import Speeds
+    from llmrun.kernels.plan import Plan
+
+_MANY_ROWS = 16  # linear_int8.py: from here on weights are unpacked for all rows
+_STEP_PYTHON = 150e-6  # seconds of a step in Python: batch, block tables, the engine's bookkeeping
+_REQUEST = 2e-3  # seconds of a request before its first step: template and tokenizing
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is expected. Decode is at the depth of the prompt; TTFT as bench has it: the model is open."""
+
+    decode_per_second: float
+    prefill_per_second: float
+    ttft_s: float
+
+
+def forecast_on_cpu(
+    plan: Plan, speeds: Speeds, *, vocabulary_size: int, prompt: int, kv_type: str, max_rows: int
+) -> Forecast:
+    """Of our own engine: a prompt of so many tokens, and the answer after it."""
+    begun = range(0, prompt, max_rows)
+    shapes = [StepShape(min(max_rows, prompt - at), at, int(at + max_rows >= prompt)) for at in begun]
+    prefill = sum(step_seconds(plan, speeds, kv_type, shape) for shape in shapes)
+    drawing = drawing_seconds(vocabulary_size)
+    token = step_seconds(plan, speeds, kv_type, StepShape(1, prompt)) + drawing
+    return Forecast(1 / token, prompt / prefill, _REQUEST + prefill + drawing)
+
+
+def step_seconds(plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> float:
+    """Of all ops, and of what a step takes besides."""
+    total = _STEP_PYTHON + speeds.attention(plan.attention_shape, kv_type).step
+    quantized: set[ops.Value] = set()
+    for op in plan.ops:
+        total += _op_seconds(op, plan, speeds, kv_type, step)
+        if isinstance(op, ops.Linear) and op.weight.is_integer and op.x not in quantized:
+            quantized.add(op.x)
+            total += _row_seconds("quantize", op.x, speeds, step)
+    return total
+
+
+def _op_seconds(op: ops.Op, plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> float:
+    match op:
+        case ops.Embed():
+            return 0.0  # in what a step takes besides
+        case ops.RmsNorm():
+            return _row_seconds("rmsnorm", op.out, speeds, step)
+        case ops.SwiGLU():
+            return _row_seconds("swiglu", op.out, speeds, step)
+        case ops.Linear():
+            return _linear_seconds(op, plan, speeds, kv_type, step)
+        case ops.RopeStore():
+            speed = speeds.attention(plan.attention_shape, kv_type)
+            features = op.q.width + op.k.width + op.v.width
+            return step.rows * features * (speed.rope_one if step.rows == 1 else speed.rope_many)
+        case ops.Attention():
+            return _attention_seconds(op, plan, speeds, kv_type, step)
+
+
+def _row_seconds(name: str, value: ops.Value, speeds: Speeds, step: StepShape) -> float:
+    rows = step.of(value)
+    return speeds.rows(name).seconds(rows, value.width) if rows else 0.0
+
+
+def _linear_seconds(op: ops.Linear, plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> float:
+    needs = needs_of(op, plan, kv_type, step)
+    if not needs.weight_bytes:
+        return 0.0
+    speed = speeds.linear(_measured_kind(op.weight.kind))
+    reading = needs.weight_bytes / speed.read
+    multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)
+    return speed.op + (max(reading, multiplying) if step.of(op.x) >= _MANY_ROWS else reading)
+
+
+def _attention_seconds(op: ops.Attention, plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> float:
+    """In a small trial keys and values are in a cache, of a whole model they are not: they come as weights do."""
+    needs = needs_of(op, plan, kv_type, step)
+    speed = speeds.attention(plan.attention_shape, kv_type)
+    if step.rows >= _MANY_ROWS:
+        return needs.float_products / speed.multiply
+    return speed.op + step.rows * needs.kv_bytes / min(speed.read, speeds.read_bandwidth())
+
+
+def _measured_kind(kind: str) -> str:
+    """One name for types that are packed alike."""
+    from llmrun.kernels.packed_types import packed_name
+
+    return kind if packed_name(kind) in PACKED_TYPES else kind
+
+
+def drawing_seconds(vocabulary_size: int) -> float:
+    """Of choosing a token among so many: what sampling does with all of them, done here."""
+    logits = np.linspace(-1, 1, vocabulary_size, dtype=np.float32)
+    taken = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        changed = logits.copy()
+        np.argmax(changed)
+        changed.max()
+        taken.append(time.perf_counter() - begun)
+    return float(np.median(taken))
