@@ -389,7 +389,7 @@ def test_a_token_that_is_no_text_for_a_header_is_one_line(
 
 
 def test_a_repository_that_cannot_be_is_a_usage_error(hub: FakeHub) -> None:
-    with pytest.raises(UsageError, match="repository: Cannot have -- or .."):
+    with pytest.raises(UsageError, match="repository: Cannot have --"):
         pin(repository="a--b/c")
 
 
