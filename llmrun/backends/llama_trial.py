@@ -64,7 +64,7 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
     timer.start()
     doing = "starting"
     try:
-        built = process.ask("describe", doing)
+        built = _answer(process, "describe", doing)
         found = LlamaTrial(found.version, built["system"], built["offloads"], tuple(built["devices"]))
         with tempfile.TemporaryDirectory(prefix="llmrun-") as folder:
             path = Path(folder) / "trial.gguf"
@@ -78,17 +78,26 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
         words = f"llama.cpp gave no answer within {patience:g} s while {doing}" if late.is_set() else str(error)
         crashed = isinstance(error, BackendCrashed)
         return LlamaTrial(found.version, found.system, found.offloads, found.gpus, words, crashed)
+    except BaseException:
+        process.kill()  # nobody waits for one that may hang
+        raise
     finally:
         timer.cancel()
         process.close()
     return found
 
 
+def _answer(process: LlamaProcess, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
+    """Not `ask`, which after Ctrl-C waits for the work to come to rest."""
+    return process.answer(process.tell(operation, **fields), doing)
+
+
 def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) -> None:
     """Run a prompt and a token after it. Raises LlmrunError, also for logits that are none."""
     layout = Layout(_ROWS, VOCABULARY, 1)
     memory = process.memory.map(layout.n_bytes)
-    answer = process.ask(
+    answer = _answer(
+        process,
         "open",
         f"loading a model before {doing}",
         path=str(path),
@@ -111,7 +120,7 @@ def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) ->
         positions[:count] = np.arange(first, first + count)
         wanted[:count] = 0
         wanted[count - 1] = 1
-        status = process.ask("forward", doing, rows=count, wanted=1)["status"]
+        status = _answer(process, "forward", doing, rows=count, wanted=1)["status"]
         if status:
             raise LlmrunError(f"llama.cpp failed while {doing}: status {status}")
         if not np.isfinite(logits).all() or not logits.any():

@@ -108,17 +108,17 @@ def test_a_build_that_answers_nonsense_does_not_work(
 def test_gpus_multiply_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers given to them run on the CPU in truth: the build has no GPU."""
     asked: list[int] = []
-    ask = LlamaProcess.ask
+    answer_of = llama_trial._answer
 
     def answered(process: LlamaProcess, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
-        answer = ask(process, operation, doing, **fields)
+        answer = answer_of(process, operation, doing, **fields)
         if operation == "describe":
             return answer | {"offloads": True, "devices": [{"description": "GPU 0", "free": 1, "total": 2}]}
         if operation == "open":
             asked.append(fields["gpu_layers"])
         return answer
 
-    monkeypatch.setattr(LlamaProcess, "ask", answered)
+    monkeypatch.setattr(llama_trial, "_answer", answered)
     trial = tried()
     assert trial.failure == ""
     assert [gpu["description"] for gpu in trial.gpus] == ["GPU 0"]

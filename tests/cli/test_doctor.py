@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 
 from llmrun.cli.doctoring import terminal
@@ -20,8 +22,8 @@ from llmrun.cli.terminal import width
 from llmrun.doctor.examine import Report
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
 from llmrun.doctor.machine import Machine
-from tests.support.commands import ROOT, llmrun, screen_of
-from tests.support.fake_llama import DIES, fake_llama, without_llama
+from tests.support.commands import ROOT, llmrun, on_terminal, screen_of
+from tests.support.fake_llama import DIES, HANGS, fake_llama, without_llama
 
 NOWHERE = "http://127.0.0.1:1"
 NAMES = [
@@ -104,6 +106,19 @@ def test_a_llama_cpp_that_dies_while_it_multiplies_is_named_and_ends_nothing(nam
     assert found["status"] == NOTE
     assert found["words"].endswith(f"crashes on this machine: llama.cpp died while multiplying: {name}")
     assert "pip install --force-reinstall" in found["command"]
+
+
+def test_ctrl_c_ends_it_at_once_while_llama_cpp_hangs(tmp_path: Path) -> None:
+    fake = fake_llama(tmp_path, when_decoding=HANGS)
+    process = on_terminal("doctor", HF_ENDPOINT=NOWHERE, PYTHONPATH=f"{fake}:{ROOT}")
+    process.expect_exact("looking at llama.cpp")
+    time.sleep(1)  # it hangs by now
+    started = time.monotonic()
+    process.sendintr()
+    process.expect_exact(pexpect.EOF)
+    process.close()
+    assert process.exitstatus == 130
+    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("columns", [80, 120])
