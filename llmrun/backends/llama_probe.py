@@ -78,21 +78,37 @@ def gpus(progress: Callable[[str, float], None] | None = None) -> Gpus:
     return known
 
 
+def usable_gpus(progress: Callable[[str, float], None] | None = None) -> list[dict[str, Any]]:
+    """Those same GPUs with what is free of them now, as llama_devices.py has them; none where llama.cpp cannot be
+    asked."""
+    if not gpus(progress).names:
+        return []
+    try:
+        return list(_devices()["devices"])
+    except LlmrunError:
+        return []
+
+
 def _asked() -> Gpus:
+    answer = _devices()
+    if not answer["offloads"]:
+        return Gpus((), "this build of llama.cpp has no GPU support")
+    names = tuple(str(device["description"]) for device in answer["devices"])
+    return Gpus(names, "" if names else "llama.cpp sees no GPU")
+
+
+def _devices() -> dict[str, Any]:
+    """What llama.cpp's process says of GPUs. Raises LlmrunError."""
     from llmrun.backends.llama_process import LlamaProcess
 
     process = LlamaProcess()
     timer = threading.Timer(_LIMIT_S, process.kill)
     timer.start()
     try:
-        answer = process.ask("devices", "looking for GPUs")
+        return process.ask("devices", "looking for GPUs")
     finally:
         timer.cancel()
         process.close()
-    if not answer["offloads"]:
-        return Gpus((), "this build of llama.cpp has no GPU support")
-    names = tuple(str(device["description"]) for device in answer["devices"])
-    return Gpus(names, "" if names else "llama.cpp sees no GPU")
 
 
 def _package() -> Path | None:

@@ -23,6 +23,7 @@ COMMANDS: dict[str, Command] = {
     "chat": Command("chat", "chat", "Talk with a model."),
     "generate": Command("generate", "generate", "Answer one prompt."),
     "bench": Command("bench", "bench", "Measure how fast models are on this machine."),
+    "fit": Command("fit", "fit", "Tell whether a model fits this machine, and how fast it will be."),
     "pull": Command("pull", "pull", "Fetch models, or exactly those of a lock."),
     "list": Command("list", "list_models", "List the models on this machine."),
     "show": Command("show", "show", "Show what a model is, without running it."),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llmrun.hub.partials import Partial
 
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
-_RIGHT = "14"  # sizes and contexts
+_RIGHT = (1, 4)  # sizes and contexts
 
 
 def list_models(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:

@@ -46,7 +46,7 @@ def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
         out.lines(["", title] if title else [], dim=True)
         out.lines(f"  {line}" for line in _fitting(fields))
     out.lines(["", "Tensors"], dim=True)
-    out.lines(f"  {line}" for line in aligned(_types(file), "12"))
+    out.lines(f"  {line}" for line in aligned(_types(file), (1, 2)))
 
 
 def _fitting(fields: Fields) -> Iterator[str]:
@@ -162,7 +162,7 @@ def tensor_lines(file: GGUFFile) -> list[str]:
         (tensor.name, tensor.type.name, " x ".join(map(str, tensor.shape)), f"{tensor.nbytes:,}")
         for tensor in file.tensors.values()
     ]
-    return aligned(rows, "3") if rows else []
+    return aligned(rows, (3,)) if rows else []
 
 
 def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, Any]:

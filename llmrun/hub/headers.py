@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import ModelNotFound, NetworkError, UnsupportedModel
+from llmrun.errors import LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
 from llmrun.gguf.range_source import RangeSource
 from llmrun.gguf.remote_header import read_remote_header, read_sibling_header
 from llmrun.hub.download import remote_of
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.gguf.source import Source
     from llmrun.hub.model import Artifact
+    from llmrun.hub.reporter import Reporter
 
 _MOST_SKIPPED = 16 << 20  # bytes that a server which gives no ranges may send before those that were asked for
+_AT_ONCE = 6  # headers that are asked for: what takes time is the way there and back
+_LABEL = "reading headers"
 
 
 def read_header(artifact: Artifact, known: GGUFFile | None = None) -> GGUFFile:
@@ -68,3 +73,31 @@ def _bytes_of(answer: Answer, start: int, end: int) -> bytes:
         if len(data) >= begin + end - start:
             return bytes(data[begin : begin + end - start])
     raise TryAgain(f"ended after {len(data):,} of {begin + end - start:,} bytes")
+
+
+def read_headers(artifacts: Sequence[Artifact], reporter: Reporter) -> list[GGUFFile | LlmrunError]:
+    """Of several quantizations of one model, in their order: a header each, or why it could not be read. The first one
+    that is read tells where to look in the others, several of which are asked for at a time."""
+    found: dict[int, GGUFFile | LlmrunError] = {}
+    known: GGUFFile | None = None
+    for number, artifact in enumerate(artifacts):
+        reporter.progress(_LABEL, number, len(artifacts))
+        found[number] = answer = _read_or_error(artifact, None)
+        if not isinstance(answer, LlmrunError):
+            known = answer
+            break
+    rest = range(len(found), len(artifacts))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        waiting = {pool.submit(_read_or_error, artifacts[number], known): number for number in rest}
+        for done in as_completed(waiting):
+            found[waiting[done]] = done.result()
+            reporter.progress(_LABEL, len(found), len(artifacts))
+    reporter.progress(_LABEL, len(artifacts), len(artifacts))
+    return [found[number] for number in range(len(artifacts))]
+
+
+def _read_or_error(artifact: Artifact, known: GGUFFile | None) -> GGUFFile | LlmrunError:
+    try:
+        return read_header(artifact, known)
+    except LlmrunError as error:
+        return error

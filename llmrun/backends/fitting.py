@@ -1,0 +1,198 @@
+"""Whether a model fits this machine, and how fast it would be, by its header alone: nothing is fetched or loaded.
+
+The backend is the one that `auto` would choose (select.py), and the sums are those that it is opened by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from llmrun.archs.registry import architecture_of
+from llmrun.archs.tensors import common_type, parameter_count
+from llmrun.backends.cpu_count import default_threads
+from llmrun.backends.free_memory import free_memory
+from llmrun.backends.gpu_layers import cache_bytes, layer_sizes, layers_that_fit
+from llmrun.backends.llama_footprint import footprint_on_llama
+from llmrun.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from llmrun.backends.footprint import Footprint
+    from llmrun.backends.forecast import Forecast
+    from llmrun.backends.speeds import Speeds
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+DEFAULT_CONTEXT: Final = 4096  # tokens that sizes are told for when nobody says: a chat of some length
+DEFAULT_PROMPT: Final = 512
+FLUENT: Final = 10.0  # tokens a second: faster than most people read
+
+_MOST_BITS = 9.0  # a weight; beyond, a file is for converting rather than running
+_LEAST_BITS = 4.0  # a weight; below, much is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What there is to run a model.
+
+    memory   bytes that are free; None: the system does not say
+    gpus     description, bytes `free` and `total` of each that llama.cpp can use
+    threads  of our own engine
+    speeds   None: nobody wants to know how fast
+    """
+
+    memory: int | None
+    gpus: Sequence[dict[str, Any]] = ()
+    threads: int = field(default_factory=default_threads)
+    speeds: Speeds | None = None
+
+    @classmethod
+    def of_this_machine(cls, *, threads: int | None = None, speeds: Speeds | None = None) -> Resources:
+        """What is free now. Starts llama.cpp where it can use GPUs."""
+        from llmrun.backends.llama_probe import usable_gpus
+
+        return cls(free_memory(), usable_gpus(), threads or default_threads(), speeds)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One model on one machine.
+
+    backend     that would run it: "cpu" or "llama"
+    bits        of its file, a weight
+    context     tokens that the sums are for
+    memory      bytes free for it; None: the system does not say
+    gpu_layers  that would be offloaded, the output layer counted, of `layers`
+    forecast    None where nobody knows: llama.cpp runs it, or a type of weight is not measured
+    """
+
+    architecture: str
+    file_type: str
+    file_bytes: int
+    parameters: int
+    backend: str
+    context: int
+    footprint: Footprint
+    memory: int | None
+    gpu_layers: int = 0
+    layers: int = 0
+    forecast: Forecast | None = None
+
+    @property
+    def bits(self) -> float:
+        return 8 * self.file_bytes / max(1, self.parameters)
+
+    @property
+    def needed(self) -> int:
+        """Bytes of memory that must be free."""
+        return self.footprint.pinned + self.context * self.footprint.kv_token
+
+    @property
+    def fits(self) -> bool:
+        return self.gpu_layers == self.layers > 0 or self.memory is None or self.needed <= self.memory
+
+    @property
+    def most_weights(self) -> int:
+        """Bytes of weights with which it would fit."""
+        assert self.memory is not None
+        return max(0, self.memory - (self.needed - self.footprint.weights + self.footprint.mapped))
+
+
+def fit_of(
+    file: GGUFFile,
+    resources: Resources,
+    *,
+    context: int | None = None,
+    kv_type: str = "f16",
+    prompt: int = DEFAULT_PROMPT,
+) -> Fit:
+    """Of the model whose header this is: no tensor is read.
+
+    context  tokens; None: DEFAULT_CONTEXT, or what the model was trained for if that is less
+    Raises BadGGUF for metadata that cannot be.
+    """
+    file = file.with_made_up_weights()
+    architecture = file.string("general.architecture")
+    trained = file.integer(f"{architecture}.context_length", DEFAULT_CONTEXT, minimum=1)
+    context = context or min(DEFAULT_CONTEXT, trained)
+    gpu_layers, layers = _on_gpus(file, resources, context, kv_type)
+    plan = None if gpu_layers else _plan_of(file)
+    return Fit(
+        architecture=architecture,
+        file_type=common_type(file),
+        file_bytes=file.file_bytes,
+        parameters=parameter_count(file),
+        backend="llama" if plan is None else "cpu",
+        context=context,
+        footprint=_footprint(file, plan, resources, context, kv_type),
+        memory=resources.memory,
+        gpu_layers=gpu_layers,
+        layers=layers,
+        forecast=_forecast(file, plan, resources, kv_type, prompt),
+    )
+
+
+def best_of(fits: Sequence[Fit]) -> int | None:
+    """The index of the quantization to choose: the most bits that answer fluently; where none does, the quickest one
+    that has lost little. None where none fits."""
+    fitting = [index for index, one in enumerate(fits) if one.fits and one.bits <= _MOST_BITS]
+    if not fitting:
+        return None
+    fluent = [index for index in fitting if _speed(fits[index]) >= FLUENT]
+    if fluent:
+        return max(fluent, key=lambda index: fits[index].bits)
+    good = [index for index in fitting if fits[index].bits >= _LEAST_BITS]
+    return min(good, key=lambda index: fits[index].bits) if good else max(fitting, key=lambda index: fits[index].bits)
+
+
+def _speed(fit: Fit) -> float:
+    return fit.forecast.decode_per_second if fit.forecast is not None else 0.0
+
+
+def _on_gpus(file: GGUFFile, resources: Resources, context: int, kv_type: str) -> tuple[int, int]:
+    """(layers that fit, layers there are, the output layer counted); none of none without a GPU."""
+    if not resources.gpus:
+        return 0, 0
+    sizes = layer_sizes(file, context, kv_type)
+    return layers_that_fit(sizes, [gpu["free"] for gpu in resources.gpus]), len(sizes.layers) + 1
+
+
+def _plan_of(file: GGUFFile) -> Plan | None:
+    """For our own engine; None for what it does not run."""
+    from llmrun.tokenizers.registry import tokenizer_kernels
+
+    try:
+        architecture = architecture_of(file)
+        config = architecture.check(file)
+        tokenizer_kernels(file)
+        return architecture.plan(file, config)
+    except UnsupportedModel:
+        return None
+
+
+def _footprint(file: GGUFFile, plan: Plan | None, resources: Resources, context: int, kv_type: str) -> Footprint:
+    if plan is None:
+        return footprint_on_llama(file, kv_token=cache_bytes(file, context, kv_type) // context)
+    from llmrun.backends.cpu import MAX_ROWS
+    from llmrun.backends.cpu_footprint import footprint_on_cpu
+
+    return footprint_on_cpu(
+        file, plan, max_sequences=1, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=resources.threads
+    )
+
+
+def _forecast(file: GGUFFile, plan: Plan | None, resources: Resources, kv_type: str, prompt: int) -> Forecast | None:
+    if plan is None or resources.speeds is None:
+        return None
+    from llmrun.backends.cpu import MAX_ROWS
+    from llmrun.backends.forecast import forecast_on_cpu
+
+    return forecast_on_cpu(
+        plan,
+        resources.speeds,
+        vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),
+        prompt=prompt,
+        kv_type=kv_type,
+        max_rows=MAX_ROWS,
+    )
