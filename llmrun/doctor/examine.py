@@ -26,7 +26,7 @@ _CHECKS = (
     ("llama.cpp", "llama.cpp", "graphics", "look_at_llama"),
     ("Files", "compiled kernels", "kernel_cache", "look_at_kernels"),
     ("Files", "the folders of models", "folders", "look_at_folders"),
-    ("Files", "the settings", "folders", "look_at_settings"),
+    ("Settings", "the settings", "folders", "look_at_settings"),
     ("Network", "the network", "network", "look_at_hub"),
 )
 

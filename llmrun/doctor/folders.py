@@ -14,13 +14,14 @@ from llmrun.hub.store import hub_cache, models_folder
 from llmrun.settings import config_file, load_settings
 
 SECTION = "Files"
+SETTINGS = "Settings"
 _LITTLE = 2_000_000_000  # bytes: a small model and its neighbours
 
 
 def look_at_folders(machine: Machine) -> Iterator[Finding]:
     del machine
     yield _folder("models", "models", models_folder(), "LLMRUN_DATA_DIR")
-    yield _folder("hub_cache", "Hugging Face cache", hub_cache(), "HF_HOME")
+    yield _folder("hub_cache", "Hub cache", hub_cache(), "HF_HOME")
 
 
 def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
@@ -40,7 +41,7 @@ def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
     if use.free is not None:
         words += f", {size_words(use.free)} free"
     if not writable:
-        advice = "No model can be downloaded to it. To use another folder:"
+        advice = "No model can be downloaded to it. To use another folder in this session:"
         return Finding(SECTION, name, NOTE, f"{words}; cannot be written", advice, another_folder(variable), facts)
     if use.free is not None and use.free < _LITTLE:
         advice = f"Make room, or move the folder with {variable}."
@@ -56,9 +57,9 @@ def look_at_settings(machine: Machine) -> Iterator[Finding]:
     try:
         load_settings()
     except UsageError as error:
-        words = f"settings are refused: {error}"
+        words = f"refused: {error}"
         yield Finding(
-            SECTION,
+            SETTINGS,
             "settings",
             PROBLEM,
             words,
@@ -66,5 +67,5 @@ def look_at_settings(machine: Machine) -> Iterator[Finding]:
             facts=facts | {"error": str(error)},
         )
         return
-    found = f"settings from {shown_path(path)}" if path.is_file() else f"no settings file ({shown_path(path)})"
-    yield Finding(SECTION, "settings", OK, found, facts=facts)
+    found = f"read from {shown_path(path)}" if path.is_file() else f"all as they come; no {shown_path(path)}"
+    yield Finding(SETTINGS, "settings", OK, found, facts=facts)

@@ -10,7 +10,7 @@ from llmrun.doctor.machine import Machine
 from llmrun.doctor.shell import another_folder, remove
 
 SECTION = "Files"
-_ELSEWHERE = "Every start compiles its kernels again, unless they can be kept elsewhere:"
+_ELSEWHERE = "Every start compiles its kernels again, unless they are kept elsewhere:"
 
 
 def look_at_kernels(machine: Machine) -> Iterator[Finding]:

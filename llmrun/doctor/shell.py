@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,9 +22,11 @@ def with_variable(name: str, value: str, command: Sequence[str]) -> str:
 
 
 def another_folder(variable: str) -> str:
-    """Moves what a variable names to where temporary files go, which can be written."""
-    folder = str(Path(tempfile.gettempdir()) / "llmrun")
-    return f"export {variable}={shlex.quote(folder)}" if sys.platform != "win32" else f'$env:{variable}="{folder}"'
+    """Moves what a variable names to a new folder for this session, which nobody else can write to: machine code will
+    lie there."""
+    if sys.platform != "win32":
+        return f'export {variable}="$(mktemp -d)"'
+    return f'$env:{variable}="$env:TEMP\\llmrun"'  # the user's own
 
 
 def unset(variable: str) -> str:

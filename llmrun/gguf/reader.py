@@ -54,56 +54,65 @@ def read_source(source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
     path        its name, by which the others are named too; and for messages
     open_shard  opens another of its files
     """
-    joined = JoinedSource()
-    joined.append(source)
     with ExitStack() as on_failure:
-        on_failure.callback(joined.close)
+        on_failure.callback(source.close)
         try:
-            file = _read(joined, source, path, open_shard)
+            first = read_whole_header(Cursor(source, path), source)
         except BadGGUF:
-            joined.check_unchanged()  # or a copy that is still under way would be called a broken file
+            source.check_unchanged()  # or a copy that is still under way would be called a broken file
             raise
+        file = with_shards(first, open_shard)
         on_failure.pop_all()
         return file
 
 
-def _read(joined: JoinedSource, source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
-    header, tensors = _read_one(source, path)
-    first = Metadata(path, header.metadata, header.types)
-    split = read_split(first)
-    if split is not None:
-        for number, name in enumerate(split.other_names, 1):
-            shard = _open(open_shard, path.with_name(name), number, split)
-            begin = joined.append(shard)
-            tensors |= _read_shard(shard, path.with_name(name), begin, number, split, first, tensors)
-        if len(tensors) != split.tensors:
-            raise first.bad(
-                TENSORS, f"{split.tensors} seen, must be {len(tensors)}: so many are in {split.count} files"
-            )
-    file = GGUFFile(path, joined, header, tensors)
+def read_whole_header(cursor: Cursor, source: Source) -> GGUFFile:
+    """Read and check everything before the tensors of one file. Raises BadGGUF."""
+    header = read_header(cursor)
+    file = GGUFFile(cursor.path, source, header, read_tensors(cursor, header))
     check_hyperparameters(file)
     if file.has("tokenizer.ggml.tokens"):
         check_vocabulary(file)
     return file
 
 
-def _read_one(source: Source, path: Path) -> tuple[Header, dict[str, TensorInfo]]:
-    cursor = Cursor(source, path)
-    header = read_header(cursor)
-    return header, read_tensors(cursor, header)
+def with_shards(first: GGUFFile, open_shard: OpenShard) -> GGUFFile:
+    """The model of which `first` is the first file, in whatever way its header was read: with the tensors of all its
+    files, and closed with them; `first` itself where that is all. Raises as `open_gguf` does, and has closed them."""
+    joined = JoinedSource()
+    joined.append(first._source)
+    tensors = dict(first.tensors)
+    with ExitStack() as on_failure:
+        on_failure.callback(joined.close)
+        try:
+            split = read_split(first)
+            if split is None:
+                on_failure.pop_all()
+                return first
+            for number, name in enumerate(split.other_names, 1):
+                path = first.path.with_name(name)
+                source = _open(open_shard, path, number, split)
+                begin = joined.append(source)
+                shard = read_whole_header(Cursor(source, path), source)
+                check_shard(shard, number, split, first)
+                tensors |= _behind(shard, begin, tensors)
+            if len(tensors) != split.tensors:
+                seen = f"{split.tensors} seen, must be {len(tensors)}: so many are in {split.count} files"
+                raise first.bad(TENSORS, seen)
+        except BadGGUF:
+            joined.check_unchanged()
+            raise
+        on_failure.pop_all()
+    header = Header(first.version, first.alignment, len(tensors), dict(first.metadata), dict(first.types))
+    return GGUFFile(first.path, joined, header, tensors)
 
 
-def _read_shard(
-    source: Source, path: Path, begin: int, number: int, split: Split, first: Metadata, before: Container[str]
-) -> dict[str, TensorInfo]:
-    """The tensors of a file that is not the first; its bytes begin at `begin` of all."""
-    header, tensors = _read_one(source, path)
-    shard = Metadata(path, header.metadata, header.types)
-    check_shard(shard, number, split, first)
-    for name in tensors:
+def _behind(shard: GGUFFile, begin: int, before: Container[str]) -> dict[str, TensorInfo]:
+    """Its tensors, where they lie when its bytes begin at `begin` of all."""
+    for name in shard.tensors:
         if name in before:
             raise shard.bad(name, "the tensor is there twice, the first time in an earlier file of the model")
-    return {name: replace(tensor, offset=begin + tensor.offset) for name, tensor in tensors.items()}
+    return {name: replace(tensor, offset=begin + tensor.offset) for name, tensor in shard.tensors.items()}
 
 
 def _open(open_shard: OpenShard, path: Path, number: int, split: Split) -> Source:

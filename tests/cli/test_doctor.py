@@ -73,7 +73,7 @@ def test_what_is_broken_is_exit_code_1_and_no_secret_is_told(tmp_path: Path) -> 
     done = llmrun("doctor", "-v", "--debug", env=environment(LLMRUN_CONFIG=str(config), **secrets))
     assert done.returncode == 1
     text = done.stdout.decode()
-    assert f"✗ settings are refused: config: {config}: thread: no such setting" in " ".join(text.split())
+    assert f"✗ refused: config: {config}: thread: no such setting" in " ".join(text.split())
     assert "Did you mean threads?" in text
     assert text.endswith("1 problem to mend, 1 note.\n")
     assert "\x1b" not in text
@@ -160,12 +160,12 @@ def test_long_lines_are_wrapped_under_themselves_and_commands_are_not(capsys: py
         "          " + " ".join(["word"] * 10),
         "GPU     ✗ bad ␛[31m name",
         "",
+        "✗ GPU: Mend it.",
+        "",
         "• Python: " + " ".join(["advice"] * 7),
         "  " + " ".join(["advice"] * 8),
         "  " + " ".join(["advice"] * 5) + " end:",
         f"  {command}",
-        "",
-        "✗ GPU: Mend it.",
         "",
         "1 problem to mend, 1 note.",
     ]

@@ -116,7 +116,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, path: Path) -> Finding:
 def test_a_file_that_is_right_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.toml").write_text("threads = 2\n")
     found = settings(monkeypatch, tmp_path / "config.toml")
-    assert (found.status, found.words) == (OK, f"settings from {tmp_path}/config.toml")
+    assert (found.status, found.words) == (OK, f"read from {tmp_path}/config.toml")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from llmrun.errors import BadGGUF, LlmrunError, ModelFileError, ModelNotFound
-from llmrun.gguf.reader import open_gguf, read_gguf
-from llmrun.gguf.source import FileSource
+from llmrun.gguf.cursor import Cursor
+from llmrun.gguf.reader import open_gguf, read_gguf, read_whole_header, with_shards
+from llmrun.gguf.source import FileSource, MemorySource
 from tests.support import gguf_bytes
 from tests.support.gguf_bytes import I32, U16, U32, RawGGUF, RawTensor, scalar
 from tests.support.gguf_files import tiny_llama
@@ -274,3 +275,20 @@ def test_a_link_to_the_first_file_finds_the_links_beside_it(first: Path, tmp_pat
         (folder / part.name).symlink_to(blobs / str(number))
     with open_gguf(folder / first.name) as file:
         assert len(file.tensors) == file.integer("split.tensors.count")
+
+
+def test_a_first_file_whose_header_was_read_in_another_way_gets_its_others_all_the_same() -> None:
+    files = built(raw_shards())
+    data = files[name_of(0)]
+    source = MemorySource(data)
+    first = read_whole_header(Cursor(source, FOLDER / name_of(0)), source)
+    assert list(first.tensors) == ["a", "b"]
+    with with_shards(first, lambda name: MemorySource(files[name])) as file:
+        assert list(file.tensors) == ["a", "b", "c", "d", "e", "f"]
+        assert (file.version, file.alignment) == (first.version, first.alignment)
+        assert file.string("general.architecture") == "llama"
+
+
+def test_a_file_that_is_alone_is_itself() -> None:
+    alone = read_gguf(RawGGUF({}, [RawTensor("a")]).build(), FOLDER / "model.gguf")
+    assert with_shards(alone, lambda name: MemorySource(b"")) is alone

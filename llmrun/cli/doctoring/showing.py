@@ -48,7 +48,7 @@ def show(report: Report) -> None:
     for finding in report.findings:
         out.detail(f"{finding.name}: {json.dumps(dict(finding.facts), ensure_ascii=False)}")
     out.picture(_lines(report.findings))
-    for finding in report.findings:
+    for finding in sorted(report.findings, key=lambda finding: finding.status != PROBLEM):  # problems first
         if finding.advice:
             _tell_what_to_do(finding)
     out.answer("\n")

@@ -1,0 +1,39 @@
+"""Commands as they are to be pasted, in either shell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmrun.doctor import shell
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+
+
+def test_another_folder_is_new_and_nobody_elses(tmp_path: Path) -> None:
+    """Machine code is run from it: one that everybody can write to, by a name that everybody knows, would not do."""
+    command = shell.another_folder("LLMRUN_CACHE_DIR") + '; stat -c %a "$LLMRUN_CACHE_DIR"; ls -A "$LLMRUN_CACHE_DIR"'
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, check=True, env={"TMPDIR": str(tmp_path), "PATH": "/bin"}
+    )
+    assert done.stdout == "700\n"
+
+
+@pytest.mark.usefixtures("windows")
+def test_windows_has_other_words() -> None:
+    assert shell.another_folder("HF_HOME") == '$env:HF_HOME="$env:TEMP\\llmrun"'
+    assert shell.unset("A") == "Remove-Item Env:A"
+    assert shell.remove(Path("a folder")) == 'Remove-Item -Recurse "a folder"'
+    assert shell.words(["python", "-m", "a b"]) == '& python -m "a b"'
+
+
+def test_a_variable_is_set_for_one_command() -> None:
+    command = shell.with_variable("A", "-x='1 2'", [sys.executable, "-c", "import os; print(os.environ['A'])"])
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "-x='1 2'\n"
