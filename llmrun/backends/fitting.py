@@ -61,7 +61,7 @@ class Fit:
 
     backend     that would run it: "cpu" or "llama"
     bits        of its file, a weight
-    context     tokens that the sums are for
+    context     tokens that the sums are for; the model was trained for `trained_context`, 0 where it does not say
     memory      bytes free for it; None: the system does not say
     gpu_layers  that would be offloaded, the output layer counted, of `layers`
     forecast    None where nobody knows: llama.cpp runs it, or a type of weight is not measured
@@ -73,6 +73,7 @@ class Fit:
     parameters: int
     backend: str
     context: int
+    trained_context: int
     footprint: Footprint
     memory: int | None
     gpu_layers: int = 0
@@ -114,8 +115,8 @@ def fit_of(
     """
     file = file.with_made_up_weights()
     architecture = file.string("general.architecture")
-    trained = file.integer(f"{architecture}.context_length", DEFAULT_CONTEXT, minimum=1)
-    context = context or min(DEFAULT_CONTEXT, trained)
+    trained = file.integer(f"{architecture}.context_length", 0, minimum=0)
+    context = context or min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
     gpu_layers, layers = _on_gpus(file, resources, context, kv_type)
     plan = None if gpu_layers else _plan_of(file)
     return Fit(
@@ -125,6 +126,7 @@ def fit_of(
         parameters=parameter_count(file),
         backend="llama" if plan is None else "cpu",
         context=context,
+        trained_context=trained,
         footprint=_footprint(file, plan, resources, context, kv_type),
         memory=resources.memory,
         gpu_layers=gpu_layers,

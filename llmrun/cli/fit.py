@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -76,27 +76,36 @@ class _Asked:
         return fit_of(file, self.resources, context=context, kv_type=kv_type, prompt=self.prompt)
 
 
+class _Named(NamedTuple):
+    """One quantization: what to call it, and how it fits."""
+
+    name: str
+    quantization: str
+    fit: Fit
+
+
 def _shown(name: str, asked: _Asked, as_json: bool) -> dict[str, Any]:
     """Show one model, or all quantizations of one; returns what --json says of it."""
     from llmrun.backends.fitting import best_of
+    from llmrun.hub.file_names import quantization_of
 
-    named: list[tuple[str, Fit]] = []
-    for called, file in _headers(name, asked.settings):
+    named: list[_Named] = []
+    for called, file_name, file in _headers(name, asked.settings):
         out.progress(f"{called}: measuring this machine (once)")
         with file:
-            named.append((called, asked.fit_of(file)))
+            one = asked.fit_of(file)
+        named.append(_Named(called, quantization_of(file_name) or one.file_type, one))
     asked.speeds.keep()
     out.clear_progress()
-    named.sort(key=lambda pair: pair[1].file_bytes)
-    best = best_of([one for _, one in named])
+    named.sort(key=lambda row: row.fit.file_bytes)
+    best = best_of([row.fit for row in named])
     if not as_json:
         _show_table(named, best, asked)
-    rows = [_as_json(called, one, best == number) for number, (called, one) in enumerate(named)]
-    return {"name": name, "quantizations": rows}
+    return {"name": name, "quantizations": [_as_json(row, best == number) for number, row in enumerate(named)]}
 
 
-def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile]]:
-    """(what to call it, its header) of a file, of a model that is here, or of all that can be had under the name.
+def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile]]:
+    """(what to call it, its file, its header) of a file, of a model that is here, or of all that can be had under the name.
 
     Raises every LlmrunError of hub and reader; one quantization of several whose header cannot be read is a note.
     """
@@ -108,7 +117,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile]]:
 
     meant = understand(name)
     if isinstance(meant, LocalPath):
-        yield meant.path.name, open_gguf(existing(meant))
+        yield meant.path.name, meant.path.name, open_gguf(existing(meant))
         return
     reporter = HubReporter()
     try:
@@ -117,7 +126,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile]]:
         here = local.find(meant, reporter)
         if here is None:
             raise
-        yield meant.name, open_gguf(here)
+        yield meant.name, here.name, open_gguf(here)
         return
     from llmrun.hub.headers import read_headers
     from llmrun.hub.offers import offers
@@ -132,31 +141,31 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, GGUFFile]]:
         if isinstance(file, LlmrunError):
             out.note(f"{artifact.name}: {file}")
         else:
-            yield artifact.name, file
+            yield artifact.name, artifact.files[0].path, file
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _show_table(named: Sequence[tuple[str, Fit]], best: int | None, asked: _Asked) -> None:
+def _show_table(named: Sequence[_Named], best: int | None, asked: _Asked) -> None:
     from llmrun.cli.columns import aligned
 
-    out.lines([_heading(asked, named[0][1].context)], dim=True)
-    with_gpu = any(one.layers for _, one in named)
+    out.lines(_heading(asked, named[0].fit), dim=True)
+    with_gpu = any(row.fit.layers for row in named)
     head = ["", "MODEL", "QUANT", "FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH"]
     head += [*(["ON GPU"] if with_gpu else []), "TTFT", "TOK/S", ""]
-    rows = [_row(called, one, best == number, with_gpu) for number, (called, one) in enumerate(named)]
+    rows = [_cells(row, best == number and len(named) > 1, with_gpu) for number, row in enumerate(named)]
     lines = aligned([head, *rows], right=range(3, len(head) - 1))
     out.lines(lines[:1], dim=True)
     out.lines(lines[1:])
 
 
-def _row(called: str, one: Fit, is_best: bool, with_gpu: bool) -> list[str]:
-    speed = one.forecast
+def _cells(row: _Named, is_best: bool, with_gpu: bool) -> list[str]:
+    one, speed = row.fit, row.fit.forecast
     return [
         "*" if is_best else "",
-        called,
-        one.file_type,
+        row.name,
+        row.quantization,
         bytes_in_words(one.file_bytes),
         bytes_in_words(one.needed),
         bytes_in_words(one.footprint.weights - one.footprint.mapped),
@@ -185,27 +194,35 @@ def _verdict(one: Fit, is_best: bool) -> str:
     return f"{words}: the best choice" if is_best else words
 
 
-def _heading(asked: _Asked, context: int) -> str:
+def _heading(asked: _Asked, one: Fit) -> list[str]:
+    """What the figures are for, and what there is."""
     found = asked.resources
     memory = f"{bytes_in_words(found.memory)} of memory are free" if found.memory is not None else "free memory unknown"
     gpus = [f"{gpu['description']}: {bytes_in_words(gpu['free'])} free" for gpu in found.gpus]
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
-    return ", ".join([memory, *gpus, threads, f"a context of {context:,} tokens", f"a prompt of {asked.prompt:,}"])
+    context = f"a context of {one.context:,} tokens (-c)"
+    if one.trained_context and one.context > one.trained_context:
+        context += f", though trained for {one.trained_context:,}"
+    return [
+        "here  " + ", ".join([memory, *gpus, threads]),
+        f"for   {context}, a prompt of {asked.prompt:,} (-p), {asked.settings.kv_type} in the KV cache (--kv-type)",
+    ]
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _as_json(called: str, one: Fit, is_best: bool) -> dict[str, Any]:
-    speed = one.forecast
+def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
+    one, speed = row.fit, row.fit.forecast
     return {
-        "name": called,
+        "name": row.name,
         "architecture": one.architecture,
-        "quantization": one.file_type,
+        "quantization": row.quantization,
         "file_bytes": one.file_bytes,
         "parameters": one.parameters,
         "backend": one.backend,
         "context_size": one.context,
+        "trained_context": one.trained_context,
         "memory_needed": one.needed,
         "memory_of_weights": one.footprint.weights - one.footprint.mapped,
         "memory_mapped": one.footprint.mapped,

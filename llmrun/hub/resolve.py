@@ -32,8 +32,8 @@ class ResolvedModel:
 def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> ResolvedModel:
     """The file that `name` means: a path, or a name that `reference.understand` knows, downloaded if it is not here.
 
-    A model that is here costs no network and no heavy import; that it is used now is remembered. Raises ModelNotFound, and what a download raises; with
-    `offline` (or HF_HUB_OFFLINE=1) a NetworkError instead of a download.
+    A model that is here costs no network and no heavy import. That it is used now is remembered. Raises ModelNotFound,
+    and what a download raises; with `offline` (or HF_HUB_OFFLINE=1) a NetworkError instead of a download.
     """
     asked = reference.understand(name)
     if isinstance(asked, reference.LocalPath):
