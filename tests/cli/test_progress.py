@@ -73,7 +73,7 @@ class Screen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.lines, self.cleared = 0.0, list[str](), 0
         monkeypatch.setattr(progress, "out", self)
-        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("llmrun.cli.progress.time.monotonic", lambda: self.now)
 
     def progress(self, text: str) -> None:
         self.lines.append(text)
