@@ -116,12 +116,13 @@ def test_a_link_to_elsewhere_in_the_repository_is_no_blob(stores: Stores) -> Non
 @pytest.mark.parametrize("folder", ["", "snapshots", "blobs", "refs"])
 def test_a_folder_that_is_a_link_is_refused(stores: Stores, tmp_path: Path, folder: str) -> None:
     stores.shared("org/name", {"m.gguf": ONE})
+    (named,) = models()
     linked = stores.repository("org/name") / folder
     linked.rename(tmp_path / "elsewhere")
     linked.symlink_to(tmp_path / "elsewhere")
     before = stores.everything()
     with pytest.raises(LlmrunError, match="a link to a folder: what is behind it is not removed"):
-        removal_of(models()[0])
+        removal_of(named)
     assert stores.everything() == before
 
 
@@ -245,18 +246,19 @@ def test_a_file_that_cannot_be_removed_is_one_sentence(stores: Stores, monkeypat
 def test_a_process_that_dies_in_the_middle_leaves_a_whole_cache(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for last in range(6):
-        stores.shared("org/name", {"m-Q4_0.gguf": ONE, "m-Q8_0.gguf": TWO}, number=last + 1)
-        done = 0
-        original = Path.unlink
+    original = Path.unlink
+    left = 0
 
-        def dying(path: Path, *, missing_ok: bool = False) -> None:
-            nonlocal done
-            if done == last:
-                raise KeyboardInterrupt
-            done += 1
-            original(path, missing_ok=missing_ok)
+    def dying(path: Path, *, missing_ok: bool = False) -> None:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        original(path, missing_ok=missing_ok)
 
+    for steps in range(6):
+        stores.shared("org/name", {"m-Q4_0.gguf": ONE, "m-Q8_0.gguf": TWO}, number=steps + 1)
+        left = steps
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", dying)
             for each in models():
