@@ -23,7 +23,7 @@ COMMANDS: dict[str, Command] = {
     "chat": Command("chat", "chat", "Talk with a model."),
     "generate": Command("generate", "generate", "Answer one prompt."),
     "bench": Command("bench", "bench", "Measure how fast models are on this machine."),
-    "pull": Command("pull", "pull", "Fetch models, or exactly those of a lock."),
+    "pull": Command("pull", "pull", "Fetch models."),
     "list": Command("list", "list_models", "List the models on this machine."),
     "show": Command("show", "show", "Show what a model is, without running it."),
     "rm": Command("rm", "remove", "Remove models from this machine."),

@@ -59,6 +59,7 @@ def removal_of(model: Model) -> Removal:
     assert isinstance(model.source, HubSource)
     assert model.source.file is not None
     repository = read_repository(model.source.repository)
+    refuse_linked_folders(repository)
     files = shards_of(model.source.file)
     links = [repository.snapshots[commit][file] for commit in model.commits for file in files]
     return removal_of_links(model.name, repository, links)

@@ -116,7 +116,7 @@ def test_replaced_revisions_and_begun_downloads_are_told(stores: Stores) -> None
     out, err = run("list")
     assert "hf:org/name: 12% of 2.5 kB; `llmrun pull` goes on from there" in out
     assert "hf:org/name: 0 B of a download;" in out
-    assert err == "note: 1 model replaced by a newer revision: `llmrun prune` removes what is not needed\n"
+    assert err == "note: 1 model here has a newer revision: llmrun prune\n"
     assert told("list")["incomplete"] == [
         {"name": "hf:org/name", "bytes": 300, "total_bytes": 2500},
         {"name": "hf:org/name", "bytes": 0, "total_bytes": 0},
@@ -127,7 +127,7 @@ def test_replaced_revisions_and_begun_downloads_are_told(stores: Stores) -> None
 def test_hostile_names_are_shown_and_obeyed_by_no_terminal(stores: Stores) -> None:
     hostile = "\x1b]0;pwned\x07\u202e"
     stores.shared("org/name", {f"{hostile}-Q4_0.gguf": gguf(name=hostile, architecture=hostile), "\x9b31m.gguf": ONE})
-    for out in (*run("list"), *run("show", "hf:org/name:Q4_0"), screen_of("list")[0]):
+    for out in (*run("list"), *run("show", "hf:org/name:Q4_0"), screen_of("list", NO_COLOR="1")[0]):
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out)
     assert "\x1b" not in run("show", "hf:org/name:Q4_0", "--metadata")[0]
 

@@ -1,4 +1,4 @@
-"""A model is called whole when its bytes are those that were promised and its scales are numbers, and never otherwise."""
+"""A model is called whole when its bytes are those that were promised and its scales are numbers."""
 
 from __future__ import annotations
 
