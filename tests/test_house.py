@@ -157,6 +157,8 @@ def test_an_allowed_import_passes(source: str, module: str) -> None:
         "chat --help",
         "chat -m a b",
         "bench --help",
+        "pull --help",
+        "pull",
         "bench -p 8-1",
     ],
 )

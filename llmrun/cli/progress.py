@@ -69,7 +69,9 @@ def size_words(size: float) -> str:
     """Bytes, as disks and connections are measured: `98.4 MB`, `2.50 GB`."""
     if size >= 1e9:
         return f"{size / 1e9:.2f} GB"
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+    if size >= 1e5:
+        return f"{size / 1e6:.1f} MB"
+    return f"{size / 1e3:.1f} kB" if size >= 1e3 else f"{size:.0f} bytes"
 
 
 def duration_words(seconds: float) -> str:

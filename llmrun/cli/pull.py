@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from llmrun.hub.model import Artifact
     from llmrun.hub.pulling import Pull
 
-INTERRUPTED = 130  # 128 + SIGINT
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 def pull(
@@ -91,7 +92,8 @@ class _Pulling:
         from llmrun.hub.pulling import require_room
 
         names, plan = self._names_and_plan()
-        pulls = [planned for name in names if (planned := self._trying(name, lambda name=name: plan(name)))]
+        found = [planned for name in names if (planned := self._trying(name, plan, name))]
+        pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may be the same
         for planned in pulls:
             self._tell_plan(planned)
         fetching = [planned for planned in pulls if planned.here is None]
@@ -102,37 +104,35 @@ class _Pulling:
         if self.asked.dry_run:
             return self._code()
         for planned in pulls:
-            self._trying(planned.name, lambda planned=planned: self._pull(planned))
+            self._trying(planned.name, self._pull, planned)
         if self.locked_now:
             self._write_lock()
         if self.failures and len(names) > 1:
-            out.note(f"{len(names) - len(self.failures)} of {len(names)} models are here, {len(self.failures)} failed")
+            out.note(f"{len(self.failures)} of {len(names)} models failed; the others are here")
         return self._code()
 
     def _names_and_plan(self) -> tuple[Sequence[str], Callable[[str], Pull]]:
         from llmrun.hub.lockfile import read_lock
         from llmrun.hub.pulling import plan, plan_current, plan_locked
 
-        asked = self.asked
-        names = asked.names
-        lock: Mapping[str, Artifact] = {}
-        if asked.locked or not names:
-            if not names and not asked.locked and not self.lock_path.exists():
-                raise UsageError(
-                    "pull: which model?", hint="llmrun pull smollm2:135m; without a name, llmrun.lock is read"
-                )
+        asked, names = self.asked, self.asked.names
+        if not asked.locked and names:
+            lock = None
+        elif not asked.locked and not self.lock_path.exists():
+            raise UsageError("pull: which model?", hint="llmrun pull smollm2:135m; without a name, llmrun.lock is read")
+        else:
             lock = read_lock(self.lock_path)
             names = names or tuple(lock)
         if asked.lock or asked.revision is not None:
             return names, lambda name: plan_current(name, asked.revision, self.reporter, offline=asked.offline)
-        if lock:
+        if lock is not None:
             return names, lambda name: plan_locked(name, lock, self.reporter, offline=asked.offline)
         return names, lambda name: plan(name, self.reporter, offline=asked.offline)
 
-    def _trying(self, name: str, step: Callable[[], Any]) -> Any:
+    def _trying(self, name: str, step: Callable[[Given], Found], given: Given) -> Found | None:
         """What `step` returns. Its failure is told, and None returned; with one model alone it is raised."""
         try:
-            return step()
+            return step(given)
         except LlmrunError as error:
             if len(self.asked.names) == 1 and not self.asked.as_json:
                 raise
@@ -150,28 +150,14 @@ class _Pulling:
     # One model
 
     def _tell_plan(self, planned: Pull) -> None:
-        from llmrun.hub.pulling import bytes_here
-
         if self.asked.dry_run and self.asked.as_json:
-            out.json(_described(planned, "present" if planned.here else "planned") | {"path": _text(planned.here)})
-            return
-        fields = [planned.name]
-        if planned.here is not None:
-            fields += ["already here"]
-        elif planned.pinned is not None:
-            artifact = planned.pinned
-            fields += [size_words(artifact.size)]
-            if len(artifact.files) > 1:
-                fields += [f"{len(artifact.files)} files"]
-            if held := bytes_here(artifact):
-                fields += [f"{size_words(held)} of it here already"]
-            fields += [str(artifact.source)]
-            if planned.wanted is not None and planned.wanted.entry is not None:
-                fields += [planned.wanted.entry.license]
-        if self.asked.dry_run:
-            out.answer("  ".join(fields) + "\n")
+            out.json(_described(planned, "present" if planned.here else "planned", planned.here))
+        elif self.asked.dry_run:
+            out.answer("  ".join(_plan_fields(planned)) + "\n")
         else:
-            out.fields(fields)
+            out.fields(_plan_fields(planned))
+        for file in planned.pinned.files if planned.pinned is not None else ():
+            out.detail(f"  {file.path}  {file.size:,} bytes  sha256 {file.sha256 or 'not known'}")
 
     def _pull(self, planned: Pull) -> None:
         from llmrun.hub.pulling import bytes_here
@@ -193,8 +179,8 @@ class _Pulling:
             took = f"{seconds:.1f} s" if seconds < 60 else duration_words(seconds)
             out.fields([planned.name, f"{size_words(size)} in {took}", speed])
         if self.asked.as_json:
-            body = _described(planned, "fetched" if fetched else "present")
-            out.json(body | {"path": str(path), "seconds": round(seconds, 3) if fetched else 0.0})
+            body = _described(planned, "fetched" if fetched else "present", path)
+            out.json(body | ({"seconds": round(seconds, 3)} if fetched else {}))
         else:
             out.answer(f"{path}\n")
 
@@ -206,18 +192,31 @@ class _Pulling:
         out.fields([f"{self.lock_path}: {', '.join(self.locked_now)}"])
 
 
-def _described(planned: Pull, status: str) -> dict[str, Any]:
+def _plan_fields(planned: Pull) -> list[str]:
+    """`qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`"""
+    from llmrun.hub.pulling import bytes_here
+
     artifact = planned.pinned
-    body: dict[str, Any] = {"name": planned.name, "status": status}
-    if artifact is not None:
+    if planned.here is not None or artifact is None:
+        return [planned.name, "already here"]
+    fields = [planned.name, size_words(artifact.size)]
+    if len(artifact.files) > 1:
+        fields += [f"{len(artifact.files)} files"]
+    if held := bytes_here(artifact):
+        fields += [f"{size_words(held)} of it here already"]
+    fields += [str(artifact.source)]
+    entry = planned.wanted.entry if planned.wanted is not None else None
+    return [*fields, entry.license] if entry is not None else fields
+
+
+def _described(planned: Pull, status: str, path: Path | None) -> dict[str, Any]:
+    """For --json: the same keys for all models, but for what nobody was asked about."""
+    body: dict[str, Any] = {"name": planned.name, "status": status, "path": str(path) if path else None}
+    if planned.pinned is not None:
         body |= {
-            "source": str(artifact.source),
-            "commit": artifact.commit,
-            "size": artifact.size,
-            "files": [{"file": file.path, "size": file.size, "sha256": file.sha256} for file in artifact.files],
+            "source": str(planned.pinned.source),
+            "commit": planned.pinned.commit,
+            "size": planned.pinned.size,
+            "files": [{"file": one.path, "size": one.size, "sha256": one.sha256} for one in planned.pinned.files],
         }
     return body
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

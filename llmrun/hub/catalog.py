@@ -51,8 +51,9 @@ class Catalog:
         for file in files:
             self.shortnames |= read_shortnames(file)
             self._aliases |= file.aliases
-            for name in file.models:
-                self._models[name] = file
+            for alias in file.aliases:
+                self._models.pop(alias, None)
+            self._models |= dict.fromkeys(file.models, file)
             for repository, names in file.repositories.items():
                 self._repositories.setdefault(repository, []).extend(names)
             for name in file.families:
@@ -74,7 +75,7 @@ class Catalog:
         return self._entries[name]
 
     def entries(self) -> Iterator[CatalogEntry]:
-        """All of them: a tenth of a second."""
+        """All of them: 40 ms."""
         return (self.entry(name) for name in self._models)
 
     def sizes(self, family: str) -> tuple[str, ...]:
@@ -106,7 +107,8 @@ class Catalog:
 
     def _with_repository(self, repository: str) -> Iterator[CatalogEntry]:
         for name in dict.fromkeys(self._repositories.get(repository, ())):
-            if repository in _repositories_of(self.entry(name)):  # the user's entry of that name may have others
+            # The user's entry of that name may have other repositories, and an alias of theirs may be that name.
+            if name in self._models and repository in _repositories_of(self.entry(name)):
                 yield self.entry(name)
 
     def _chosen(self, name: str) -> tuple[CatalogEntry, str]:

@@ -1,7 +1,7 @@
 """Our own models.toml, a section at a time.
 
-Every start looks up one name, and the file has a hundred and more models: parsed as a whole it takes 23 ms of a
-start, cut at its headings 2 ms. That asks for headings on lines of their own, which ours has (a test compares both
+Every start looks up one name, and the file has a hundred and more models: parsed as a whole it takes 23 ms of every
+start, cut at its headings 5 ms. That asks for headings on lines of their own, which ours has (a test compares both
 readings); the user's own file may be any TOML, and is parsed as a whole.
 """
 

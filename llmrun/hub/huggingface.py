@@ -94,7 +94,7 @@ def _client() -> None:
 def _information(source: HubSource) -> ModelInfo:
     from huggingface_hub import errors
     from huggingface_hub.hf_api import HfApi
-    from huggingface_hub.utils import get_session
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # documented, not exported
 
     with translated(source.repository):
         get_session()  # what is wrong with the proxy or the certificates is raised here, and not taken for an answer

@@ -121,7 +121,15 @@ class _Reader:
         kinds = [key for key in ("repository", "wheel", "url") if key in self.left]
         if len(kinds) != 1:
             raise self.error("source", ", ".join(kinds) or "none", "one of repository, wheel and url")
-        source, commit = {"repository": self.hub, "wheel": self.pypi, "url": self.web}[kinds[0]](files)
+        source: HubSource | PypiSource | UrlSource
+        commit = ""
+        if "repository" in kinds:
+            source = self.hub(files)
+            commit = source.revision
+        elif "wheel" in kinds:
+            source = self.pypi(files)
+        else:
+            source = self.web(files)
         for key, value in self.left.items():
             raise self.error(key, value, "a key of a lock file")
         return Artifact(self.name, source, files, commit)
@@ -138,23 +146,23 @@ class _Reader:
             raise self.error(key, value, rule)
         return match
 
-    def hub(self, files: tuple[RemoteFile, ...]) -> tuple[HubSource, str]:
+    def hub(self, files: tuple[RemoteFile, ...]) -> HubSource:
         repository = self.take("repository")
         if not isinstance(repository, str) or len(self.segments("repository", repository)) != 2:
             raise self.error("repository", repository, "owner/name")
         commit = self.matching("revision", _COMMIT, "a commit: 40 lower-case hexadecimal digits")[0]
-        return HubSource(repository, files[0].path, revision=commit), commit
+        return HubSource(repository, files[0].path, revision=commit)
 
-    def pypi(self, files: tuple[RemoteFile, ...]) -> tuple[PypiSource, str]:
+    def pypi(self, files: tuple[RemoteFile, ...]) -> PypiSource:
         if len(files) != 1 or "/" in files[0].path:
             raise self.error("files", f"{len(files)} files", "one file without folders")
         wheel = self.matching("wheel", _WHEEL, "project==version")
         wheel_bytes = self.take("wheel_bytes")
         if not is_size(wheel_bytes):
             raise self.error("wheel_bytes", wheel_bytes, "a number of bytes")
-        return PypiSource(wheel["project"], wheel["version"], wheel_bytes), ""
+        return PypiSource(wheel["project"], wheel["version"], wheel_bytes)
 
-    def web(self, files: tuple[RemoteFile, ...]) -> tuple[UrlSource, str]:
+    def web(self, files: tuple[RemoteFile, ...]) -> UrlSource:
         url = self.take("url")
         try:
             source, file = url_source_of(url if isinstance(url, str) else "")
@@ -163,7 +171,7 @@ class _Reader:
             raise self.error("url", url, "the address of a .gguf file") from error
         if held != tuple(one.path for one in files):
             raise self.error("files", ", ".join(one.path for one in files), "what the url names")
-        return source, ""
+        return source
 
     def files(self, value: object) -> tuple[RemoteFile, ...]:
         if not isinstance(value, list) or not value:

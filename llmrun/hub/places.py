@@ -41,14 +41,12 @@ def models_folder() -> Path:
 
 def own_model(file: str) -> Path:
     """A file that is not shared with other tools."""
-    (name,) = safe_segments(file)
-    return models_folder() / name
+    return models_folder() / _name(file)
 
 
 def web_file(url: str, file: str) -> Path:
     """A file that a web server has. Each address has a folder: two may end in the same name."""
-    (name,) = safe_segments(file)
-    return models_folder() / "web" / _hashed(url)[:32] / name
+    return models_folder() / "web" / _hashed(url)[:32] / _name(file)
 
 
 def work_folder(key: str) -> Path:
@@ -79,7 +77,7 @@ def hub_cache() -> Path:
 
 def repository_folder(repository: str) -> Path:
     segments = safe_segments(repository)
-    if len(segments) != 2:
+    if len(segments) != 2 or "--" in repository:  # the Hub has none with "--", and two would share a folder
         raise UsageError(f"repository: {repository[:300]!r}: not owner/name")
     return hub_cache() / ("models--" + "--".join(segments))
 
@@ -111,6 +109,13 @@ def shared_lock(repository: str, sha256: str) -> Path:
     """The lock that huggingface_hub takes for a blob."""
     name = blob(repository, sha256).name
     return hub_cache() / ".locks" / repository_folder(repository).name / f"{name}.lock"
+
+
+def _name(file: str) -> str:
+    """A file's name without folders. Raises UsageError for any other."""
+    if len(safe_segments(file)) != 1:
+        raise UsageError(f"file name: {file[:300]!r}: in a folder")
+    return file
 
 
 def _hashed(text: str) -> str:

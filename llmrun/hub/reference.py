@@ -166,4 +166,7 @@ def _held(text: str, holder: str, name: str) -> Wanted:
 
 
 def _expanded(text: str) -> Path:
-    return Path(os.path.expanduser(text))  # noqa: PTH111 (Path's own raises where there is no such home)
+    try:
+        return Path(os.path.expanduser(text))  # noqa: PTH111 (Path's own raises where there is no such home)
+    except ValueError:  # a home whose name the system cannot even look up: the path is as little there as it says
+        return Path(text)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from llmrun.cli.progress import download_line
 from llmrun.cli.report import Answer, completion_body, duration, logprob_fields, stats_fields
 from llmrun.engine.requests import Finished, Request, TextPrompt, TokenLogprobs
 from llmrun.types import FinishReason, ModelInfo, SamplingParams, Timings, TokenLogprob
@@ -107,10 +106,3 @@ def test_the_json_body_is_json_whatever_the_model_said() -> None:
 
 def test_a_token_is_listed_with_its_probability() -> None:
     assert logprob_fields(answer_of().logprobs[0]) == ["'\\\\xc3' 75.0%", "'\\\\xc3' 75.0%", "' b\\x1b' 0.0%"]
-
-
-def test_a_download_shows_how_far_how_fast_and_how_long() -> None:
-    assert download_line("m", 40_000_000, 100_000_000, 0, 0.0) == "m  ████████░░░░░░░░░░░░  40%  40.0/100.0 MB"
-    assert download_line("m", 40_000_000, 100_000_000, 20_000_000, 2.0) == (
-        "m  ████████░░░░░░░░░░░░  40%  40.0/100.0 MB  10.0 MB/s  0:06 left"
-    )

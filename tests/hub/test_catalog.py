@@ -263,14 +263,27 @@ def test_the_users_family_changes_single_facts_of_ours(own: Path) -> None:
     assert wanted.entry.license == "Apache-2.0"
 
 
-def test_the_users_alias_wins_over_ours(own: Path) -> None:
-    written(own, "tiny", aliases='["ministral"]')
-    assert load_catalog().find("ministral").name == "tiny"
+def test_the_users_alias_wins_over_our_names(own: Path) -> None:
+    written(own, "tiny", aliases='["ministral", "qwen3:4b"]')
+    catalog = load_catalog()
+    assert catalog.find("ministral").name == "tiny"
+    assert catalog.find("qwen3:4b").name == "tiny"
+    assert "qwen3:4b" not in catalog.names()
+    assert catalog.entry_of("Qwen/Qwen3-4B-GGUF") is None
 
 
 def test_the_users_shortnames_are_read(own: Path) -> None:
     (own / "models.toml").write_text('[shortnames]\n"Mine" = "hf://owner/repo"\n')
     assert load_catalog().shortnames == {"mine": "hf://owner/repo"}
+
+
+def test_the_example_in_the_readme_is_a_models_toml(own: Path) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+    (own / "models.toml").write_text(re.findall(r"^```toml\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)[0], "utf-8")
+    catalog = load_catalog()
+    assert len(catalog.find("mine:7b-q8_0").expected) == 2
+    assert catalog.find("qwen3").name == "qwen3:4b"
+    assert catalog.shortnames == {"small": "hf://org/repo/file.gguf"}
 
 
 def test_every_fact_of_an_entry_is_read(own: Path) -> None:

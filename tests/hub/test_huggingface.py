@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError, UsageError
+from llmrun.errors import IntegrityError, ModelNotFound, NetworkError, UsageError
 from llmrun.hub import asking, huggingface
 from llmrun.hub.model import Expected, HubSource
 from tests.support.fake_hub import FakeHub, Fault, fake_hub
-from tests.support.hub_client import at_hub
+from tests.support.hub_client import at_hub, settled
 
 FILES = {
     "README.md": b"# A model",
@@ -51,7 +51,7 @@ def test_a_file_is_pinned_by_one_question(hub: FakeHub) -> None:
     (file,) = got.files
     assert (got.name, got.commit, str(got.source)) == ("the name", made.commit, "hf:o/n/m-Q8_0.gguf")
     assert (file.path, file.size, file.sha256) == ("m-Q8_0.gguf", 10, made.file("m-Q8_0.gguf").sha256)
-    assert [(asked.at, asked.method) for asked in hub.asked] == [("hub", "HEAD")]
+    assert [(asked.at, asked.method) for asked in settled(hub)] == [("hub", "HEAD")]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_is_left_open_is_chosen_from_the_listing(
     assert [one.size for one in got.files] == [len(FILES[path]) for path in chosen]
     assert isinstance(got.source, HubSource)
     assert got.source.file == chosen[0]
-    assert [(asked.at, asked.method) for asked in hub.asked] == [("api", "GET"), ("hub", "HEAD")]
+    assert [(asked.at, asked.method) for asked in settled(hub)] == [("api", "GET"), ("hub", "HEAD")]
 
 
 def test_a_revision_is_obeyed_whatever_main_is(hub: FakeHub) -> None:
@@ -216,6 +216,28 @@ def test_a_refusal_is_one_line(hub: FakeHub, status: int, said: str, hint: str, 
         pin(file)
     assert str(caught.value) == said
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(("at", "file"), [("hub", "m-Q4_K_M.gguf"), ("api", None)])
+def test_a_repository_that_the_hub_denies_to_a_known_user_is_not_there(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, at: str, file: str | None
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_mine")
+    hub.faults.append(Fault(on=at, status=404, headers={"X-Error-Code": "RepoNotFound"}))  # type: ignore[arg-type]
+    with pytest.raises(ModelNotFound, match=r"no such repository \(HTTP 404\)") as caught:
+        pin(file)
+    assert "owner/name" in caught.value.hint
+
+
+@pytest.mark.parametrize(("at", "file"), [("hub", "m-Q4_K_M.gguf"), ("api", None)])
+def test_a_hub_that_hangs_up_is_one_line(hub: FakeHub, at: str, file: str | None) -> None:
+    def hang_up() -> None:
+        raise ConnectionResetError
+
+    hub.faults.append(Fault(on=at, first=hang_up, times=9))  # type: ignore[arg-type]
+    with pytest.raises(NetworkError, match="disconnected") as caught:
+        pin(file)
+    assert str(caught.value).isprintable()
 
 
 def test_another_file_than_the_catalogue_knows_is_refused(hub: FakeHub) -> None:
@@ -366,12 +388,9 @@ def test_a_token_that_is_no_text_for_a_header_is_one_line(
     assert "HF_TOKEN" in caught.value.hint
 
 
-@pytest.mark.parametrize("ask", [lambda: pin("m-Q4_K_M.gguf", repository="a--b/c"), lambda: pin(repository="a--b/c")])
-def test_a_repository_that_cannot_be_is_a_usage_error(hub: FakeHub, ask: Callable[[], object]) -> None:
-    with pytest.raises(LlmrunError) as caught:
-        ask()
-    assert str(caught.value).isprintable()
-    assert isinstance(caught.value, UsageError | ModelNotFound)
+def test_a_repository_that_cannot_be_is_a_usage_error(hub: FakeHub) -> None:
+    with pytest.raises(UsageError, match="repository: Cannot have --"):
+        pin(repository="a--b/c")
 
 
 def test_a_port_where_nobody_listens_is_unreachable(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

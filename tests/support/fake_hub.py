@@ -15,7 +15,8 @@ redirect to a storage that is another host and another port, Range and If-Range,
         ...
         assert [asked.range for asked in hub.asked if asked.at == "storage"] == ["bytes=0-", "bytes=1000-"]
 
-`hub.asked` has every request when its answer has ended, with the bytes of the file that were sent. Files that end in
+`hub.asked` has every request, with the bytes of the file that were sent; looking at it waits for the answers under way,
+but for those that stall. Files that end in
 .gguf are large files (LFS: sha256, redirect to the storage); all others are sent by the Hub itself. A process that must
 use this Hub gets `HF_ENDPOINT=hub.url`, and `NO_PROXY=*` where the machine has a proxy.
 """
@@ -24,8 +25,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +38,8 @@ from typing import Literal
 MODEL = b"GGUF" + random.Random(1).randbytes(2_500_000)  # three chunks
 SHA256 = hashlib.sha256(MODEL).hexdigest()
 HALF = len(MODEL) // 2
+
+STALL_TICK_S = 0.01  # how often a stall looks whether its client has left
 
 Place = Literal["hub", "storage", "api"]  # questions for a file; the file's bytes; questions about a repository
 
@@ -127,7 +132,6 @@ class FakeHub:
     """`url` is the Hub, `storage_url` where it keeps large files: another host name and another port.
 
     faults            what is to go wrong, in this order; the first that fits a request is taken
-    asked             every request, in the order in which the answers ended
     release           ends every stall
     bytes_per_second  limit of one connection; None: as fast as it goes
     total_per_second  limit of all connections together
@@ -138,7 +142,11 @@ class FakeHub:
         self.repositories: dict[str, FakeRepository] = {}
         self.moved: dict[str, str] = {}  # old name of a repository -> its name; answered with a redirect
         self.faults: list[Fault] = []
-        self.asked: list[Asked] = []
+        self._asked: list[tuple[int, Asked]] = []
+        self._numbers = itertools.count()
+        self._answering = 0
+        self._stalled = 0
+        self._quiet = threading.Condition()
         self.release = threading.Event()
         self.bytes_per_second: float | None = None
         self.total_per_second: float | None = None
@@ -154,6 +162,42 @@ class FakeHub:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._ports[0]}"
+
+    @property
+    def asked(self) -> list[Asked]:
+        """Every request in the order in which they came; answers under way are waited for, for a while."""
+        if self._stalled:
+            time.sleep(5 * STALL_TICK_S)  # one whose client has left is about to notice it
+        with self._quiet:
+            self._quiet.wait_for(lambda: self._answering <= 0, timeout=2.0)
+            return [asked for _, asked in sorted(self._asked, key=lambda pair: pair[0])]
+
+    def begin(self) -> int:
+        """An answer is under way. Its number."""
+        with self._quiet:
+            self._answering += 1
+            return next(self._numbers)
+
+    def write_down(self, number: int, asked: Asked) -> None:
+        """The answer has ended."""
+        with self._quiet:
+            self._answering -= 1
+            self._asked.append((number, asked))
+            self._quiet.notify_all()
+
+    @contextlib.contextmanager
+    def stalling(self) -> Iterator[None]:
+        """The answer is silent meanwhile, and not waited for."""
+        with self._quiet:
+            self._answering -= 1
+            self._stalled += 1
+            self._quiet.notify_all()
+        try:
+            yield
+        finally:
+            with self._quiet:
+                self._answering += 1
+                self._stalled -= 1
 
     @property
     def storage_url(self) -> str:

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.support.fake_hub import Asked, FakeFile, FakeHub, FakeRepository, Fault, Place
+from tests.support.fake_hub import STALL_TICK_S, Asked, FakeFile, FakeHub, FakeRepository, Fault, Place
 
 _PIECE = 1 << 16  # bytes sent at a time
 _LONGEST_STALL_S = 60.0
@@ -40,16 +40,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         """Answer, and write down how; a fault that is an answer of its own comes first."""
+        number = self.hub.begin()
         self._status, self._sent = 0, 0
-        self._posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = urlsplit(self.path).path
         self.place = "api" if path.startswith("/api/") else type(self).place
-        fault = self.hub.next_fault(self.place)
-        self._fault = fault or Fault()
-        time.sleep(self.hub.latency)
-        if self._fault.first:
-            self._fault.first()
+        self._fault = self.hub.next_fault(self.place) or Fault()
         try:
+            self._posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            time.sleep(self.hub.latency)
+            if self._fault.first:
+                self._fault.first()
             if self._fault.status is not None:
                 self._answer(self._fault.status)
             else:
@@ -57,17 +57,18 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:  # the client has gone
             self.close_connection = True
         finally:
-            self._write_down()
+            self._write_down(number)
 
     def answer(self, path: str) -> None:
         raise NotImplementedError
 
-    def _write_down(self) -> None:
+    def _write_down(self, number: int) -> None:
         host, authorization, span, if_range = (
             self.headers.get(name) or "" for name in ("Host", "Authorization", "Range", "If-Range")
         )
-        self.hub.asked.append(
-            Asked(self.place, self.command, self.path, host, authorization, span, if_range, self._status, self._sent)
+        self.hub.write_down(
+            number,
+            Asked(self.place, self.command, self.path, host, authorization, span, if_range, self._status, self._sent),
         )
 
     def _answer(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
@@ -92,7 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._sent += len(piece)
             self._pace(started)
         if self._fault.stall_after is not None and not self.hub.release.is_set():
-            self._wait_for_the_end()
+            with self.hub.stalling():
+                self._wait_for_the_end()
             self.wfile.write(body[end:])
             self._sent = len(body)
         if self._fault.cut_after is not None:
@@ -111,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _wait_for_the_end(self) -> None:
         """Until `release`, or until the client has closed its end."""
         until = time.monotonic() + _LONGEST_STALL_S
-        while time.monotonic() < until and not self.hub.release.wait(0.01):
+        while time.monotonic() < until and not self.hub.release.wait(STALL_TICK_S):
             readable, _, _ = select.select([self.connection], [], [], 0)
             if readable and not self.connection.recv(1):
                 raise ConnectionResetError

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+
+from tests.support.fake_hub import Asked, FakeHub
 
 
 def at_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
@@ -16,3 +20,12 @@ def at_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
+
+
+def settled(hub: FakeHub) -> list[Asked]:
+    """Every request so far. The Hub writes one down after its answer: the client may be a moment ahead of that."""
+    seen = -1
+    while seen != len(hub.asked):
+        seen = len(hub.asked)
+        time.sleep(0.05)
+    return list(hub.asked)

@@ -1,0 +1,246 @@
+"""Several connections: faster where each is limited, no harm where none is, and always the right bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
+from llmrun.hub import connections, transfer
+from llmrun.hub.connections import Connections
+from llmrun.hub.model import RemoteFile
+from llmrun.hub.partial import Partial
+from llmrun.hub.patience import Growth, Patience
+from llmrun.hub.transfer import fetch
+from llmrun.hub.web import Remote
+from tests.support.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.fetching import Said
+
+DATA = random.Random(2).randbytes(3_000_000)
+FILE = RemoteFile("big.gguf", len(DATA), hashlib.sha256(DATA).hexdigest())
+PART = 100_000
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+    monkeypatch.setattr("llmrun.hub.patience.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(connections, "PART", PART)
+    with fake_hub() as running:
+        yield running
+
+
+@pytest.fixture
+def partial(tmp_path: Path) -> Iterator[Partial]:
+    made = Partial(tmp_path / "p", FILE.size, FILE.sha256)
+    yield made
+    made.close()
+
+
+def remote(hub: FakeHub, data: bytes = DATA) -> Remote:
+    url = hub.public(data)
+    return Remote(FILE, lambda: (url, {}))
+
+
+def always(count: int) -> Callable[..., int]:
+    """Growth that has seen enough at once."""
+
+    def advise(*_: object) -> int:
+        return count
+
+    return advise
+
+
+def run(made: Connections, until: Callable[[], bool] = lambda: False) -> None:
+    end = time.monotonic() + 30
+    while made.running and not until():
+        assert time.monotonic() < end
+        made.wait(0.01)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_the_file_is_right_over_any_number_of_connections(
+    hub: FakeHub, partial: Partial, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Growth, "advise", always(count))
+    hub.bytes_per_second = 10e6
+    assert fetch(remote(hub), partial, "tiny", Said()) == FILE.sha256
+    assert partial.path.read_bytes() == DATA
+    if count > 1:
+        assert len({asked.range for asked in hub.asked}) > 5
+
+
+def test_they_come_and_go(hub: FakeHub, partial: Partial) -> None:
+    hub.bytes_per_second = 2e6
+    with Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0)) as made:
+        made.resize(1)
+        for count in (4, 1, 3, 2, 8):
+            made.resize(count)
+            before = partial.received
+            run(made, lambda before=before: partial.received > before + 200_000)
+        hub.bytes_per_second = None
+        run(made)
+    assert partial.gaps() == []
+    assert made.error is None
+    assert partial.path.read_bytes() == DATA
+
+
+def test_one_that_fails_beside_others_is_not_replaced_and_the_file_still_comes(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Growth, "advise", always(4))
+    hub.bytes_per_second = 5e6
+    hub.faults.append(Fault(status=503, times=3, skip=1))
+    said = Said()
+    assert fetch(remote(hub), partial, "tiny", said) == FILE.sha256
+    assert said.notes == []
+
+
+def test_all_of_them_failing_at_once_is_gone_on_from(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Growth, "advise", always(4))
+    hub.bytes_per_second = 2e6
+    hub.faults += [Fault(cut_after=200_000), *[Fault(cut_after=50_000) for _ in range(7)]]
+    assert fetch(remote(hub), partial, "tiny", Said()) == FILE.sha256
+    assert hub.faults == []
+
+
+def test_another_connection_that_gets_no_range_is_given_up(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Growth, "advise", always(2))
+    hub.bytes_per_second = 5e6
+    hub.faults.append(Fault(ignore_range=True, skip=1))
+    assert fetch(remote(hub), partial, "tiny", Said()) == FILE.sha256
+    assert [asked.status for asked in hub.asked].count(200) == 1
+
+
+def test_a_server_without_ranges_gets_one_connection(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Growth, "advise", always(8))
+    hub.bytes_per_second = 10e6
+    hub.faults.append(Fault(ignore_range=True, times=99))
+    assert fetch(remote(hub), partial, "tiny", Said()) == FILE.sha256
+    assert hub.downloads() == 1
+
+
+def test_a_server_that_always_has_another_version_is_given_up(hub: FakeHub, partial: Partial) -> None:
+    count = iter(range(10**6))
+    for _ in range(100):
+        hub.faults.append(Fault(cut_after=1000, headers={"ETag": f'"{next(count)}"'}))
+    with pytest.raises(NetworkError, match="6 tries"):
+        fetch(remote(hub), partial, "tiny", Said())
+
+
+def test_an_error_of_the_disk_ends_all_of_them(hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Growth, "advise", always(4))
+    hub.bytes_per_second = 5e6
+
+    def refuse(*_: object) -> None:
+        raise DoesNotFit("disk: x: full")
+
+    monkeypatch.setattr(Partial, "name_version", refuse)
+    with pytest.raises(DoesNotFit, match=r"^disk: x: full$"):
+        fetch(remote(hub), partial, "tiny", Said())
+
+
+def test_a_mistake_of_ours_is_not_swallowed(hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Partial, "begin", fail)
+    with pytest.raises(ZeroDivisionError):
+        fetch(remote(hub), partial, "tiny", Said())
+
+
+def test_leaving_in_the_middle_ends_every_thread_at_once(hub: FakeHub, partial: Partial) -> None:
+    hub.faults.append(Fault(stall_after=50_000, times=99))
+    with Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0)) as made:
+        made.resize(4)
+        run(made, lambda: partial.received == 200_000)
+        started = time.monotonic()
+    assert time.monotonic() - started < 0.4  # less than a stall may last here
+    assert not any(thread.is_alive() for thread in made._threads)
+    assert partial.received == 200_000
+
+
+def test_an_answer_that_comes_after_the_end_is_not_written(hub: FakeHub, partial: Partial) -> None:
+    hub.latency = 0.3
+    with Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0)) as made:
+        pass
+    for thread in made._threads:
+        thread.join()
+    assert partial.received == 0
+    assert made.error is None
+
+
+def test_what_another_program_cut_off_is_an_error_not_a_loop(hub: FakeHub, partial: Partial) -> None:
+    partial.write(partial.begin(0), DATA)
+    partial.path.write_bytes(b"")
+    with pytest.raises(LlmrunError, match="another program changed it"):
+        fetch(remote(hub), partial, "tiny", Said())
+
+
+def test_a_long_reading_of_what_was_here_is_told_and_nothing_is_asked(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_TELL_FROM", 1)
+    partial.write(partial.begin(0), DATA)
+    said = Said()
+    assert fetch(remote(hub), partial, "tiny", said) == FILE.sha256
+    assert said.labels() == ["downloading tiny", "checking tiny"]
+    assert hub.asked == []
+
+
+def test_what_came_is_made_safe_from_a_power_cut_now_and_then(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "SYNC_BYTES", 500_000)
+    hub.bytes_per_second = 10e6
+    seen: list[int] = []
+    sync = Partial.sync
+
+    def watched(self: Partial) -> None:
+        seen.append(self.received)
+        sync(self)
+
+    monkeypatch.setattr(Partial, "sync", watched)
+    fetch(remote(hub), partial, "tiny", Said())
+    assert len(seen) >= 3
+    assert seen[-1] == FILE.size
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+def seconds(hub: FakeHub, partial: Partial) -> float:
+    started = time.monotonic()
+    fetch(remote(hub), partial, "tiny", Said())
+    return time.monotonic() - started
+
+
+def test_where_each_connection_is_limited_several_are_faster(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmrun.hub.patience.PROBE_S", 0.1)
+    monkeypatch.setattr("llmrun.hub.patience.WORTH_S", 0.3)
+    hub.bytes_per_second = 1e6
+    assert seconds(hub, partial) < 0.6 * FILE.size / hub.bytes_per_second
+
+
+def test_where_the_line_is_limited_nothing_is_lost(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmrun.hub.patience.PROBE_S", 0.1)
+    monkeypatch.setattr("llmrun.hub.patience.WORTH_S", 0.3)
+    hub.total_per_second = 3e6
+    assert seconds(hub, partial) < 1.3 * FILE.size / hub.total_per_second + 0.3
+    assert hub.sent() < 1.3 * FILE.size

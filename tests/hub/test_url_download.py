@@ -1,0 +1,149 @@
+"""Models of plain web servers: resumed when the server names its version, never mixed with another."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmrun.errors import IntegrityError, LlmrunError, NetworkError
+from llmrun.hub import places, records
+from llmrun.hub.download import download
+from llmrun.hub.model import Expected, UrlSource
+from llmrun.hub.urls import pin
+from tests.support.fake_hub import HALF, MODEL, SHA256, FakeFile, FakeHub, Fault, fake_hub
+from tests.support.fetching import Folders, Said
+
+OTHER = MODEL[::-1]
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with fake_hub() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    made = Folders(tmp_path)
+    made.use(monkeypatch, hub)
+    return made
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()
+
+
+def left_over(folders: Folders) -> list[str]:
+    return [path.name for path in folders.files() if not {".locks", ".records"} & set(path.parts)]
+
+
+def broken_off(hub: FakeHub, url: str, fault: Fault) -> None:
+    """A run that receives the first half and no more."""
+    hub.faults += [fault, Fault(status=404, times=2)]
+    with pytest.raises(LlmrunError):
+        download(pin(UrlSource(url), (), name="it"), Said())
+    hub.faults.clear()
+
+
+def test_a_file_lies_in_our_folder_under_its_name(folders: Folders, hub: FakeHub, said: Said) -> None:
+    source = UrlSource(hub.public(MODEL))
+    path = download(pin(source, (), name="it"), said)
+    assert path == places.web_file(source.url, "model.gguf")
+    assert path.is_relative_to(folders.models)
+    assert path.read_bytes() == MODEL
+    assert left_over(folders) == ["model.gguf"]
+    record = records.read_record(path)
+    assert record is not None
+    assert (record.source, record.files[0].sha256) == (source.url, SHA256)
+    again = download(pin(source, (), name="it"), said)
+    assert again == path
+    assert hub.downloads() == 1
+
+
+def test_two_addresses_with_the_same_file_name_do_not_collide(hub: FakeHub, said: Said) -> None:
+    one, two = (download(pin(UrlSource(hub.public(data)), (), name="it"), said) for data in (MODEL, OTHER))
+    assert one.name == two.name
+    assert (one.read_bytes(), two.read_bytes()) == (MODEL, OTHER)
+
+
+def test_it_is_gone_on_with_by_a_later_run(folders: Folders, hub: FakeHub, said: Said) -> None:
+    url = hub.public(MODEL)
+    broken_off(hub, url, Fault(cut_after=HALF, skip=1))
+    assert download(pin(UrlSource(url), (), name="it"), said).read_bytes() == MODEL
+    assert hub.asked[-1].range == f"bytes={HALF}-{len(MODEL) - 1}"
+    assert left_over(folders) == ["model.gguf"]
+
+
+def test_one_that_changed_meanwhile_is_begun_anew(folders: Folders, hub: FakeHub, said: Said) -> None:
+    url = hub.public(MODEL)
+    broken_off(hub, url, Fault(cut_after=HALF, skip=1))
+    changed = FakeFile("model.gguf", OTHER)
+    hub.objects[SHA256] = changed
+    path = download(pin(UrlSource(url), (), name="it"), said)
+    assert path.read_bytes() == OTHER
+    assert left_over(folders) == ["model.gguf"]
+
+
+def test_one_whose_version_has_no_name_is_begun_anew(hub: FakeHub, said: Said) -> None:
+    url = hub.public(MODEL)
+    broken_off(hub, url, Fault(cut_after=HALF, skip=1, headers={"ETag": ""}))
+    assert download(pin(UrlSource(url), (), name="it"), said).read_bytes() == MODEL
+    assert hub.asked[-1].range == f"bytes=0-{len(MODEL) - 1}"
+
+
+def test_one_that_is_of_another_size_while_it_comes_is_an_error(folders: Folders, hub: FakeHub, said: Said) -> None:
+    url = hub.public(MODEL)
+    artifact = pin(UrlSource(url), (), name="it")
+    hub.objects[SHA256] = FakeFile("model.gguf", MODEL[:-1])
+    with pytest.raises(IntegrityError, match="2,500,003 bytes are there, 2,500,004 expected"):
+        download(artifact, said)
+    assert left_over(folders) == []
+
+
+def test_a_sha256_that_is_known_is_held(folders: Folders, hub: FakeHub, said: Said) -> None:
+    url = hub.public(MODEL)
+    right, wrong = Expected("model.gguf", len(MODEL), SHA256), Expected("model.gguf", None, "0" * 64)
+    with pytest.raises(IntegrityError, match="expected; nothing was kept"):
+        download(pin(UrlSource(url), (wrong,), name="it"), said)
+    assert left_over(folders) == []
+    with pytest.raises(IntegrityError, match="7 expected"):
+        pin(UrlSource(url), (Expected("model.gguf", 7),), name="it")
+    path = download(pin(UrlSource(url), (right,), name="it"), said)
+    path.write_bytes(OTHER)
+    os.utime(path, (1, 1))
+    assert download(pin(UrlSource(url), (right,), name="it"), said).read_bytes() == MODEL
+
+
+def test_shards_are_there_when_all_of_them_are(folders: Folders, hub: FakeHub, said: Said) -> None:
+    # The storage serves by the sha256 in the path and not by the name: shards of the same bytes serve as well.
+    url = hub.public(MODEL, "m-00001-of-00002.gguf")
+    artifact = pin(UrlSource(url), (), name="it")
+    assert [file.path for file in artifact.files] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+    hub.faults.append(Fault(status=500, times=99, skip=1))
+    with pytest.raises(NetworkError):
+        download(artifact, said)
+    assert not list(folders.models.rglob("*.gguf"))
+    hub.faults.clear()
+    path = download(artifact, said)
+    assert [other.name for other in sorted(path.parent.iterdir())] == [file.path for file in artifact.files]
+    assert hub.downloads() == 8  # one that came, six that failed, the other one: what had come was not asked for again
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == SHA256
+
+
+def test_killed_between_its_name_and_the_end_it_is_not_fetched_again(
+    folders: Folders, hub: FakeHub, said: Said
+) -> None:
+    artifact = pin(UrlSource(hub.public(MODEL)), (), name="it")
+    path = download(artifact, said)
+    journal = path.with_name(path.name + places.PARTIAL + ".journal")
+    journal.write_text("left over")
+    records.record_path(path).unlink()
+    assert download(artifact, said) == path
+    assert hub.downloads() == 1
+    assert left_over(folders) == ["model.gguf"]
+    assert said.labels() == ["downloading it", "checking it"]
