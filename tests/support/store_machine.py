@@ -40,8 +40,8 @@ Salts = st.integers(0, 3)  # few: the same bytes come back
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`snapshots` says which bytes each snapshot links to, `main` which commit the branch is here, `damaged` which blobs
-    were written to. Everything else follows."""
+    """`snapshots` says which bytes each snapshot links to, `main` which commit the branch is here, `damaged` which
+    blobs were written to. Everything else follows."""
 
     kill_delay = 0.6  # seconds, at most, that a child has before it is killed
 
@@ -106,22 +106,24 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         model = self._any(data)
-        freed = remove(removal_of(model))
-        assert freed == self._removed(model)
+        digest = self._digest(model)
+        assert remove(removal_of(model)) == self._removed(model, digest)
 
     @precondition(lambda self: self.snapshots)
     @rule(data=st.data(), moment=st.floats(0.05, 1))
     def kill_a_removal(self, data: st.DataObject, moment: float) -> None:
         model = self._any(data)
-        blob = Path(os.path.realpath(model.path))
+        digest = self._digest(model)
         self._killed(moment, "rm", model.name)
         self.the_hubs_own_tool_finds_nothing_wrong()
-        left = [each for each in models() if each.name == model.name or each.path in (model.path,)]
-        for each in left:
-            remove(removal_of(each))
-        self._removed(model)
-        if not any(blob == self._blob(key[0], digest) for key, digest in self.snapshots.items()):
-            blob.unlink(missing_ok=True)  # bytes that nothing links to: prune takes them after a week
+        file = getattr(model.source, "file", "")
+        for each in models():  # some of its links may have gone, and its name with them
+            if each.repository == model.repository and self._digest(each) == digest and each.path.name == file:
+                remove(removal_of(each))
+        self._removed(model, digest)
+        if not any((key[0], held) == (model.repository, digest) for key, held in self.snapshots.items()):
+            # Bytes that nothing links to: prune takes them after a week.
+            self._blob(model.repository, digest).unlink(missing_ok=True)
 
     @rule(dry=st.booleans())
     def prune(self, dry: bool) -> None:
@@ -218,16 +220,15 @@ class StoreMachine(RuleBasedStateMachine):
     def _digest(self, model: Model) -> str:
         return os.path.basename(os.path.realpath(model.path))  # noqa: PTH119
 
-    def _removed(self, model: Model) -> int:
+    def _removed(self, model: Model, digest: str) -> int:
         """Bytes that must have been freed."""
-        digest, size = self._digest(model), model.size
         keys = [key for key, held in self.snapshots.items() if key[0] == model.repository and held == digest]
         for key in keys:
             if key[1] in model.commits and key[2] == getattr(model.source, "file", ""):
                 del self.snapshots[key]
         freed = not any(key in self.snapshots for key in keys)
         self._forget_what_is_gone()
-        return size if freed else 0
+        return model.size if freed else 0
 
     def _forget_what_is_gone(self) -> None:
         """A reference goes with the last file of its snapshot, and damage with its blob."""
