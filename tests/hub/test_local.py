@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from llmrun.hub import local, places
+from llmrun.hub.disk import digest
 from llmrun.hub.local import candidates, expected_digest, find
 from llmrun.hub.model import Expected, HeldSource, HubSource, PypiSource, Source, UrlSource, Wanted
 from llmrun.hub.records import known_digest, read_record
+from llmrun.hub.reporter import Reporter
 from tests.support.model_stores import Stores, commit, gguf, sha256
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
@@ -174,9 +176,8 @@ def test_a_file_that_cannot_be_read_is_told_and_the_next_one_is_taken(
 ) -> None:
     stores.shared("org/name", {"m.gguf": ONE})
     own = stores.own("m.gguf", ONE)
-    digest = local.digest
 
-    def refusing(path: Path, reporter: local.Reporter, label: str) -> str:
+    def refusing(path: Path, reporter: Reporter, label: str) -> str:
         if path != own:
             raise PermissionError(13, "Permission denied", str(path))
         return digest(path, reporter, label)

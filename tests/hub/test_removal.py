@@ -12,7 +12,8 @@ import pytest
 from huggingface_hub import scan_cache_dir
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.hub import places, removal
+from llmrun.hub import places
+from llmrun.hub.hub_cache import read_repository
 from llmrun.hub.inventory import Model, models, select
 from llmrun.hub.partials import partials
 from llmrun.hub.records import mark_used, record_path
@@ -108,7 +109,8 @@ def test_a_link_to_elsewhere_in_the_repository_is_no_blob(stores: Stores) -> Non
     link.unlink()
     link.symlink_to(odd)
     planned = removal_of(models()[0])
-    assert planned.notes == planned.blobs == ()
+    assert planned.notes == ()
+    assert planned.blobs == ()
     remove(planned)
     assert odd.exists()
 
@@ -335,4 +337,4 @@ def test_empty_folders_that_cannot_be_removed_stay(stores: Stores, monkeypatch: 
     monkeypatch.setattr(os, "rmdir", refuse)
     assert remove(removal_of(models()[0])) == len(ONE)
     assert stores.repository("org/name").is_dir()
-    assert removal.referenced(removal.read_repository("org/name")) == set()
+    assert referenced(read_repository("org/name")) == set()
