@@ -245,10 +245,7 @@ def test_folders_that_are_no_repository(stores: Stores) -> None:
     for odd in ("models--gpt2", "models--a--b--c", "models--..--x", "datasets--a--b", "models--a--\x1b", ".locks"):
         (stores.cache / odd / "snapshots" / commit(1)).mkdir(parents=True)
         (stores.cache / odd / "snapshots" / commit(1) / "m.gguf").write_bytes(gguf())
-    assert [repository.name for repository in repositories() if any(repository.snapshots.values())] == [
-        "a/b--c",
-        "org/name",
-    ]
+    assert [each.name for each in repositories() if any(each.snapshots.values())] == ["org/name"]
     assert repository_name("models--..--x") == ""
     assert repository_name("models--only") == ""
 

@@ -17,7 +17,7 @@ from llmrun.hub.hub_cache import read_repository
 from llmrun.hub.inventory import Model, models, select
 from llmrun.hub.partials import partials
 from llmrun.hub.records import mark_used, record_path
-from llmrun.hub.removal import Removal, removal_of, removal_of_partial, remove
+from llmrun.hub.removal import Removal, referenced, removal_of, removal_of_partial, remove
 from llmrun.hub.use import alone_with, in_use
 from tests.support.model_stores import Stores, commit, gguf, sha256
 
