@@ -21,7 +21,7 @@ from llmrun.hub.disk import digest
 from llmrun.hub.file_names import models_among, quantization_of
 from llmrun.hub.folders import model_files
 from llmrun.hub.hub_cache import Repository, read_repository
-from llmrun.hub.model import Expected, HeldSource, HubSource, PypiSource, RemoteFile, Source, UrlSource, Wanted
+from llmrun.hub.model import Expected, HeldSource, HubSource, PypiSource, RemoteFile, Source, Wanted
 from llmrun.hub.records import known_digest, remember_digests
 from llmrun.hub.reporter import Reporter
 
@@ -101,7 +101,7 @@ def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candi
                 yield Candidate(source, files, tuple(Expected(file.name) for file in files))
         case PypiSource():
             yield from _together(source, expected, places.own_model)
-        case UrlSource():
+        case _:
             at = functools.partial(places.web_file, source.url)
             yield from _together(source, expected or (Expected(_last_segment(source.url)),), at)
 
@@ -125,7 +125,7 @@ def _in_hub_cache(source: HubSource, expected: tuple[Expected, ...]) -> Iterator
         if names and len(names) == len(expected or names):
             files = tuple(snapshot[name] for name in names)
             known = expected or tuple(Expected(path.name) for path in files)
-            if current == commit or _are_blobs_of(files, known):
+            if _may_be(files, known):
                 yield Candidate(source, files, known, commit)
 
 
@@ -163,8 +163,10 @@ def _best_of(models: Mapping[str, Sequence[str]], quantization: str | None) -> s
         return None
 
 
-def _are_blobs_of(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
-    return all(expected_digest(path) == known.sha256 for path, known in zip(files, expected, strict=True))
+def _may_be(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
+    """Whether no blob's name says that it is another file than the catalogue means: a newer one, not a damaged one."""
+    names = map(expected_digest, files)
+    return all(known.sha256 in (None, name or known.sha256) for name, known in zip(names, expected, strict=True))
 
 
 def _have_expected_sizes(candidate: Candidate) -> bool:

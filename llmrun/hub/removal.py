@@ -59,6 +59,7 @@ def removal_of(model: Model) -> Removal:
     assert isinstance(model.source, HubSource)
     assert model.source.file is not None
     repository = read_repository(model.source.repository)
+    refuse_linked_folders(repository)
     files = shards_of(model.source.file)
     links = [repository.snapshots[commit][file] for commit in model.commits for file in files]
     return removal_of_links(model.name, repository, links)
@@ -177,7 +178,7 @@ def _not_being_downloaded(removal: Removal) -> Iterator[Path | None]:
 
     with contextlib.ExitStack() as held:
         busy = None
-        for lock in _locks(removal):
+        for lock in sorted(_locks(removal)):
             try:
                 held.enter_context(filelock.FileLock(lock, timeout=0))
             except filelock.Timeout:
@@ -187,13 +188,15 @@ def _not_being_downloaded(removal: Removal) -> Iterator[Path | None]:
         yield busy
 
 
-def _locks(removal: Removal) -> Iterator[Path]:
-    for path in dict.fromkeys((*removal.links, *removal.blobs)):
-        if path.parent.name == "blobs" and (name := hub_cache.repository_name(path.parent.parent.name)):
+def _locks(removal: Removal) -> set[Path]:
+    """Those that are there of the blobs, each once: a half-done file and its journal share one."""
+    locks = set()
+    for path in (*removal.links, *removal.blobs):
+        name = hub_cache.repository_name(path.parent.parent.name) if path.parent.name == "blobs" else ""
+        if name:
             with contextlib.suppress(UsageError):  # not the name of a blob
-                lock = places.shared_lock(name, path.name[:64])
-                if lock.exists():
-                    yield lock
+                locks.add(places.shared_lock(name, path.name[:64]))
+    return {lock for lock in locks if lock.exists()}
 
 
 def _how_they_remove(model: Model) -> str:

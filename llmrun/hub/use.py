@@ -13,9 +13,6 @@ from pathlib import Path
 
 from llmrun.hub.folders import model_files
 
-if os.name == "posix":
-    import fcntl
-
 
 @contextmanager
 def in_use(model: Path) -> Iterator[None]:
@@ -37,6 +34,8 @@ def _lock(held: ExitStack, path: Path, *, shared: bool) -> bool:
     """Whether nobody is in the way. A file that cannot be locked, on a file system that knows no locks, is free."""
     if os.name != "posix":
         return True
+    import fcntl
+
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

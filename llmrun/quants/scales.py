@@ -66,10 +66,12 @@ def unsound_blocks(type_: WeightType, raw: NDArray[np.uint8]) -> NDArray[np.bool
 
 
 def _all_set(words: NDArray[np.unsignedinteger], bits: np.unsignedinteger) -> NDArray[np.bool_]:
-    return (words & bits) == bits
+    found: NDArray[np.bool_] = (words & bits) == bits
+    return found
 
 
 def _spread_half(blocks: NDArray[np.uint8]) -> NDArray[np.uint16]:
     """IQ1_M's scale, whose bits are the highest 4 of four words."""
     high = (words16(blocks[:, 48:56]) >> np.uint16(12)) << np.array([0, 4, 8, 12], np.uint16)
-    return np.bitwise_or.reduce(high, axis=1)
+    scale: NDArray[np.uint16] = np.bitwise_or.reduce(high, axis=1)
+    return scale

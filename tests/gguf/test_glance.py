@@ -169,6 +169,16 @@ def test_a_vocabulary_beyond_the_limit_is_not_walked_to_its_end(path: Path, monk
     assert glance_at(path, long_header(type_last=True)) == Glance("llama", "", "1B", "", "", 4096)
 
 
+def test_a_model_that_says_no_context_says_none_behind_its_vocabulary(path: Path) -> None:
+    keys: dict[str | bytes, bytes] = {
+        "general.architecture": string("llama"),
+        "general.file_type": scalar(U32, 2),
+        "tokenizer.ggml.tokens": strings(["x"] * 2000),
+        "llama.context_length": scalar(U32, 9),
+    }
+    assert glance_at(path, RawGGUF(keys).build()) == Glance("llama", file_type="Q4_0")
+
+
 def test_a_string_that_leads_out_of_all_files_ends_the_walk(path: Path) -> None:
     keys: dict[str | bytes, bytes] = {"general.architecture": string("llama")}
     array = u32(ARRAY) + u32(STRING) + u64(2) + struct.pack("<Q", 2**64 - 1) + b"x"

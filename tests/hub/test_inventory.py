@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.errors import ModelNotFound, UsageError
-from llmrun.hub import inventory, places
+from llmrun.hub import inventory, ollama, places
 from llmrun.hub.catalog import load_catalog
 from llmrun.hub.hub_cache import read_repository, repositories, repository_name
 from llmrun.hub.inventory import facts_of, models, quantization, select, total_size
@@ -230,7 +230,7 @@ def test_a_file_that_goes_while_we_look_is_not_there(stores: Stores, monkeypatch
     assert total_size([link]) == 0
     found = {"m:1b": held}
     held.unlink()
-    monkeypatch.setattr(inventory.ollama, "models", lambda: found)
+    monkeypatch.setattr(ollama, "models", lambda: found)
     own = stores.own("own.gguf", gguf())
     monkeypatch.setattr(inventory, "_model", lambda *_: None)
     assert own.exists()
@@ -245,10 +245,7 @@ def test_folders_that_are_no_repository(stores: Stores) -> None:
     for odd in ("models--gpt2", "models--a--b--c", "models--..--x", "datasets--a--b", "models--a--\x1b", ".locks"):
         (stores.cache / odd / "snapshots" / commit(1)).mkdir(parents=True)
         (stores.cache / odd / "snapshots" / commit(1) / "m.gguf").write_bytes(gguf())
-    assert [repository.name for repository in repositories() if any(repository.snapshots.values())] == [
-        "a/b--c",
-        "org/name",
-    ]
+    assert [each.name for each in repositories() if any(each.snapshots.values())] == ["org/name"]
     assert repository_name("models--..--x") == ""
     assert repository_name("models--only") == ""
 

@@ -12,11 +12,12 @@ import pytest
 from huggingface_hub import scan_cache_dir
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.hub import places, removal
+from llmrun.hub import places
+from llmrun.hub.hub_cache import read_repository
 from llmrun.hub.inventory import Model, models, select
 from llmrun.hub.partials import partials
 from llmrun.hub.records import mark_used, record_path
-from llmrun.hub.removal import Removal, removal_of, removal_of_partial, remove
+from llmrun.hub.removal import Removal, referenced, removal_of, removal_of_partial, remove
 from llmrun.hub.use import alone_with, in_use
 from tests.support.model_stores import Stores, commit, gguf, sha256
 
@@ -108,7 +109,8 @@ def test_a_link_to_elsewhere_in_the_repository_is_no_blob(stores: Stores) -> Non
     link.unlink()
     link.symlink_to(odd)
     planned = removal_of(models()[0])
-    assert planned.notes == planned.blobs == ()
+    assert planned.notes == ()
+    assert planned.blobs == ()
     remove(planned)
     assert odd.exists()
 
@@ -116,12 +118,13 @@ def test_a_link_to_elsewhere_in_the_repository_is_no_blob(stores: Stores) -> Non
 @pytest.mark.parametrize("folder", ["", "snapshots", "blobs", "refs"])
 def test_a_folder_that_is_a_link_is_refused(stores: Stores, tmp_path: Path, folder: str) -> None:
     stores.shared("org/name", {"m.gguf": ONE})
+    (named,) = models()
     linked = stores.repository("org/name") / folder
     linked.rename(tmp_path / "elsewhere")
     linked.symlink_to(tmp_path / "elsewhere")
     before = stores.everything()
     with pytest.raises(LlmrunError, match="a link to a folder: what is behind it is not removed"):
-        removal_of(models()[0])
+        removal_of(named)
     assert stores.everything() == before
 
 
@@ -245,18 +248,19 @@ def test_a_file_that_cannot_be_removed_is_one_sentence(stores: Stores, monkeypat
 def test_a_process_that_dies_in_the_middle_leaves_a_whole_cache(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for last in range(6):
-        stores.shared("org/name", {"m-Q4_0.gguf": ONE, "m-Q8_0.gguf": TWO}, number=last + 1)
-        done = 0
-        original = Path.unlink
+    original = Path.unlink
+    left = 0
 
-        def dying(path: Path, *, missing_ok: bool = False) -> None:
-            nonlocal done
-            if done == last:
-                raise KeyboardInterrupt
-            done += 1
-            original(path, missing_ok=missing_ok)
+    def dying(path: Path, *, missing_ok: bool = False) -> None:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        original(path, missing_ok=missing_ok)
 
+    for steps in range(6):
+        stores.shared("org/name", {"m-Q4_0.gguf": ONE, "m-Q8_0.gguf": TWO}, number=steps + 1)
+        left = steps
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", dying)
             for each in models():
@@ -333,4 +337,4 @@ def test_empty_folders_that_cannot_be_removed_stay(stores: Stores, monkeypatch: 
     monkeypatch.setattr(os, "rmdir", refuse)
     assert remove(removal_of(models()[0])) == len(ONE)
     assert stores.repository("org/name").is_dir()
-    assert removal.referenced(removal.read_repository("org/name")) == set()
+    assert referenced(read_repository("org/name")) == set()

@@ -17,7 +17,7 @@ SCALED = sorted(set(drafts.READABLE))
 @pytest.mark.parametrize("name", SCALED)
 def test_scales_that_are_no_numbers_are_seen(name: str) -> None:
     type_ = BY_NAME[name]
-    raw = drafts.random_rows(type_, 1, 64, seed=7)
+    raw = drafts.random_rows(type_, 1, 64, seed=7).reshape(-1)
     sound = np.zeros_like(raw)
     assert not unsound_blocks(type_, sound).any()
     with np.errstate(all="ignore"):
@@ -30,7 +30,7 @@ def test_scales_that_are_no_numbers_are_seen(name: str) -> None:
                 halves = np.full((64, 2), 0x3C00, np.uint16)
                 halves[3, column] = bad
                 marked = drafts.put_halves(type_, raw, halves)
-                assert np.flatnonzero(unsound_blocks(type_, marked.reshape(-1))).tolist() == [3]
+                assert np.flatnonzero(unsound_blocks(type_, marked)).tolist() == [3]
 
 
 @pytest.mark.parametrize("name", sorted(set(SCALED) - {"MXFP4", "NVFP4"}))
@@ -42,7 +42,7 @@ def test_a_sound_block_gives_numbers_and_an_unsound_one_some_that_are_none(name:
     assert type_.dequantize is not None
     with np.errstate(all="ignore"):
         weights = type_.dequantize(raw).reshape(len(found), -1)
-    finite = np.isfinite(weights).all(axis=1)
+    finite = np.array([np.isfinite(block).all() for block in weights])
     # The products of two finite fields may still be beyond f32's range in no type there is.
     assert finite[~found].all()
     # An infinite scale times a level of 0 is NaN too, so that no unsound block is free of them.

@@ -1,0 +1,367 @@
+"""list, show, rm, verify and prune, as they are typed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llmrun.cli.commands import ALIASES, COMMANDS, load
+from llmrun.hub.records import mark_used
+from tests.support.commands import LLMRUN, llmrun, screen_of
+from tests.support.downloads import smollm2
+from tests.support.gguf_bytes import F32, STRING, U32, RawGGUF, RawTensor, bpe_vocabulary, numbers, scalar, string
+from tests.support.model_stores import Stores, commit, gguf, sha256
+
+ONE, TWO = gguf(salt=1), gguf(salt=2)
+
+
+@pytest.fixture
+def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
+    made = Stores(tmp_path)
+    made.enter(monkeypatch)
+    return made
+
+
+def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+    done = llmrun(*arguments)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == code, out + err
+    return out, err
+
+
+def told(*arguments: str, code: int = 0) -> dict[str, object]:
+    out, _ = run(*arguments, "--json", code=code)
+    body: dict[str, object] = json.loads(out)
+    return body
+
+
+# --- the commands themselves ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_first_line_of_a_commands_help_is_the_one_that_the_list_of_commands_has(name: str) -> None:
+    assert load(name).get_short_help_str(1000) == COMMANDS[name].help
+    assert load(name).name == name or name == "bench"
+
+
+def test_a_name_that_is_nearly_one(stores: Stores) -> None:
+    assert "did you mean 'verify'?" in run("verfy", code=2)[1]
+    assert ALIASES == {"ls": "list"}
+    assert run("ls") == run("list")
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_models_is_told_how_to_get_one(stores: Stores) -> None:
+    out, err = run("list")
+    assert "llmrun pull NAME" in out
+    assert err == ""
+    assert told("list") == {"models": [], "incomplete": [], "total_bytes": 0}
+
+
+def test_the_list(stores: Stores) -> None:
+    (link, _) = stores.shared("org/name", {"m-Q4_K_M.gguf": ONE, "same-Q8_0.gguf": ONE})
+    stores.shared("org/hurt", {"h-Q8_0.gguf": b"GGUF"})
+    stores.ollama(TWO, "llama3.2", "1b")
+    mark_used(link)
+    out, err = run("list")
+    assert [line.split() for line in out.splitlines()] == [
+        ["NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST", "USED"],
+        ["hf:org/hurt:Q8_0", "4", "B", "Q8_0", "damaged", "never"],
+        ["hf:org/name:Q4_K_M", str(len(ONE)), "B", "Q4_K_M", "llama", "8k", "just", "now"],
+        ["hf:org/name:Q8_0", str(len(ONE)), "B", "Q8_0", "llama", "8k", "just", "now"],
+        ["ollama:llama3.2:1b", str(len(TWO)), "B", "llama", "8k", "never"],
+        ["4", "models,", str(len(ONE) + len(TWO) + 4), "B"],
+    ]
+    assert err == ""
+    body = told("list")
+    assert body["total_bytes"] == len(ONE) + len(TWO) + 4
+    models = body["models"]
+    assert isinstance(models, list)
+    assert models[1] == {
+        "name": "hf:org/name:Q4_K_M",
+        "holder": "hub",
+        "files": [str(link)],
+        "bytes": len(ONE),
+        "quantization": "Q4_K_M",
+        "architecture": "llama",
+        "context": 8192,
+        "repository": "org/name",
+        "commit": commit(1),
+        "superseded": False,
+        "fetched": 0.0,
+        "used": models[1]["used"],
+        "problem": "",
+    }
+    assert "not a valid GGUF file" in models[0]["problem"]
+    assert (models[3]["holder"], models[3]["commit"]) == ("ollama", "")
+
+
+def test_replaced_revisions_and_begun_downloads_are_told(stores: Stores) -> None:
+    stores.shared("org/name", {"m-Q4_0.gguf": ONE}, number=1)
+    stores.shared("org/name", {"m-Q4_0.gguf": TWO}, number=2)
+    partial = stores.repository("org/name") / "blobs" / ("b" * 64 + ".llmrun.incomplete")
+    partial.write_bytes(bytes(300))
+    partial.with_name(partial.name + ".journal").write_bytes(b'{"size": 2500}\n' + b"%020d %020d %020d\n" % (0, 300, 0))
+    other = stores.repository("org/name") / "blobs" / ("c" * 64 + ".llmrun.incomplete")
+    other.write_bytes(bytes(300))
+    out, err = run("list")
+    assert "hf:org/name: 12% of 2.5 kB; `llmrun pull` goes on from there" in out
+    assert "hf:org/name: 0 B of a download;" in out
+    assert err == "note: 1 model here has a newer revision: llmrun prune\n"
+    assert told("list")["incomplete"] == [
+        {"name": "hf:org/name", "bytes": 300, "total_bytes": 2500},
+        {"name": "hf:org/name", "bytes": 0, "total_bytes": 0},
+    ]
+    assert run("list", "-q")[1] == ""
+
+
+def test_hostile_names_are_shown_and_obeyed_by_no_terminal(stores: Stores) -> None:
+    hostile = "\x1b]0;pwned\x07\u202e"
+    stores.shared("org/name", {f"{hostile}-Q4_0.gguf": gguf(name=hostile, architecture=hostile), "\x9b31m.gguf": ONE})
+    for out in (*run("list"), *run("show", "hf:org/name:Q4_0"), screen_of("list", NO_COLOR="1")[0]):
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out)
+    assert "\x1b" not in run("show", "hf:org/name:Q4_0", "--metadata")[0]
+
+
+def test_the_head_of_the_list_is_dim_on_a_terminal_that_can(stores: Stores) -> None:
+    stores.shared("org/name", {"m-Q4_0.gguf": ONE})
+    assert screen_of("list")[0].startswith("\x1b[2mNAME")
+    assert screen_of("list", NO_COLOR="1")[0].startswith("NAME")
+
+
+def test_fifty_models_are_listed_in_under_150_ms_of_cpu_time(stores: Stores) -> None:
+    for number in range(50):
+        stores.shared(f"org{number % 7}/model-{number}", {f"m-{number}-Q4_K_M.gguf": gguf(salt=number)})
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    environment["PYTHONPYCACHEPREFIX"] = str(stores.root / "pyc")  # as an installed package has them
+
+    def seconds(*arguments: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*LLMRUN, *arguments], env=environment, check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    seconds("list")
+    # A machine that is busy takes longer for everything: what typer alone takes is the measure of that.
+    listed = statistics.median(seconds("list") for _ in range(5))
+    helped = statistics.median(seconds("--help") for _ in range(5))
+    assert listed < max(0.150, 2.2 * helped)
+
+
+@pytest.mark.parametrize("arguments", ["list", "rm nothing", "prune", "list --json"])
+def test_nothing_heavy_is_imported(stores: Stores, arguments: str) -> None:
+    stores.shared("org/name", {"m-Q4_0.gguf": ONE})
+    program = (
+        "import sys; from llmrun.cli.app import main\n"
+        f"main({arguments.split()!r})\n"
+        "print('heavy:', *[n for n in ('numpy', 'huggingface_hub', 'httpx2', 'rich', 'numba') if n in sys.modules])"
+    )
+    done = subprocess.run([LLMRUN[0], "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy:"
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_real_model_is_shown(stores: Stores) -> None:
+    out, err = run("show", str(smollm2()))
+    assert err == ""
+    lines = [line.split(None, 1) for line in out.splitlines() if line.startswith("  ")]
+    facts = {line[0]: line[1] for line in lines if len(line) > 1}
+    assert facts["architecture"] == "llama"
+    assert facts["parameters"] == "134,515,008"
+    assert facts["context"] == "8,192 tokens"
+    assert facts["licence"] == "apache-2.0"
+    assert facts["kind"] == "gpt2 smollm"
+    assert facts["tokens"] == "49,152"
+    assert facts["Q4_1"].split() == ["210", "66", "MB"]
+    template, _ = run("show", str(smollm2()), "--template")
+    assert facts["sha256"] == hashlib.sha256(template.removesuffix("\n").encode()).hexdigest()
+    assert template.startswith("{% for message in messages %}")
+
+
+def everything_model() -> bytes:
+    keys: dict[str | bytes, bytes] = {
+        "general.architecture": string("llama"),
+        "general.name": string("title"),
+        "general.license.link": string("https://example.com"),
+        "general.description": string("long " * 100),
+        "llama.block_count": scalar(U32, 2),
+        "general.sampling.temp": scalar(F32, 0.5),
+        "general.sampling.top_k": scalar(U32, 7),
+        "general.nan": scalar(F32, float("nan")),
+        "general.yes": scalar(7, 1),
+        "general.numbers": numbers(F32, [1, 2, 3, 4, 5, 6]),
+        "tokenizer.chat_template": string("{{ messages }}\x1b"),
+        "tokenizer.chat_template.tool_use": string("tools"),
+        **bpe_vocabulary(),
+    }
+    return RawGGUF(keys, [RawTensor("output.weight", 0, (8, 4), 128)]).build()
+
+
+def test_every_section(stores: Stores) -> None:
+    stores.shared("org/name", {"m-F32.gguf": everything_model()})
+    out, _ = run("show", "hf:org/name:F32")
+    assert "temperature  0.5" in out
+    assert "top_k        7" in out
+    assert "tool_use" in out
+    assert "2 layers" in out
+    assert max(map(len, (line for line in out.splitlines() if "path" not in line and "sha256" not in line))) <= 100
+    body = told("show", "hf:org/name:F32")
+    assert body["sampling"] == {"temperature": 0.5, "top_k": 7}
+    assert body["tensor_types"] == {"F32": {"tensors": 1, "bytes": 128}}
+    metadata = body["metadata"]
+    assert isinstance(metadata, dict)
+    assert metadata["general.nan"] == "nan"
+    assert metadata["tokenizer.ggml.tokens"] == {"type": "arr[str]", "length": 14}
+    assert told("show", "hf:org/name:F32", "--metadata") == {"metadata": metadata}
+    listed = told("show", "hf:org/name:F32", "--tensors")["tensors"]
+    assert isinstance(listed, list)
+    assert [(each["name"], each["shape"], each["bytes"]) for each in listed] == [("output.weight", [8, 4], 128)]
+    assert "output.weight  F32  8 x 4  128" in run("show", "hf:org/name:F32", "--tensors")[0]
+    keys, _ = run("show", "hf:org/name:F32", "--metadata")
+    assert "general.numbers" in keys
+    assert "6: 1.0, 2.0, 3.0, 4.0, 5.0, …" in keys
+    assert "general.yes" in keys
+    assert str(STRING) not in keys.splitlines()[0]
+
+
+def test_a_template_is_raw_in_a_pipe_and_visible_on_a_terminal(stores: Stores) -> None:
+    stores.shared("org/name", {"m-F32.gguf": everything_model(), "n-F16.gguf": ONE})
+    assert run("show", "hf:org/name:F32", "--template")[0] == "{{ messages }}\x1b\n"
+    assert screen_of("show", "hf:org/name:F32", "--template")[0] == "{{ messages }}␛\n"
+    assert "has no chat template" in run("show", "hf:org/name:F16", "--template", code=4)[1]
+
+
+def test_what_cannot_be_shown(stores: Stores) -> None:
+    assert "one at a time" in run("show", "x", "--template", "--tensors", code=2)[1]
+    run("show", str(stores.root / "none.gguf"), code=4)
+    empty = RawGGUF({"general.architecture": string("llama")}).build()
+    stores.shared("org/name", {"m-F32.gguf": empty})
+    assert run("show", "hf:org/name:F32", "--tensors")[0] == ""
+    assert "none of its own" in run("show", "hf:org/name:F32")[0]
+
+
+def test_the_catalogues_word_is_shown(stores: Stores) -> None:
+    (stores.root / "models.toml").write_text(
+        '[models."tiny:1b"]\ndescription = "a tiny one"\nlicense = "MIT"\nrepository = "org/tiny"\ndefault = "Q4_0"\n'
+        'sampling = {temperature = 0.25}\n[models."tiny:1b".quants.Q4_0]\nfile = "tiny-Q4_0.gguf"\n'
+    )
+    stores.shared("org/tiny", {"tiny-Q4_0.gguf": ONE})
+    out, _ = run("show", "tiny:1b")
+    assert "a tiny one (MIT)" in out
+    assert "temperature  0.25" in out
+    assert told("show", "tiny:1b")["catalogue"] == {"name": "tiny:1b", "description": "a tiny one", "license": "MIT"}
+
+
+# --- rm ---------------------------------------------------------------------------------------------------------------
+
+
+def test_several_are_removed_and_one_that_is_not_there_stops_no_other(stores: Stores) -> None:
+    stores.shared("org/a", {"m-Q4_0.gguf": ONE})
+    stores.shared("org/b", {"m-Q4_0.gguf": TWO})
+    before = stores.everything()
+    out, _ = run("rm", "--dry-run", "hf:org/a:Q4_0")
+    assert out == f"hf:org/a:Q4_0: would be removed; {len(ONE)} B would be freed\n"
+    assert {path: digest for path, digest in stores.everything().items() if "/pyc" not in path} == before
+    out, err = run("rm", "hf:org/a:Q4_0", "hf:org/none", "hf:org/b:Q4_0", code=4)
+    assert out == "".join(f"hf:org/{name}:Q4_0: removed; {len(ONE)} B were freed\n" for name in "ab")
+    assert "hf:org/none" in err
+    assert told("list")["models"] == []
+
+
+def test_removing_as_json_and_a_link_out_of_the_store(stores: Stores, tmp_path: Path) -> None:
+    (link,) = stores.shared("org/a", {"m-Q4_0.gguf": ONE})
+    mine = tmp_path / "mine"
+    mine.write_bytes(ONE)
+    link.unlink()
+    link.symlink_to(mine)
+    out, err = run("rm", "--json", "hf:org/a:Q4_0", "hf:org/none", code=4)
+    body = json.loads(out)
+    assert body["models"][0] == {"name": "hf:org/a:Q4_0", "freed_bytes": 0, "files": [str(link)]}
+    assert body["models"][1]["name"] == "hf:org/none"
+    assert "points out of the store" in err
+    assert mine.exists()
+
+
+def test_a_begun_download_is_removed_by_its_name(stores: Stores) -> None:
+    stores.shared("org/a", {"README.md": b"x"})
+    partial = stores.repository("org/a") / "blobs" / ("b" * 64 + ".llmrun.incomplete")
+    partial.write_bytes(bytes(300))
+    assert run("rm", "hf:org/a")[0] == "hf:org/a: removed; 300 B were freed\n"
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:../../etc", "../../etc/passwd", "hf:a/..", "\x1b[31m", "hf:a/b/../../c.gguf", "/etc/passwd"]
+)
+def test_hostile_names_remove_nothing(stores: Stores, name: str) -> None:
+    stores.shared("org/a", {"m-Q4_0.gguf": ONE})
+    before = stores.everything()
+    done = llmrun("rm", name)
+    assert done.returncode in (2, 4)
+    assert b"\x1b" not in done.stderr
+    assert stores.everything() == before
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
+
+
+def test_all_are_verified_and_a_damaged_one_is_told_with_what_to_do(stores: Stores) -> None:
+    stores.shared("org/a", {"m-Q4_0.gguf": ONE})
+    (hurt,) = stores.shared("org/b", {"m-Q4_0.gguf": TWO})
+    stores.own("m.gguf", gguf(salt=3))
+    hurt.resolve().write_bytes(ONE)
+    out, err = run("verify", code=6)
+    assert "hf:org/a:Q4_0: whole: sha256 as promised; 1 tensor of numbers" in out
+    assert "m.gguf: whole: nobody says what its sha256 must be" in out
+    assert out.endswith("3 models, 1 damaged\n")
+    assert f"sha256 {sha256(ONE)}, must be {sha256(TWO)}" in err
+    assert "hint: llmrun rm hf:org/b:Q4_0 && llmrun pull hf:org/b:Q4_0\n" in err
+    body = told("verify", "hf:org/b:Q4_0", "hf:org/none", code=6)
+    assert body["damaged"] == 1
+    assert run("verify", "hf:org/a:Q4_0", "hf:org/none", code=4)[0].count("whole") == 1
+
+
+def test_what_to_do_with_a_model_of_ollamas_and_with_one_that_was_made_wrong(stores: Stores) -> None:
+    blob = stores.ollama(ONE, "m", "1b")
+    blob.write_bytes(TWO)
+    assert "hint: ollama rm m:1b && ollama pull m:1b" in run("verify", "ollama:m:1b", code=6)[1]
+    stores.shared("org/a", {"m-Q4_0.gguf": b"GGUF nonsense"})
+    assert "the file was made like this" in run("verify", "hf:org/a:Q4_0", code=6)[1]
+
+
+# --- prune ------------------------------------------------------------------------------------------------------------
+
+
+def test_pruning(stores: Stores) -> None:
+    assert run("prune")[0] == "Nothing to prune.\n"
+    for number, data in ((1, ONE), (2, TWO)):
+        stores.shared("org/a", {"m-Q4_0.gguf": data}, number=number)
+        stores.shared("google/flan", {"m.safetensors": b"%d" % number}, number=number)
+    assert run("prune", "--dry-run")[0] == f"hf:org/a: {len(ONE)} B\n{len(ONE)} B would be freed\n"
+    body = told("prune", "--dry-run")
+    assert body["freed_bytes"] == len(ONE)
+    assert run("prune")[0] == f"hf:org/a: {len(ONE)} B\n{len(ONE)} B were freed\n"
+    assert run("prune", "hf:google/flan")[0].startswith("hf:google/flan: 1 B\n")
+    run("prune", "../..", code=2)
+
+
+def test_a_repository_that_cannot_be_pruned(stores: Stores, tmp_path: Path) -> None:
+    for number, data in ((1, ONE), (2, TWO)):
+        stores.shared("org/a", {"m-Q4_0.gguf": data}, number=number)
+    blobs = stores.repository("org/a") / "blobs"
+    blobs.rename(tmp_path / "blobs")
+    blobs.symlink_to(tmp_path / "blobs")
+    out, err = run("prune", code=1)
+    assert out == "0 B were freed\n"
+    assert "a link to a folder" in err

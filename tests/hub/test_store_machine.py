@@ -1,0 +1,12 @@
+"""Whatever happens to a store of models, it is what a plain model of it says. scripts/soak_hub does this for longer."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+from tests.support.store_machine import StoreMachine
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=12, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestStore = StoreMachine.TestCase
