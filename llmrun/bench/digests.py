@@ -18,7 +18,7 @@ _MOST = 256  # files remembered, those hashed last
 
 def file_sha256(path: Path, reporter: Reporter) -> str:
     """In hexadecimal. Computed anew when size, time or inode of the file have changed since. Raises OSError."""
-    from llmrun.hub.store import digest
+    from llmrun.hub.disk import digest
 
     key, fingerprint = str(path.resolve()), _fingerprint(path)
     remembered = _remembered()
