@@ -67,7 +67,13 @@ class IntegrityError(LlmrunError):
 
 
 class DoesNotFit(LlmrunError):
+    """`most_weights`: bytes of weights that would fit, where the weights are what is too large."""
+
     exit_code = 7
+
+    def __init__(self, message: str, *, hint: str = "", most_weights: int | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.most_weights = most_weights
 
 
 class KVFull(DoesNotFit):

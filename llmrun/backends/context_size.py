@@ -49,10 +49,15 @@ class MemoryNeeds:
         return self._context_in((self._room - self.footprint.mapped) // 2)
 
     @property
+    def most_weights(self) -> int:
+        """Bytes of weights that would fit, with the least context that is of use."""
+        room = self._room + self.footprint.weights - self.footprint.mapped - _LEAST_DEFAULT * self.footprint.kv_token
+        return max(0, room)
+
+    @property
     def most_bits(self) -> float:
         """Bits a parameter with which the weights would fit, with the least context that is of use."""
-        room = self._room + self.footprint.weights - self.footprint.mapped - _LEAST_DEFAULT * self.footprint.kv_token
-        return 8 * max(0, room) / self.parameters
+        return 8 * self.most_weights / self.parameters
 
     @property
     def _room(self) -> int:
@@ -95,7 +100,7 @@ def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str) -> 
     sentence = f"out of memory: {shown(path, 300)}: {words} {verb} {_mebibytes(needed.pinned + cache)}"
     sentence = f"{sentence}, free are {_mebibytes(needs.free)}"
     if needs.most == 0:
-        return DoesNotFit(sentence, hint=_what_would_fit(needs))
+        return DoesNotFit(sentence, hint=_what_would_fit(needs), most_weights=needs.most_weights)
     smaller = "" if kv_type == "q8_0" else ", --kv-type q8_0 takes half of it"
     return DoesNotFit(f"{sentence}, the most that fits is --ctx-size {needs.most}", hint=f"try that{smaller}")
 

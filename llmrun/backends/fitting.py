@@ -86,18 +86,21 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Bytes of memory that must be free."""
-        return self.footprint.pinned + self.context * self.footprint.kv_token
+        """Bytes of memory that must be free, for what does not lie on a GPU; a mapped file's too, or each token would
+        read it from the disk."""
+        share = 1 - self.gpu_layers / self.layers if self.layers else 1.0
+        whole = self.footprint.weights + self.context * self.footprint.kv_token
+        return round(share * whole) + self.footprint.scratch + self.footprint.vocabulary
 
     @property
     def fits(self) -> bool:
-        return self.gpu_layers == self.layers > 0 or self.memory is None or self.needed <= self.memory
+        return self.memory is None or self.needed <= self.memory
 
     @property
     def most_weights(self) -> int:
         """Bytes of weights with which it would fit."""
         assert self.memory is not None
-        return max(0, self.memory - (self.needed - self.footprint.weights + self.footprint.mapped))
+        return max(0, self.memory - (self.needed - self.footprint.weights))
 
 
 def fit_of(

@@ -15,11 +15,21 @@ def free_memory() -> int | None:
     return min(bounds, default=None)
 
 
+def whole_memory() -> int | None:
+    """Bytes of this machine, at most a container's share. None where the system does not say."""
+    bounds = [bound for bound in (_line_of_memory("MemTotal"), _container_limit()) if bound is not None]
+    return min(bounds, default=None)
+
+
 def _available() -> int | None:
+    return _line_of_memory("MemAvailable")
+
+
+def _line_of_memory(wanted: str) -> int | None:
     try:
         for line in _MEMORY.read_text().splitlines():
             name, _, value = line.partition(":")
-            if name == "MemAvailable":
+            if name == wanted:
                 return int(value.split()[0]) << 10
     except (OSError, ValueError, IndexError):
         return None
@@ -27,9 +37,18 @@ def _available() -> int | None:
 
 
 def _container_room() -> int | None:
+    limit = _container_limit()
+    if limit is None:
+        return None
     try:
-        limit = int((_CGROUP / "memory.max").read_text())  # "max" is no limit
         return max(0, limit - int((_CGROUP / "memory.current").read_text()) + _file_pages())
+    except (OSError, ValueError):
+        return None
+
+
+def _container_limit() -> int | None:
+    try:
+        return int((_CGROUP / "memory.max").read_text())  # "max" is no limit
     except (OSError, ValueError):
         return None
 

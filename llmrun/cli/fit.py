@@ -105,7 +105,7 @@ def _shown(name: str, asked: _Asked, as_json: bool) -> dict[str, Any]:
 
 
 def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile]]:
-    """(what to call it, its file, its header) of a file, of a model that is here, or of all that can be had under the name.
+    """(what to call it, its file, its header) of a file, a model that is here, or all that can be had under the name.
 
     Raises every LlmrunError of hub and reader; one quantization of several whose header cannot be read is a note.
     """
@@ -168,7 +168,7 @@ def _cells(row: _Named, is_best: bool, with_gpu: bool) -> list[str]:
         row.quantization,
         bytes_in_words(one.file_bytes),
         bytes_in_words(one.needed),
-        bytes_in_words(one.footprint.weights - one.footprint.mapped),
+        bytes_in_words(one.footprint.weights),
         bytes_in_words(one.context * one.footprint.kv_token),
         bytes_in_words(one.footprint.scratch + one.footprint.vocabulary),
         *([f"{one.gpu_layers} of {one.layers}"] if with_gpu else []),
@@ -224,7 +224,7 @@ def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
         "context_size": one.context,
         "trained_context": one.trained_context,
         "memory_needed": one.needed,
-        "memory_of_weights": one.footprint.weights - one.footprint.mapped,
+        "memory_of_weights": one.footprint.weights,
         "memory_mapped": one.footprint.mapped,
         "memory_of_kv_cache": one.context * one.footprint.kv_token,
         "memory_of_scratch": one.footprint.scratch + one.footprint.vocabulary,

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from llmrun.backends.remote_url import is_endpoint, parse_endpoint
 from llmrun.cli.output import out
 from llmrun.cli.progress import HubReporter, show_loading
+from llmrun.errors import DoesNotFit
 from llmrun.kernel_warnings import kernel_warnings_told
 
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
+    from llmrun.hub.catalog import CatalogEntry
     from llmrun.hub.resolve import ResolvedModel
     from llmrun.settings import Settings
     from llmrun.types import SamplingParams
@@ -68,7 +70,7 @@ def open_model(
     found = _found(settings)
     with ExitStack() as held:
         held.enter_context(in_use(found.path))
-        with kernel_warnings_told(out.note):
+        with kernel_warnings_told(out.note), _smaller_ones_named(found.entry):
             engine = Engine.open(
                 found.path,
                 backend=settings.backend,
@@ -88,6 +90,22 @@ def open_model(
         _describe(engine)
         recommended = found.entry.sampling if found.entry else None
         yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))
+
+
+@contextmanager
+def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
+    """Where a model of the catalogue is too large, say which of its quantizations is not."""
+    try:
+        yield
+    except DoesNotFit as error:
+        if entry is None or error.most_weights is None:
+            raise
+        from llmrun.hub.memory_check import smaller_choice
+
+        smaller = smaller_choice(entry, error.most_weights)
+        if not smaller:
+            raise
+        raise DoesNotFit(str(error), hint=f"the largest that fits is {smaller}: try -m {smaller}") from error
 
 
 def _found(settings: Settings) -> ResolvedModel:

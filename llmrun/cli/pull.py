@@ -38,6 +38,9 @@ def pull(
     locked: Annotated[
         bool, typer.Option("--locked", help="Fetch exactly what llmrun.lock says; refuse anything else.")
     ] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Fetch what this machine's memory cannot hold, too.")
+    ] = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -59,7 +62,9 @@ def pull(
         raise UsageError("--locked: the lock says which revision: not with --lock or --revision")
     if revision is not None and not models:
         raise UsageError("--revision: of which model?")
-    asked = _Asked(tuple(dict.fromkeys(models or ())), revision, lock, locked, dry_run, settings.offline, json_output)
+    asked = _Asked(
+        tuple(dict.fromkeys(models or ())), revision, lock, locked, dry_run, anyway, settings.offline, json_output
+    )
     return _Pulling(asked).run()
 
 
@@ -72,6 +77,7 @@ class _Asked:
     lock: bool
     locked: bool
     dry_run: bool
+    anyway: bool
     offline: bool
     as_json: bool
 
@@ -100,11 +106,14 @@ class _Pulling:
         if len(fetching) > 1:
             total = sum(planned.pinned.size for planned in fetching if planned.pinned)
             out.fields([f"together {size_words(total)} in {len(fetching)} models"])
+        if not self.asked.anyway:
+            fetching = [planned for planned in fetching if self._trying(planned.name, _memory_checked, planned)]
         require_room(fetching)
         if self.asked.dry_run:
             return self._code()
         for planned in pulls:
-            self._trying(planned.name, self._pull, planned)
+            if planned.here is not None or planned in fetching:
+                self._trying(planned.name, self._pull, planned)
         if self.locked_now:
             self._write_lock()
         if self.failures and len(names) > 1:
@@ -190,6 +199,15 @@ class _Pulling:
         kept = read_lock(self.lock_path) if self.lock_path.exists() else {}
         write_lock(self.lock_path, kept | self.locked_now)
         out.fields([f"{self.lock_path}: {', '.join(self.locked_now)}"])
+
+
+def _memory_checked(planned: Pull) -> Pull:
+    """Raises DoesNotFit for a model that could not run here."""
+    from llmrun.hub.memory_check import require_memory
+
+    if planned.pinned is not None and planned.wanted is not None:
+        require_memory(planned.pinned, planned.wanted)
+    return planned
 
 
 def _plan_fields(planned: Pull) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -233,9 +234,10 @@ def _checked(goal: _Goal, candidates: tuple[Path, ...], reporter: Reporter) -> P
 
 def _has_size(path: Path, size: int) -> bool:
     try:
-        return path.is_file() and path.stat().st_size == size
-    except OSError:
+        status = path.stat()
+    except OSError:  # not there, or a link to nothing
         return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
 def _remember(artifact: Artifact, files: list[FileRecord]) -> None:

