@@ -37,3 +37,10 @@ def architecture_of(file: GGUFFile) -> Architecture:
             hint="Choose a model of one of those architectures.",
         )
     return found
+
+
+def plan_of_header(file: GGUFFile) -> Plan:
+    """The plan of a model, no weight of which is read: for arithmetic about it. Raises BadGGUF and UnsupportedModel."""
+    architecture = architecture_of(file)
+    made_up = file.with_made_up_weights()
+    return architecture.plan(made_up, architecture.check(made_up))

@@ -11,14 +11,15 @@ import numpy as np
 
 from llmrun.kernels import plan as ops
 from llmrun.kernels.needs import StepShape, needs_of
-from llmrun.kernels.packed_types import PACKED_TYPES
 
 if TYPE_CHECKING:
     from llmrun.backends.speeds import Speeds
     from llmrun.kernels.plan import Plan
 
 _MANY_ROWS = 16  # linear_int8.py: from here on weights are unpacked for all rows
-_STEP_PYTHON = 150e-6  # seconds of a step in Python: batch, block tables, the engine's bookkeeping
+# Seconds of a step in Python: batch, block tables, the engine's bookkeeping. SmolLM2: 0.45 to 0.5 ms of a token's 5.6
+# are outside the team of threads.
+_STEP_PYTHON = 450e-6
 _REQUEST = 2e-3  # seconds of a request before its first step: template and tokenizing
 
 
@@ -82,7 +83,7 @@ def _linear_seconds(op: ops.Linear, plan: Plan, speeds: Speeds, kv_type: str, st
     needs = needs_of(op, plan, kv_type, step)
     if not needs.weight_bytes:
         return 0.0
-    speed = speeds.linear(_measured_kind(op.weight.kind))
+    speed = speeds.linear(op.weight.packed)
     reading = needs.weight_bytes / speed.read
     multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)
     return speed.op + (max(reading, multiplying) if step.of(op.x) >= _MANY_ROWS else reading)
@@ -95,13 +96,6 @@ def _attention_seconds(op: ops.Attention, plan: Plan, speeds: Speeds, kv_type: s
     if step.rows >= _MANY_ROWS:
         return needs.float_products / speed.multiply
     return speed.op + step.rows * needs.kv_bytes / min(speed.read, speeds.read_bandwidth())
-
-
-def _measured_kind(kind: str) -> str:
-    """One name for types that are packed alike."""
-    from llmrun.kernels.packed_types import packed_name
-
-    return kind if packed_name(kind) in PACKED_TYPES else kind
 
 
 def drawing_seconds(vocabulary_size: int) -> float:

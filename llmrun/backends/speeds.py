@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmrun import __version__, settings
@@ -22,7 +23,6 @@ from llmrun.kernels.op_speeds import WIDTHS, AttentionSpeed, LinearSpeed, OpSpee
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from llmrun.kernels.plan import AttentionShape
 
@@ -47,9 +47,9 @@ class Speeds:
         """With what is kept; with nothing, to be measured anew, when `afresh`."""
         return cls(n_threads, {} if afresh else _kept(n_threads))
 
-    def linear(self, kind: str) -> LinearSpeed:
-        """Of multiplying by a weight type."""
-        return self._speed(f"linear {kind}", LinearSpeed, lambda ops: ops.linear(kind))
+    def linear(self, packed: str) -> LinearSpeed:
+        """Of multiplying by weights as kernels hold them (Matrix.packed)."""
+        return self._speed(f"linear {packed}", LinearSpeed, lambda ops: ops.linear(packed))
 
     def rows(self, name: str) -> RowSpeed:
         """Of "rmsnorm", "swiglu" or "quantize"."""
@@ -101,7 +101,7 @@ class Speeds:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as part:
                 json.dump(body, part)
-            os.replace(part.name, path)
+            Path(part.name).replace(path)
 
 
 def _kept(n_threads: int) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,7 @@ from llmrun.kernels import plan as ops
 from llmrun.kernels.arena import address_of, allocate_huge
 from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.lowering import kv_shape, lower
+from llmrun.kernels.packed_types import WIDE, WIDENED_TYPES
 from llmrun.kernels.plan import AttentionShape, Plan, Rope
 from llmrun.kernels.store import load_kernels
 from llmrun.kernels.timed_team import TimedTeam
@@ -32,12 +33,12 @@ _REGION = 256 << 20  # bytes of weights: more than fits in most caches
 _LARGE, _SMALL = 16 << 20, 384 << 10  # bytes of a matrix
 _N_LARGE, _N_SMALL = 12, 150
 _COLUMNS = 2048
+_KIND_OF_WIDE = min(WIDENED_TYPES)  # they all lie in memory alike
 _BYTE = 0x2C  # weights are made of: a normal number as a half, a float and each kind of scale
 _LAYERS = 8  # of attention
 _DEPTH = 512  # positions that attention looks back on
-# A processor is faster for the first milliseconds, and a virtual one is taken away at times: steps in a row for so long,
-# and all of their time counts.
-_WARM_SECONDS, _SECONDS = 0.02, 0.06
+# A processor is faster for its first milliseconds of work than later: 1,170 G products/s, then 620.
+_WARM_SECONDS, _SECONDS = 0.03, 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,13 @@ class OpSpeeds:
         self._region = allocate_huge(_REGION, "memory to measure its speed")
         self._region[:] = _BYTE
 
-    def linear(self, kind: str) -> LinearSpeed:
-        """`kind`: a weight type's name in lower case. Raises as `load_kernels` does."""
-        read, op = self._reading(kind)
-        return LinearSpeed(read, op, tuple(self._multiplying(kind, width) for width in WIDTHS))
+    def linear(self, packed: str) -> LinearSpeed:
+        """`packed`: how kernels hold the weights (Matrix.packed). Raises as `load_kernels` does."""
+        kind = _KIND_OF_WIDE if packed == WIDE else packed
+        before = self._reading(kind)
+        multiply = tuple(self._multiplying(kind, width) for width in WIDTHS)
+        after = self._reading(kind)  # a moment is not the machine: two of them differed by up to a third
+        return LinearSpeed(2 / (1 / before[0] + 1 / after[0]), (before[1] + after[1]) / 2, multiply)
 
     def rows(self) -> dict[str, RowSpeed]:
         """Of "rmsnorm", "swiglu" and "quantize"."""
@@ -202,7 +206,7 @@ class _Trial:
 
     def steps(self, rows: int, start: int, groups: Sequence[NDArray[Any]]) -> list[float]:
         """Seconds of the records of each group, which is a mask or indices; last, of what is no op's time but a step's,
-        and of the embedding, in which threads wake up. Means of steps."""
+        and of the embedding, in which threads wake up. Medians of steps."""
         tokens = np.zeros(rows, np.int32)
         positions = np.arange(start, start + rows, dtype=np.int32)
         tables = np.full(rows, address_of(self._table), np.int64)
@@ -211,7 +215,8 @@ class _Trial:
         rotations = self._plan.rope.rotations(positions)
         team = TimedTeam(self._lowered, self._n_threads)
         try:
-            started, wall, n_warm = time.perf_counter(), [], 1
+            wall: list[float] = []
+            started, n_warm = time.perf_counter(), 1
             while not wall or time.perf_counter() - started < _WARM_SECONDS + _SECONDS:
                 begun = time.perf_counter()
                 n_warm += begun - started < _WARM_SECONDS
@@ -221,9 +226,9 @@ class _Trial:
             times = team.taken_times()[n_warm:]
         finally:
             team.close()
-        spent = np.mean([(one.working + one.waiting).mean(axis=0) for one in times], axis=0)  # [records]
-        inside = float(spent[~self.of("embed")].sum())
-        return [*(float(spent[group].sum()) for group in groups), float(np.mean(wall[n_warm:])) - inside]
+        spent = np.array([(one.working + one.waiting).mean(axis=0) for one in times])  # [steps, records]
+        besides = np.array(wall[n_warm:]) - spent[:, ~self.of("embed")].sum(axis=1)
+        return [float(np.median(taken)) for taken in (*(spent[:, group].sum(axis=1) for group in groups), besides)]
 
     def of(self, *modules: str) -> NDArray[np.bool_]:
         """bool[records]: those whose kernels are in these files, but for the last, which makes logits."""
@@ -248,7 +253,8 @@ class _RowTrial(_Trial):
 
 
 class _AttentionTrial(_Trial):
-    """Layers one after the other: the first ones wait for threads to wake up."""
+    """Layers one after the other, with a matrix between: where there is nothing to do but attention to next to nothing,
+    threads fall asleep, and wake up in 20 us where a model's take 2 to 8."""
 
     def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:
         layers = AttentionShape(_LAYERS, shape.heads, shape.kv_heads, shape.head_size)
@@ -257,6 +263,7 @@ class _AttentionTrial(_Trial):
         q, k, v = (plan.embed(_matrix(f"x{n}", "f32", 16, width)) for n, width in enumerate((wide, narrow, narrow)))
         for layer in range(_LAYERS):
             q = plan.attention(q, k, v, layer)
+            q = plan.linear(q, _matrix(f"w{layer}", "q8_0", wide, wide))
         super().__init__(plan, region, n_threads, max_rows=ROWS, kv_type=kv_type)
 
     def seconds(self, rows: int, start: int) -> tuple[float, float, float]:

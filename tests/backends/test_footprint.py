@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.archs.registry import architecture_of
+from llmrun.archs.registry import plan_of_header
 from llmrun.backends import llama_footprint
 from llmrun.backends.cpu import MAX_ROWS
 from llmrun.backends.cpu_footprint import footprint_on_cpu
@@ -25,10 +25,8 @@ CONTEXT = 512
 
 
 def on_cpu(path: Path) -> Footprint:
-    with open_gguf(path) as opened:
-        file = opened.with_made_up_weights()
-        architecture = architecture_of(file)
-        plan = architecture.plan(file, architecture.check(file))
+    with open_gguf(path) as file:
+        plan = plan_of_header(file)
         return footprint_on_cpu(file, plan, max_sequences=1, kv_type="f16", max_rows=MAX_ROWS, n_threads=1)
 
 
@@ -76,8 +74,7 @@ def test_the_total_is_a_sum_of_which_the_header_gives_way_to_the_cache() -> None
 
 def test_a_cache_for_more_sequences_and_of_another_type_is_counted(tmp_path: Path) -> None:
     with open_gguf(tiny_llama(tmp_path / "tiny.gguf")) as file:
-        architecture = architecture_of(file)
-        plan = architecture.plan(file, architecture.check(file))
+        plan = plan_of_header(file)
         sizes = [
             footprint_on_cpu(file, plan, max_sequences=n, kv_type=kv_type, max_rows=rows, n_threads=2)
             for n, kv_type, rows in ((1, "f16", 256), (3, "f16", 256), (1, "q8_0", 256), (1, "f16", 512))

@@ -1,0 +1,56 @@
+"""Speeds of ops: what is measured is positive and of this world; what lies between widths is between their speeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmrun.kernels import op_speeds
+from llmrun.kernels.op_speeds import WIDTHS, OpSpeeds, RowSpeed, between
+from llmrun.kernels.plan import AttentionShape
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> OpSpeeds:
+    sizes = {"_REGION": 8 << 20, "_LARGE": 1 << 20, "_SMALL": 1 << 16, "_N_LARGE": 4, "_N_SMALL": 8}
+    for name, value in (sizes | {"_WARM_SECONDS": 0.001, "_SECONDS": 0.003, "WIDTHS": (256, 512, 1024)}).items():
+        monkeypatch.setattr(op_speeds, name, value)
+    return OpSpeeds(1)
+
+
+@pytest.mark.parametrize("packed", ["q8_0", "q4_k", "f32"])
+def test_a_weight_types_speeds_are_those_of_a_computer(quick: OpSpeeds, packed: str) -> None:
+    speed = quick.linear(packed)
+    assert 1e8 < speed.read < 1e13
+    assert 0 <= speed.op < 0.01
+    assert len(speed.multiply) == 3
+    assert all(1e8 < rate < 1e14 for rate in speed.multiply)
+
+
+def test_wider_rows_take_longer(quick: OpSpeeds) -> None:
+    found = quick.rows()
+    assert found.keys() == {"rmsnorm", "swiglu", "quantize"}
+    for speed in found.values():
+        assert all(0 < seconds < 0.01 for seconds in speed.one + speed.many)
+        assert speed.many[0] < speed.many[2]
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_attentions_speeds_are_those_of_a_computer(quick: OpSpeeds, kv_type: str) -> None:
+    speed = quick.attention(AttentionShape(30, 4, 2, 16), kv_type)
+    assert 1e7 < speed.multiply < 1e14
+    assert 0 < speed.op < 0.1
+    assert speed.read > 0
+    assert 0 < speed.rope_one < 1e-5
+    assert 0 < speed.rope_many < 1e-5
+
+
+def test_a_speed_between_two_widths_is_by_the_logarithm() -> None:
+    assert [between(width, (1.0, 3.0, 9.0)) for width in WIDTHS] == [1.0, 3.0, 9.0]
+    assert between(1024, (1.0, 3.0, 9.0)) == pytest.approx(2.0)
+    assert between(64, (1.0, 3.0, 9.0)) == 1.0
+    assert between(100_000, (1.0, 3.0, 9.0)) == 9.0
+
+
+def test_one_row_has_a_time_of_its_own() -> None:
+    speed = RowSpeed((1.0, 1.0, 1.0), (0.5, 0.5, 0.5))
+    assert (speed.seconds(1, 2048), speed.seconds(10, 2048)) == (1.0, 5.0)
