@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from llmrun.archs.registry import architecture_of
+from llmrun.archs.registry import plan_of_header
 from llmrun.archs.tensors import common_type, parameter_count
 from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.free_memory import free_memory
@@ -60,7 +60,7 @@ class Fit:
     """One model on one machine.
 
     backend     that would run it: "cpu" or "llama"
-    bits        of its file, a weight
+    bits        a weight, as the file has them
     context     tokens that the sums are for; the model was trained for `trained_context`, 0 where it does not say
     memory      bytes free for it; None: the system does not say
     gpu_layers  that would be offloaded, the output layer counted, of `layers`
@@ -71,6 +71,7 @@ class Fit:
     file_type: str
     file_bytes: int
     parameters: int
+    bits: float
     backend: str
     context: int
     trained_context: int
@@ -79,10 +80,6 @@ class Fit:
     gpu_layers: int = 0
     layers: int = 0
     forecast: Forecast | None = None
-
-    @property
-    def bits(self) -> float:
-        return 8 * self.file_bytes / max(1, self.parameters)
 
     @property
     def needed(self) -> int:
@@ -116,17 +113,18 @@ def fit_of(
     context  tokens; None: DEFAULT_CONTEXT, or what the model was trained for if that is less
     Raises BadGGUF for metadata that cannot be.
     """
-    file = file.with_made_up_weights()
     architecture = file.string("general.architecture")
     trained = file.integer(f"{architecture}.context_length", 0, minimum=0)
     context = context or min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
+    parameters = parameter_count(file)
     gpu_layers, layers = _on_gpus(file, resources, context, kv_type)
     plan = None if gpu_layers else _plan_of(file)
     return Fit(
         architecture=architecture,
         file_type=common_type(file),
         file_bytes=file.file_bytes,
-        parameters=parameter_count(file),
+        parameters=parameters,
+        bits=8 * sum(tensor.nbytes for tensor in file.tensors.values()) / max(1, parameters),
         backend="llama" if plan is None else "cpu",
         context=context,
         trained_context=trained,
@@ -168,10 +166,8 @@ def _plan_of(file: GGUFFile) -> Plan | None:
     from llmrun.tokenizers.registry import tokenizer_kernels
 
     try:
-        architecture = architecture_of(file)
-        config = architecture.check(file)
-        tokenizer_kernels(file)
-        return architecture.plan(file, config)
+        tokenizer_kernels(file)  # as it may refuse the vocabulary
+        return plan_of_header(file)
     except UnsupportedModel:
         return None
 

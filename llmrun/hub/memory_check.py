@@ -20,9 +20,9 @@ def require_memory(artifact: Artifact, wanted: Wanted) -> None:
 
     Raises what `read_header` raises.
     """
-    from llmrun.backends.free_memory import whole_memory
+    from llmrun.backends import free_memory
 
-    memory = whole_memory()
+    memory = free_memory.whole_memory()
     if memory is None or artifact.size <= _SURELY_FITS * memory or isinstance(artifact.source, PypiSource):
         return
     from llmrun.backends.fitting import Resources, fit_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends import free_memory as module
-from llmrun.backends.free_memory import free_memory
+from llmrun.backends.free_memory import free_memory, whole_memory
 
 
 @pytest.fixture
@@ -47,3 +47,22 @@ def test_the_smaller_of_what_is_known(
         if text is not None:
             (system / name).write_text(text)
     assert free_memory() == expected
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "limit", "expected"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:  4 kB\n", None, 9216),
+        ("MemTotal: 9 kB", "3000", 3000),
+        ("MemTotal: 9 kB", "max", 9216),
+        (None, "3000", 3000),
+        (None, None, None),
+    ],
+)
+def test_all_memory_is_the_machines_or_a_containers_share(
+    system: Path, meminfo: str | None, limit: str | None, expected: int | None
+) -> None:
+    for name, text in (("meminfo", meminfo), ("memory.max", limit)):
+        if text is not None:
+            (system / name).write_text(text)
+    assert whole_memory() == expected

@@ -1,0 +1,117 @@
+"""Whether a model fits, by its header: the sums it is opened by, and the choice that people want."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.backends.cpu import CpuBackend
+from llmrun.backends.fitting import DEFAULT_CONTEXT, FLUENT, Fit, Resources, best_of, fit_of
+from llmrun.backends.footprint import Footprint
+from llmrun.backends.forecast import Forecast
+from llmrun.gguf.reader import GGUFFile, open_gguf
+from tests.support.fake_gpus import GIB
+from tests.support.gguf_files import tiny_llama
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> GGUFFile:
+    return open_gguf(tiny_llama(tmp_path / "tiny.gguf", context=2048))
+
+
+def gpus(*free: int) -> list[dict[str, Any]]:
+    return [{"description": f"card {number}", "free": one, "total": 80 * GIB} for number, one in enumerate(free)]
+
+
+def test_the_sum_is_the_one_that_the_engine_opens_it_by(file: GGUFFile) -> None:
+    found = fit_of(file, Resources(1 << 40, threads=1), context=512)
+    backend = CpuBackend(file, context_size=512, max_sequences=1, threads=1)
+    try:
+        assert found.context * found.footprint.kv_token == backend.info.kv_bytes
+        assert found.parameters == backend.info.parameters
+        assert found.file_type == backend.info.file_type
+    finally:
+        backend.close()
+
+
+def test_the_context_is_the_default_or_what_was_trained_for_or_what_was_asked(file: GGUFFile, tmp_path: Path) -> None:
+    assert fit_of(file, Resources(None)).context == 2048
+    assert fit_of(file, Resources(None), context=9000).context == 9000
+    with open_gguf(tiny_llama(tmp_path / "long.gguf", context=1 << 17)) as long:
+        found = fit_of(long, Resources(None))
+    assert (found.context, found.trained_context) == (DEFAULT_CONTEXT, 1 << 17)
+
+
+def test_it_fits_exactly_when_the_sum_is_free(file: GGUFFile) -> None:
+    needed = fit_of(file, Resources(None)).needed
+    assert fit_of(file, Resources(needed)).fits
+    refused = fit_of(file, Resources(needed - 1))
+    assert not refused.fits
+    assert refused.most_weights == refused.footprint.weights - 1
+    assert fit_of(file, Resources(0)).most_weights == 0
+    assert fit_of(file, Resources(None)).fits
+
+
+def test_q8_0_keys_and_values_take_half(file: GGUFFile) -> None:
+    half, whole = (fit_of(file, Resources(None), kv_type=kind).footprint.kv_token for kind in ("q8_0", "f16"))
+    assert 0.5 < half / whole < 0.6
+
+
+def test_what_our_engine_does_not_run_is_llama_cpps(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "other.gguf", extra={"tokenizer.ggml.model": "t5"})
+    with open_gguf(path) as other:
+        found = fit_of(other, Resources(1 << 40))
+    assert (found.backend, found.forecast) == ("llama", None)
+    assert found.needed > found.file_bytes
+
+
+def test_layers_on_a_gpu_need_no_memory(file: GGUFFile) -> None:
+    found = fit_of(file, Resources(1 << 40, gpus(60 * GIB)))
+    assert (found.backend, found.gpu_layers, found.layers) == ("llama", 3, 3)
+    assert found.needed == found.footprint.scratch + found.footprint.vocabulary
+    none = fit_of(file, Resources(1 << 40, gpus(1)))
+    assert (none.backend, none.gpu_layers, none.layers) == ("cpu", 0, 3)
+
+
+def test_this_machine_has_memory() -> None:
+    found = Resources.of_this_machine(threads=3)
+    assert found.memory is not None
+    assert found.threads == 3
+
+
+# --- the best choice --------------------------------------------------------------------------------------------------
+
+
+def made(bits: float, speed: float | None = 50.0, *, fits: bool = True) -> Fit:
+    forecast = Forecast(speed, 100.0, 1.0) if speed is not None else None
+    parameters = 8_000_000
+    size = round(bits * parameters / 8)
+    memory = size if fits else size - 1
+    return Fit("a", "t", size, parameters, bits, "cpu", 1, 1, Footprint(size, 0), memory, forecast=forecast)
+
+
+@pytest.mark.parametrize(
+    ("fits", "best"),
+    [
+        ([made(4.5), made(6.5), made(8.5), made(16)], 2),  # the most bits that are of any use
+        ([made(4.5), made(6.5), made(8.5, fits=False)], 1),
+        ([made(4.5, 20), made(6.5, FLUENT), made(8.5, FLUENT - 0.1)], 1),
+        ([made(2.5, 9), made(4.5, 6), made(8.5, 3)], 1),  # slow, all of them: not at the price of sense
+        ([made(2.5, 9), made(3.5, 6)], 1),
+        ([made(4.5, None), made(8.5, None)], 0),  # nobody knows how fast
+        ([made(16)], None),
+        ([made(4.5, fits=False)], None),
+        ([], None),
+    ],
+)
+def test_the_best_choice(fits: Sequence[Fit], best: int | None) -> None:
+    assert best_of(fits) == best
+
+
+def test_a_share_on_the_gpu_leaves_its_share_of_the_memory() -> None:
+    one = replace(made(8), gpu_layers=3, layers=4)
+    assert one.needed == one.footprint.weights // 4

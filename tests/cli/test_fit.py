@@ -1,0 +1,164 @@
+"""`llmrun fit`, as it is typed: against files, and a Hub of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import ROOT, llmrun
+from tests.support.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.gguf_files import tiny_llama
+
+CATALOGUE = """
+[models."toy:1b"]
+description = "A toy"
+license = "MIT"
+repository = "o/n"
+default = "Q8_0"
+quants.Q8_0 = { file = "m-Q8_0.gguf" }
+quants.Q4_0 = { file = "m-Q4_0.gguf" }
+seen = "here"
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[FakeHub]:
+    with fake_hub() as running:
+        running.add(
+            "o/n",
+            {
+                f"m-{kind}.gguf": tiny_llama(tmp_path / kind, weight_type=kind, layers=2).read_bytes()
+                for kind in ("Q8_0", "Q4_0")
+            },
+        )
+        yield running
+
+
+@pytest.fixture
+def environment(tmp_path: Path, hub: FakeHub) -> dict[str, str]:
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "models.toml").write_text(CATALOGUE)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return kept | {
+        "LLMRUN_CONFIG": str(tmp_path / "config.toml"),
+        "LLMRUN_DATA_DIR": str(tmp_path / "data"),
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": hub.url,
+        "NO_PROXY": "*",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def asked(*arguments: str, env: dict[str, str]) -> dict[str, Any]:
+    done = llmrun("fit", "--json", *arguments, env=env)
+    assert done.returncode in (0, 7), done.stderr
+    assert done.stderr == b""
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_a_name_is_told_for_all_its_quantizations_the_best_one_marked(environment: dict[str, str]) -> None:
+    done = llmrun("fit", "toy:1b", env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert lines[0].startswith("here  ")
+    assert lines[1].startswith("for   a context of 512 tokens (-c), a prompt of 512 (-p), f16 ")
+    assert lines[2].split() == ["MODEL", "QUANT", "FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "TTFT", "TOK/S"]
+    assert [line.split()[:2] for line in lines[3:]] == [["toy:1b-q4_0", "Q4_0"], ["*", "toy:1b"]]
+    assert lines[3].endswith("fits")
+    assert lines[4].endswith("fits: the best choice")
+
+
+def test_json_has_the_sum_and_the_forecast(environment: dict[str, str], hub: FakeHub) -> None:
+    answer = asked("hf:o/n", "-c", "300", "-p", "100", env=environment)
+    (model,) = answer["models"]
+    assert [row["name"] for row in model["quantizations"]] == ["hf:o/n:Q4_0", "hf:o/n:Q8_0"]
+    for row in model["quantizations"]:
+        parts = [row[f"memory_of_{part}"] for part in ("weights", "kv_cache", "scratch")]
+        assert row["memory_needed"] == sum(parts) < row["peak_memory"]
+        assert row["context_size"] == 300
+        assert row["fits"] is True
+        assert min(row["decode_per_second"], row["prefill_per_second"], row["ttft_s"]) > 0
+    assert [row["best"] for row in model["quantizations"]] == [False, True]
+    assert answer["machine"]["memory_free"] > 0
+    assert not any(asked.path.startswith("/o/n") and not asked.range for asked in hub.asked if asked.method == "GET")
+
+
+def test_a_file_and_a_name_that_is_here_need_no_network(
+    environment: dict[str, str], tmp_path: Path, hub: FakeHub
+) -> None:
+    path = tiny_llama(tmp_path / "here.gguf")
+    (model,) = asked(str(path), env=environment | {"HF_ENDPOINT": "http://127.0.0.1:1"})["models"]
+    assert model["quantizations"][0]["name"] == "here.gguf"
+    pulled = llmrun("pull", "hf:o/n:Q4_0", env=environment)
+    assert pulled.returncode == 0, pulled.stderr
+    (model,) = asked("hf:o/n:Q4_0", "--offline", env=environment)["models"]
+    assert [row["quantization"] for row in model["quantizations"]] == ["Q4_0"]
+
+
+def test_what_does_not_fit_says_by_how_much_and_exits_with_7(environment: dict[str, str]) -> None:
+    done = llmrun("fit", "toy:1b-q4_0", "-c", "99999999999", env=environment)
+    assert done.returncode == 7
+    assert re.search(r"too big by [\d.]+ [TG]B\n$", done.stdout.decode())
+    assert b"though trained for 512" in done.stdout
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nonsense-model"], 4, "not"),
+        (["hf:o/gone"], 4, "no such repository"),
+        (["./gone.gguf"], 4, "no such file"),
+        (["toy:1b-q8_0", "--kv-type", "q3"], 2, "kv-type"),
+        (["hf:o/n", "--offline"], 5, "offline"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line(
+    environment: dict[str, str], arguments: list[str], code: int, words: str
+) -> None:
+    done = llmrun("fit", *arguments, env=environment)
+    error, *hints = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert error.startswith("error: ")
+    assert words in error
+    assert len(hints) <= 1
+
+
+def test_a_quantization_whose_header_is_broken_is_a_note(environment: dict[str, str], hub: FakeHub) -> None:
+    files = {
+        path: file.content for path, file in hub.repositories["o/n"].commits[hub.repositories["o/n"].commit].items()
+    }
+    hub.add("o/n", files | {"m-Q5_0.gguf": b"GGUF" + bytes(500)})
+    done = llmrun("fit", "hf:o/n", env=environment)
+    assert done.returncode == 0
+    assert done.stderr.decode().startswith("note: hf:o/n:Q5_0: ")
+    assert len(done.stdout.splitlines()) == 5
+
+
+def test_a_storage_that_is_away_is_a_network_error(environment: dict[str, str], hub: FakeHub) -> None:
+    hub.faults.append(Fault(status=404, times=99))
+    done = llmrun("fit", "hf:o/n:Q4_0", env=environment)
+    assert done.returncode in (4, 5)
+    assert done.stderr.startswith(b"error: ")
+
+
+def test_the_largest_model_is_refused_by_pull_and_fetched_anyway(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that believes to have little memory."""
+    small = "from llmrun.backends import free_memory; free_memory.whole_memory = lambda: 20_000\n"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(small)
+    environment["PYTHONPATH"] = f"{tmp_path / 'site'}{os.pathsep}{ROOT}"
+    refused = llmrun("pull", "toy:1b", env=environment)
+    assert refused.returncode == 7
+    assert b"error: toy:1b: needs 0.0 GB of memory" in refused.stderr
+    assert refused.stdout == b""
+    assert llmrun("pull", "--anyway", "toy:1b", env=environment).returncode == 0
