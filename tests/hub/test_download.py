@@ -182,9 +182,7 @@ def test_a_second_model_of_the_same_bytes_in_another_commit_is_linked(
     assert (folders.cache / "models--org--repo" / "refs" / "main").read_text() == second.commit
 
 
-def test_a_commit_that_was_asked_for_by_its_name_moves_no_branch(
-    folders: Folders, model: Artifact, said: Said
-) -> None:
+def test_a_commit_that_was_asked_for_by_its_name_moves_no_branch(folders: Folders, model: Artifact, said: Said) -> None:
     assert isinstance(model.source, HubSource)
     path = download(replace(model, source=replace(model.source, revision=model.commit)), said)
     assert path.read_bytes() == MODEL
