@@ -26,7 +26,7 @@ from tests.support.small_disks import small_disk
 
 RIVALS = 8
 _TIMEOUT_S = 120.0  # for a process that is stuck
-_KILL_SPEED = 4e6  # bytes a second that the server sends while clients are killed: half a second for a model
+_KILL_SPEED = 2e6  # bytes a second of a connection while clients are killed: about a second for a model
 # Python that makes a process take several connections for a small file.
 _SEVERAL = """
 import llmrun.hub.patience, llmrun.hub.connections
