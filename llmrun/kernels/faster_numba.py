@@ -22,7 +22,7 @@ def make_faster() -> None:
     """Change Numba in this process. Nothing is freed that a cycle keeps: about 5 MB a kernel."""
     gc.freeze()
     gc.disable()
-    BaseFunction.get_call_type = _remembering(BaseFunction.get_call_type)
+    BaseFunction.get_call_type = _remembering(BaseFunction.get_call_type)  # type: ignore[method-assign]
     ir.Inst._rec_list_vars = _list_vars
 
 

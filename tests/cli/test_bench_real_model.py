@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.commands import llmrun
 from tests.support.downloads import smollm2
-from tests.support.gguf_files import tiny_llama
 from tests.support.llama_server import llama_server
 
 
@@ -90,9 +89,7 @@ def test_a_profile_says_where_the_time_goes(tmp_path: Path) -> None:
         assert 0.3 < sum(op["seconds"] for op in ops) / found[step]["timed_step_seconds"] <= 1.05
     kinds = {kind["kind"] for kind in found["decode"]["kinds"]}
     assert {"linear", "attention", "rmsnorm", "rope", "swiglu"} <= kinds
-    tiny = tiny_llama(tmp_path / "tiny.gguf", weight_type="Q4_0", context=512)
-    done = llmrun("bench", "-m", str(tiny), "--profile", "-p", "64", "--seconds", "0.2")
-    assert done.returncode == 0, done.stderr.decode()
+    done = llmrun("bench", "-m", str(smollm2()), "--profile", "-p", "64", "--seconds", "1")
     text = done.stdout.decode()
     assert "linear" in text
     assert "GB/s" in text
