@@ -22,6 +22,7 @@ from numba import types
 from numba.core import codegen
 
 from llmrun.kernels import objectfile
+from llmrun.kernels.faster_numba import make_faster
 
 _SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
@@ -100,6 +101,7 @@ def _make_no_code_for_this_process() -> None:
 
 def serve() -> None:
     """Answer requests until stdin ends."""
+    make_faster()
     _make_no_code_for_this_process()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()

@@ -1,0 +1,43 @@
+"""What makes Numba faster changes nothing that it makes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.support.commands import ROOT
+
+# One kernel of many types, one with tuples, branches and loops, and one that is no family.
+_COMPILE = """
+import hashlib, sys
+import llvmlite.binding as llvm
+from llmrun.kernels import compiler, faster_numba
+from tests.support.kernel_runs import TARGETS
+
+compiler._make_no_code_for_this_process()
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+if sys.argv[1] == "faster":
+    faster_numba.make_faster()
+target = TARGETS["portable"]
+for module, name, parameters in [
+    ("pack", "pack_integers", {"weight": "q5_0"}),
+    ("embed", "embed", {"weight": "q6_k"}),
+    ("limits", "multiply", {}),
+]:
+    made = compiler.compile_kernel(
+        module, name, parameters, target.level.name, target.triple, target.cpu, target.features, "symbol"
+    )
+    print(module, hashlib.sha256(made).hexdigest())
+"""
+
+
+def compiled(way: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", _COMPILE, way], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_the_objects_are_the_same_to_the_byte() -> None:
+    plain = compiled("as it comes")
+    assert len(plain) == 3
+    assert compiled("faster") == plain
