@@ -10,7 +10,7 @@ from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of, size_w
 from llmrun.doctor.machine import Machine
 from llmrun.doctor.shell import another_folder
 from llmrun.errors import UsageError
-from llmrun.hub.store import hub_cache, models_folder
+from llmrun.hub.places import hub_cache, models_folder
 from llmrun.settings import config_file, load_settings
 
 SECTION = "Files"

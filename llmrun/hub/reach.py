@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
-import threading
 import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from llmrun.errors import LlmrunError, NetworkError
+from llmrun.hub.asking import answer_within, plain, translated
 
 PATIENCE_S = 4.0  # a Hub that can be reached answers in less than one
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
@@ -39,7 +40,7 @@ def reach_hub(*, offline: bool, patience: float = PATIENCE_S) -> Reach:
     try:
         from huggingface_hub import constants
     except (ImportError, ValueError) as error:  # it takes HF_ENDPOINT apart while it is imported
-        return Reach("", None, f"huggingface_hub does not work: {_first_line(error)}", False, False, proxies)
+        return Reach("", None, f"huggingface_hub does not work: {plain(error)}", False, False, proxies)
     endpoint = without_secrets(constants.ENDPOINT)
     token = bool(hub_token())
     if offline or constants.HF_HUB_OFFLINE:
@@ -68,28 +69,20 @@ def without_secrets(url: str) -> str:
 
 
 def _asked(endpoint: str, patience: float) -> tuple[float | None, str]:
-    """(seconds, trouble): given up after `patience`, as a resolver or a firewall that drops packets can hold a request
-    for minutes."""
-    answers: list[tuple[float | None, str]] = []
-    thread = threading.Thread(target=lambda: answers.append(_ask(endpoint, patience)), daemon=True)
-    thread.start()
-    thread.join(patience)
-    return answers[0] if answers else (None, f"no answer within {patience:g} s")
-
-
-def _ask(endpoint: str, patience: float) -> tuple[float | None, str]:
-    from huggingface_hub import get_session
-
-    started = time.perf_counter()
+    """(seconds, trouble)"""
     try:
+        return answer_within(patience, lambda: _ask(endpoint, patience)), ""
+    except LlmrunError as error:
+        return None, str(error)
+
+
+def _ask(endpoint: str, patience: float) -> float:
+    """Seconds until it answered. Raises NetworkError."""
+    started = time.perf_counter()
+    with translated():
+        from huggingface_hub import get_session
+
         response = get_session().head(endpoint, timeout=patience, follow_redirects=False)
-    except Exception as error:  # noqa: BLE001 - a proxy, a certificate, a URL: each library under it has errors of its own
-        return None, _first_line(error)
     if response.status_code >= 500:
-        return None, f"HTTP {response.status_code}"
-    return time.perf_counter() - started, ""
-
-
-def _first_line(error: BaseException) -> str:
-    lines = re.sub(r"^\[Errno -?\d+\] ", "", str(error).strip()).splitlines()
-    return (lines[0] if lines else type(error).__name__)[:160]
+        raise NetworkError(f"the server has trouble (HTTP {response.status_code})")
+    return time.perf_counter() - started

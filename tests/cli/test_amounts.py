@@ -56,5 +56,5 @@ def test_ages_and_counts() -> None:
 
 
 def test_columns_are_as_wide_as_their_widest_cell_on_a_terminal() -> None:
-    assert aligned([("日本", "1"), ("a\x1b", "22"), ("", "3")], "1") == ["日本   1", "a␛    22", "       3"]
+    assert aligned([("日本", "1"), ("a\x1b", "22"), ("", "3")], (1,)) == ["日本   1", "a␛    22", "       3"]
     assert aligned([("a", ""), ("bb", "")]) == ["a", "bb"]

@@ -57,7 +57,7 @@ def test_json_has_every_check_in_a_form_that_stays() -> None:
         assert check["status"] in (OK, NOTE)
     assert found["speed"]["facts"]["read_bytes_per_second"] > 1e8
     assert found["llama_cpp"]["facts"]["failure"] is None
-    assert found["hub"]["facts"]["trouble"] == "Connection refused"
+    assert found["hub"]["facts"]["trouble"] == "unreachable (Connection refused)"
     assert found["terminal"]["facts"]["stdout_is_terminal"] is False
 
 

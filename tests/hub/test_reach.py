@@ -42,24 +42,24 @@ def test_a_hub_that_answers_is_reached_and_sent_no_token(hub: FakeHub, monkeypat
     assert (found.endpoint, found.trouble, found.offline, found.token) == (hub.url, "", False, True)
     assert found.seconds is not None
     assert 0 < found.seconds < 4
-    assert hub.seen
-    assert {request.authorization for request in hub.seen} == {None}
+    assert hub.asked
+    assert {request.authorization for request in hub.asked} == {""}
 
 
 def test_offline_nothing_is_asked(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     at(monkeypatch, hub.url)
-    seen = len(hub.seen)
+    seen = len(hub.asked)
     assert reach_hub(offline=True).offline
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     found = reach_hub(offline=False)
-    assert (found.offline, found.seconds, len(hub.seen)) == (True, None, seen)
+    assert (found.offline, found.seconds, len(hub.asked)) == (True, None, seen)
 
 
 def test_a_hub_that_is_not_there_is_told_in_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
     at(monkeypatch, "http://name:password@127.0.0.1:1")
     found = reach_hub(offline=False)
     assert found.seconds is None
-    assert found.trouble == "Connection refused"
+    assert found.trouble == "unreachable (Connection refused)"
     assert found.endpoint == "http://127.0.0.1:1"
 
 
@@ -88,7 +88,7 @@ def test_a_server_in_trouble_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(huggingface_hub, "get_session", Session)
     found = reach_hub(offline=False)
-    assert (found.seconds, found.trouble) == (None, "HTTP 503")
+    assert (found.seconds, found.trouble) == (None, "the server has trouble (HTTP 503)")
 
 
 def test_an_endpoint_that_is_no_url_is_trouble_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
