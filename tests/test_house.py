@@ -23,6 +23,7 @@ FLOORS = {
     "kernels": 2,
     "gguf": 2,
     "quants": 1,
+    "amounts": 0,
     "child_processes": 0,
     "errors": 0,
     "kernel_warnings": 0,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from llmrun.amounts import bytes_in_words
 from llmrun.cli import options
-from llmrun.cli.amounts import bytes_in_words
 from llmrun.cli.output import out
 from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.settings import load_settings

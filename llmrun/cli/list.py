@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from llmrun.amounts import age_in_words, bytes_in_words, counted, tokens_in_words
 from llmrun.cli import options
-from llmrun.cli.amounts import age_in_words, bytes_in_words, counted, tokens_in_words
 from llmrun.cli.output import out
 from llmrun.settings import load_settings
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from llmrun.amounts import bytes_in_words
 from llmrun.cli.output import out
 from llmrun.cli.terminal import columns, width
 
@@ -55,7 +56,7 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
     figures = f"{int(fraction * 100)}%  {_of_total(done, total)}"
     if fetched > 0 and seconds >= 0.5:
         speed = fetched / seconds
-        figures += f"  {size_words(speed)}/s  {duration_words((total - done) / speed)} left"
+        figures += f"  {bytes_in_words(speed)}/s  {duration_words((total - done) / speed)} left"
     for right in (f"{progress_bar(fraction)}  {figures}", figures):
         room = limit - width(right) - 2
         if width(label) <= room:
@@ -63,15 +64,6 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
         if room >= _SHORTEST_LABEL:
             return f"…{label[1 - room :]}  {right}"
     return figures
-
-
-def size_words(size: float) -> str:
-    """Bytes, as disks and connections are measured: `98.4 MB`, `2.50 GB`."""
-    if size >= 1e9:
-        return f"{size / 1e9:.2f} GB"
-    if size >= 1e5:
-        return f"{size / 1e6:.1f} MB"
-    return f"{size / 1e3:.1f} kB" if size >= 1e3 else f"{size:.0f} bytes"
 
 
 def duration_words(seconds: float) -> str:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from llmrun.amounts import bytes_in_words
 from llmrun.cli import options
-from llmrun.cli.amounts import bytes_in_words
 from llmrun.cli.output import out
 from llmrun.cli.rm import DryRun
 from llmrun.errors import LlmrunError

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from llmrun.amounts import bytes_in_words
 from llmrun.cli import options
 from llmrun.cli.messages import message_for
 from llmrun.cli.output import out
-from llmrun.cli.progress import HubReporter, duration_words, size_words
+from llmrun.cli.progress import HubReporter, duration_words
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.settings import load_settings
 
@@ -105,7 +106,7 @@ class _Pulling:
         fetching = [planned for planned in pulls if planned.here is None]
         if len(fetching) > 1:
             total = sum(planned.pinned.size for planned in fetching if planned.pinned)
-            out.fields([f"together {size_words(total)} in {len(fetching)} models"])
+            out.fields([f"together {bytes_in_words(total)} in {len(fetching)} models"])
         if not self.asked.anyway:
             fetching = [planned for planned in fetching if self._trying(planned.name, _memory_checked, planned)]
         require_room(fetching)
@@ -184,9 +185,9 @@ class _Pulling:
         fetched = planned.here is None and planned.pinned is not None and held < planned.pinned.size
         if fetched and planned.pinned is not None:
             size = planned.pinned.size
-            speed = f"{size_words((size - held) / seconds)}/s"
+            speed = f"{bytes_in_words((size - held) / seconds)}/s"
             took = f"{seconds:.1f} s" if seconds < 60 else duration_words(seconds)
-            out.fields([planned.name, f"{size_words(size)} in {took}", speed])
+            out.fields([planned.name, f"{bytes_in_words(size)} in {took}", speed])
         if self.asked.as_json:
             body = _described(planned, "fetched" if fetched else "present", path)
             out.json(body | ({"seconds": round(seconds, 3)} if fetched else {}))
@@ -217,11 +218,11 @@ def _plan_fields(planned: Pull) -> list[str]:
     artifact = planned.pinned
     if planned.here is not None or artifact is None:
         return [planned.name, "already here"]
-    fields = [planned.name, size_words(artifact.size)]
+    fields = [planned.name, bytes_in_words(artifact.size)]
     if len(artifact.files) > 1:
         fields += [f"{len(artifact.files)} files"]
     if held := bytes_here(artifact):
-        fields += [f"{size_words(held)} of it here already"]
+        fields += [f"{bytes_in_words(held)} of it here already"]
     fields += [str(artifact.source)]
     entry = planned.wanted.entry if planned.wanted is not None else None
     return [*fields, entry.license] if entry is not None else fields

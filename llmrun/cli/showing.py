@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmrun.amounts import bytes_in_words, counted
 from llmrun.archs.tensors import common_type, parameter_count
-from llmrun.cli.amounts import bytes_in_words, counted
 from llmrun.cli.columns import aligned
 from llmrun.cli.output import out
 from llmrun.cli.terminal import columns, shortened, visible_line, width

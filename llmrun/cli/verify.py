@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmrun.amounts import counted
 from llmrun.cli import options
-from llmrun.cli.amounts import counted
 from llmrun.cli.output import out
 from llmrun.errors import IntegrityError, LlmrunError
 from llmrun.settings import load_settings

@@ -35,19 +35,6 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def size_words(n_bytes: float) -> str:
-    """`312 kB`, `1.4 MB`, `66 GB`: three digits at most, decimal, as disks and memory are sold."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if n_bytes >= 0.9995 * size:
-            amount = n_bytes / size
-            return f"{amount:.1f} {unit}" if amount < 99.95 else f"{amount:,.0f} {unit}"
-    return f"{n_bytes / 1e3:.0f} kB"
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' if count != 1 else ''}"
-
-
 def advice_of(error: LlmrunError) -> str:
     """The hint of an error as a sentence; empty where it has none."""
     hint = error.hint[:1].upper() + error.hint[1:]

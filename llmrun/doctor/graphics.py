@@ -6,11 +6,12 @@ import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from llmrun.amounts import bytes_in_words
 from llmrun.backends.llama_trial import LlamaTrial, try_llama
 from llmrun.backends.select import install_command
 from llmrun.bench.gpus import Gpu
 from llmrun.bench.processor import text_of
-from llmrun.doctor.findings import NOTE, OK, Finding, size_words
+from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.gpu_build import WITHOUT_AMX, build_command, build_flags
 from llmrun.doctor.machine import Machine
 
@@ -29,7 +30,7 @@ def look_at_gpus(machine: Machine) -> Iterator[Finding]:
         }
         words = f"{gpu.name}, {gpu.driver or 'no driver has taken it'}"
         if gpu.memory:
-            words += f", {size_words(gpu.memory_free)} of {size_words(gpu.memory)} free"
+            words += f", {bytes_in_words(gpu.memory_free)} of {bytes_in_words(gpu.memory)} free"
         status, advice = (OK, "") if gpu.driver else (NOTE, f"Install {gpu.maker}'s driver to use it.")
         yield Finding(SECTION, f"gpu_{number}", status, words, advice, facts=facts)
     if not machine.gpus:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, plural
+from llmrun.amounts import counted
+from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
 from llmrun.doctor.machine import Machine
 from llmrun.doctor.shell import unset
 from llmrun.kernel_warnings import kernel_warnings_told
@@ -25,7 +26,7 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
     names = ("cpu", "cpu_architecture", "cores_physical", "cores_logical", "cpu_quota", "threads", "machine", "virtual")
     facts = {name: system.get(name) for name in (*names, "container")}
     cores = system.get("cores_physical") or system.get("cores_logical") or 1
-    words = f"{system['cpu']}: {plural(cores, 'core')}, {plural(system['threads'], 'thread')} used"
+    words = f"{system['cpu']}: {counted(cores, 'core')}, {counted(system['threads'], 'thread')} used"
     if system.get("cpu_quota"):
         words += f", {system['cpu_quota']:g} given to this container"
     yield Finding(SECTION, "cpu", OK, words, facts=facts)

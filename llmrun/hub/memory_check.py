@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.amounts import bytes_in_words
 from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.hub.model import Artifact, HubSource, PypiSource, Wanted
 
@@ -44,10 +45,19 @@ def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:
 def _sentence(name: str, found: Fit) -> str:
     assert found.memory is not None
     sizes = found.footprint
-    cache, rest = found.context * sizes.kv_token, sizes.scratch + sizes.vocabulary
+    needed, weights, cache, rest, memory = map(
+        bytes_in_words,
+        (
+            found.needed,
+            sizes.weights,
+            found.context * sizes.kv_token,
+            sizes.scratch + sizes.vocabulary,
+            found.memory,
+        ),
+    )
     return (
-        f"{name}: needs {_gb(found.needed)} of memory: weights {_gb(sizes.weights)}, a KV cache of {found.context:,} "
-        f"tokens {_gb(cache)}, scratch {_gb(rest)}; this machine has {_gb(found.memory)}"
+        f"{name}: needs {needed} of memory: weights {weights}, a KV cache of {found.context:,} tokens {cache}, "
+        f"scratch {rest}; this machine has {memory}"
     )
 
 
@@ -75,7 +85,3 @@ def _in_repository(artifact: Artifact, most_bytes: int) -> str:
 def _largest(sizes: dict[str, int], most_bytes: int) -> str:
     fitting = {name: size for name, size in sizes.items() if size <= most_bytes}
     return max(fitting, key=lambda name: fitting[name], default="")
-
-
-def _gb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.1f} GB"

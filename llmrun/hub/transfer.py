@@ -16,6 +16,7 @@ from llmrun.hub.web import Remote, TryAgain
 SYNC_BYTES = 64 << 20  # received between two times that everything is made to survive a power cut
 _TELL_FROM = 256 << 20  # bytes left to read when all have come, that the user is told of
 _TICK_S = 0.05
+_AGAIN_S = 0.5
 
 
 def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter) -> str:
@@ -126,15 +127,16 @@ class _Following:
 
 
 class _Progress:
-    """Tells each number once."""
+    """Tells each number once, and again while nothing comes: the speed that is shown falls then."""
 
     def __init__(self, label: str, total: int, reporter: Reporter) -> None:
         self._label, self._total, self._reporter = label, total, reporter
-        self._told = -1
+        self._told, self._when = -1, 0.0
 
     def tell(self, done: int) -> None:
-        if done != self._told:
-            self._told = done
+        now = time.monotonic()
+        if done != self._told or now - self._when >= _AGAIN_S:
+            self._told, self._when = done, now
             self._reporter.progress(self._label, done, self._total)
 
     def note(self, line: str) -> None:

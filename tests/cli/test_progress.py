@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.cli import progress
-from llmrun.cli.progress import HubReporter, download_line, duration_words, size_words
+from llmrun.cli.progress import HubReporter, download_line, duration_words
 from llmrun.cli.terminal import width
 
 BAR = "████████░░░░░░░░░░░░"
@@ -19,7 +19,7 @@ def test_a_download_shows_how_far_how_fast_and_how_long() -> None:
         f"m  {BAR}  40%  40.0/100.0 MB  10.0 MB/s  0:06 left"
     )
     assert download_line("m", 4 * 10**10, 10**11, 10**7, 10.0, 200) == (
-        f"m  {BAR}  40%  40.00/100.00 GB  1.0 MB/s  16:40:00 left"
+        f"m  {BAR}  40%  40.00/100.00 GB  1.00 MB/s  16:40:00 left"
     )
 
 
@@ -54,14 +54,6 @@ def test_a_line_is_never_wider_than_its_room(label: str, limit: int) -> None:
     assert width(download_line(label, 40_000_000, 100_000_000, 20_000_000, 2.0, limit)) <= limit
 
 
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (98_362_432, "98.4 MB"), (2_497_280_256, "2.50 GB")],
-)
-def test_a_size_is_told_in_the_unit_that_fits(size: int, words: str) -> None:
-    assert size_words(size) == words
-
-
 @pytest.mark.parametrize(("seconds", "words"), [(0.4, "0:00"), (4, "0:04"), (750, "12:30"), (11_100, "3:05:00")])
 def test_a_time_is_told_as_clocks_do(seconds: float, words: str) -> None:
     assert duration_words(seconds) == words
@@ -91,7 +83,7 @@ def test_what_was_there_before_does_not_count_for_the_speed(monkeypatch: pytest.
     assert "/s" not in screen.lines[-1]
     screen.now = 2.0
     reporter.progress("m", 92_000_000, 100_000_000)
-    assert screen.lines[-1].endswith("1.0 MB/s  0:08 left")
+    assert screen.lines[-1].endswith("1.00 MB/s  0:08 left")
 
 
 def test_speed_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +93,7 @@ def test_speed_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> N
         screen.now = float(second)
         done += 10_000_000 if second < 60 else 1_000_000  # it got slow
         reporter.progress("m", done, 10**9)
-    assert " 1.0 MB/s" in screen.lines[-1]
+    assert " 1.00 MB/s" in screen.lines[-1]
 
 
 def test_a_new_label_begins_anew_and_the_end_clears_the_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,8 +96,8 @@ def test_a_model_is_fetched_and_its_path_is_the_answer(machine: Machine) -> None
     assert (done.returncode, done.stdout) == (0, f"{path}\n")
     assert path.read_bytes() == MODEL
     plan, result = done.stderr.splitlines()
-    assert plan == "tiny:1b  2.5 MB  hf:o/n/m-Q8_0.gguf  MIT"
-    assert re.fullmatch(r"tiny:1b  2\.5 MB in \d+\.\d s  [\d.]+ [kMG]B/s", result)
+    assert plan == "tiny:1b  2.50 MB  hf:o/n/m-Q8_0.gguf  MIT"
+    assert re.fullmatch(r"tiny:1b  2\.50 MB in \d+\.\d s  [\d.]+ [kMG]B/s", result)
     asked = len(settled(machine.hub))
     again = machine.pull("tiny:1b", "-q")
     assert (again.returncode, again.stdout, again.stderr) == (0, f"{path}\n", "")
@@ -110,11 +110,11 @@ def test_a_dry_run_says_everything_and_writes_nothing(machine: Machine) -> None:
     done = machine.pull("--dry-run", "tiny:1b", "hf:o/shards", "hf:o/n:q4_k_m")
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
-        "tiny:1b  2.5 MB  hf:o/n/m-Q8_0.gguf  MIT",
+        "tiny:1b  2.50 MB  hf:o/n/m-Q8_0.gguf  MIT",
         "hf:o/shards  18 bytes  3 files  hf:o/shards/s-Q8_0-00001-of-00003.gguf",
         "hf:o/n:Q4_K_M  17 bytes  hf:o/n/m-Q4_K_M.gguf  MIT",
     ]
-    assert done.stderr == "together 2.5 MB in 3 models\n"
+    assert done.stderr == "together 2.50 MB in 3 models\n"
     assert machine.files() == before
     settled(machine.hub)
     assert machine.hub.downloads() == 0
@@ -336,7 +336,7 @@ def test_a_bar_shows_speed_and_time_left_and_is_gone_at_the_end(machine: Machine
     terminal = Terminal(columns=300)
     terminal.write(written.replace("\r\n", "\n"))
     *_, result, path = terminal.rows()
-    assert re.search(r"tiny:1b  2\.5 MB in 1\.\d s  1\.\d MB/s", result)
+    assert re.search(r"tiny:1b  2\.50 MB in 1\.\d s  1\.\d+ MB/s", result)
     assert path.endswith("m-Q8_0.gguf")
     process.close()
     assert process.exitstatus == 0

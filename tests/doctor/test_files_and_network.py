@@ -33,7 +33,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, folder: Path, *, entries: int, dama
 
 def test_a_whole_cache_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = kernels(monkeypatch, tmp_path, entries=3, damaged=0, writable=True)
-    assert (found.status, found.words) == (OK, f"3 compiled kernels, 40 kB, in {tmp_path}")
+    assert (found.status, found.words) == (OK, f"3 compiled kernels, 40.0 kB, in {tmp_path}")
 
 
 def test_an_empty_cache_is_right_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +83,10 @@ def models(monkeypatch: pytest.MonkeyPatch, use: Use, *, writable: bool = True) 
 @pytest.mark.parametrize(
     ("use", "status", "words"),
     [
-        (Use(2, 10**9, 10**11, True), OK, "models: 1.0 GB in {}, 100 GB free"),
+        (Use(2, 10**9, 10**11, True), OK, "models: 1.00 GB in {}, 100 GB free"),
         (Use(0, 0, None, True), OK, "models: nothing in {}"),
-        (Use(2, 10**9, 10**11, False), OK, "models: more than 1.0 GB in {}, 100 GB free"),
-        (Use(2, 10**9, 10**9, True), NOTE, "models: 1.0 GB in {}, 1.0 GB free"),
+        (Use(2, 10**9, 10**11, False), OK, "models: more than 1.00 GB in {}, 100 GB free"),
+        (Use(2, 10**9, 10**9, True), NOTE, "models: 1.00 GB in {}, 1.00 GB free"),
     ],
 )
 def test_a_folder_is_told_with_what_it_holds_and_what_is_left(

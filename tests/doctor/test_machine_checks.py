@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmrun.doctor import memory
-from llmrun.doctor.findings import NOTE, OK, PROBLEM, plural, size_words
+from llmrun.doctor.findings import NOTE, OK, PROBLEM
 from llmrun.doctor.interpreter import look_at_python
 from llmrun.doctor.machine import Machine
 from llmrun.doctor.memory import look_at_memory, measure_speed
@@ -182,18 +182,3 @@ def test_the_best_of_three_counts_or_of_as_many_as_there_is_time_for(monkeypatch
     monkeypatch.setattr(memory, "_MOST_SECONDS", 0.0)
     speeds = iter([1.0, 3.0])
     assert memory._best(lambda: next(speeds)) == 1.0
-
-
-# Words
-
-
-@pytest.mark.parametrize(
-    ("n_bytes", "words"),
-    [(0, "0 kB"), (3_400, "3 kB"), (98_362_432, "98.4 MB"), (999_600_000, "1.0 GB"), (15e11, "1.5 TB")],
-)
-def test_sizes_have_three_digits_at_most(n_bytes: float, words: str) -> None:
-    assert size_words(n_bytes) == words
-
-
-def test_one_of_a_thing_has_no_s() -> None:
-    assert [plural(count, "note") for count in (0, 1, 1234)] == ["0 notes", "1 note", "1,234 notes"]

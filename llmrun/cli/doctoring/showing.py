@@ -9,10 +9,11 @@ from typing import Any
 from rich.text import Text
 
 from llmrun import __version__
+from llmrun.amounts import counted
 from llmrun.cli.output import out
 from llmrun.cli.terminal import columns, visible_line
 from llmrun.doctor.examine import Report
-from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, plural
+from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
 
 SCHEMA = 1
 _LEAST_ROOM = 30  # columns
@@ -83,8 +84,8 @@ def _wrapped(text: str, indent: int) -> list[str]:
 
 
 def _verdict(report: Report) -> Text:
-    notes = plural(report.count(NOTE), "note")
+    notes = counted(report.count(NOTE), "note")
     if report.works:
         return Text.assemble(("Everything that llmrun needs works", "green"), f"; {notes}.")
-    problems = plural(report.count(PROBLEM), "problem")
+    problems = counted(report.count(PROBLEM), "problem")
     return Text.assemble((f"{problems}", "bold red"), f" to mend, {notes}.")

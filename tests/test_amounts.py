@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.cli.amounts import age_in_words, bytes_in_words, counted, tokens_in_words
+from llmrun.amounts import age_in_words, bytes_in_words, counted, tokens_in_words
 from llmrun.cli.columns import aligned
 
 
@@ -13,14 +13,16 @@ from llmrun.cli.columns import aligned
     [
         (0, "0 B"),
         (999, "999 B"),
-        (1000, "1.0 kB"),
-        (9_949, "9.9 kB"),
-        (9_950, "10 kB"),
+        (1000, "1.00 kB"),
+        (9_994, "9.99 kB"),
+        (9_995, "10.0 kB"),
         (999_499, "999 kB"),
-        (999_500, "1.0 MB"),
-        (98_362_432, "98 MB"),
-        (2_500_000_000, "2.5 GB"),
-        (3_000_000_000_000, "3.0 TB"),
+        (999_500, "1.00 MB"),
+        (98_362_432, "98.4 MB"),
+        (2_497_280_256, "2.50 GB"),
+        (66_000_000_000, "66.0 GB"),
+        (3_000_000_000_000, "3.00 TB"),
+        (1_234_000_000_000_000, "1,234 TB"),
     ],
 )
 def test_bytes(count: int, words: str) -> None:

@@ -6,13 +6,14 @@ _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _AGES = ((60, "minute"), (3600, "hour"), (86_400, "day"), (7 * 86_400, "week"), (365 * 86_400, "year"))
 
 
-def bytes_in_words(count: int) -> str:
-    """`98 MB`, `2.5 GB`: two digits or more, never four."""
+def bytes_in_words(count: float) -> str:
+    """`98.4 MB`, `2.50 GB`, `771 MB`: three digits, decimal units, as disks and memory are sold."""
     for size, unit in _UNITS:
         if count >= 0.9995 * size:
             number = count / size
-            return f"{number:.1f} {unit}" if number < 9.95 else f"{number:.0f} {unit}"
-    return f"{count} B"
+            digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
+            return f"{number:,.{digits}f} {unit}"
+    return f"{count:.0f} B"
 
 
 def tokens_in_words(count: int) -> str:
