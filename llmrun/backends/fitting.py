@@ -29,6 +29,7 @@ DEFAULT_PROMPT: Final = 512
 FLUENT: Final = 10.0  # tokens a second: faster than most people read
 
 _MOST_BITS = 9.0  # a weight; beyond, a file is for converting rather than running
+_USUAL_BITS = 4.85  # of Q4_K_M, which most people take
 _LEAST_BITS = 4.0  # a weight; below, much is lost
 
 
@@ -83,21 +84,24 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Bytes of memory that must be free, for what does not lie on a GPU; a mapped file's too, or each token would
-        read it from the disk."""
-        share = 1 - self.gpu_layers / self.layers if self.layers else 1.0
+        """Bytes of memory for what does not lie on a GPU, a mapped file's pages too."""
         whole = self.footprint.weights + self.context * self.footprint.kv_token
-        return round(share * whole) + self.footprint.scratch + self.footprint.vocabulary
+        return round(self._share * whole) + self.footprint.scratch + self.footprint.vocabulary
 
     @property
     def fits(self) -> bool:
+        """Whether it can be opened, as context_size.py has it: a mapped file need not be in memory."""
+        return self.memory is None or self.needed - round(self._share * self.footprint.mapped) <= self.memory
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all of it is in memory: or each token reads the rest from the disk."""
         return self.memory is None or self.needed <= self.memory
 
     @property
-    def most_weights(self) -> int:
-        """Bytes of weights with which it would fit."""
-        assert self.memory is not None
-        return max(0, self.memory - (self.needed - self.footprint.weights))
+    def _share(self) -> float:
+        """Of the model, that does not lie on a GPU."""
+        return 1 - self.gpu_layers / self.layers if self.layers else 1.0
 
 
 def fit_of(
@@ -138,10 +142,16 @@ def fit_of(
 
 def best_of(fits: Sequence[Fit]) -> int | None:
     """The index of the quantization to choose: the most bits that answer fluently; where none does, the quickest one
-    that has lost little. None where none fits."""
-    fitting = [index for index, one in enumerate(fits) if one.fits and one.bits <= _MOST_BITS]
+    that has lost little. Where nobody knows how fast they are: the most bits that GPUs hold whole, or else what is
+    nearest to the usual number of bits. None where none fits into memory."""
+    fitting = [index for index, one in enumerate(fits) if one.in_memory and one.bits <= _MOST_BITS]
     if not fitting:
         return None
+    if all(fits[index].forecast is None for index in fitting):
+        whole = [index for index in fitting if fits[index].gpu_layers == fits[index].layers > 0]
+        if whole:
+            return max(whole, key=lambda index: fits[index].bits)
+        return min(fitting, key=lambda index: abs(fits[index].bits - _USUAL_BITS))
     fluent = [index for index in fitting if _speed(fits[index]) >= FLUENT]
     if fluent:
         return max(fluent, key=lambda index: fits[index].bits)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from llmrun.gguf.reader import GGUFFile
 
 # Peak memory of `llmrun generate` with a model of next to nothing, and the same with 30,256 and 100,356 tokens: 97.3,
@@ -52,14 +50,6 @@ class Footprint:
     def pinned(self) -> int:
         """What must be free for the model, the KV cache aside, when the program runs already."""
         return self.weights - self.mapped + self.scratch + self.vocabulary
-
-
-def largest_that_fits(footprints: Sequence[Footprint], context: int, free: int | None) -> int | None:
-    """The index of the one with the most bytes of weights that fits; None where none does."""
-    fitting = [
-        index for index, one in enumerate(footprints) if free is None or one.pinned + context * one.kv_token <= free
-    ]
-    return max(fitting, key=lambda index: footprints[index].weights, default=None)
 
 
 def vocabulary_bytes(file: GGUFFile) -> int:

@@ -173,8 +173,13 @@ def _how_to_install() -> str:
 
 
 def install_command() -> str:
-    """What installs llama.cpp, as it is to be typed. The requirement is the installed package's own, which is right
-    whether or not llmrun itself came from an index."""
+    """What installs llama.cpp, as it is to be typed."""
+    return f'{shlex.quote(sys.executable)} -m pip install "{llama_requirement()}"'
+
+
+def llama_requirement() -> str:
+    """What pip is to install for llama.cpp. It is the installed package's own requirement, which is right whether or
+    not llmrun itself came from an index."""
     from importlib.metadata import PackageNotFoundError, requires
 
     requirement = "llmrun[llama]"
@@ -185,4 +190,4 @@ def install_command() -> str:
                 requirement = wanted.strip()
     except PackageNotFoundError:  # run from a folder that was never installed
         requirement = ".[llama]"
-    return f'{shlex.quote(sys.executable)} -m pip install "{requirement}"'
+    return requirement

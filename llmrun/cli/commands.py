@@ -32,7 +32,7 @@ COMMANDS: dict[str, Command] = {
     "prune": Command("prune", "prune", "Remove what newer downloads have replaced."),
     "doctor": Command("doctor", "doctor", "Check what this machine can do, and what does not work."),
 }
-ALIASES = {"ls": "list"}
+ALIASES = {"ls": "list", "run": "chat"}  # as in a shell; as in Ollama
 
 
 class Commands(TyperGroup):

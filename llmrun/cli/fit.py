@@ -9,13 +9,16 @@ import typer
 
 from llmrun.amounts import bytes_in_words
 from llmrun.cli import options
+from llmrun.cli.messages import message_for
 from llmrun.cli.output import out
-from llmrun.errors import DoesNotFit, LlmrunError
+from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
 from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.backends.fitting import Fit, Resources
+    from llmrun.cli.progress import HubReporter
     from llmrun.gguf.reader import GGUFFile
+    from llmrun.hub.model import Wanted
     from llmrun.settings import Settings
 
 
@@ -50,10 +53,21 @@ def fit(
     settings = load_settings({name: value for name, value in given.items() if value not in (None, False)})
     out.quiet, out.color = settings.quiet, settings.color
     asked = _Asked(settings, prompt, remeasure)
-    shown = [_shown(name, asked, json_output) for name in models]
+    shown, exit_code = [], 0
+    for name in models:
+        try:
+            shown.append(_shown(name, asked, json_output))
+        except LlmrunError as error:
+            if len(models) == 1:
+                raise
+            message = message_for(error)
+            out.error(f"{name}: {message.sentence}", message.hint)
+            shown.append({"name": name, "error": message.sentence})
+            exit_code = exit_code or message.exit_code
     if json_output:
         out.json({"machine": _machine_as_json(asked.resources), "models": shown})
-    return 0 if all(any(row["fits"] for row in model["quantizations"]) for model in shown) else DoesNotFit.exit_code
+    fitting = (any(row["fits"] for row in model.get("quantizations", [{"fits": True}])) for model in shown)
+    return exit_code or (0 if all(fitting) else DoesNotFit.exit_code)
 
 
 class _Asked:
@@ -112,6 +126,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     from llmrun.cli.progress import HubReporter
     from llmrun.gguf.reader import open_gguf
     from llmrun.hub import local
+    from llmrun.hub.offers import leaves_open
     from llmrun.hub.reference import LocalPath, understand
     from llmrun.hub.resolve import existing, refuse_if_offline
 
@@ -120,18 +135,25 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
         yield meant.path.name, meant.path.name, open_gguf(existing(meant))
         return
     reporter = HubReporter()
-    try:
-        refuse_if_offline(meant, settings.offline)
-    except LlmrunError:
-        here = local.find(meant, reporter)
-        if here is None:
-            raise
+    here = local.find(meant, reporter)
+    if here is not None and not leaves_open(meant):
         yield meant.name, here.name, open_gguf(here)
         return
+    try:
+        refuse_if_offline(meant, settings.offline)
+        yield from _offered(meant, reporter)
+    except NetworkError as error:
+        if here is None:
+            raise
+        out.note(f"{error}: told is what is on this machine")
+        yield meant.name, here.name, open_gguf(here)
+
+
+def _offered(meant: Wanted, reporter: HubReporter) -> Iterator[tuple[str, str, GGUFFile]]:
     from llmrun.hub.headers import read_headers
     from llmrun.hub.offers import offers
 
-    out.progress(f"{name}: asking what there is")
+    out.progress(f"{meant.name}: asking what there is")
     artifacts = offers(meant, reporter)
     found = read_headers(artifacts, reporter)
     unread = [error for error in found if isinstance(error, LlmrunError)]
@@ -181,9 +203,9 @@ def _cells(row: _Named, is_best: bool, with_gpu: bool) -> list[str]:
 def _verdict(one: Fit, is_best: bool) -> str:
     from llmrun.backends.fitting import FLUENT
 
-    if not one.fits:
-        assert one.memory is not None
-        return f"too big by {bytes_in_words(one.needed - one.memory)}"
+    if one.memory is not None and not one.in_memory:
+        over = bytes_in_words(one.needed - one.memory)
+        return f"{over} of it from the disk: slow" if one.fits else f"too big by {over}"
     words = "fits"
     if one.gpu_layers:
         words = "fits the GPU" if one.gpu_layers == one.layers else "fits, partly on the GPU"
@@ -232,6 +254,7 @@ def _as_json(row: _Named, is_best: bool) -> dict[str, Any]:
         "gpu_layers": one.gpu_layers,
         "layers": one.layers,
         "fits": one.fits,
+        "in_memory": one.in_memory,
         "best": is_best,
         "ttft_s": speed.ttft_s if speed else None,
         "prefill_per_second": speed.prefill_per_second if speed else None,

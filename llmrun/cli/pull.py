@@ -118,7 +118,8 @@ class _Pulling:
         if self.locked_now:
             self._write_lock()
         if self.failures and len(names) > 1:
-            out.note(f"{len(self.failures)} of {len(names)} models failed; the others are here")
+            rest = "" if len(self.failures) == len(names) else "; the others are here"
+            out.note(f"{len(self.failures)} of {len(names)} models failed{rest}")
         return self._code()
 
     def _names_and_plan(self) -> tuple[Sequence[str], Callable[[str], Pull]]:
@@ -207,7 +208,7 @@ def _memory_checked(planned: Pull) -> Pull:
     from llmrun.hub.memory_check import require_memory
 
     if planned.pinned is not None and planned.wanted is not None:
-        require_memory(planned.pinned, planned.wanted)
+        require_memory(planned.pinned, planned.wanted, HubReporter())
     return planned
 
 

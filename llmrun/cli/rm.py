@@ -42,13 +42,21 @@ def remove(
     found, begun = models(), partials()
     told: list[dict[str, Any]] = []
     exit_code = 0
-    for name in dict.fromkeys(names):
+    plans: dict[str, Removal] = {}
+    for name in names:
         try:
             planned = _planned(name, found, begun)
-            freed = planned.freed if dry_run else removal.remove(planned)
+            plans.setdefault(planned.name, planned)  # which may be meant by several names
         except LlmrunError as error:
             exit_code = exit_code or error.exit_code
             told.append({"name": name, "error": str(error)})
+            out.error(str(error), error.hint)
+    for planned in plans.values():
+        try:
+            freed = planned.freed if dry_run else removal.remove(planned)
+        except LlmrunError as error:
+            exit_code = exit_code or error.exit_code
+            told.append({"name": planned.name, "error": str(error)})
             out.error(str(error), error.hint)
             continue
         told.append({"name": planned.name, "freed_bytes": freed, "files": _files_of(planned)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,11 @@ def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
 def _catalogue(entry: CatalogEntry | None) -> Iterator[tuple[str, str]]:
     if entry is not None:
         yield "catalogue", f"{entry.description} ({entry.license})"
+        yield "comes as", ", ".join(entry.quants)
+        if entry.thinking:
+            yield "thinks", f"between {entry.thinking[0]} and {entry.thinking[1]}"
+        if entry.end_of_turn:
+            yield "ends turns", " ".join(entry.end_of_turn)
 
 
 def _tokenizer(file: GGUFFile) -> Fields:
@@ -174,7 +180,7 @@ def as_json(file: GGUFFile, name: str, entry: CatalogEntry | None) -> dict[str, 
         "architecture": _text(file, "general.architecture"),
         "parameters": parameter_count(file),
         "tensor_types": {kind: {"tensors": count, "bytes": size} for kind, (count, size) in _by_type(file).items()},
-        "sampling": dict(_sampling(file, entry)),
+        "sampling": {name: _json_number(value) for name, value in _sampling(file, entry)},
         "templates": {
             key: {"characters": len(text), "sha256": _digest(text)} for key, text in _templates(file).items()
         },
@@ -201,10 +207,14 @@ def tensors_as_json(file: GGUFFile) -> list[Mapping[str, Any]]:
     ]
 
 
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
 def _json_value(value: Value, kind: str) -> Any:
-    if isinstance(value, float) and value - value != 0:
-        return str(value)
-    return value if isinstance(value, bool | int | float | str) else {"type": kind, "length": len(value)}
+    if isinstance(value, float):
+        return _json_number(value)
+    return value if isinstance(value, bool | int | str) else {"type": kind, "length": len(value)}
 
 
 def _value(value: Value) -> str:

@@ -22,7 +22,7 @@ _LITTLE = 2_000_000_000  # bytes: a small model and its neighbours
 def look_at_folders(machine: Machine) -> Iterator[Finding]:
     del machine
     yield _folder("models", "models", models_folder(), "LLMRUN_DATA_DIR")
-    yield _folder("hub_cache", "Hub cache", hub_cache(), "HF_HOME")
+    yield _folder("hub_cache", "Hub cache", hub_cache(), "HF_HUB_CACHE")
 
 
 def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:

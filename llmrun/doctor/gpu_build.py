@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmrun.backends.llama_probe import is_installed
+from llmrun.backends.select import llama_requirement
 from llmrun.bench.gpus import Gpu
 from llmrun.doctor.shell import with_variable, words
 
@@ -34,6 +36,8 @@ def build_flags(gpus: Sequence[Gpu]) -> tuple[str, str]:
 
 
 def build_command(flags: str) -> str:
-    """To be pasted into a shell; what pip built before with other flags is not taken from its cache."""
-    pip = [sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-cache-dir", "llama-cpp-python"]
+    """To be pasted into a shell. What pip built before with other flags is not taken from its cache; what llama.cpp's
+    binding stands on is left alone: a newer NumPy than Numba takes would stop our own engine."""
+    again = ["--force-reinstall", "--no-deps"] if is_installed() else []
+    pip = [sys.executable, "-m", "pip", "install", *again, "--no-cache-dir", llama_requirement()]
     return with_variable("CMAKE_ARGS", flags, pip) if flags else words(pip)

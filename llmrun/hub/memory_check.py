@@ -2,44 +2,65 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import bytes_in_words
+from llmrun.backends import free_memory
 from llmrun.errors import DoesNotFit, LlmrunError
-from llmrun.hub.model import Artifact, HubSource, PypiSource, Wanted
+from llmrun.hub.model import Artifact, PypiSource, Wanted
 
 if TYPE_CHECKING:
-    from llmrun.backends.fitting import Fit
+    from llmrun.backends.fitting import Fit, Resources
+    from llmrun.gguf.reader import GGUFFile
     from llmrun.hub.catalog import CatalogEntry
+    from llmrun.hub.reporter import Reporter
 
+_UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # types that our engine unpacks to bytes
+_LARGER_IN_MEMORY = 1.05  # than in the file: packed weights are up to 2 % larger, and quoted sizes are rounded
 _SURELY_FITS = 0.5  # of the memory: a file that is no larger fits, and its header need not be asked for
 
 
-def require_memory(artifact: Artifact, wanted: Wanted) -> None:
+def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> None:
     """Raise DoesNotFit, with the sum and the largest quantization that fits, for a model that is larger than all memory
-    of this machine: what other programs hold now does not count. Its header is fetched for that, where it is close.
+    of this machine: what other programs hold now does not count. Headers are fetched for that, where it is close.
 
     Raises what `read_header` raises.
     """
-    from llmrun.backends import free_memory
-
     memory = free_memory.whole_memory()
     if memory is None or artifact.size <= _SURELY_FITS * memory or isinstance(artifact.source, PypiSource):
         return
     from llmrun.backends.fitting import Resources, fit_of
     from llmrun.hub.headers import read_header
 
-    gpus = Resources.of_this_machine().gpus
+    machine = Resources(memory, Resources.of_this_machine().gpus)
     with read_header(artifact) as file:
-        found = fit_of(file, Resources(memory, gpus))
-    if not found.fits:
-        raise DoesNotFit(_sentence(artifact.name, found), hint=_choice(artifact, wanted, found.most_weights))
+        found = fit_of(file, machine)
+        if not found.fits:
+            smaller = _largest_that_fits(artifact, wanted, file, machine)
+            choice = f"the largest that fits is {smaller}" if smaller else "choose a smaller model"
+            raise DoesNotFit(
+                _sentence(artifact.name, found), hint=f"{choice}; `llmrun pull --anyway` fetches it nevertheless"
+            )
+    if not found.in_memory:
+        reporter.note(
+            f"{artifact.name}: needs {bytes_in_words(found.needed)} of memory, this machine has "
+            f"{bytes_in_words(memory)}: each token will read the rest from the disk, which is slow"
+        )
 
 
 def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:
-    """The name of the largest of the model's quantizations whose file takes no more; "" for none, or none known."""
-    sizes = {quant.name: quant.estimated_size for quant in entry.quants.values()}
-    return _largest({entry.name_with(name): size for name, size in sizes.items() if size is not None}, most_bytes)
+    """The name of the largest of the model's quantizations whose weights take no more in memory, by the sizes that were
+    quoted; "" for none, or none known."""
+    fitting = {
+        quant.name: size
+        for quant in entry.quants.values()
+        if not _UNPACKED.match(quant.name)
+        and (size := quant.estimated_size) is not None
+        and _LARGER_IN_MEMORY * size <= most_bytes
+    }
+    best = max(fitting, key=lambda name: fitting[name], default=None)
+    return entry.name_with(best) if best is not None else ""
 
 
 def _sentence(name: str, found: Fit) -> str:
@@ -61,27 +82,18 @@ def _sentence(name: str, found: Fit) -> str:
     )
 
 
-def _choice(artifact: Artifact, wanted: Wanted, most_bytes: int) -> str:
-    smaller = (
-        smaller_choice(wanted.entry, most_bytes) if wanted.entry is not None else _in_repository(artifact, most_bytes)
-    )
-    found = f"the largest that fits is {smaller}" if smaller else "no quantization of it fits: choose a smaller model"
-    return f"{found}; `llmrun pull --anyway` fetches it nevertheless"
+def _largest_that_fits(artifact: Artifact, wanted: Wanted, known: GGUFFile, machine: Resources) -> str:
+    """By the headers of the others, the largest first; "" where none fits, or none can be read."""
+    from llmrun.backends.fitting import fit_of
+    from llmrun.hub.headers import read_header
+    from llmrun.hub.offers import all_offers
 
-
-def _in_repository(artifact: Artifact, most_bytes: int) -> str:
-    from llmrun.hub.offers import offers
-
-    if not isinstance(artifact.source, HubSource):
-        return ""
     try:
-        repository = HubSource(artifact.source.repository, revision=artifact.source.revision)
-        found = offers(Wanted(str(repository), (repository,)))
+        smaller = [one for one in all_offers(artifact, wanted) if one.size < artifact.size]
+        for offer in smaller[::-1]:
+            with read_header(offer, known) as file:
+                if fit_of(file, machine).in_memory:
+                    return offer.name
     except LlmrunError:  # that it does not fit is known, and is what the user must hear
         return ""
-    return _largest({one.name: one.size for one in found}, most_bytes)
-
-
-def _largest(sizes: dict[str, int], most_bytes: int) -> str:
-    fitting = {name: size for name, size in sizes.items() if size <= most_bytes}
-    return max(fitting, key=lambda name: fitting[name], default="")
+    return ""

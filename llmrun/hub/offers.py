@@ -16,17 +16,34 @@ if TYPE_CHECKING:
     from llmrun.hub.listing import Listing, OfferedModel
 
 
-def offers(wanted: Wanted, reporter: Reporter | None = None) -> tuple[Artifact, ...]:
+def offers(wanted: Wanted, reporter: Reporter) -> tuple[Artifact, ...]:
     """Of a name that leaves the quantization open all there are, the smallest first; else the one.
 
     Raises what `Sources.offer` raises, where nothing can be had.
     """
-    reporter = reporter or Silent()
-    if wanted.entry is not None and wanted.name == wanted.entry.name:
-        found = _of_entry(wanted.entry, reporter)
-    else:
-        found = _of_repository(wanted)
+    found: tuple[Artifact, ...] = ()
+    if leaves_open(wanted):
+        known = wanted.entry is not None and wanted.name == wanted.entry.name
+        found = _of_entry(wanted.entry, reporter) if known and wanted.entry else _of_repository(wanted)
     return found or (Sources(wanted, reporter).offer(),)
+
+
+def leaves_open(wanted: Wanted) -> bool:
+    """Whether a name does not say which quantization is meant."""
+    if wanted.entry is not None and wanted.name == wanted.entry.name:
+        return len(wanted.entry.quants) > 1
+    (source, *_) = wanted.sources
+    return isinstance(source, HubSource) and source.file is None and source.quantization is None
+
+
+def all_offers(artifact: Artifact, wanted: Wanted) -> tuple[Artifact, ...]:
+    """All quantizations of the model that an artifact is one of, the smallest first. Raises what `listing` raises."""
+    if wanted.entry is not None and not wanted.name.startswith("hf:"):
+        return _of_entry(wanted.entry, Silent())
+    if not isinstance(artifact.source, HubSource):
+        return ()
+    whole = HubSource(artifact.source.repository, revision=artifact.source.revision)
+    return _of_repository(Wanted(str(whole), (whole,)))
 
 
 def _of_entry(entry: CatalogEntry, reporter: Reporter) -> tuple[Artifact, ...]:
@@ -55,10 +72,8 @@ def _listing(source: HubSource, reporter: Reporter) -> Listing | None:
 
 
 def _of_repository(wanted: Wanted) -> tuple[Artifact, ...]:
-    """() for a name that is not of a whole repository."""
     (source, *_) = wanted.sources
-    if not isinstance(source, HubSource) or source.file is not None or source.quantization is not None:
-        return ()
+    assert isinstance(source, HubSource)
     listing = huggingface.listing(source)
     if not listing.models:
         raise ModelNotFound(f"{wanted.name}: the repository has no GGUF model")

@@ -44,7 +44,7 @@ def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> Resolved
     if here is None:
         refuse_if_offline(asked, offline)
         sources = Sources(asked, reporter)
-        require_memory(sources.offer(), asked)
+        require_memory(sources.offer(), asked, reporter)
         here = fetch(sources, reporter)
     records.mark_used(here)
     return ResolvedModel(here, asked.name, asked.entry)

@@ -13,7 +13,7 @@ from llmrun.archs.registry import plan_of_header
 from llmrun.backends import llama_footprint
 from llmrun.backends.cpu import MAX_ROWS
 from llmrun.backends.cpu_footprint import footprint_on_cpu
-from llmrun.backends.footprint import Footprint, largest_that_fits
+from llmrun.backends.footprint import Footprint
 from llmrun.backends.gpu_layers import cache_bytes
 from llmrun.backends.llama_footprint import footprint_on_llama
 from llmrun.gguf.reader import open_gguf
@@ -111,12 +111,3 @@ def test_llama_cpp_has_matrices_twice_that_its_kernels_take_in_another_order(
         footprint = footprint_on_llama(file, kv_token=1)
         assert footprint.weights == file.file_bytes + sum(one.nbytes for one in counted if one.shape[1] % 8 == 0)
         assert footprint.mapped == file.file_bytes
-
-
-def test_the_largest_that_fits_is_the_one_with_the_most_weights() -> None:
-    sizes = [Footprint(weights, 10, scratch=50) for weights in (1000, 3000, 2000, 4000)]
-    assert largest_that_fits(sizes, 10, None) == 3
-    assert largest_that_fits(sizes, 10, 3150) == 1
-    assert largest_that_fits(sizes, 10, 3149) == 2
-    assert largest_that_fits(sizes, 10, 100) is None
-    assert largest_that_fits([], 10, None) is None
