@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmrun.errors import IntegrityError
@@ -11,6 +14,7 @@ from llmrun.hub.patience import Patience
 from llmrun.hub.web import Answer, Remote, TryAgain
 
 PART = 16 << 20  # bytes that one of several connections asks for at a time
+_HOLD_BACK_S = 60.0  # after one of several connections failed: no more of them so long
 _END_S = 2.0  # for threads to end; one that still looks up a name is left behind, and can write nothing
 
 
@@ -29,7 +33,7 @@ class Claim:
 
 
 class OtherVersion(Exception):
-    """The server has another file than the one that was begun, or sends it only from its beginning."""
+    """The server has another version than the one that was begun, or nothing says that it has the same."""
 
 
 class Connections:
@@ -47,7 +51,8 @@ class Connections:
         self._claims: list[Claim] = []
         self._threads: list[threading.Thread] = []
         self.limit = 1
-        self.refused = False  # one of several connections failed: there are not to be more
+        self._without_ranges = False  # the server sends the file only from its beginning
+        self._failed_at = -math.inf  # when one of several connections failed last
         self.other_version = False
         self.error: BaseException | None = None
         self.notes: list[str] = []
@@ -69,6 +74,11 @@ class Connections:
     def running(self) -> bool:
         with self._changed:
             return bool(self._claims)
+
+    @property
+    def refused(self) -> bool:
+        """There are not to be more connections, for now."""
+        return self._without_ranges or time.monotonic() - self._failed_at < _HOLD_BACK_S
 
     def wait(self, seconds: float) -> None:
         """Until the last thread has ended, at most so long."""
@@ -146,7 +156,7 @@ class Connections:
         with self._changed:
             if len(self._claims) > 1:
                 self._claims.remove(claim)
-                self.refused, self.limit = True, len(self._claims)
+                self._failed_at, self.limit = time.monotonic(), len(self._claims)
                 return False
             seconds = self._patience.wait_after(trouble, self.partial.received)
         if seconds >= 1.0:
@@ -157,37 +167,54 @@ class Connections:
     def _fetch(self, claim: Claim) -> None:
         """Write the bytes of the claim, or as many of them as come."""
         partial, asked_to = self.partial, claim.end
-        with self._remote.open(claim.start, asked_to, partial.validator) as answer:
+        by_hash = self._remote.file.sha256 is not None  # then no name of a version says more than the bytes
+        with self._remote.open(claim.start, asked_to, "" if by_hash else partial.validator) as answer:
             claim.answer = answer
             if self._stopping.is_set():
                 return
-            changed = partial.validator not in ("", answer.validator)
-            if changed or (answer.whole and partial.received > 0):
+            if not by_hash and self._may_be_another(answer):
                 if len(self._claims) > 1:
                     raise TryAgain("the server has another version of the file by now")
                 raise OtherVersion
             if answer.whole:
-                self.refused = True  # it sends no ranges: another connection would have us begin anew
-            partial.name_version(answer.validator)
+                if len(self._claims) > 1:
+                    raise TryAgain("the server sends no part of the file")
+                self._without_ranges = True
+            if not by_hash:
+                partial.name_version(answer.validator)
             claim.run = partial.begin(claim.start)
             try:
                 self._write(claim, answer, asked_to)
             finally:
                 partial.end(claim.run)
 
+    def _may_be_another(self, answer: Answer) -> bool:
+        """Whether what comes may not belong to what is here."""
+        before = self.partial.validator
+        return before not in ("", answer.validator) or (answer.whole and not before and self.partial.received > 0)
+
     def _write(self, claim: Claim, answer: Answer, asked_to: int) -> None:
         assert claim.run is not None
-        for piece in answer.pieces:
+        for piece in _from(claim.start, answer.pieces) if answer.whole else answer.pieces:
             if self._stopping.is_set() or self._is_superfluous():
                 return
             room = claim.end - claim.run.written
             self.partial.write(claim.run, piece[:room])
             if len(piece) > room:
-                if claim.end < asked_to:
-                    return  # another connection has the rest
+                if claim.end < (self.partial.size if answer.whole else asked_to):
+                    return  # the rest is here, or another connection has it
                 raise IntegrityError(f"more than {asked_to - claim.start:,} bytes sent")
         if claim.run.written < claim.end:
             raise TryAgain(f"ended after {claim.run.written:,} of {self.partial.size:,} bytes")
 
     def _is_superfluous(self) -> bool:
         return len(self._claims) > self.limit
+
+
+def _from(start: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """What follows the first `start` bytes."""
+    passed = 0
+    for piece in pieces:
+        if passed + len(piece) > start:
+            yield piece[max(0, start - passed) :]
+        passed += len(piece)

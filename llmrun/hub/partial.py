@@ -40,7 +40,7 @@ class Run:
 class Partial:
     """The bytes that are here of a file of `size` bytes. Several threads may write, each its own run.
 
-    The caller holds the file's lock. `validator` is what the server calls this version of the file (an ETag or a
+    The caller holds the file's lock. While it is open, nobody's `rm` or `prune` removes it (use.py). `validator` is what the server calls this version of the file (an ETag or a
     date), "" until it was told.
     """
 
@@ -56,10 +56,7 @@ class Partial:
         self._runs: list[Run] = []
         self._first_line = 0  # where it begins in the journal
         with writing(path):
-            if not self._resume():
-                remove(path)
-            self._file = _opened(path, os.O_CREAT)
-            self._journal = self._new_journal()
+            self._file = self._take()
 
     # --- what is here -------------------------------------------------------------------------------------------------
 
@@ -169,6 +166,29 @@ class Partial:
 
     # --- the journal --------------------------------------------------------------------------------------------------
 
+    def _take(self) -> io.FileIO:
+        """The file, opened and held. Another process may have removed it while we read the journal: then anew.
+
+        The journal is there first: whoever finds the file without one takes it for a leftover.
+        """
+        while True:
+            self._runs, self.validator = [], ""
+            if not self._resume():
+                remove(self.path)
+            self._journal = self._new_journal()
+            file = _opened(self.path, os.O_CREAT)
+            try:
+                hold(file.fileno(), self.path)
+                here = os.fstat(file.fileno()).st_size
+                if here >= max((run.written for run in self._runs), default=0) and _is_at(file, self.path):
+                    return file
+            except BaseException:
+                file.close()
+                self._journal.close()
+                raise
+            file.close()
+            self._journal.close()
+
     def _resume(self) -> bool:
         """Take over the runs of the journal. False: there is nothing that can be."""
         try:
@@ -184,9 +204,10 @@ class Partial:
         self.validator = str(told.get("validator", ""))
         if not self.validator and self._sha256 is None:
             return False  # nothing would tell whether what follows is of the same file
-        reached = 0
+        boot, reached = this_boot(), 0
+        lasted = told.get("boot") == boot and (boot != "" or self._sha256 is not None)
         for start, written, synced in sorted(lines):
-            end = min(written if told.get("boot") == this_boot() else synced, here, self.size)
+            end = min(written if lasted else synced, here, self.size)
             start = max(start, reached)
             if start < end:
                 self._runs.append(Run(len(self._runs), start, end, min(max(start, synced), end)))
@@ -241,8 +262,8 @@ def _opened(path: Path, more: int = 0) -> io.FileIO:
 
 
 def this_boot() -> str:
-    """Which start of the machine this is; "" where the system does not tell: there every start is taken for the same,
-    and bytes that a power cut took are found out by the sha256."""
+    """Which start of the machine this is; "" where the system does not tell: there every start is taken for the same
+    where a sha256 finds out bytes that a power cut took."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from llmrun.errors import NetworkError
 from llmrun.hub.web import TryAgain
 
-TRIES = 6  # in a row, without progress
+TRIES = 6  # in a row of a server that has not sent anything yet: nobody waits long for one that is not there
+TRIES_ON_THE_WAY = 16  # in a row without progress, once something came: at least 84 s, for a router that starts anew
 PROGRESS = 64 << 10  # bytes that must have come for a failure not to count with those before it
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 8.0
@@ -23,16 +24,16 @@ class Patience:
         self._file, self._size = file, size
         self._farthest = received
         self._failures = 0
+        self._tries = TRIES
 
     def wait_after(self, trouble: TryAgain, received: int) -> float:
         """Seconds to wait before the next try. Raises NetworkError, with the numbers, when it was the last."""
         if received >= self._farthest + PROGRESS:
-            self._farthest, self._failures = received, 0
+            self._farthest, self._failures, self._tries = received, 0, TRIES_ON_THE_WAY
         self._failures += 1
-        if self._failures >= TRIES:
-            raise NetworkError(
-                f"{self._file}: {trouble}: at {received:,} of {self._size:,} bytes, {TRIES} tries", hint=trouble.hint
-            ) from trouble
+        if self._failures >= self._tries:
+            at = f"at {received:,} of {self._size:,} bytes, {self._tries} tries"
+            raise NetworkError(f"{self._file}: {trouble}: {at}", hint=trouble.hint) from trouble
         return max(trouble.after, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self._failures - 1)))
 
 
@@ -60,4 +61,4 @@ class Growth:
             self._settled = True
             return connections
         self._since, self._from, self._rate = now, received, rate
-        return connections * 2
+        return min(connections * 2, MOST_CONNECTIONS)

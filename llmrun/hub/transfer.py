@@ -11,34 +11,41 @@ from llmrun.hub.disk import CHUNK
 from llmrun.hub.partial import Partial
 from llmrun.hub.patience import Growth, Patience
 from llmrun.hub.reporter import Reporter
-from llmrun.hub.web import Remote, TryAgain
+from llmrun.hub.web import AnotherFile, Remote, TryAgain
 
 SYNC_BYTES = 64 << 20  # received between two times that everything is made to survive a power cut
 _TELL_FROM = 256 << 20  # bytes left to read when all have come, that the user is told of
 _TICK_S = 0.05
 _AGAIN_S = 0.5
+_MAGIC = b"GGUF"
+_ELSEWHERE = "try again later, or from another network"
 
 
 def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter) -> str:
     """Fetch what is missing of `partial` and return the sha256 of the whole, which has reached the disk.
 
-    Wrong bytes are thrown away and fetched once more, from the beginning. Raises IntegrityError when they are wrong
-    again (nothing counts then), NetworkError, ModelNotFound, DoesNotFit, or LlmrunError for a disk that refuses: after
-    those, and after a KeyboardInterrupt, `partial` can go on from where it is. `name` is what the user calls it.
+    Wrong bytes are thrown away and fetched once more, from the beginning; an answer that speaks of another file is asked
+    for once more, and what is here stays. Raises IntegrityError for either the second time, NetworkError, ModelNotFound,
+    DoesNotFit, or LlmrunError for a disk that refuses. After all of them, and after a KeyboardInterrupt, `partial` can
+    go on from where it is; only after wrong bytes nothing is there. `name` is what the user calls it.
     """
-    try:
-        return _fetch_right(remote, partial, name, reporter)
-    except IntegrityError as error:
-        partial.clear()
-        reporter.note(f"{remote.file.path}: {error}; fetching it once more, from the beginning")
-    try:
-        return _fetch_right(remote, partial, name, reporter)
-    except IntegrityError as error:
-        partial.clear()
-        raise IntegrityError(
-            f"{remote.file.path}: {error}; nothing was kept",
-            hint="try again later, or from another network",
-        ) from error
+    path = remote.file.path
+    asked_again = fetched_again = False
+    while True:
+        try:
+            return _fetch_right(remote, partial, name, reporter)
+        except AnotherFile as error:
+            if asked_again:
+                kept = f"; the {partial.received:,} bytes that came before are kept" if partial.received else ""
+                raise IntegrityError(f"{path}: {error}{kept}", hint=_ELSEWHERE) from error
+            asked_again = True
+            reporter.note(f"{path}: {error}; asking once more")
+        except IntegrityError as error:
+            partial.clear()
+            if fetched_again:
+                raise IntegrityError(f"{path}: {error}; nothing was kept", hint=_ELSEWHERE) from error
+            fetched_again = True
+            reporter.note(f"{path}: {error}; fetching it once more, from the beginning")
 
 
 def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter) -> str:
@@ -55,7 +62,7 @@ def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter
             raise _named(connections.error, file.path)
         if connections.other_version:
             # This server cannot go on where we were: from the beginning, and in one go.
-            trouble = TryAgain("the server has another version of the file by now, or sends no part of it")
+            trouble = TryAgain("the server has another version of the file by now")
             patience.wait_after(trouble, partial.received)
             partial.clear()
             following, several = _Following(partial), False
@@ -65,6 +72,8 @@ def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter
     seen = following.hexdigest()
     if file.sha256 not in (None, seen):
         raise IntegrityError(f"sha256 {seen} seen, {file.sha256} expected")
+    if file.sha256 is None and partial.read(0, len(_MAGIC)) != _MAGIC:  # a web server's page: no hash tells it apart
+        raise IntegrityError("not a GGUF file: it does not begin as one")
     return seen
 
 
@@ -72,7 +81,7 @@ def _follow(connections: Connections, following: _Following, progress: _Progress
     """What the main thread does while the others fetch: hash, sync, tell, and decide how many they are to be."""
     partial = connections.partial
     received = synced = partial.received
-    growth = Growth(time.monotonic(), received)
+    growth, held_back = Growth(time.monotonic(), received), False
     while connections.running:
         if not following.advance():
             connections.wait(_TICK_S)
@@ -83,9 +92,13 @@ def _follow(connections: Connections, following: _Following, progress: _Progress
         if received - synced >= SYNC_BYTES:
             partial.sync()
             synced = received
-        if several and not connections.refused:
-            missing = partial.size - received
-            connections.resize(growth.advise(time.monotonic(), received, missing, connections.limit))
+        if connections.refused:
+            held_back = True
+        elif several:
+            now, missing = time.monotonic(), partial.size - received
+            if held_back:
+                growth, held_back = Growth(now, received), False
+            connections.resize(growth.advise(now, received, missing, connections.limit))
 
 
 class _Following:

@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.asking import ANSWER_SECONDS, plain, translated
+from llmrun.hub.listing import is_size
 from llmrun.hub.model import RemoteFile
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ MOST_REDIRECTS = 10
 MOST_WAIT_S = 300.0  # that a server may ask for
 _EXPIRED = (401, 403, 404, 410)  # of an address that was good before
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
-_SPAN = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+# Numbers of a sane length: Python refuses to read one of thousands of digits.
+_SPAN = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20}|\*)", re.ASCII)
+_LENGTH = re.compile(r"\d{1,20}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_VALIDATOR = 256
 _PORTS = {"http": 80, "https": 443}
@@ -41,6 +44,11 @@ class TryAgain(NetworkError):
     def __init__(self, message: str, *, after: float = 0.0) -> None:
         super().__init__(message, hint="check the connection and try again: the download goes on from where it is")
         self.after = after
+
+
+class AnotherFile(IntegrityError):
+    """An answer that speaks of another file than the one wanted: a proxy's page, or a server's mistake. It says nothing
+    of the bytes that came before."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +85,19 @@ class Remote:
     def open(self, start: int, end: int, validator: str) -> Iterator[Answer]:
         """Ask for the bytes [start, end), of the version that `validator` names if it is not "".
 
-        Raises TryAgain for what may pass, NetworkError or ModelNotFound for what will not, IntegrityError for an
-        answer that speaks of another file.
+        Raises TryAgain for what may pass, NetworkError or ModelNotFound for what will not, AnotherFile for an answer
+        that speaks of another file. After a TryAgain, here or in the block, the next question goes to the first
+        address: it may lead elsewhere, where this host is dead.
         """
+        try:
+            with self._opened(start, end, validator) as answer:
+                yield answer
+        except TryAgain:
+            self._led_to = None
+            raise
+
+    @contextlib.contextmanager
+    def _opened(self, start: int, end: int, validator: str) -> Iterator[Answer]:
         wanted = {"range": f"bytes={start}-{end - 1}"}
         if validator:
             wanted["if-range"] = validator
@@ -98,19 +116,19 @@ class Remote:
         """The size of the file. Raises NetworkError for a server that does not tell it, and what `open` raises."""
         response = self._ask({}, "HEAD")
         response.close()
-        length = response.headers.get("content-length", "")
-        if response.status_code == 200 and length.isdecimal():
-            return int(length)
+        length = _size_told(response.headers.get("content-length", ""))
+        if response.status_code == 200 and length is not None:
+            return length
         if response.status_code not in (200, 405, 501):  # many servers of signed addresses know no HEAD
             self._require_good(response)
         response = self._ask({"range": "bytes=0-0"})
         response.close()
         self._require_good(response)
         span = _SPAN.fullmatch(response.headers.get("content-range", ""))
-        told = span[3] if span else response.headers.get("content-length", "")
-        if not told.isdecimal():
+        told = _size_told(span[3] if span else response.headers.get("content-length", ""))
+        if told is None:
             raise NetworkError("the server does not say how large the file is")
-        return int(told)
+        return told
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
@@ -162,14 +180,14 @@ class Remote:
         told = response.headers.get("x-linked-etag", "").strip('"')
         if self.file.sha256 and _SHA256.fullmatch(told) and told != self.file.sha256:
             response.close()
-            raise IntegrityError(f"another file is there now: sha256 {told} seen, {self.file.sha256} expected")
+            raise AnotherFile(f"another file is there now: sha256 {told} seen, {self.file.sha256} expected")
 
     def _require_good(self, response: httpx2.Response) -> None:
         status = response.status_code
         if status in (200, 206):
             return
         if status == 416:
-            raise IntegrityError(f"the server's file is shorter: {self.file.size:,} bytes expected (HTTP 416)")
+            raise AnotherFile(f"the server's file is shorter: {self.file.size:,} bytes expected (HTTP 416)")
         if status in (408, 425, 429) or status >= 500:
             after = _seconds(response.headers.get("retry-after", ""))
             if after > MOST_WAIT_S:
@@ -186,15 +204,21 @@ class Remote:
         length = response.headers.get("content-length")
         if response.status_code == 200:
             if length is not None and length != str(self.file.size):
-                raise IntegrityError(f"{plain(length)} bytes are there, {self.file.size:,} expected")
+                raise AnotherFile(f"{plain(length)} bytes are there, {self.file.size:,} expected")
             return True
         told = response.headers.get("content-range", "")
         span = _SPAN.fullmatch(told)
         if span and span[3] not in ("*", str(self.file.size)):
-            raise IntegrityError(f"{int(span[3]):,} bytes are there, {self.file.size:,} expected")
+            raise AnotherFile(f"{int(span[3]):,} bytes are there, {self.file.size:,} expected")
         if not span or (int(span[1]), int(span[2])) != (start, end - 1):
             raise TryAgain(f"{plain(told) or 'other bytes'} sent, bytes {start}-{end - 1} asked for")
         return False
+
+
+def _size_told(text: str) -> int | None:
+    """What a server says of a size; None for nothing, and for what no model can have."""
+    size = int(text) if _LENGTH.fullmatch(text) else None
+    return size if is_size(size) else None
 
 
 def validator_of(headers: Mapping[str, str]) -> str:
@@ -234,7 +258,8 @@ def _next_address(url: str, location: str) -> str:
         target = urljoin(url, location)
         split = urlsplit(target)
         downgrade = split.scheme == "http" and urlsplit(url).scheme == "https"
-        if split.scheme not in _PORTS or not split.hostname or split.username is not None:
+        plain_host = (split.hostname or "").isprintable()  # names of hosts are told
+        if split.scheme not in _PORTS or not split.hostname or split.username is not None or not plain_host:
             raise ValueError("not an address")
         if downgrade and not _LOOPBACK.fullmatch(split.hostname):
             raise ValueError("from https to http")
