@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmrun.errors import IntegrityError
+from llmrun.gguf.format import MAGIC
 from llmrun.hub.partial import Partial, Run
 from llmrun.hub.patience import Patience
-from llmrun.hub.web import Answer, Remote, TryAgain
+from llmrun.hub.web import AnotherFile, Answer, Remote, TryAgain
 
 PART = 16 << 20  # bytes that one of several connections asks for at a time
 _HOLD_BACK_S = 60.0  # after one of several connections failed: no more of them so long
@@ -175,6 +176,8 @@ class Connections:
             if not by_hash and self._may_be_another(answer):
                 if len(self._claims) > 1:
                     raise TryAgain("the server has another version of the file by now")
+                if answer.whole and not next(answer.pieces, b"").startswith(MAGIC):
+                    raise AnotherFile("what is sent is no GGUF file")  # a proxy's page: what is here stays
                 raise OtherVersion
             if answer.whole:
                 if len(self._claims) > 1:

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmrun.errors import LlmrunError
 from llmrun.hub import places, records
-from llmrun.hub.disk import digest, make_folder, put_in_place, sync_folder, writing
+from llmrun.hub.disk import digest, make_folder, put_in_place, require_space, sync_folder, writing
 from llmrun.hub.locks import held
 from llmrun.hub.model import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.partial import Partial, is_begun, remove
 from llmrun.hub.records import FileRecord, Record
 from llmrun.hub.reporter import Reporter
 from llmrun.hub.transfer import fetch
+from llmrun.hub.use import in_use
 from llmrun.hub.web import Remote
 
 
@@ -39,12 +41,16 @@ def download(artifact: Artifact, reporter: Reporter) -> Path:
     return _from_hub(artifact, source, reporter)
 
 
+_TIMES_REMOVED = 2  # that what was here already is fetched again, because somebody removed it meanwhile
+
+
 @dataclass(frozen=True)
 class _Goal:
     """One file: from where, to where, and the folder below which we may write."""
 
     remote: Remote
     final: Path
+    link: Path  # where its user finds it: `final` itself, or what points there
     partial: Path
     root: Path
     label: str  # what the user calls it
@@ -62,29 +68,57 @@ def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path
     waiting = _says_once(artifact, reporter)
     blobs = [places.blob(repository, file.sha256 or "") for file in artifact.files]
     links = [places.snapshot_file(repository, artifact.commit, file.path) for file in artifact.files]
-    done: list[FileRecord] = []
-    for file, blob, link in zip(artifact.files, blobs, links, strict=True):
-        partial = places.partial_blob(repository, blob.name)
-        goal = _Goal(_hub_file(artifact, source, file), blob, partial, cache, _label(artifact, len(done) + 1))
-        here = None if is_begun(partial) else _known(goal, (blob, link), blobs[0])
-        if here is None:
-            with (
-                held(places.lock_file(blob.name), own, waiting),
-                held(places.shared_lock(repository, blob.name), cache, waiting),
-            ):
-                here = _known(goal, (blob, link), blobs[0]) or _checked(goal, (blob, link), reporter)
-                if here is None:
-                    here = _fetch(goal, reporter)
-                with writing(partial):
-                    remove(partial)
-                done.append(records.file_record(here, file.sha256 or ""))
-                _remember(artifact, done)
-        else:
-            done.append(records.file_record(here, file.sha256 or ""))
-    with held(places.lock_file(repository), own, waiting):
-        _put_links(artifact, source, blobs, links)
-    _remember(artifact, [records.file_record(link, file.sha256) for link, file in zip(links, done, strict=True)])
-    return links[0]
+    goals = [
+        _Goal(_hub_file(artifact, source, file), blob, link, places.partial_blob(repository, blob.name), cache, label)
+        for file, blob, link, label in zip(artifact.files, blobs, links, _labels(artifact), strict=True)
+    ]
+    _require_space(artifact, goals)
+    for _ in range(1 + _TIMES_REMOVED):
+        _fetch_blobs(artifact, source, goals, waiting, reporter)
+        with held(places.lock_file(repository), own, waiting):  # `rm` and `prune` take it too
+            if all(_is_somewhere(goal) for goal in goals):
+                _put_links(artifact, source, goals)
+                _remember(artifact, [records.file_record(goal.link, goal.file.sha256 or "") for goal in goals])
+                return links[0]
+    raise _removed_meanwhile(artifact.name)
+
+
+def _fetch_blobs(
+    artifact: Artifact, source: HubSource, goals: list[_Goal], waiting: Callable[[], None], reporter: Reporter
+) -> None:
+    """Have every file here whole, in the blob's place, or in the link's where links cannot be made."""
+    own, first, done = places.models_folder(), goals[0].final, list[FileRecord]()
+    for goal in goals:
+        name, sha256 = goal.final.name, goal.file.sha256 or ""
+        found = None if is_begun(goal.partial) else _remembered(goal, first)
+        if found is not None:
+            done.append(found)
+            continue
+        with (
+            held(places.lock_file(name), own, waiting),
+            held(places.shared_lock(source.repository, name), goal.root, waiting),
+        ):
+            here = _known(goal, first) or _checked(goal, reporter) or _fetch(goal, reporter)
+            with writing(goal.partial):
+                remove(goal.partial)
+            done.append(records.file_record(here, sha256))
+            _remember(artifact, done)
+
+
+def _remembered(goal: _Goal, first: Path) -> FileRecord | None:
+    """Of the file that is here, by what is remembered; without a lock: it may vanish at any moment."""
+    with contextlib.suppress(FileNotFoundError):
+        here = _known(goal, first)
+        return None if here is None else records.file_record(here, goal.file.sha256 or "")
+    return None
+
+
+def _is_somewhere(goal: _Goal) -> bool:
+    return any(_has_size(path, goal.file.size) for path in (goal.final, goal.link))
+
+
+def _removed_meanwhile(what: object) -> LlmrunError:
+    return LlmrunError(f"{what}: another program removed it while it was downloaded", hint="run the command again")
 
 
 def remote_of(artifact: Artifact, file: RemoteFile) -> Remote | None:
@@ -105,13 +139,13 @@ def _hub_file(artifact: Artifact, source: HubSource, file: RemoteFile) -> Remote
     return Remote(file, lambda: huggingface.request(source.repository, artifact.commit, file.path))
 
 
-def _put_links(artifact: Artifact, source: HubSource, blobs: list[Path], links: list[Path]) -> None:
+def _put_links(artifact: Artifact, source: HubSource, goals: list[_Goal]) -> None:
     """The snapshot's links, the first file's last: a model is found by that one. Then the branch points there."""
     cache = places.hub_cache()
-    for blob, link in reversed(list(zip(blobs, links, strict=True))):
-        make_folder(link.parent, cache)
-        with writing(link):
-            _point(link, blob)
+    for goal in reversed(goals):
+        make_folder(goal.link.parent, cache)
+        with writing(goal.link):
+            _point(goal.link, goal.final)
     if source.revision != artifact.commit:
         reference = places.reference_file(source.repository, source.revision)
         make_folder(reference.parent, cache)
@@ -123,7 +157,9 @@ def _point(link: Path, blob: Path) -> None:
     """Link the snapshot's file to its blob; where links cannot be made, the file itself moves there, as the Hub's own
     tools do it."""
     if not blob.exists():
-        return  # it has moved there already
+        if link.exists():
+            return  # it has moved there already
+        raise _removed_meanwhile(blob)
     new = link.with_name(link.name + places.PARTIAL)
     new.unlink(missing_ok=True)
     try:
@@ -138,7 +174,10 @@ def _point(link: Path, blob: Path) -> None:
 def _replace_text(file: Path, text: str) -> None:
     new = file.with_name(file.name + places.PARTIAL)
     new.unlink(missing_ok=True)
-    new.write_text(text, "ascii")
+    with new.open("w", encoding="ascii") as written:
+        written.write(text)
+        written.flush()
+        os.fsync(written.fileno())
     new.replace(file)
     sync_folder(file.parent)
 
@@ -151,15 +190,24 @@ def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path
 
     own, waiting = places.models_folder(), _says_once(artifact, reporter)
     finals = [places.web_file(source.url, file.path) for file in artifact.files]
-    with held(places.lock_file(source.url), own, waiting):
+    with held(places.lock_file(source.url), own, waiting), contextlib.ExitStack() as whole:
         goals = [
-            _Goal(urls.remote_file(source, file), final, _partial_of(final), own, _label(artifact, number))
-            for number, (file, final) in enumerate(zip(artifact.files, finals, strict=True), 1)
+            _Goal(urls.remote_file(source, file), final, final, _partial_of(final), own, label)
+            for file, final, label in zip(artifact.files, finals, _labels(artifact), strict=True)
         ]
-        digests = [_of_url_here(goal, reporter) or _fetched(goal, reporter) for goal in goals]
+        _require_space(artifact, goals)
+        digests, fetched = [], []
+        for goal in goals:
+            digest_here = _of_url_here(goal, reporter)
+            if digest_here is None:
+                digests.append(_fetched(goal, reporter))
+                whole.enter_context(in_use(goal.partial))  # until all of them are here
+                fetched.append(goal)
+            else:
+                digests.append(digest_here)
         for goal in reversed(goals):  # a model is found by its first file
-            if goal.partial.exists():
-                put_in_place(goal.partial, goal.final)
+            if goal in fetched:
+                _put_in_place(goal)
             with writing(goal.partial):
                 remove(goal.partial)
         _remember(artifact, [records.file_record(*pair) for pair in zip(finals, digests, strict=True)])
@@ -187,8 +235,29 @@ def _of_url_here(goal: _Goal, reporter: Reporter) -> str | None:
 def _fetch(goal: _Goal, reporter: Reporter) -> Path:
     """Fetch the file and give it its name."""
     _fetched(goal, reporter)
-    put_in_place(goal.partial, goal.final)
+    _put_in_place(goal)
     return goal.final
+
+
+def _put_in_place(goal: _Goal) -> None:
+    if not goal.partial.exists():
+        raise _removed_meanwhile(goal.partial)
+    put_in_place(goal.partial, goal.final)
+
+
+def _require_space(artifact: Artifact, goals: list[_Goal]) -> None:
+    """Raise DoesNotFit unless there is room for all that is missing: not after the first of three shards."""
+    missing = [max(0, goal.file.size - _taken(goal.partial)) for goal in goals if not _is_somewhere(goal)]
+    require_space(goals[0].final.parent, sum(missing), artifact.name)
+
+
+def _taken(path: Path) -> int:
+    """Bytes of the disk that a file has; it may have holes."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return 0
+    return int(getattr(status, "st_blocks", status.st_size // 512)) * 512
 
 
 def _fetched(goal: _Goal, reporter: Reporter) -> str:
@@ -205,11 +274,11 @@ def _fetched(goal: _Goal, reporter: Reporter) -> str:
                 remove(goal.partial)
 
 
-def _known(goal: _Goal, candidates: tuple[Path, ...], first: Path) -> Path | None:
-    """The candidate that is the file, by what is remembered of it, or of the model whose first file is `first`."""
+def _known(goal: _Goal, first: Path) -> Path | None:
+    """Where the file is, by what is remembered of it, or of the model whose first file is `first`."""
     record = records.read_record(first)
     remembered = {file.path: file for file in record.files} if record else {}
-    for path in candidates:
+    for path in (goal.final, goal.link):
         if not _has_size(path, goal.file.size):
             continue
         if records.known_digest(path) == goal.file.sha256:
@@ -220,9 +289,9 @@ def _known(goal: _Goal, candidates: tuple[Path, ...], first: Path) -> Path | Non
     return None
 
 
-def _checked(goal: _Goal, candidates: tuple[Path, ...], reporter: Reporter) -> Path | None:
-    """The candidate that is the file, by its bytes."""
-    for path in candidates:
+def _checked(goal: _Goal, reporter: Reporter) -> Path | None:
+    """Where the file is, by its bytes."""
+    for path in (goal.final, goal.link):
         if _has_size(path, goal.file.size):
             with writing(path):
                 seen = digest(path, reporter, f"checking {goal.label}")
@@ -248,9 +317,12 @@ def _remember(artifact: Artifact, files: list[FileRecord]) -> None:
     records.write_record(Record(artifact.name, source, artifact.commit, tuple(files), fetched=now, used=used))
 
 
-def _label(artifact: Artifact, number: int) -> str:
+def _labels(artifact: Artifact) -> list[str]:
+    """What the user calls each file."""
     count = len(artifact.files)
-    return artifact.name if count == 1 else f"{artifact.name} ({number} of {count})"
+    if count == 1:
+        return [artifact.name]
+    return [f"{artifact.name} ({number} of {count})" for number in range(1, count + 1)]
 
 
 def _says_once(artifact: Artifact, reporter: Reporter) -> Callable[[], None]:

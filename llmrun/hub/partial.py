@@ -16,6 +16,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmrun.errors import LlmrunError
 from llmrun.hub.disk import require_space, writing
 
 JOURNAL = ".journal"  # suffix, after the partial file's own
@@ -40,8 +41,8 @@ class Run:
 class Partial:
     """The bytes that are here of a file of `size` bytes. Several threads may write, each its own run.
 
-    The caller holds the file's lock. While it is open, nobody's `rm` or `prune` removes it (use.py). `validator` is what the server calls this version of the file (an ETag or a
-    date), "" until it was told.
+    The caller holds the file's lock; while it is open, nobody's `rm` or `prune` removes it (use.py). `validator` is
+    what the server calls this version of the file (an ETag or a date), "" until it was told.
     """
 
     def __init__(self, path: Path, size: int, sha256: str | None) -> None:
@@ -178,7 +179,7 @@ class Partial:
             self._journal = self._new_journal()
             file = _opened(self.path, os.O_CREAT)
             try:
-                hold(file.fileno(), self.path)
+                _hold(file, self.path)
                 here = os.fstat(file.fileno()).st_size
                 if here >= max((run.written for run in self._runs), default=0) and _is_at(file, self.path):
                     return file
@@ -259,6 +260,29 @@ def _successor_of(journal: Path) -> Path:
 def _opened(path: Path, more: int = 0) -> io.FileIO:
     """To read and write, at any place; never through a link."""
     return io.FileIO(os.open(path, os.O_RDWR | _NO_LINK | more, 0o666), "r+")
+
+
+def _hold(file: io.FileIO, path: Path) -> None:
+    """Have `rm` and `prune` find the file in use until it is closed (use.py). Windows removes no open file."""
+    if os.name != "posix":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LlmrunError(
+            f"disk: {path}: another process is removing it", hint="run the command again: it begins anew"
+        ) from error
+    except OSError:
+        return  # a file system that knows no locks
+
+
+def _is_at(file: io.FileIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def this_boot() -> str:

@@ -6,6 +6,7 @@ import hashlib
 import time
 
 from llmrun.errors import IntegrityError, LlmrunError
+from llmrun.gguf.format import MAGIC
 from llmrun.hub.connections import Connections
 from llmrun.hub.disk import CHUNK
 from llmrun.hub.partial import Partial
@@ -17,17 +18,17 @@ SYNC_BYTES = 64 << 20  # received between two times that everything is made to s
 _TELL_FROM = 256 << 20  # bytes left to read when all have come, that the user is told of
 _TICK_S = 0.05
 _AGAIN_S = 0.5
-_MAGIC = b"GGUF"
 _ELSEWHERE = "try again later, or from another network"
 
 
 def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter) -> str:
     """Fetch what is missing of `partial` and return the sha256 of the whole, which has reached the disk.
 
-    Wrong bytes are thrown away and fetched once more, from the beginning; an answer that speaks of another file is asked
-    for once more, and what is here stays. Raises IntegrityError for either the second time, NetworkError, ModelNotFound,
-    DoesNotFit, or LlmrunError for a disk that refuses. After all of them, and after a KeyboardInterrupt, `partial` can
-    go on from where it is; only after wrong bytes nothing is there. `name` is what the user calls it.
+    Wrong bytes are thrown away and fetched once more, from the beginning. After an answer that speaks of another file
+    the server is asked once more, and what is here stays. Raises IntegrityError for either the second time,
+    NetworkError, ModelNotFound, DoesNotFit, or LlmrunError for a disk that refuses. After all of them, and after a
+    KeyboardInterrupt, `partial` can go on from where it is; only after wrong bytes nothing is there. `name` is what
+    the user calls it.
     """
     path = remote.file.path
     asked_again = fetched_again = False
@@ -72,7 +73,7 @@ def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter
     seen = following.hexdigest()
     if file.sha256 not in (None, seen):
         raise IntegrityError(f"sha256 {seen} seen, {file.sha256} expected")
-    if file.sha256 is None and partial.read(0, len(_MAGIC)) != _MAGIC:  # a web server's page: no hash tells it apart
+    if file.sha256 is None and partial.read(0, len(MAGIC)) != MAGIC:  # a web server's page: no hash tells it apart
         raise IntegrityError("not a GGUF file: it does not begin as one")
     return seen
 
