@@ -17,7 +17,7 @@ from llmrun.hub.model import RemoteFile
 from llmrun.hub.partial import Partial
 from llmrun.hub.patience import Growth, Patience
 from llmrun.hub.transfer import fetch
-from llmrun.hub.web import Remote
+from llmrun.hub.web import Remote, TryAgain
 from tests.support.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.fetching import Said
 
@@ -152,12 +152,63 @@ def test_a_server_without_ranges_gets_one_connection(
     assert hub.downloads() == 1
 
 
-def test_a_server_that_always_has_another_version_is_given_up(hub: FakeHub, partial: Partial) -> None:
+def test_a_server_that_always_has_another_version_is_given_up(hub: FakeHub, tmp_path: Path) -> None:
+    url = hub.public(b"GGUF" + DATA[4:])
+    unknown = Remote(RemoteFile("big.gguf", len(DATA), None), lambda: (url, {}))
+    partial = Partial(tmp_path / "unknown", len(DATA), None)
     count = iter(range(10**6))
     for _ in range(100):
         hub.faults.append(Fault(cut_after=1000, headers={"ETag": f'"{next(count)}"'}))
-    with pytest.raises(NetworkError, match="6 tries"):
-        fetch(remote(hub), partial, "tiny", Said())
+    with pytest.raises(NetworkError, match=r"another version of the file by now: .* 6 tries"):
+        fetch(unknown, partial, "tiny", Said())
+    partial.close()
+
+
+def test_beside_others_another_version_is_not_believed_at_once(hub: FakeHub, tmp_path: Path) -> None:
+    data = b"GGUF" + DATA[4:]
+    url = hub.public(data)
+    unknown = Remote(RemoteFile("big.gguf", len(DATA), None), lambda: (url, {}))
+    hub.bytes_per_second = 5e6
+    hub.faults.append(Fault(headers={"ETag": '"other"'}, skip=1))
+    partial = Partial(tmp_path / "unknown", len(DATA), None)
+    with Connections(unknown, partial, Patience("big.gguf", FILE.size, 0)) as made:
+        run(made, beyond(partial, 1000))
+        made.resize(2)
+        run(made)
+    assert (made.other_version, made.error, hub.faults) == (False, None, [])
+    partial.close()
+    assert partial.path.read_bytes() == data
+
+
+def test_after_a_minute_without_failures_there_may_be_more_again(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0))
+    made._claims += [Claim(0, 10), Claim(10, 20)]
+    assert not made.refused
+    assert not made._may_go_on(made._claims[0], TryAgain("busy"))
+    assert made.refused
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + connections._HOLD_BACK_S)
+    assert not made.refused
+
+
+def test_one_failure_does_not_keep_a_download_slow_for_good(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_HOLD_BACK_S", 0.2)
+    asked: list[int] = []
+
+    def advise(growth: Growth, *told: float) -> int:
+        asked.append(id(growth))
+        return 2
+
+    monkeypatch.setattr(Growth, "advise", advise)
+    hub.bytes_per_second = 2e6
+    hub.faults.append(Fault(status=503, skip=1))
+    fetch(remote(hub), partial, "tiny", Said())
+    assert len(dict.fromkeys(asked)) == 2  # measured anew
+    assert len({asked.range for asked in hub.asked}) > 5
 
 
 def test_an_error_of_the_disk_ends_all_of_them(hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +218,7 @@ def test_an_error_of_the_disk_ends_all_of_them(hub: FakeHub, partial: Partial, m
     def refuse(*_: object) -> None:
         raise DoesNotFit("disk: x: full")
 
-    monkeypatch.setattr(Partial, "name_version", refuse)
+    monkeypatch.setattr(Partial, "begin", refuse)
     with pytest.raises(DoesNotFit, match=r"^disk: x: full$"):
         fetch(remote(hub), partial, "tiny", Said())
 

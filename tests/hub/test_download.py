@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub import disk, places, records
+from llmrun.hub import download as download_module
 from llmrun.hub.download import download
 from llmrun.hub.model import Artifact, HubSource
+from llmrun.hub.partial import Partial
 from tests.support.fake_hub import HALF, MODEL, SHA256, Asked, FakeHub, Fault, fake_hub
 from tests.support.fetching import TOKEN, Folders, Said, artifact_of, held_for
 from tests.support.small_disks import SmallDisk
 
 SHARDS = {f"big/model-0000{number}-of-00003.gguf": MODEL[number * 1000 :] for number in (1, 2, 3)}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What shutil says of a disk, as far as it is asked for."""
+
+    free: int
 
 
 @pytest.fixture
@@ -211,7 +221,7 @@ def test_a_cut_connection_is_gone_on_with(folders: Folders, hub: FakeHub, model:
 def test_a_later_run_goes_on_where_an_earlier_one_stopped(
     folders: Folders, hub: FakeHub, model: Artifact, said: Said
 ) -> None:
-    hub.faults += [Fault(cut_after=HALF), Fault(status=403), Fault(on="hub", status=403, skip=1)]
+    hub.faults += [Fault(cut_after=HALF), Fault(on="hub", status=403, skip=1)]
     with pytest.raises(NetworkError, match="HTTP 403"):
         download(model, said)
     assert folders.wrong(model, whole=False) == []
@@ -220,7 +230,7 @@ def test_a_later_run_goes_on_where_an_earlier_one_stopped(
     assert download(model, said).read_bytes() == MODEL
     assert said.steps[0][1] >= HALF
     assert hub.sent() == len(MODEL)
-    assert of_storage(hub)[-1].if_range == f'"{SHA256}"'
+    assert of_storage(hub)[-1].if_range == ""  # the sha256 tells more than a version's name
     assert folders.wrong(model, whole=True) == []
 
 
@@ -230,7 +240,7 @@ def test_silence_is_ended_and_gone_on_from(folders: Folders, hub: FakeHub, model
     assert ranges(hub)[-1] == f"bytes={HALF}-{len(MODEL) - 1}"
 
 
-def test_an_address_that_expires_in_the_middle_is_asked_for_anew(
+def test_after_a_broken_connection_the_hub_is_asked_where_the_file_is_now(
     folders: Folders, hub: FakeHub, model: Artifact, said: Said
 ) -> None:
     hub.faults.append(Fault(cut_after=HALF, alter=then(hub.expire)))
@@ -238,11 +248,148 @@ def test_an_address_that_expires_in_the_middle_is_asked_for_anew(
     assert [(asked.at, asked.status) for asked in hub.asked] == [
         ("hub", 302),
         ("storage", 206),
-        ("storage", 403),
         ("hub", 302),
         ("storage", 206),
     ]
     assert hub.sent() == len(MODEL)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Fault(ignore_range=True, alter=lambda _: b"<html>", headers={"Content-Length": "6"}, times=2),
+        Fault(status=416, times=2),
+        Fault(headers={"Content-Range": f"bytes {HALF}-{len(MODEL) - 1}/99"}, times=2),
+        Fault(on="hub", headers={"X-Linked-Etag": f'"{"f" * 64}"'}, times=2, skip=1),
+    ],
+)
+def test_an_answer_that_speaks_of_another_file_costs_nothing_that_is_here(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, lie: Fault
+) -> None:
+    hub.faults += [Fault(cut_after=HALF), Fault(**vars(lie))]
+    with pytest.raises(IntegrityError, match=rf"; the {HALF:,} bytes that came before are kept$") as caught:
+        download(model, said)
+    assert type(caught.value) is IntegrityError
+    assert hub.faults == []
+    assert [note.partition(";")[2] for note in said.notes] == [" asking once more"]
+    assert places.partial_blob("org/repo", SHA256).stat().st_size == HALF
+    assert download(model, said).read_bytes() == MODEL
+    assert ranges(hub)[-1] == f"bytes={HALF}-{len(MODEL) - 1}"
+
+
+def test_a_page_without_a_length_is_read_past_and_costs_nothing(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said
+) -> None:
+    page = Fault(
+        ignore_range=True, alter=lambda _: b"<html>", headers={"Content-Length": "", "Connection": "close"}, times=3
+    )
+    hub.faults += [Fault(cut_after=HALF), page]
+    assert download(model, said).read_bytes() == MODEL
+    assert ranges(hub)[-1] == f"bytes={HALF}-{len(MODEL) - 1}"
+
+
+def test_a_server_that_sends_the_whole_again_is_read_past_what_is_here(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said
+) -> None:
+    hub.faults += [Fault(cut_after=HALF), Fault(ignore_range=True, alter=lambda body: bytes(HALF) + body[HALF:])]
+    assert download(model, said).read_bytes() == MODEL
+
+
+def test_a_version_with_another_name_is_gone_on_with_where_the_sha256_decides(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said
+) -> None:
+    hub.faults += [Fault(cut_after=HALF), Fault(headers={"ETag": '"moved"'})]
+    assert download(model, said).read_bytes() == MODEL
+    assert hub.sent() == len(MODEL)
+
+
+# --- removed meanwhile ------------------------------------------------------------------------------------------------
+
+
+def removing(monkeypatch: pytest.MonkeyPatch, blob: Path, times: int) -> None:
+    """Another process removes the blob, so often, in the moment before the links are put."""
+    put, left = download_module._is_somewhere, [times]
+
+    def first(goal: object) -> bool:
+        if goal.final == blob and left[0]:  # type: ignore[attr-defined]
+            left[0] -= 1
+            blob.unlink()
+        return put(goal)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(download_module, "_is_somewhere", first)
+
+
+def test_what_was_removed_before_its_link_was_put_is_fetched_again(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download(model, said).unlink()
+    removing(monkeypatch, places.blob("org/repo", SHA256), 2)
+    monkeypatch.setattr(download_module, "_require_space", lambda *_: None)
+    assert download(model, said).read_bytes() == MODEL
+    assert hub.downloads() == 3
+    assert folders.wrong(model, whole=True) == []
+
+
+def test_what_is_always_removed_is_one_sentence(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download_module, "_require_space", lambda *_: None)
+    removing(monkeypatch, places.blob("org/repo", SHA256), 99)
+    with pytest.raises(LlmrunError, match=r"^tiny: another program removed it while it was downloaded$"):
+        download(model, said)
+    assert hub.downloads() == 3
+    assert folders.wrong(model, whole=False) == []
+
+
+def test_what_vanishes_while_it_is_looked_at_is_fetched(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download(model, said).unlink()
+    known = records.known_digest
+
+    def vanishing(path: Path) -> str | None:
+        monkeypatch.setattr(records, "known_digest", known)
+        path.unlink()
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(records, "known_digest", vanishing)
+    assert download(model, said).read_bytes() == MODEL
+    assert hub.downloads() == 2
+
+
+def test_no_link_is_put_to_nothing(folders: Folders, model: Artifact) -> None:
+    assert isinstance(model.source, HubSource)
+    link = places.snapshot_file("org/repo", model.commit, "sub/model.gguf")
+    with pytest.raises(LlmrunError, match="another program removed it"):
+        download_module._point(link, places.blob("org/repo", SHA256))
+
+
+def test_a_file_that_vanished_when_it_was_whole_is_one_sentence(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetched(remote: object, partial: Partial, *_: object) -> str:
+        partial.path.unlink()
+        return SHA256
+
+    monkeypatch.setattr(download_module, "fetch", fetched)
+    with pytest.raises(LlmrunError, match="incomplete: another program removed it while it was downloaded"):
+        download(model, said)
+
+
+def test_a_branch_points_nowhere_that_has_not_reached_the_disk(
+    folders: Folders, model: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, synced = places.reference_file("org/repo", "main"), []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        new = reference.with_name(reference.name + places.PARTIAL)
+        synced.append(new.read_text() if new.exists() else "")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    download(model, said)
+    assert model.commit in synced
 
 
 # --- servers that misbehave -------------------------------------------------------------------------------------------
@@ -341,7 +488,7 @@ def test_the_token_goes_to_the_hub_alone(folders: Folders, hub: FakeHub, model: 
     hub.add("org/repo", {"sub/model.gguf": MODEL}, token=TOKEN)
     hub.moved["org/old"] = "org/repo"
     old = artifact_of(hub.repositories["org/repo"], "sub/model.gguf")
-    hub.faults += [Fault(cut_after=HALF, alter=then(hub.expire)), Fault(cut_after=9, skip=1)]
+    hub.faults += [Fault(cut_after=HALF, alter=then(hub.expire)), Fault(cut_after=9)]
     download(old, said)
     at_hub = {asked.authorization for asked in hub.asked if asked.at == "hub"}
     assert at_hub == {f"Bearer {TOKEN}"}
@@ -370,6 +517,23 @@ def test_room_is_looked_for_before_the_first_byte(
         download(model, said)
     assert hub.asked == []
     assert [path for path in folders.files() if ".locks" not in path.parts] == []
+
+
+def test_room_is_needed_for_all_shards_before_the_first_byte(
+    folders: Folders, hub: FakeHub, shards: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda _: Usage(free=disk.SPARE + shards.size - 1))
+        with pytest.raises(DoesNotFit, match=rf"tiny needs {shards.size:,} bytes"):
+            download(shards, said)
+    assert hub.asked == []
+    hub.faults += [Fault(cut_after=HALF, skip=1), Fault(on="hub", status=403, skip=2)]
+    with pytest.raises(NetworkError):
+        download(shards, said)
+    # The first is here, and half of the second: room for the rest is enough.
+    left = shards.files[1].size - HALF + shards.files[2].size
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(free=disk.SPARE + left))
+    assert download(shards, said).is_file()
 
 
 def test_a_disk_that_is_full_in_the_middle_is_told_and_gone_on_from(

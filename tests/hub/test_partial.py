@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.hub import disk, partial
 from llmrun.hub.partial import Partial, Run, is_begun, journal_of, remove
+from llmrun.hub.use import alone_with
 from tests.support.small_disks import SmallDisk
 
 DATA = bytes(range(256)) * 8
@@ -145,6 +148,108 @@ def test_this_boot_is_the_same_for_every_process_and_nothing_where_it_is_not_tol
 
     monkeypatch.setattr(Path, "read_text", refuse)
     assert partial.this_boot() == ""
+
+
+def test_without_a_boot_and_a_sha256_only_what_had_reached_the_disk_counts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial, "this_boot", lambda: "")
+    for sha256, received in ((SHA, 300), (None, 100)):
+        remove(path)
+        with opened(path, sha256=sha256) as made:
+            made.name_version('"v1"')
+            put(made, 0, 100)
+            made.sync()
+            put(made, 100, 300)
+        with opened(path, sha256=sha256) as again:
+            assert again.received == received
+
+
+# --- beside those who remove ------------------------------------------------------------------------------------------
+
+
+def is_free(path: Path) -> bool:
+    with alone_with([path]) as busy:
+        return busy is None
+
+
+def test_it_is_in_use_as_long_as_it_is_open(path: Path) -> None:
+    with opened(path) as made:
+        assert not is_free(path)
+        put(made, 0, 100)
+        made.clear()
+        assert not is_free(path)
+    assert is_free(path)
+
+
+def test_the_journal_is_there_before_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool]] = []
+    new_journal = Partial._new_journal
+
+    def watched(self: Partial) -> FileIO:
+        made = new_journal(self)
+        seen.append((journal_of(path).exists(), path.exists()))
+        return made
+
+    monkeypatch.setattr(Partial, "_new_journal", watched)
+    with opened(path):
+        assert seen == [(True, False)]
+
+
+def test_one_that_is_being_removed_is_one_sentence(path: Path) -> None:
+    with opened(path):
+        pass
+    with alone_with([path]), pytest.raises(LlmrunError, match="another process is removing it"):
+        Partial(path, SIZE, SHA)
+    with opened(path) as made:
+        assert made.received == 0
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_one_that_is_removed_while_it_is_opened_is_begun_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch, begins_anew: bool
+) -> None:
+    with opened(path) as made:
+        put(made, 0, 100)
+    times = [1]
+
+    def removed(when: str) -> None:
+        if when == ("held" if begins_anew else "read") and times:
+            times.clear()
+            remove(path)
+
+    new_journal, hold = Partial._new_journal, partial._hold
+
+    def after_reading(self: Partial) -> FileIO:
+        file = new_journal(self)
+        removed("read")
+        return file
+
+    def after_holding(file: FileIO, at: Path) -> None:
+        hold(file, at)
+        removed("held")
+
+    monkeypatch.setattr(Partial, "_new_journal", after_reading)
+    monkeypatch.setattr(partial, "_hold", after_holding)
+    with opened(path) as again:
+        assert times == []
+        assert (again.received, path.stat().st_size) == (0, 0)
+        put(again, 0, SIZE)
+    assert path.read_bytes() == DATA
+
+
+def test_where_there_are_no_locks_it_goes_without(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.flock", refuse)
+        with opened(path) as made:
+            put(made, 0, SIZE)
+    with path.open("rb") as file, monkeypatch.context() as patched:
+        patched.setattr(os, "name", "nt")
+        partial._hold(file, path)  # type: ignore[arg-type]
+    assert is_free(path)
 
 
 @pytest.mark.parametrize(("size", "sha256"), [(SIZE + 1, SHA), (SIZE, "b" * 64), (SIZE, None)])

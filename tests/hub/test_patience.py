@@ -6,7 +6,7 @@ import pytest
 
 from llmrun.errors import NetworkError
 from llmrun.hub import patience
-from llmrun.hub.patience import LONGEST_WAIT_S, MOST_CONNECTIONS, PROGRESS, TRIES, Growth, Patience
+from llmrun.hub.patience import LONGEST_WAIT_S, MOST_CONNECTIONS, PROGRESS, TRIES, TRIES_ON_THE_WAY, Growth, Patience
 from llmrun.hub.web import TryAgain
 
 TROUBLE = TryAgain("timed out")
@@ -26,10 +26,18 @@ def test_progress_begins_the_count_anew_and_going_back_does_not() -> None:
     waiting = Patience("m.gguf", GB, 0)
     for step in range(100):
         assert waiting.wait_after(TROUBLE, (step + 1) * PROGRESS) == patience.FIRST_WAIT_S
-    for _ in range(TRIES - 2):
+    for _ in range(TRIES_ON_THE_WAY - 2):
         waiting.wait_after(TROUBLE, 50 * PROGRESS)
     with pytest.raises(NetworkError):
         waiting.wait_after(TROUBLE, 100 * PROGRESS + 1)
+
+
+def test_an_outage_of_more_than_a_minute_does_not_end_a_download_on_its_way() -> None:
+    waiting = Patience("m.gguf", GB, 0)
+    waits = [waiting.wait_after(TROUBLE, PROGRESS) for _ in range(TRIES_ON_THE_WAY - 1)]
+    assert sum(waits) > 80
+    with pytest.raises(NetworkError, match="16 tries"):
+        waiting.wait_after(TROUBLE, PROGRESS)
 
 
 def test_a_server_that_names_a_time_gets_it() -> None:
@@ -62,6 +70,11 @@ def test_a_line_that_is_full_keeps_one_connection() -> None:
 
 def test_a_line_that_is_full_with_four_goes_back_to_those() -> None:
     assert advised({1: 10e6, 2: 20e6, 4: 40e6, 8: 41e6})[-1] == 4
+
+
+def test_there_are_never_more_than_the_most() -> None:
+    growth = Growth(0.0, 0)
+    assert growth.advise(2.0, GB, 100 * GB, 6) == MOST_CONNECTIONS
 
 
 def test_what_is_nearly_here_gets_no_second_connection() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ from llmrun.errors import IntegrityError, LlmrunError, NetworkError
 from llmrun.hub import places, records
 from llmrun.hub.download import download
 from llmrun.hub.model import Expected, UrlSource
+from llmrun.hub.partials import partials
 from llmrun.hub.urls import pin
+from llmrun.hub.use import alone_with
 from tests.support.fake_hub import HALF, MODEL, SHA256, FakeFile, FakeHub, Fault, fake_hub
 from tests.support.fetching import Folders, Said
 
-OTHER = MODEL[::-1]
+OTHER = MODEL[:4] + MODEL[:3:-1]
+PAGE = b"<!DOCTYPE html>" + bytes(5000)
 
 
 @pytest.fixture
@@ -100,9 +104,68 @@ def test_one_that_is_of_another_size_while_it_comes_is_an_error(folders: Folders
     url = hub.public(MODEL)
     artifact = pin(UrlSource(url), (), name="it")
     hub.objects[SHA256] = FakeFile("model.gguf", MODEL[:-1])
-    with pytest.raises(IntegrityError, match="2,500,003 bytes are there, 2,500,004 expected"):
+    with pytest.raises(IntegrityError, match=r"2,500,003 bytes are there, 2,500,004 expected$"):
         download(artifact, said)
     assert left_over(folders) == []
+
+
+def test_a_page_is_not_taken_for_a_model(folders: Folders, hub: FakeHub, said: Said) -> None:
+    artifact = pin(UrlSource(hub.public(PAGE)), (), name="it")
+    with pytest.raises(IntegrityError, match="not a GGUF file: it does not begin as one; nothing was kept"):
+        download(artifact, said)
+    assert left_over(folders) == []
+
+
+def test_a_proxys_page_costs_nothing_that_is_here(folders: Folders, hub: FakeHub, said: Said) -> None:
+    url = hub.public(MODEL)
+    artifact = pin(UrlSource(url), (), name="it")
+    broken_off(hub, url, Fault(cut_after=HALF, skip=1))
+    page = Fault(
+        ignore_range=True, alter=lambda _: PAGE, headers={"Content-Length": "", "ETag": "", "Connection": "close"}
+    )
+    hub.faults += [Fault(**vars(page)), Fault(**vars(page))]
+    with pytest.raises(IntegrityError, match="what is sent is no GGUF file; the 1,250,002 bytes that came before"):
+        download(artifact, said)
+    assert download(artifact, said).read_bytes() == MODEL
+    assert hub.asked[-1].range == f"bytes={HALF}-{len(MODEL) - 1}"
+
+
+def test_rm_and_prune_find_a_running_download_in_use(folders: Folders, hub: FakeHub, said: Said) -> None:
+    artifact = pin(UrlSource(hub.public(MODEL, "m-00001-of-00002.gguf")), (), name="it")
+    busy: list[set[str]] = []
+    seen: list[bool] = []
+
+    def look(body: bytes) -> bytes:
+        begun = partials()
+        seen.append(all(len(partial.files) == 2 and partial.total == len(MODEL) for partial in begun))
+        busy.append({path.name for partial in begun for path in partial.files if is_busy(path)})
+        return body
+
+    hub.faults.append(Fault(alter=look, times=2))
+    download(artifact, said)
+    first, second = (f"m-0000{number}-of-00002.gguf.llmrun.incomplete" for number in (1, 2))
+    assert busy == [{first}, {first, second}]
+    assert seen == [True, True]
+
+
+def is_busy(path: Path) -> bool:
+    with alone_with([path]) as busy:
+        return busy is not None
+
+
+@pytest.mark.parametrize("file", ["model.gguf", "m-00001-of-00002.gguf"])
+def test_one_that_vanished_when_it_was_whole_is_one_sentence(
+    folders: Folders, hub: FakeHub, said: Said, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    artifact = pin(UrlSource(hub.public(MODEL, file)), (), name="it")
+
+    def gone(partial: Path) -> ExitStack:
+        partial.unlink()
+        return ExitStack()
+
+    monkeypatch.setattr("llmrun.hub.download.in_use", gone)
+    with pytest.raises(LlmrunError, match="incomplete: another program removed it while it was downloaded"):
+        download(artifact, said)
 
 
 def test_a_sha256_that_is_known_is_held(folders: Folders, hub: FakeHub, said: Said) -> None:

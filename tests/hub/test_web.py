@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import time
 from collections.abc import Iterator
@@ -76,6 +77,7 @@ def test_a_redirect_is_followed_where_it_is_safe(location: str, leads_to: str) -
         "https://store.example:99999/x",
         "http://[::1/x",
         "javascript:alert(1)",
+        "https://\u2028.example/x",
     ],
 )
 def test_a_redirect_that_is_not_safe_is_refused_and_no_signature_is_told(location: str) -> None:
@@ -94,6 +96,40 @@ def test_no_location_does_anything_but_lead_to_the_web_or_be_refused(location: s
         assert target.startswith(("https://", "http://"))
         told = web._origin(target)[1] or "\n"
     assert told.isprintable()
+
+
+def test_an_address_that_has_expired_is_asked_for_anew(hub: FakeHub) -> None:
+    source = Remote(
+        RemoteFile("model.gguf", len(MODEL), SHA256), lambda: (f"{hub.url}/org/repo/resolve/main/m.gguf", {})
+    )
+    hub.add("org/repo", {"m.gguf": MODEL})
+    for _ in range(2):
+        with source.open(0, 10, "") as answer:
+            assert b"".join(answer.pieces) == MODEL[:10]
+        hub.expire()
+    assert [(asked.at, asked.status) for asked in hub.asked] == [
+        ("hub", 302),
+        ("storage", 206),
+        ("storage", 403),
+        ("hub", 302),
+        ("storage", 206),
+    ]
+
+
+@pytest.mark.parametrize("fault", [Fault(status=503, skip=1), Fault(cut_after=5, skip=1)])
+def test_a_host_that_fails_is_not_asked_again_without_the_hub(hub: FakeHub, fault: Fault) -> None:
+    source = Remote(
+        RemoteFile("model.gguf", len(MODEL), SHA256), lambda: (f"{hub.url}/org/repo/resolve/main/m.gguf", {})
+    )
+    hub.add("org/repo", {"m.gguf": MODEL})
+    hub.faults.append(Fault(**vars(fault)))
+    for failing in (False, True, False):
+        with (
+            pytest.raises(TryAgain) if failing else contextlib.nullcontext(),
+            source.open(0, 10, "") as answer,
+        ):
+            assert b"".join(answer.pieces) == MODEL[:10]
+    assert [asked.at for asked in hub.asked] == ["hub", "storage", "storage", "hub", "storage"]
 
 
 def test_an_origin_is_scheme_host_and_port() -> None:
@@ -155,6 +191,8 @@ def test_a_file_of_a_web_server_is_measured(hub: FakeHub) -> None:
         Fault(status=405),
         Fault(status=501),
         Fault(headers={"Content-Length": ""}),
+        Fault(headers={"Content-Length": "0"}),
+        Fault(headers={"Content-Length": str(1 << 60)}),
     ],
 )
 def test_a_server_without_head_is_measured_by_a_range(hub: FakeHub, fault: Fault) -> None:
@@ -168,8 +206,9 @@ def test_a_server_without_ranges_is_measured_by_its_length(hub: FakeHub) -> None
     assert at(hub.public(MODEL)).measure() == len(MODEL)
 
 
-def test_a_server_that_tells_no_size_is_refused(hub: FakeHub) -> None:
-    unmeasured = {"Content-Length": "", "Content-Range": "bytes 0-0/*", "Connection": "close"}
+@pytest.mark.parametrize("told", ["*", "0", "9" * 5000, str(1 << 60)])
+def test_a_server_that_tells_no_size_is_refused(hub: FakeHub, told: str) -> None:
+    unmeasured = {"Content-Length": "", "Content-Range": f"bytes 0-0/{told}", "Connection": "close"}
     hub.faults += [Fault(status=405), Fault(headers=unmeasured)]
     with pytest.raises(NetworkError, match="does not say how large"):
         at(hub.public(MODEL)).measure()
