@@ -10,7 +10,7 @@ from llmrun.gguf.format import MAGIC
 from llmrun.hub.connections import Connections
 from llmrun.hub.disk import CHUNK
 from llmrun.hub.partial import Partial
-from llmrun.hub.patience import Growth, Patience
+from llmrun.hub.patience import PROGRESS, Growth, Patience
 from llmrun.hub.reporter import Reporter
 from llmrun.hub.web import AnotherFile, Remote, TryAgain
 
@@ -25,21 +25,21 @@ def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter) -> st
     """Fetch what is missing of `partial` and return the sha256 of the whole, which has reached the disk.
 
     Wrong bytes are thrown away and fetched once more, from the beginning. After an answer that speaks of another file
-    the server is asked once more, and what is here stays. Raises IntegrityError for either the second time,
-    NetworkError, ModelNotFound, DoesNotFit, or LlmrunError for a disk that refuses. After all of them, and after a
-    KeyboardInterrupt, `partial` can go on from where it is; only after wrong bytes nothing is there. `name` is what
-    the user calls it.
+    what is here stays, and the server is asked once more, after any progress anew. Raises IntegrityError for either the
+    second time, NetworkError, ModelNotFound, DoesNotFit, or LlmrunError for a disk that refuses. After all of them, and
+    after a KeyboardInterrupt, `partial` can go on from where it is; only after wrong bytes nothing is there. `name` is
+    what the user calls it.
     """
     path = remote.file.path
-    asked_again = fetched_again = False
+    fetched_again, asked_at = False, -PROGRESS
     while True:
         try:
             return _fetch_right(remote, partial, name, reporter)
         except AnotherFile as error:
-            if asked_again:
+            if partial.received < asked_at + PROGRESS:
                 kept = f"; the {partial.received:,} bytes that came before are kept" if partial.received else ""
                 raise IntegrityError(f"{path}: {error}{kept}", hint=_ELSEWHERE) from error
-            asked_again = True
+            asked_at = partial.received
             reporter.note(f"{path}: {error}; asking once more")
         except IntegrityError as error:
             partial.clear()

@@ -277,6 +277,15 @@ def test_an_answer_that_speaks_of_another_file_costs_nothing_that_is_here(
     assert ranges(hub)[-1] == f"bytes={HALF}-{len(MODEL) - 1}"
 
 
+def test_such_answers_with_progress_between_them_do_not_end_a_download(
+    folders: Folders, hub: FakeHub, model: Artifact, said: Said
+) -> None:
+    hub.faults += [Fault(status=416), Fault(cut_after=HALF), Fault(status=416), Fault(cut_after=HALF // 2)]
+    hub.faults.append(Fault(status=416))
+    assert download(model, said).read_bytes() == MODEL
+    assert (hub.faults, hub.sent()) == ([], len(MODEL))
+
+
 def test_a_page_without_a_length_is_read_past_and_costs_nothing(
     folders: Folders, hub: FakeHub, model: Artifact, said: Said
 ) -> None:
