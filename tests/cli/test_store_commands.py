@@ -53,7 +53,7 @@ def test_the_first_line_of_a_commands_help_is_the_one_that_the_list_of_commands_
 
 def test_a_name_that_is_nearly_one(stores: Stores) -> None:
     assert "did you mean 'verify'?" in run("verfy", code=2)[1]
-    assert ALIASES == {"ls": "list"}
+    assert ALIASES == {"ls": "list", "run": "chat"}
     assert run("ls") == run("list")
 
 
