@@ -183,7 +183,7 @@ def test_a_real_model_is_shown(stores: Stores) -> None:
     assert facts["licence"] == "apache-2.0"
     assert facts["kind"] == "gpt2 smollm"
     assert facts["tokens"] == "49,152"
-    assert facts["Q4_1"].split() == ["210", "66", "MB"]
+    assert facts["Q4_1"].split() == ["210", "66.4", "MB"]
     template, _ = run("show", str(smollm2()), "--template")
     assert facts["sha256"] == hashlib.sha256(template.removesuffix("\n").encode()).hexdigest()
     assert template.startswith("{% for message in messages %}")
