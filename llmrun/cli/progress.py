@@ -49,8 +49,8 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
     """`smollm2:135m  ████████░░░░░░░░░░░░  41%  40.3/98.4 MB  12.1 MB/s  0:04 left`, in at most `limit` columns.
 
     `fetched` of the `done` bytes came in the last `seconds`; the rest was there before. Where there is too little room
-    the bar gets shorter, the label loses its beginning (names differ at their ends), then the bar goes: what is asked is
-    how long yet.
+    the bar gets shorter, the label loses its beginning (names differ at their ends), then the bar goes: what is asked
+    is how long yet.
     """
     fraction = done / total if total else 0.0
     # Rounded down: 100 % is only said of what is all there.
