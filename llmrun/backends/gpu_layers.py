@@ -144,10 +144,12 @@ def _per_layer(file: GGUFFile, key: str, n_layers: int, default: int) -> list[in
 
 
 def _widths(file: GGUFFile) -> tuple[int, int]:
-    """Of the activations between layers, and inside."""
+    """Of the activations between layers, and inside: no wider than a matrix that they could be multiplied by."""
     architecture = file.string("general.architecture")
+    widest = max((max(tensor.shape) for tensor in file.tensors.values()), default=0)
     width = file.integer(f"{architecture}.embedding_length", 4096)
-    return width, _largest(file, f"{architecture}.feed_forward_length", 4 * width)
+    inner = _largest(file, f"{architecture}.feed_forward_length", 4 * width)
+    return min(width, widest), min(inner, widest)
 
 
 def _largest(file: GGUFFile, key: str, default: int) -> int:

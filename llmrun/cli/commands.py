@@ -23,14 +23,14 @@ COMMANDS: dict[str, Command] = {
     "chat": Command("chat", "chat", "Talk with a model."),
     "generate": Command("generate", "generate", "Answer one prompt."),
     "bench": Command("bench", "bench", "Measure how fast models are on this machine."),
-    "fit": Command("fit", "fit", "Tell whether a model fits this machine, and how fast it will be."),
-    "pull": Command("pull", "pull", "Fetch models, or exactly those of a lock."),
+    "fit": Command("fit", "fit", "Tell whether models fit this machine, and how fast they will be."),
+    "pull": Command("pull", "pull", "Fetch models."),
     "list": Command("list", "list_models", "List the models on this machine."),
     "show": Command("show", "show", "Show what a model is, without running it."),
     "rm": Command("rm", "remove", "Remove models from this machine."),
     "verify": Command("verify", "verify", "Check that models are whole and unchanged."),
     "prune": Command("prune", "prune", "Remove what newer downloads have replaced."),
-    "doctor": Command("doctor", "doctor", "Check what this machine can do, and what does not work."),
+    "doctor": Command("doctor", "doctor", "Look at this machine: what works, and what to do where something does not."),
 }
 ALIASES = {"ls": "list", "run": "chat"}  # as in a shell; as in Ollama
 

@@ -35,7 +35,7 @@ class DoctorFlags:
 
 @takes_flags(DoctorFlags)
 def doctor(*, flags: DoctorFlags) -> int:
-    """Look at this machine: what it can do, what works, and what to do where something does not.
+    """Look at this machine: what works, and what to do where something does not.
 
     Exit code 1 when something is broken that llmrun needs; what is missing but not needed is a note.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -11,6 +12,7 @@ from llmrun.amounts import bytes_in_words
 from llmrun.cli import options
 from llmrun.cli.messages import message_for
 from llmrun.cli.output import out
+from llmrun.cli.terminal import columns, is_terminal, width
 from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
 from llmrun.settings import load_settings
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.hub.model import Wanted
     from llmrun.settings import Settings
+
+
+_NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "ON GPU", "TTFT", "TOK/S")
 
 
 def fit(
@@ -173,31 +178,37 @@ def _show_table(named: Sequence[_Named], best: int | None, asked: _Asked) -> Non
     from llmrun.cli.columns import aligned
 
     out.lines(_heading(asked, named[0].fit), dim=True)
-    with_gpu = any(row.fit.layers for row in named)
-    head = ["", "MODEL", "QUANT", "FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH"]
-    head += [*(["ON GPU"] if with_gpu else []), "TTFT", "TOK/S", ""]
-    rows = [_cells(row, best == number and len(named) > 1, with_gpu) for number, row in enumerate(named)]
-    lines = aligned([head, *rows], right=range(3, len(head) - 1))
+    rows = [_cells(row, best == number and len(named) > 1) for number, row in enumerate(named)]
+    left_out = [] if any(row.fit.layers for row in named) else ["ON GPU"]
+    for too_many in ([], ["WEIGHTS", "KV", "SCRATCH"], ["WEIGHTS", "KV", "SCRATCH", "FILE", "QUANT"]):
+        heads = [head for head in rows[0] if head not in (*left_out, *too_many)]
+        table = [[row[head] for head in heads] for row in rows]
+        lines = aligned(
+            [[head.strip() for head in heads], *table], right=[heads.index(head) for head in heads if head in _NUMBERS]
+        )
+        if not is_terminal(sys.stdout) or max(map(width, lines)) < columns():
+            break
     out.lines(lines[:1], dim=True)
     out.lines(lines[1:])
 
 
-def _cells(row: _Named, is_best: bool, with_gpu: bool) -> list[str]:
+def _cells(row: _Named, is_best: bool) -> dict[str, str]:
+    """By the heads of their columns; the first and the last have none."""
     one, speed = row.fit, row.fit.forecast
-    return [
-        "*" if is_best else "",
-        row.name,
-        row.quantization,
-        bytes_in_words(one.file_bytes),
-        bytes_in_words(one.needed),
-        bytes_in_words(one.footprint.weights),
-        bytes_in_words(one.context * one.footprint.kv_token),
-        bytes_in_words(one.footprint.scratch + one.footprint.vocabulary),
-        *([f"{one.gpu_layers} of {one.layers}"] if with_gpu else []),
-        f"{speed.ttft_s:.2f} s" if speed else "",
-        f"{speed.decode_per_second:.0f}" if speed else "",
-        _verdict(one, is_best),
-    ]
+    return {
+        "": "*" if is_best else "",
+        "MODEL": row.name,
+        "QUANT": row.quantization,
+        "FILE": bytes_in_words(one.file_bytes),
+        "MEMORY": bytes_in_words(one.needed),
+        "WEIGHTS": bytes_in_words(one.footprint.weights),
+        "KV": bytes_in_words(one.context * one.footprint.kv_token),
+        "SCRATCH": bytes_in_words(one.footprint.scratch + one.footprint.vocabulary),
+        "ON GPU": f"{one.gpu_layers} of {one.layers}",
+        "TTFT": f"{speed.ttft_s:.2f} s" if speed else "",
+        "TOK/S": f"{speed.decode_per_second:.0f}" if speed else "",
+        " ": _verdict(one, is_best),
+    }
 
 
 def _verdict(one: Fit, is_best: bool) -> str:
@@ -222,13 +233,14 @@ def _heading(asked: _Asked, one: Fit) -> list[str]:
     memory = f"{bytes_in_words(found.memory)} of memory are free" if found.memory is not None else "free memory unknown"
     gpus = [f"{gpu['description']}: {bytes_in_words(gpu['free'])} free" for gpu in found.gpus]
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
-    context = f"a context of {one.context:,} tokens (-c)"
-    if one.trained_context and one.context > one.trained_context:
-        context += f", though trained for {one.trained_context:,}"
-    return [
+    lines = [
         "here  " + ", ".join([memory, *gpus, threads]),
-        f"for   {context}, a prompt of {asked.prompt:,} (-p), {asked.settings.kv_type} in the KV cache (--kv-type)",
+        f"for   {one.context:,} tokens of context (-c), a prompt of {asked.prompt:,} (-p), "
+        f"a KV cache of {asked.settings.kv_type}",
     ]
+    if one.trained_context and one.context > one.trained_context:
+        lines.append(f"      the model was trained for {one.trained_context:,} tokens of context")
+    return lines
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def list_models(json_output: options.Json = False, quiet: options.Quiet = False,
         )
         return 0
     if not found and not begun:
-        out.lines(["No model is on this machine yet. `llmrun chat` fetches a small one (98 MB) and starts it;"])
+        out.lines(["No model is here yet. `llmrun chat` fetches a small one (98 MB) and starts it;"])
         out.lines(["`llmrun pull NAME` fetches any other."])
         return 0
     _show(described, begun, total)

@@ -49,7 +49,8 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
     """`smollm2:135m  ████████░░░░░░░░░░░░  41%  40.3/98.4 MB  12.1 MB/s  0:04 left`, in at most `limit` columns.
 
     `fetched` of the `done` bytes came in the last `seconds`; the rest was there before. Where there is too little room
-    the label loses its beginning (names differ at their ends), then the bar goes: what is asked is how long yet.
+    the bar gets shorter, the label loses its beginning (names differ at their ends), then the bar goes: what is asked
+    is how long yet.
     """
     fraction = done / total if total else 0.0
     # Rounded down: 100 % is only said of what is all there.
@@ -57,7 +58,11 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
     if fetched > 0 and seconds >= 0.5:
         speed = fetched / seconds
         figures += f"  {bytes_in_words(speed)}/s  {duration_words((total - done) / speed)} left"
-    for right in (f"{progress_bar(fraction)}  {figures}", figures):
+    with_bars = [f"{progress_bar(fraction, columns)}  {figures}" for columns in (_BAR, _BAR // 2)]
+    for right in with_bars:
+        if width(label) + 2 + width(right) <= limit:
+            return f"{label}  {right}"
+    for right in (*with_bars, figures):
         room = limit - width(right) - 2
         if width(label) <= room:
             return f"{label}  {right}"
@@ -73,10 +78,10 @@ def duration_words(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def progress_bar(fraction: float) -> str:
+def progress_bar(fraction: float, columns: int = _BAR) -> str:
     """`████████░░░░░░░░░░░░`"""
-    filled = int(fraction * _BAR)
-    return "█" * filled + "░" * (_BAR - filled)
+    filled = int(fraction * columns)
+    return "█" * filled + "░" * (columns - filled)
 
 
 def show_loading(what: str, fraction: float) -> None:

@@ -134,6 +134,8 @@ class _Pulling:
         else:
             lock = read_lock(self.lock_path)
             names = names or tuple(lock)
+        if asked.lock and self.lock_path.exists():
+            read_lock(self.lock_path)  # one that is broken is told before gigabytes are fetched
         if asked.lock or asked.revision is not None:
             return names, lambda name: plan_current(name, asked.revision, self.reporter, offline=asked.offline)
         if lock is not None:

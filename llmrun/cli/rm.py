@@ -42,21 +42,17 @@ def remove(
     found, begun = models(), partials()
     told: list[dict[str, Any]] = []
     exit_code = 0
-    plans: dict[str, Removal] = {}
+    done: set[str] = set()  # one model may be meant by several names
     for name in names:
         try:
             planned = _planned(name, found, begun)
-            plans.setdefault(planned.name, planned)  # which may be meant by several names
-        except LlmrunError as error:
-            exit_code = exit_code or error.exit_code
-            told.append({"name": name, "error": str(error)})
-            out.error(str(error), error.hint)
-    for planned in plans.values():
-        try:
+            if planned.name in done:
+                continue
+            done.add(planned.name)
             freed = planned.freed if dry_run else removal.remove(planned)
         except LlmrunError as error:
             exit_code = exit_code or error.exit_code
-            told.append({"name": planned.name, "error": str(error)})
+            told.append({"name": name, "error": str(error)})
             out.error(str(error), error.hint)
             continue
         told.append({"name": planned.name, "freed_bytes": freed, "files": _files_of(planned)})

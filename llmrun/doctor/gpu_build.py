@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmrun.backends.llama_probe import is_installed
 from llmrun.backends.select import llama_requirement
 from llmrun.bench.gpus import Gpu
 from llmrun.doctor.shell import with_variable, words
 
+_PACKAGE = "llama-cpp-python"
 _ROCM = Path("/opt/rocm")
 _CUDA = Path("/usr/local/cuda/bin/nvcc")
 _NO_TILES = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
@@ -36,8 +36,19 @@ def build_flags(gpus: Sequence[Gpu]) -> tuple[str, str]:
 
 
 def build_command(flags: str) -> str:
-    """To be pasted into a shell. What pip built before with other flags is not taken from its cache; what llama.cpp's
-    binding stands on is left alone: a newer NumPy than Numba takes would stop our own engine."""
-    again = ["--force-reinstall", "--no-deps"] if is_installed() else []
-    pip = [sys.executable, "-m", "pip", "install", *again, "--no-cache-dir", llama_requirement()]
+    """What installs it where it is not, to be pasted into a shell. What pip built before with other flags is not taken
+    from its cache."""
+    return _pip(flags, ["--no-cache-dir"])
+
+
+def rebuild_command(flags: str) -> str:
+    """What installs it in place of the one that is there. What it stands on is left alone: a newer NumPy than Numba
+    takes would stop our own engine."""
+    return _pip(flags, ["--force-reinstall", "--no-deps", "--no-cache-dir"])
+
+
+def _pip(flags: str, options: Sequence[str]) -> str:
+    wanted = llama_requirement()
+    what = wanted if wanted.startswith(_PACKAGE) else _PACKAGE
+    pip = [sys.executable, "-m", "pip", "install", *options, what]
     return with_variable("CMAKE_ARGS", flags, pip) if flags else words(pip)

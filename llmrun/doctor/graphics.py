@@ -12,7 +12,7 @@ from llmrun.backends.select import install_command
 from llmrun.bench.gpus import Gpu
 from llmrun.bench.processor import text_of
 from llmrun.doctor.findings import NOTE, OK, Finding
-from llmrun.doctor.gpu_build import WITHOUT_AMX, build_command, build_flags
+from llmrun.doctor.gpu_build import WITHOUT_AMX, build_command, build_flags, rebuild_command
 from llmrun.doctor.machine import Machine
 
 SECTION = "GPU"
@@ -67,19 +67,19 @@ def _finding_of(trial: LlamaTrial, gpus: Sequence[Gpu], flags: str, needed: str)
     if trial.failure:
         words = f"{name} {'crashes' if trial.crashed else 'does not work'} on this machine: {trial.failure}"
         advice, flags = _after_a_failure(trial, flags)
-        return Finding(LLAMA, "llama_cpp", NOTE, words, advice, build_command(flags), facts)
+        return Finding(LLAMA, "llama_cpp", NOTE, words, advice, rebuild_command(flags), facts)
     if trial.gpus:
         names = " and ".join(str(gpu["description"]) for gpu in trial.gpus)
         return Finding(LLAMA, "llama_cpp", OK, f"{name} multiplies here, and uses {names}", facts=facts)
     if trial.offloads:
         words = f"{name} multiplies here; built for GPUs, but it sees none"
         usable = any(gpu.driver for gpu in gpus)
-        advice, command = (_for_the_gpu(needed), build_command(flags)) if usable else ("", "")
+        advice, command = (_for_the_gpu(needed), rebuild_command(flags)) if usable else ("", "")
         return Finding(LLAMA, "llama_cpp", NOTE if usable else OK, words, advice, command, facts)
     words = f"{name} multiplies here; built without GPU support"
     if not flags:
         return Finding(LLAMA, "llama_cpp", OK, words, facts=facts)
-    return Finding(LLAMA, "llama_cpp", NOTE, words, _for_the_gpu(needed), build_command(flags), facts)
+    return Finding(LLAMA, "llama_cpp", NOTE, words, _for_the_gpu(needed), rebuild_command(flags), facts)
 
 
 def _for_the_gpu(needed: str) -> str:

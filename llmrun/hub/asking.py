@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 from llmrun.errors import LlmrunError, ModelNotFound, NetworkError, UsageError
 
@@ -85,7 +86,7 @@ def _refusal(error: HfHubHTTPError, repository: str) -> LlmrunError:
     from huggingface_hub import constants, errors
 
     status = error.response.status_code
-    page = plain(f"{constants.ENDPOINT}/{repository}")
+    page = plain(f"{without_secrets(constants.ENDPOINT)}/{repository}")
     login = "`hf auth login`, or set HF_TOKEN"
     if isinstance(error, errors.GatedRepoError):
         return NetworkError(
@@ -107,6 +108,15 @@ def _refusal(error: HfHubHTTPError, repository: str) -> LlmrunError:
     words = {401: "the token is not accepted", 403: "no access", 429: "too many requests"}
     hint = {401: login, 403: f"look at {page} with your account, then {login}", 429: f"try again later; {login}"}
     return NetworkError(f"{words.get(status, 'refused')} (HTTP {status})", hint=hint.get(status, ""))
+
+
+def without_secrets(url: str) -> str:
+    """A URL without the name and password it may hold."""
+    try:
+        parts = urlsplit(url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    except ValueError:
+        return "(not a URL)"
 
 
 def plain(words: object) -> str:

@@ -26,6 +26,13 @@ def entries(folder: Path) -> list[os.DirEntry[str]]:
     return sorted(some, key=lambda entry: entry.name)
 
 
+def folders_in(folder: Path) -> list[Path]:
+    """Real folders: what is behind a link is somebody else's."""
+    if folder.is_symlink():
+        return []
+    return [Path(entry.path) for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
+
+
 def is_file(entry: os.DirEntry[str]) -> bool:
     """Whether a file is there, at the end of a link too."""
     try:

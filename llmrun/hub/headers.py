@@ -87,11 +87,14 @@ def read_headers(artifacts: Sequence[Artifact], reporter: Reporter) -> list[GGUF
             known = answer
             break
     rest = range(len(found), len(artifacts))
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
         waiting = {pool.submit(_read_or_error, artifacts[number], known): number for number in rest}
         for done in as_completed(waiting):
             found[waiting[done]] = done.result()
             reporter.progress(_LABEL, len(found), len(artifacts))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for what is still asked for
     reporter.progress(_LABEL, len(artifacts), len(artifacts))
     return [found[number] for number in range(len(artifacts))]
 

@@ -18,7 +18,7 @@ from llmrun.errors import LlmrunError, ModelNotFound, UsageError
 from llmrun.gguf.glance import Glance, glance
 from llmrun.hub import lm_studio, ollama, places
 from llmrun.hub.file_names import models_among, quantization_of
-from llmrun.hub.folders import entries, is_file, model_files
+from llmrun.hub.folders import entries, folders_in, is_file, model_files
 from llmrun.hub.hub_cache import Repository, repositories
 from llmrun.hub.model import Expected, HeldSource, HubSource
 from llmrun.hub.records import Record, read_record
@@ -190,7 +190,7 @@ def _catalogue() -> Catalog | None:
 
 def _own(taken: Collection[str]) -> Iterator[Model]:
     """Of our folder, and of those for web addresses in it. A model is called as its record does, or by its path."""
-    folders = [places.models_folder(), *(Path(entry.path) for entry in entries(places.models_folder() / "web"))]
+    folders = [places.models_folder(), *folders_in(places.models_folder() / "web")]
     for folder in folders:
         present = {entry.name: Path(entry.path) for entry in entries(folder) if is_file(entry)}
         for names in models_among(present).values():
@@ -204,7 +204,10 @@ def _own(taken: Collection[str]) -> Iterator[Model]:
 
 def _finds_it_again(record: Record) -> bool:
     """Not of an address with a signature, which is no part of the name."""
-    return record.source.startswith("pypi:") or record.source == record.name
+    if record.source.startswith("pypi:"):
+        return True
+    first = Path(record.files[0].path)
+    return record.source == record.name and places.web_file(record.source, first.name) == first
 
 
 def _held(holder: str, name: str, path: Path) -> Model | None:

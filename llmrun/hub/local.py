@@ -76,18 +76,11 @@ def _is_sound(candidate: Candidate, name: str, reporter: Reporter) -> bool:
                 return False
         if must_be is not None and known != must_be:
             reporter.note(f"{path}: damaged: sha256 {known}, expected {must_be}; not used")
-            _remove_own(path)
             return False
         seen.append(known or "")
     if hashed:
         remember_digests(candidate.files, seen, name=name, source=str(candidate.source), commit=candidate.commit)
     return True
-
-
-def _remove_own(path: Path) -> None:
-    if path.is_relative_to(places.models_folder()):
-        with contextlib.suppress(OSError):  # ours, and of no use; on a read-only disk it stays
-            path.unlink()
 
 
 def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candidate]:

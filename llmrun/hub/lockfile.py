@@ -84,7 +84,8 @@ def _table(name: str, artifact: Artifact) -> str:
     elif isinstance(source, PypiSource):
         lines += [f"wheel = {_quoted(str(source).removeprefix('pypi:'))}", f"wheel_bytes = {source.wheel_bytes}"]
     else:
-        lines += [f"url = {_quoted(str(source))}"]
+        assert isinstance(source, UrlSource)
+        lines += [f"url = {_quoted(source.url)}"]
     lines += ["files = [", *map(_file_line, artifact.files), "]"]
     return "\n" + "\n".join(lines) + "\n"
 

@@ -50,12 +50,12 @@ class PypiSource:
 
 @dataclass(frozen=True, slots=True)
 class UrlSource:
-    """A file that any web server has: https://.../name.gguf."""
+    """A file that any web server has: https://.../name.gguf. Its text leaves out the query: it may be a signature."""
 
     url: str
 
     def __str__(self) -> str:
-        return self.url
+        return self.url.partition("?")[0]
 
 
 @dataclass(frozen=True, slots=True)

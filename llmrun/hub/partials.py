@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.hub import places
-from llmrun.hub.folders import entries, is_file, read_small
+from llmrun.hub.folders import entries, folders_in, is_file, read_small
 from llmrun.hub.hub_cache import repository_name
 from llmrun.hub.partial import JOURNAL
 
@@ -36,15 +36,15 @@ def partials() -> list[Partial]:
 
 
 def _shared() -> Iterator[Partial]:
-    for repository in entries(places.hub_cache()):
-        name = repository_name(repository.name)
-        if name:
-            yield from _in_folder(Path(repository.path) / "blobs", f"hf:{name}")
+    for repository in folders_in(places.hub_cache()):
+        name, blobs = repository_name(repository.name), repository / "blobs"
+        if name and not blobs.is_symlink():
+            yield from _in_folder(blobs, f"hf:{name}")
 
 
 def _own() -> Iterator[Partial]:
-    for address in entries(places.models_folder() / "web"):
-        yield from _in_folder(Path(address.path), "")
+    for address in folders_in(places.models_folder() / "web"):
+        yield from _in_folder(address, "")
 
 
 def _in_folder(folder: Path, name: str) -> Iterator[Partial]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from llmrun.errors import IntegrityError, UsageError
 from llmrun.hub import local, places, records, reference
 from llmrun.hub.disk import require_space
-from llmrun.hub.model import Artifact, Expected, HeldSource, HubSource, Source, Wanted
+from llmrun.hub.model import Artifact, Expected, HeldSource, HubSource, Source, UrlSource, Wanted
 from llmrun.hub.reporter import Reporter, Silent
 from llmrun.hub.resolve import Sources, existing, fetch, refuse_if_offline
 
@@ -44,6 +44,8 @@ class Pull:
         """What a lock is to say of the model, which is at `path` now. Raises IntegrityError for unknown bytes."""
         artifact = self.sources.offer() if self.sources is not None else self.pinned
         assert artifact is not None
+        if isinstance(artifact.source, UrlSource) and "?" in artifact.source.url:
+            raise UsageError(f"--lock: {self.name}: its address has a query, which may be a secret: not written down")
         files = []
         for file in artifact.files:
             here = path.with_name(file.path.rpartition("/")[2])
@@ -127,13 +129,17 @@ def require_room(pulls: Sequence[Pull]) -> None:
 def bytes_here(artifact: Artifact) -> int:
     """How much of it an earlier download has left on this machine, to go on from."""
     source = artifact.source
-    if not isinstance(source, HubSource):
+    if isinstance(source, HubSource):
+        finals = [places.blob(source.repository, file.sha256 or "") for file in artifact.files]
+    elif isinstance(source, UrlSource):
+        finals = [places.web_file(source.url, file.path) for file in artifact.files]
+    else:
         return 0
-    return sum(_held(source.repository, file.sha256 or "", file.size) for file in artifact.files)
+    return sum(_held(final, file.size) for final, file in zip(finals, artifact.files, strict=True))
 
 
-def _held(repository: str, sha256: str, size: int) -> int:
-    for path in (places.blob(repository, sha256), places.partial_blob(repository, sha256)):
+def _held(final: Path, size: int) -> int:
+    for path in (final, final.with_name(final.name + places.PARTIAL)):
         if path.is_file():
             status = path.stat()
             # Of a file that is written at several places, what takes room is what has come.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from llmrun.errors import LlmrunError, NetworkError
-from llmrun.hub.asking import answer_within, plain, translated
+from llmrun.hub.asking import answer_within, plain, translated, without_secrets
 
 PATIENCE_S = 4.0  # a Hub that can be reached answers in less than one
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
@@ -57,15 +56,6 @@ def hub_token() -> str | None:
         return get_token()
     except (ImportError, ValueError, OSError):
         return None
-
-
-def without_secrets(url: str) -> str:
-    """A URL without the name and password it may hold."""
-    try:
-        parts = urlsplit(url)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    except ValueError:
-        return "(not a URL)"
 
 
 def _asked(endpoint: str, patience: float) -> tuple[float | None, str]:

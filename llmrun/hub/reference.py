@@ -21,6 +21,7 @@ from llmrun.hub.places import safe_segments
 _LONGEST = 4096  # characters of a name
 _MOST_SHORTNAMES = 8  # that stand for one another
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+_PAGE = re.compile(r"(hf\.co|huggingface\.co)/[^/]+/[^/]+/(blob|resolve)/", re.IGNORECASE)
 _HUB = re.compile(r"(?:hf|huggingface):(?://)?|(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _HELD = re.compile(r"(?P<holder>ollama|lmstudio):(?://)?(?P<name>.*)", re.IGNORECASE | re.DOTALL)
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
@@ -50,6 +51,8 @@ def _understood(text: str, left: int) -> Wanted | LocalPath:
         raise UsageError("model: an empty name", hint="say a name such as smollm2:135m, or the path of a .gguf file")
     if len(text) > _LONGEST:
         raise UsageError(f"model: {text[:60]!r}...: a name of {len(text):,} characters, at most {_LONGEST:,}")
+    if _PAGE.match(text):  # as a browser shows an address, without its scheme
+        return _url(f"https://{text}", "https")
     if prefix := _HUB.match(text):
         return _hub(text, text[prefix.end() :])
     if held := _HELD.fullmatch(text):

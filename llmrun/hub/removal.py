@@ -61,7 +61,12 @@ def removal_of(model: Model) -> Removal:
     repository = read_repository(model.source.repository)
     refuse_linked_folders(repository)
     files = shards_of(model.source.file)
-    links = [repository.snapshots[commit][file] for commit in model.commits for file in files]
+    links = [
+        link
+        for commit in model.commits
+        for file in files
+        if (link := repository.snapshots.get(commit, {}).get(file)) is not None  # another rm may have been quicker
+    ]
     return removal_of_links(model.name, repository, links)
 
 
@@ -196,6 +201,8 @@ def _locks(removal: Removal) -> set[Path]:
         if name:
             with contextlib.suppress(UsageError):  # not the name of a blob
                 locks.add(places.shared_lock(name, path.name[:64]))
+    if removal.repository is not None:
+        locks.add(places.lock_file(removal.repository.name))  # held while a pull puts links in place
     return {lock for lock in locks if lock.exists()}
 
 

@@ -390,6 +390,6 @@ def test_it_needs_nothing_of_the_environment(path: Path, tmp_path: Path) -> None
 
 
 def test_a_cache_that_no_machine_holds_does_not_fit(path: Path) -> None:
-    with pytest.raises(DoesNotFit, match="a KV cache of 1,099,511,627,776 tokens takes ") as caught:
+    with pytest.raises(DoesNotFit, match="a KV cache of 1,099,511,627,776 tokens of 268,435,456 MiB take ") as caught:
         opened(path, context_size=1 << 40)
     assert caught.value.exit_code == 7

@@ -68,7 +68,7 @@ def test_a_name_is_told_for_all_its_quantizations_the_best_one_marked(environmen
     assert done.returncode == 0, done.stderr
     lines = done.stdout.decode().splitlines()
     assert lines[0].startswith("here  ")
-    assert lines[1].startswith("for   a context of 512 tokens (-c), a prompt of 512 (-p), f16 ")
+    assert lines[1].startswith("for   512 tokens of context (-c), a prompt of 512 (-p), a KV cache of f16")
     assert lines[2].split() == ["MODEL", "QUANT", "FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "TTFT", "TOK/S"]
     assert [line.split()[:2] for line in lines[3:]] == [["toy:1b-q4_0", "Q4_0"], ["*", "toy:1b"]]
     assert lines[3].endswith("fits")
@@ -106,7 +106,7 @@ def test_what_does_not_fit_says_by_how_much_and_exits_with_7(environment: dict[s
     done = llmrun("fit", "toy:1b-q4_0", "-c", "99999999999", env=environment)
     assert done.returncode == 7
     assert re.search(r"too big by [\d.]+ [TG]B\n$", done.stdout.decode())
-    assert b"though trained for 512" in done.stdout
+    assert b"the model was trained for 512 tokens of context" in done.stdout
     assert done.stderr == b""
 
 

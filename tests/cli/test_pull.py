@@ -111,8 +111,8 @@ def test_a_dry_run_says_everything_and_writes_nothing(machine: Machine) -> None:
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
         "tiny:1b  2.50 MB  hf:o/n/m-Q8_0.gguf  MIT",
-        "hf:o/shards  18 bytes  3 files  hf:o/shards/s-Q8_0-00001-of-00003.gguf",
-        "hf:o/n:Q4_K_M  17 bytes  hf:o/n/m-Q4_K_M.gguf  MIT",
+        "hf:o/shards  18 B  3 files  hf:o/shards/s-Q8_0-00001-of-00003.gguf",
+        "hf:o/n:Q4_K_M  17 B  hf:o/n/m-Q4_K_M.gguf  MIT",
     ]
     assert done.stderr == "together 2.50 MB in 3 models\n"
     assert machine.files() == before

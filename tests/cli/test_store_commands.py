@@ -53,7 +53,7 @@ def test_the_first_line_of_a_commands_help_is_the_one_that_the_list_of_commands_
 
 def test_a_name_that_is_nearly_one(stores: Stores) -> None:
     assert "did you mean 'verify'?" in run("verfy", code=2)[1]
-    assert ALIASES == {"ls": "list"}
+    assert ALIASES == {"ls": "list", "run": "chat"}
     assert run("ls") == run("list")
 
 
@@ -183,7 +183,7 @@ def test_a_real_model_is_shown(stores: Stores) -> None:
     assert facts["licence"] == "apache-2.0"
     assert facts["kind"] == "gpt2 smollm"
     assert facts["tokens"] == "49,152"
-    assert facts["Q4_1"].split() == ["210", "66", "MB"]
+    assert facts["Q4_1"].split() == ["210", "66.4", "MB"]
     template, _ = run("show", str(smollm2()), "--template")
     assert facts["sha256"] == hashlib.sha256(template.removesuffix("\n").encode()).hexdigest()
     assert template.startswith("{% for message in messages %}")

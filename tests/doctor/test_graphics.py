@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.llama_trial import LlamaTrial
+from llmrun.backends.select import llama_requirement
 from llmrun.bench.gpus import Gpu
 from llmrun.doctor import gpu_build, graphics
 from llmrun.doctor.findings import NOTE, OK, Finding
@@ -19,7 +21,10 @@ H200 = Gpu("NVIDIA", "NVIDIA H200", "driver 570.1", 150 * 10**9, 140 * 10**9)
 RADEON = Gpu("AMD", "Radeon", "driver amdgpu")
 APPLE = Gpu("Apple", "Apple M4", "Metal")
 ARC = Gpu("Intel", "Intel GPU 0x56a0", "driver xe")
-PIP = f"{sys.executable} -m pip install --force-reinstall --no-cache-dir llama-cpp-python"
+# Of the installed package, in a shell's quotes; of a folder that was never installed, the name alone.
+WHAT = shlex.quote(name if (name := llama_requirement()).startswith("llama-cpp") else "llama-cpp-python")
+PIP = f"{sys.executable} -m pip install --force-reinstall --no-deps --no-cache-dir {WHAT}"
+FRESH = f"{sys.executable} -m pip install --no-cache-dir {WHAT}"
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +127,7 @@ def test_what_is_not_installed_is_a_note_with_the_command(monkeypatch: pytest.Mo
     assert found.status == NOTE
     assert found.command.startswith(f"{sys.executable} -m pip install")
     tools(monkeypatch, "nvcc")
-    assert llama(monkeypatch, None, H200).command == f'CMAKE_ARGS="-DGGML_CUDA=on" {PIP}'
+    assert llama(monkeypatch, None, H200).command == f'CMAKE_ARGS="-DGGML_CUDA=on" {FRESH}'
 
 
 def test_a_crash_is_a_note_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

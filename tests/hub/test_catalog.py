@@ -504,3 +504,15 @@ def test_any_table_is_an_entry_or_a_usage_error_that_names_it(
         entry = entry_of(path)
         assert entry.quants[entry.default].sources
         assert entry.description
+
+
+def test_every_file_of_ours_is_of_the_model_that_its_repository_holds() -> None:
+    """A public catalogue once quoted another model's file names: the parameter count in both must be the same."""
+    size = re.compile(r"(?<![\w.])(?:e?\d+(?:\.\d+)?(?:x\d+)?[bm])(?![a-z0-9])", re.IGNORECASE)
+    for entry in load_catalog().entries():
+        for quant in entry.quants.values():
+            for source in quant.sources:
+                if isinstance(source, HubSource) and source.file:
+                    repository = {one.lower() for one in size.findall(source.repository.replace("_", "-"))}
+                    file = {one.lower() for one in size.findall(source.file.rpartition("/")[2].replace("_", "-"))}
+                    assert not file or not repository or file & repository, (entry.name, source)

@@ -128,7 +128,7 @@ def test_a_file_without_a_link_is_taken_by_its_size(stores: Stores) -> None:
     assert find(wanted(source, Expected("m.gguf", len(ONE), sha256(TWO))), heard) is None
 
 
-def test_our_own_folder_and_what_is_damaged_there_goes(stores: Stores) -> None:
+def test_our_own_folder_and_what_is_damaged_there_stays(stores: Stores) -> None:
     path = stores.own("m.gguf", ONE)
     heard, source = Heard(), PypiSource("pack", "1.0", 1)
     assert find(wanted(source, Expected("m.gguf", len(ONE), sha256(ONE))), heard) == path
@@ -136,7 +136,7 @@ def test_our_own_folder_and_what_is_damaged_there_goes(stores: Stores) -> None:
     assert find(wanted(source, Expected("../m.gguf", len(ONE), sha256(ONE))), heard) is None
     assert find(wanted(source), heard) is None
     assert find(wanted(source, Expected("m.gguf", len(ONE), sha256(TWO))), heard) is None
-    assert not path.exists()
+    assert path.exists()  # to look for a model removes none: what is expected may be wrong
 
 
 def test_a_file_of_the_web_is_found_by_its_address(stores: Stores) -> None:
@@ -187,19 +187,6 @@ def test_a_file_that_cannot_be_read_is_told_and_the_next_one_is_taken(
     heard = Heard()
     assert find(Wanted("it", sources, (Expected("m.gguf", len(ONE), sha256(ONE)),)), heard) == own
     assert heard.notes[0].endswith("m.gguf: cannot be read: Permission denied; not used")
-
-
-def test_a_damaged_file_that_cannot_be_removed_stays(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = stores.own("m.gguf", ONE)
-
-    def refused(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "unlink", refused)
-    heard = Heard()
-    assert find(wanted(PypiSource("p", "1", 1), Expected("m.gguf", len(ONE), sha256(TWO))), heard) is None
-    assert path.exists()
-    assert len(heard.notes) == 1
 
 
 def test_a_file_that_goes_while_its_size_is_asked_for(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

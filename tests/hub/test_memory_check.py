@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends import free_memory
+from llmrun.backends.fitting import Resources, fit_of
 from llmrun.errors import DoesNotFit
 from llmrun.hub import huggingface
 from llmrun.hub.catalog import load_catalog
+from llmrun.hub.headers import read_header
 from llmrun.hub.memory_check import require_memory, smaller_choice
 from llmrun.hub.model import Artifact, HubSource, PypiSource, RemoteFile, UrlSource, Wanted
+from llmrun.hub.reporter import Silent
 from tests.support.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.gguf_files import tiny_llama
 from tests.support.hub_client import at_hub
@@ -63,7 +66,7 @@ def test_what_is_small_beside_the_memory_is_not_looked_at(hub: FakeHub, monkeypa
     artifact = pinned()
     for n_bytes in (2 * artifact.size, None):
         memory(monkeypatch, n_bytes)
-        require_memory(artifact, WANTED)
+        require_memory(artifact, WANTED, Silent())
     assert not asked_for_bytes(hub)
 
 
@@ -71,7 +74,7 @@ def test_what_fits_closely_is_let_through_by_its_header(hub: FakeHub, monkeypatc
     artifact = pinned()
     memory(monkeypatch, 100 * artifact.size)
     monkeypatch.setattr("llmrun.hub.memory_check._SURELY_FITS", 0.0)
-    require_memory(artifact, WANTED)
+    require_memory(artifact, WANTED, Silent())
     assert asked_for_bytes(hub)
 
 
@@ -79,7 +82,7 @@ def test_the_refusal_has_the_sum_and_what_fits_of_the_repository(hub: FakeHub, m
     artifact = pinned()
     memory(monkeypatch, artifact.size)
     with pytest.raises(DoesNotFit) as refused:
-        require_memory(artifact, WANTED)
+        require_memory(artifact, WANTED, Silent())
     words = str(refused.value)
     sizes = r"weights 152 kB, a KV cache of 512 tokens 262 kB, scratch [\d.]+ kB"
     assert re.fullmatch(rf"hf:o/n:Q8_0: needs [\d.]+ MB of memory: {sizes}; this machine has 161 kB", words)
@@ -87,14 +90,16 @@ def test_the_refusal_has_the_sum_and_what_fits_of_the_repository(hub: FakeHub, m
     assert "--anyway" in refused.value.hint
 
 
-@pytest.mark.parametrize(("less", "named"), [(0.9, "hf:o/n:Q4_0"), (0.1, "no quantization of it fits")])
-def test_the_largest_that_fits_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, less: float, named: str) -> None:
+@pytest.mark.parametrize(("less", "named"), [(1, "hf:o/n:Q4_0"), (10**9, "")])
+def test_the_largest_that_fits_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, less: int, named: str) -> None:
     artifact = pinned()
-    monkeypatch.setattr("llmrun.backends.fitting.Fit.most_weights", round(less * artifact.size))
-    memory(monkeypatch, artifact.size)
+    monkeypatch.setattr("llmrun.hub.memory_check._SURELY_FITS", 0.0)
+    with read_header(artifact) as file:
+        needed = fit_of(file, Resources(None)).needed
+    memory(monkeypatch, max(0, needed - less))
     with pytest.raises(DoesNotFit) as refused:
-        require_memory(artifact, WANTED)
-    assert named in refused.value.hint
+        require_memory(artifact, WANTED, Silent())
+    assert refused.value.hint.startswith(f"the largest that fits is {named};" if named else "choose a smaller model;")
 
 
 def test_a_hub_that_lists_nothing_any_more_leaves_the_refusal(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +107,7 @@ def test_a_hub_that_lists_nothing_any_more_leaves_the_refusal(hub: FakeHub, monk
     memory(monkeypatch, artifact.size)
     hub.faults.append(Fault(on="api", status=500, times=9))
     with pytest.raises(DoesNotFit, match="needs"):
-        require_memory(artifact, WANTED)
+        require_memory(artifact, WANTED, Silent())
 
 
 def test_a_file_of_any_server_has_no_siblings(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,18 +115,19 @@ def test_a_file_of_any_server_has_no_siblings(hub: FakeHub, monkeypatch: pytest.
     source = UrlSource(f"{hub.url}/o/n/resolve/{here.commit}/m-Q8_0.gguf")
     memory(monkeypatch, here.size)
     with pytest.raises(DoesNotFit) as refused:
-        require_memory(Artifact("m", source, here.files), Wanted("m", (source,)))
-    assert "no quantization of it fits" in refused.value.hint
+        require_memory(Artifact("m", source, here.files), Wanted("m", (source,)), Silent())
+    assert refused.value.hint.startswith("choose a smaller model;")
 
 
 def test_a_wheel_cannot_be_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     memory(monkeypatch, 1)
     source = PypiSource("p", "1", 5)
-    require_memory(Artifact("m", source, (RemoteFile("m.gguf", 5, "0" * 64),)), Wanted("m", (source,)))
+    require_memory(Artifact("m", source, (RemoteFile("m.gguf", 5, "0" * 64),)), Wanted("m", (source,)), Silent())
 
 
 @pytest.mark.parametrize(
-    ("room", "choice"), [(0, ""), (1 << 20, "toy:1b"), (5 << 19, "toy:1b-q5_0"), (1 << 40, "toy:1b-q8_0")]
+    ("room", "choice"),
+    [(0, ""), (1 << 20, ""), (9 << 17, "toy:1b"), (5 << 19, "toy:1b-q5_0"), (1 << 40, "toy:1b-q8_0")],
 )
 @pytest.mark.usefixtures("hub")
 def test_the_catalogue_names_what_fits_by_the_sizes_that_were_quoted(room: int, choice: str) -> None:
@@ -130,8 +136,31 @@ def test_the_catalogue_names_what_fits_by_the_sizes_that_were_quoted(room: int, 
 
 def test_a_model_of_the_catalogue_is_told_by_its_name(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = pinned()
-    memory(monkeypatch, artifact.size)
-    monkeypatch.setattr("llmrun.backends.fitting.Fit.most_weights", 1 << 20)
+    monkeypatch.setattr("llmrun.hub.memory_check._SURELY_FITS", 0.0)
+    with read_header(artifact) as file:
+        memory(monkeypatch, fit_of(file, Resources(None)).needed - 1)
     with pytest.raises(DoesNotFit) as refused:
-        require_memory(artifact, load_catalog().find("toy:1b-q8_0"))
+        require_memory(artifact, load_catalog().find("toy:1b-q8_0"), Silent())
     assert refused.value.hint.startswith("the largest that fits is toy:1b;")
+
+
+def test_what_would_be_read_from_the_disk_is_a_note(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """llama.cpp maps the file of an architecture that our own engine does not run."""
+    path = tiny_llama(tmp_path / "other.gguf", layers=4, extra={"tokenizer.ggml.model": "t5"})
+    hub.add("o/other", {"m-Q8_0.gguf": path.read_bytes()})
+    artifact = huggingface.pin(HubSource("o/other", "m-Q8_0.gguf"), (), name="m")
+    with read_header(artifact) as file:
+        found = fit_of(file, Resources(None))
+    memory(monkeypatch, found.needed - 1)
+    monkeypatch.setattr("llmrun.hub.memory_check._SURELY_FITS", 0.0)
+    told: list[str] = []
+
+    class Listening(Silent):
+        def note(self, line: str) -> None:
+            told.append(line)
+
+    require_memory(artifact, WANTED, Listening())
+    assert len(told) == 1
+    assert "from the disk" in told[0]

@@ -13,7 +13,8 @@ import pytest
 from huggingface_hub import constants
 
 from llmrun.hub import reach
-from llmrun.hub.reach import hub_token, reach_hub, without_secrets
+from llmrun.hub.asking import without_secrets
+from llmrun.hub.reach import hub_token, reach_hub
 from tests.support.fake_hub import FakeHub, fake_hub
 
 

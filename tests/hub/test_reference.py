@@ -341,3 +341,10 @@ def check_paths(found: Wanted | LocalPath) -> None:
             safe_segments(source.name.partition(":")[0])
     for expected in found.expected:
         assert len(safe_segments(expected.file)) == 1
+
+
+@pytest.mark.parametrize("host", ["hf.co", "huggingface.co"])
+def test_a_page_of_the_hub_without_its_scheme_is_that_page(host: str) -> None:
+    wanted = understand(f"{host}/o/r/blob/main/x.gguf")
+    assert isinstance(wanted, Wanted)
+    assert wanted.sources == (HubSource("o/r", "x.gguf"),)
