@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
 _HUB_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
-_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
+LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 _NOT_MODELS = frozenset({"datasets", "spaces", "docs", "models", "collections", "papers", "api"})
 
 
@@ -57,7 +57,7 @@ def url_source_of(url: str) -> tuple[UrlSource, str]:
     from urllib.parse import unquote
 
     split = _split(url)
-    if split.scheme != "https" and not _LOOPBACK.fullmatch(split.hostname or ""):
+    if split.scheme != "https" and not LOOPBACK.fullmatch(split.hostname or ""):
         raise UsageError(f"model: {url[:300]!r}: http:// is for this machine only", hint="say https://")
     file = unquote(split.path.rpartition("/")[2])
     if not file.lower().endswith(".gguf"):

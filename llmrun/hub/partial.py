@@ -197,8 +197,8 @@ class Partial:
                 return False
             here = self.path.stat().st_size
             with self.journal.open("rb") as file:
-                told, lines = _understood(file.read(_MOST_BYTES + 1))
-        except (OSError, ValueError):
+                told, lines = understood(file.read(_MOST_BYTES + 1))
+        except (OSError, ValueError, RecursionError):
             return False
         if (told.get("version"), told.get("size"), told.get("sha256")) != (_VERSION, self.size, self._sha256):
             return False
@@ -297,7 +297,7 @@ def _line(run: Run) -> bytes:
     return b"%020d %020d %020d\n" % (run.start, run.written, run.synced)
 
 
-def _understood(data: bytes) -> tuple[dict[str, object], list[tuple[int, int, int]]]:
+def understood(data: bytes) -> tuple[dict[str, object], list[tuple[int, int, int]]]:
     """What a journal says; a last line that was not finished is nothing.
 
     Raises ValueError for what is not a journal.

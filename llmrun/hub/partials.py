@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from llmrun.hub import places
 from llmrun.hub.folders import entries, folders_in, is_file, read_small
 from llmrun.hub.hub_cache import repository_name
-from llmrun.hub.partial import JOURNAL
+from llmrun.hub.partial import JOURNAL, understood
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,7 @@ def _in_folder(folder: Path, name: str) -> Iterator[Partial]:
 def _journal(path: Path) -> tuple[dict[str, Any], int]:
     """Its first line, and how many bytes the others say are here; nothing of what is not a journal."""
     try:
-        head, _, rest = read_small(path).partition(b"\n")
-        told = json.loads(head)
-        runs = [[int(number) for number in line.split()] for line in rest.splitlines()]
-        if not isinstance(told, dict):
-            return {}, 0
+        told, runs = understood(read_small(path))
         return told, sum(max(written - start, 0) for start, written, _ in runs)
     except (OSError, ValueError, RecursionError):
         return {}, 0

@@ -18,6 +18,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.asking import ANSWER_SECONDS, plain, translated
+from llmrun.hub.hub_url import LOOPBACK
 from llmrun.hub.listing import is_size
 from llmrun.hub.model import RemoteFile
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 MOST_REDIRECTS = 10
 MOST_WAIT_S = 300.0  # that a server may ask for
 _EXPIRED = (401, 403, 404, 410)  # of an address that was good before
-_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 # Numbers of a sane length: Python refuses to read one of thousands of digits.
 _SPAN = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20}|\*)", re.ASCII)
 _LENGTH = re.compile(r"\d{1,20}", re.ASCII)
@@ -261,7 +261,7 @@ def _next_address(url: str, location: str) -> str:
         plain_host = (split.hostname or "").isprintable()  # names of hosts are told
         if split.scheme not in _PORTS or not split.hostname or split.username is not None or not plain_host:
             raise ValueError("not an address")
-        if downgrade and not _LOOPBACK.fullmatch(split.hostname):
+        if downgrade and not LOOPBACK.fullmatch(split.hostname):
             raise ValueError("from https to http")
         _origin(target)
     except ValueError as error:
