@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,7 +28,7 @@ from llmrun.bench.metrics import METRICS
 from llmrun.bench.pool import OpenedFacts
 from llmrun.bench.runner import Outcome, Trial
 from llmrun.bench.sample import Sample, timeline
-from llmrun.bench.stability import Limits, Progress, progress
+from llmrun.bench.stability import are_narrow
 from llmrun.bench.statistics import MINIMUM_ROUNDS, Interval, distribution, paired_ratio, verdict_level
 
 _OWN_FACTS = ("backend", "threads", "gpu_layers", "kv_type", "load_s", "compiled")  # said elsewhere in a Subject
@@ -96,7 +95,7 @@ def is_precise(trials: Sequence[Trial]) -> bool:
         metrics = [metric for metric in judged_metrics(group[0]) if all(samples_of(one, metric) for one in group)]
         samples = [{metric: samples_of(one, metric) for metric in metrics} for one in group]
         pairs = [(number, 0) for number in range(1, len(group))]
-        if not metrics or progress(samples, pairs, metrics, 0.0, Limits(math.inf)) is not Progress.PRECISE:
+        if not metrics or not are_narrow(samples, pairs, metrics):
             return False
     return True
 

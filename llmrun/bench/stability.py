@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +12,13 @@ WINDOW = 4  # of the last warm-ups, which must be steady
 MAXIMUM_WARMUPS = 12  # a machine that is never steady is measured as it is
 
 _TOLERANCE = 0.02  # a change that needs no spread to be excused
+
+# Of an interval: its upper end over its lower, less 1. Both metrics of a run said that 5 % is a difference in all of
+# 160 replays of the recordings and all of 100 made runs at 0.06, in 91 to 96 % of them at 0.07, in 85 to 86 % at 0.08.
+_PRECISION = 0.06
+# Of the 95 % interval of a configuration that is compared with none. It carries the machine's drift: 38 of 40 recorded
+# series got to 0.10 (in 8 to 182 rounds), 18 to 0.06.
+_PRECISION_ALONE = 0.10
 
 
 def is_stable(values: Sequence[float]) -> bool:
@@ -37,64 +42,28 @@ def is_stable(values: Sequence[float]) -> bool:
     return bool(abs(slope) * (WINDOW - 1) <= _TOLERANCE + 2 * scatter)
 
 
-class Progress(enum.Enum):
-    """Whether the turns go on, and why they do not."""
-
-    GO_ON = "go on"
-    PRECISE = "precise"
-    OUT_OF_TIME = "out of time"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When to stop.
-
-    seconds          however little is known by then
-    precision        of the interval of every comparison: its upper end over its lower, less 1
-    precision_alone  of the 95 % interval of a configuration that is compared with none
-    minimum_rounds   of each configuration, however steady they look
-
-    Both metrics of a run said that 5 % is a difference in all of 160 replays of the recordings and all of 100 made runs
-    at 0.06, in 91 to 96 % of them at 0.07, in 85 to 86 % at 0.08. A figure alone carries the machine's drift: 38 of 40
-    recorded series got to 0.10 (in 8 to 182 rounds), 18 to 0.06.
-    """
-
-    seconds: float
-    precision: float = 0.06
-    precision_alone: float = 0.10
-    minimum_rounds: int = statistics.ENOUGH_ROUNDS
-
-
-def progress(
-    samples: Sequence[Mapping[str, Sequence[float]]],
-    pairs: Sequence[tuple[int, int]],
-    metrics: Sequence[str],
-    elapsed: float,
-    limits: Limits,
-) -> Progress:
+def are_narrow(
+    samples: Sequence[Mapping[str, Sequence[float]]], pairs: Sequence[tuple[int, int]], metrics: Sequence[str]
+) -> bool:
     """Asked after every round; looks at how wide the intervals are, never at what they say.
 
     samples  of each configuration, by metric, one number a round (Result.samples)
     pairs    the configurations that are compared, by index; none: each is judged by the interval of its own
     metrics  those that verdicts are made of
-    elapsed  seconds since the first round
     """
-    if elapsed >= limits.seconds:
-        return Progress.OUT_OF_TIME
     rounds = min(len(one[metric]) for one in samples for metric in metrics)
     # An odd round has not had its other order yet.
-    if rounds < limits.minimum_rounds or rounds % 2:
-        return Progress.GO_ON
+    if rounds < statistics.ENOUGH_ROUNDS or rounds % 2:
+        return False
     level = statistics.verdict_level(max(1, len(pairs)) * len(metrics))
-    precision = limits.precision if pairs else limits.precision_alone
     for metric in metrics:
-        if pairs:
-            found = [
-                statistics.paired_ratio(samples[of][metric], samples[against][metric], is_speed=True, level=level)
-                for of, against in pairs
-            ]
-        else:
-            found = [statistics.typical(one[metric]) for one in samples]
-        if not all(statistics.is_narrow(interval, precision) for interval in found):
-            return Progress.GO_ON
-    return Progress.PRECISE
+        compared = (
+            statistics.paired_ratio(samples[of][metric], samples[against][metric], is_speed=True, level=level)
+            for of, against in pairs
+        )
+        alone = () if pairs else (statistics.typical(one[metric]) for one in samples)
+        if not all(statistics.is_narrow(interval, _PRECISION) for interval in compared):
+            return False
+        if not all(statistics.is_narrow(interval, _PRECISION_ALONE) for interval in alone):
+            return False
+    return True

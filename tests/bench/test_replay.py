@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from llmrun.bench import statistics
-from llmrun.bench.stability import Limits, Progress, progress
+from llmrun.bench.stability import are_narrow
 
 RECORDING = Path(__file__).parents[1] / "data" / "bench_timings.json"
 ENGINES = ("llmrun", "llama.cpp")
@@ -73,7 +73,7 @@ def replayed(a: Turns, b: Turns, slower: float = 1.0) -> tuple[int, list[statist
             {metric: a[metric][:rounds].tolist() for metric in METRICS},
             {metric: (slower * b[metric][:rounds]).tolist() for metric in METRICS},
         ]
-        if progress(samples, [(0, 1)], METRICS, rounds, Limits(seconds=total)) is not Progress.GO_ON:
+        if are_narrow(samples, [(0, 1)], METRICS):
             break
     level = statistics.verdict_level(len(METRICS))
     return rounds, [
