@@ -11,11 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+_WINDOWS = os.name == "nt"
+
 
 def ramalama_folders() -> Iterator[Path]:
     """Where RamaLama looks, the last one winning; none need exist. Its `shortnames.py` has the same list."""
     yield Path(sys.prefix, "share")
-    if os.name == "nt":
+    if _WINDOWS:
         for variable, usual in (("LOCALAPPDATA", "~/AppData/Local"), ("APPDATA", "~/AppData/Roaming")):
             yield _folder(variable, usual)
         return

@@ -16,6 +16,7 @@ from llmrun.hub.catalog_check import Finding, ask_hub, check_entry, with_facts
 from llmrun.hub.catalog_file import CatalogEntry, read_file
 from llmrun.hub.model import HubSource, RemoteFile
 from tests.support.catalog_hub import CatalogHub, Repositories, catalog_hub
+from tests.support.hub_client import refuse_import
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check-catalog"
 ONE, TWO = "1" * 64, "2" * 64
@@ -196,3 +197,24 @@ def test_the_script_refuses_a_wrong_file_and_a_name_that_is_not_in_it(tmp_path: 
     path.write_text(CATALOG)
     done = run(path, "fien")
     assert (done.returncode, done.stderr.count("\n")) == (4, 1)
+
+
+def test_a_hub_that_is_away_is_one_line(hub: CatalogHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(NetworkError, match=r"the Hub is not reached: .*refused"):
+        ask_hub("good/repo")
+
+
+def test_an_endpoint_that_huggingface_hub_cannot_take_apart_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_import(monkeypatch, "huggingface_hub.errors")
+    with pytest.raises(NetworkError, match="network settings: bad endpoint"):
+        ask_hub("good/repo")
+
+
+def test_sizes_can_be_written_where_no_sha256_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(CATALOG)
+    found = Finding(
+        "fine:2b", "Q8_0", HubSource("good/repo", "whole.gguf"), "", (RemoteFile("whole.gguf", 7, None),), True
+    )
+    assert 'quants.Q8_0 = { file = "whole.gguf", size = 7 }' in with_facts(CATALOG, found)

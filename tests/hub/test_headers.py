@@ -11,8 +11,9 @@ import pytest
 from llmrun.errors import BadGGUF, LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
 from llmrun.gguf.reader import GGUFFile, open_gguf, read_gguf
 from llmrun.hub import download, headers, huggingface, patience, urls
-from llmrun.hub.headers import read_header
+from llmrun.hub.headers import read_header, read_headers
 from llmrun.hub.model import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
+from llmrun.hub.web import Answer, TryAgain
 from tests.support.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.gguf_files import tiny_llama
 from tests.support.gguf_shards import split_by_gguf_py
@@ -128,3 +129,47 @@ def test_a_file_that_is_gone_is_one_of_our_errors(hub: FakeHub, models: dict[str
     artifact = replace(pinned("m-Q8_0.gguf"), commit="0" * 40)
     with pytest.raises(LlmrunError):
         read_header(artifact)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.done: list[tuple[int, int]] = []
+
+    def note(self, line: str) -> None:
+        raise AssertionError(line)
+
+    def progress(self, label: str, done: int, total: int) -> None:
+        self.done.append((done, total))
+
+
+def test_several_headers_are_read_in_their_order_and_what_fails_is_an_error(
+    hub: FakeHub, models: dict[str, bytes]
+) -> None:
+    files = {"m-Q5_0.gguf": b"GGUF" + bytes(500), **models, "m-Q6_K.gguf": b"GGUF" + bytes(400)}
+    hub.add("o/n", files)
+    told = Told()
+    first, second, third, fourth = read_headers([pinned(name) for name in files], told)
+    assert isinstance(first, BadGGUF)
+    assert isinstance(second, GGUFFile)
+    assert isinstance(third, GGUFFile)
+    assert_same_tensors(third, models["m-Q4_0.gguf"])
+    assert isinstance(fourth, BadGGUF)
+    assert told.done[-1] == (4, 4)
+
+
+def test_headers_none_of_which_can_be_read_are_as_many_errors(hub: FakeHub) -> None:
+    hub.add("o/n", {"a.gguf": b"GGUF" + bytes(500), "b.gguf": b"GGUF" + bytes(400)})
+    found = read_headers([pinned("a.gguf"), pinned("b.gguf")], Told())
+    assert all(isinstance(one, BadGGUF) for one in found)
+
+
+def test_an_answer_that_ends_too_early_is_asked_for_again(hub: FakeHub, models: dict[str, bytes]) -> None:
+    hub.add("o/n", models)
+    artifact = pinned("m-Q8_0.gguf")
+    hub.faults.append(Fault(ignore_range=True, cut_after=1))
+    assert_same_tensors(read_header(artifact), models["m-Q8_0.gguf"])
+
+
+def test_an_answer_of_fewer_bytes_may_be_tried_again() -> None:
+    with pytest.raises(TryAgain, match="ended after 3 of 5 bytes"):
+        headers._bytes_of(Answer(False, "", iter([b"abc"]), None), 0, 5)

@@ -13,7 +13,7 @@ from llmrun.errors import IntegrityError, ModelNotFound, NetworkError, UsageErro
 from llmrun.hub import asking, huggingface
 from llmrun.hub.model import Expected, HubSource
 from tests.support.fake_hub import FakeHub, Fault, fake_hub
-from tests.support.hub_client import at_hub, settled
+from tests.support.hub_client import at_hub, refuse_import, settled
 
 FILES = {
     "README.md": b"# A model",
@@ -418,3 +418,9 @@ def test_a_request_goes_to_the_hub_with_the_token(
 )
 def test_foreign_words_are_one_short_line(words: str, told: str) -> None:
     assert asking.plain(words) == told
+
+
+def test_an_endpoint_that_huggingface_hub_cannot_take_apart_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_import(monkeypatch, "huggingface_hub.hf_api")
+    with pytest.raises(NetworkError, match="network settings: bad endpoint"):
+        huggingface.listing(HubSource("o/n"))

@@ -106,3 +106,10 @@ def test_a_wheel_is_no_quantization_of_its_own(hub: FakeHub) -> None:
     )
     own.write_text(CATALOGUE.replace('quants.Q8_0 = { file = "m-Q8_0.gguf" }', only_wheel))
     assert "toy:1b-q8_0" not in names("toy:1b")
+
+
+def test_a_file_of_another_server_is_no_quantization_of_the_hub(hub: FakeHub) -> None:
+    own = Path(os.environ["LLMRUN_CONFIG"]).with_name("models.toml")
+    elsewhere = 'quants.Q8_0 = { url = "https://example.org/w.gguf" }'
+    own.write_text(CATALOGUE.replace('quants.Q8_0 = { file = "m-Q8_0.gguf" }', elsewhere))
+    assert names("toy:1b") == ["toy:1b", "toy:1b-q6_k"]

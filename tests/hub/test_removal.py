@@ -338,3 +338,34 @@ def test_empty_folders_that_cannot_be_removed_stay(stores: Stores, monkeypatch: 
     assert remove(removal_of(models()[0])) == len(ONE)
     assert stores.repository("org/name").is_dir()
     assert referenced(read_repository("org/name")) == set()
+
+
+def test_a_model_that_a_pull_is_putting_in_place_stays(stores: Stores) -> None:
+    (link,) = stores.shared("org/name", {"m-Q4_0.gguf": ONE})
+    planned, lock = removal_of(model("hf:org/name:Q4_0")), places.lock_file("org/name")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(lock), pytest.raises(LlmrunError, match="is being downloaded"):
+        remove(planned)
+    assert link.exists()
+
+
+def test_a_model_that_another_rm_took_is_gone(stores: Stores) -> None:
+    stores.shared("org/name", {"m-Q4_0.gguf": ONE})
+    found = model("hf:org/name:Q4_0")
+    remove(removal_of(found))
+    assert removal_of(found).links == ()
+    assert remove(removal_of(found)) == 0
+
+
+def test_what_is_behind_a_link_in_our_folder_is_not_ours(stores: Stores, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "mine.gguf").write_bytes(ONE)
+    (stores.models / "web").mkdir(parents=True)
+    (stores.models / "web" / "z").symlink_to(precious)
+    assert models() == []
+    (stores.models / "web" / "z").unlink()
+    (stores.models / "web").rmdir()
+    (stores.models / "web").symlink_to(tmp_path)
+    assert models() == []
+    assert partials() == []

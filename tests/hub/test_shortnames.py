@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.hub import shortnames
 from llmrun.hub.shortnames import ramalama_folders, ramalama_target
 
 
@@ -70,3 +71,10 @@ def test_a_file_that_cannot_be_read_has_no_names(folders: dict[str, Path], text:
 def test_bytes_that_are_no_text_have_no_names(folders: dict[str, Path]) -> None:
     (folders["XDG_CONFIG_HOME"] / "shortnames.conf").write_bytes(b"\xff\xfe[shortnames]")
     assert ramalama_target("llmrun-test") is None
+
+
+def test_windows_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortnames, "_WINDOWS", True)
+    monkeypatch.setenv("LOCALAPPDATA", "/local")
+    monkeypatch.setenv("APPDATA", "/roaming")
+    assert [str(folder) for folder in ramalama_folders()][1:] == ["/local", "/roaming"]

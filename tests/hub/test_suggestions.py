@@ -69,3 +69,17 @@ def test_every_name_gets_one_line(name: str) -> None:
     hint = for_name(name, MODELS, OTHERS)
     assert hint
     assert hint.isprintable()
+
+
+def test_a_quantization_of_a_family_is_that_of_its_first_model() -> None:
+    assert for_name("qwen3:q8_0", MODELS) == "did you mean qwen3:4b-q8_0?"
+
+
+def test_a_name_that_no_system_can_look_up_is_no_file() -> None:
+    assert "known are" in for_name("zzz\0yyy", MODELS)
+
+
+def test_a_file_of_that_name_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zzzz").touch()
+    assert for_name("zzzz", MODELS) == "to run the file of that name, say ./zzzz"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import time
+from typing import Any
 
 import pytest
 
@@ -29,3 +31,15 @@ def settled(hub: FakeHub) -> list[Asked]:
         seen = len(hub.asked)
         time.sleep(0.05)
     return list(hub.asked)
+
+
+def refuse_import(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Importing this module fails as huggingface_hub's do with an HF_ENDPOINT that is no URL."""
+    imported = builtins.__import__
+
+    def refusing(module: str, *rest: Any, **others: Any) -> Any:
+        if module == name:
+            raise ValueError("bad endpoint")
+        return imported(module, *rest, **others)
+
+    monkeypatch.setattr(builtins, "__import__", refusing)
