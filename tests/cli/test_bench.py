@@ -187,6 +187,8 @@ def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> No
     rows = json.loads(
         bench("-m", model, "--backend", "scripted", "-p", "0", "-n", "4", "-r", "9", "--seconds", "1", "--json").stdout
     )
+    for row in rows:  # what a machine measures that is busy with other tests may show nothing
+        row["samples_ts"], row["avg_ts"] = [100.0, 101.0, 99.0] * 3, 100.0
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     before.write_text(json.dumps(rows))
     for row in rows:
