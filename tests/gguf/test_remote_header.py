@@ -310,3 +310,12 @@ def test_bytes_changed_anywhere_change_no_answer(bases: list[Layout], data: st.D
     for at in data.draw(st.lists(st.integers(0, base.header_end - 1), min_size=1, max_size=4)):
         changed[at] = data.draw(st.integers(0, 255))
     assert list(check_mutant(bytes(changed), base, read_gguf(bases[0].data, PATH)))
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_merges_whose_end_is_not_found_in_time_are_read_from_where_they_were_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_header, "_MOST_PROBES", 1)
+    data = bpe_model(tmp_path)
+    assert_says_the_same(read_remote_header(source_of(data)), read_gguf(data, PATH))

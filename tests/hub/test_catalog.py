@@ -516,3 +516,27 @@ def test_every_file_of_ours_is_of_the_model_that_its_repository_holds() -> None:
                     repository = {one.lower() for one in size.findall(source.repository.replace("_", "-"))}
                     file = {one.lower() for one in size.findall(source.file.rpartition("/")[2].replace("_", "-"))}
                     assert not file or not repository or file & repository, (entry.name, source)
+
+
+def test_a_quantization_that_a_model_without_a_repository_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(
+        """[models."toy:1b"]
+description = "A toy"
+license = "MIT"
+quants.Q8_0 = { url = "https://example.org/m.gguf" }
+"""
+    )
+    with pytest.raises(ModelNotFound, match="toy:1b is not listed as Q4_0") as caught:
+        Catalog(read_file(path)).find("toy:1b-q4_0")
+    assert caught.value.hint == "listed: Q8_0"
+
+
+def test_a_catalogue_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_file(tmp_path)
+
+
+def test_the_sections_of_our_own_file_are_counted_without_being_parsed() -> None:
+    sections = read_sections(shipped_catalog()).models
+    assert len(sections) == len(list(sections)) == len(load_catalog().names())
