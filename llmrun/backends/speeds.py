@@ -67,19 +67,11 @@ class Speeds:
 
     def read_bandwidth(self) -> float:
         """Bytes a second from memory, all threads together: the limit, which no backend passes."""
-        return self._limits()["read"]
-
-    def multiply_rate(self) -> float:
-        """Int8 multiply-adds a second, all threads together: the limit."""
-        return self._limits()["multiply"]
-
-    def _limits(self) -> dict[str, float]:
-        kept = self.known.get("limits")
-        if kept is None or not _are_speeds(list(kept.values())) or kept.keys() != {"read", "multiply"}:
+        kept = self.known.get("limits", {})
+        if kept.keys() != {"read"} or not _are_speeds(list(kept.values())):
             machine = Machine(self.n_threads, _MACHINE_BYTES)
-            reads, products = zip(*((machine.read_bandwidth(), machine.multiply_rate()) for _ in range(3)), strict=True)
-            kept = self.known["limits"] = {"read": sorted(reads)[1], "multiply": sorted(products)[1]}
-        return kept
+            kept = self.known["limits"] = {"read": sorted(machine.read_bandwidth() for _ in range(3))[1]}
+        return float(kept["read"])
 
     def _speed(self, name: str, kind: type[Speed], measure: Callable[[OpSpeeds], Speed]) -> Speed:
         kept = self.known.get(name)
@@ -125,7 +117,7 @@ def _are_speeds(values: list[Any]) -> bool:
         if isinstance(value, list | tuple) and len(value) != len(WIDTHS):
             return False
         numbers += value if isinstance(value, list | tuple) else [value]
-    return all(isinstance(one, float) and math.isfinite(one) and one >= 0 for one in numbers)
+    return all(isinstance(one, float) and math.isfinite(one) and one > 0 for one in numbers)
 
 
 def _machine(n_threads: int) -> list[Any]:

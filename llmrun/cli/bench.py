@@ -118,7 +118,7 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     from llmrun.bench.results import document, is_precise
     from llmrun.bench.runner import Effort, Runner
     from llmrun.bench.system import system_state, warnings_about, warnings_between
-    from llmrun.cli.benching.reporting import LiveReporter
+    from llmrun.cli.living import LiveReporter
     from llmrun.cli.progress import HubReporter
     from llmrun.hub.use import in_use
 

@@ -42,12 +42,14 @@ def doctor(*, flags: DoctorFlags) -> int:
     settings = flags.settings()
     from llmrun.cli.doctoring.showing import show, show_json
     from llmrun.cli.doctoring.terminal import look_at_terminal
-    from llmrun.cli.doctoring.waiting import Waiting
+    from llmrun.cli.living import LiveReporter
     from llmrun.doctor.examine import examine
     from llmrun.doctor.machine import Machine
 
-    with Waiting() as waiting:
-        report = examine(Machine(settings.offline), waiting.doing, [("Terminal", look_at_terminal)])
+    with LiveReporter() as waiting:
+        report = examine(
+            Machine(settings.offline), lambda words: waiting.progress(f"{words} …"), [("Terminal", look_at_terminal)]
+        )
     (show_json if flags.json else show)(report)
     if flags.debug:
         for trace in report.traces:

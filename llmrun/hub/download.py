@@ -160,7 +160,7 @@ def _point(link: Path, blob: Path) -> None:
         if link.exists():
             return  # it has moved there already
         raise _removed_meanwhile(blob)
-    new = link.with_name(link.name + places.PARTIAL)
+    new = places.partial_of(link)
     new.unlink(missing_ok=True)
     try:
         new.symlink_to(os.path.relpath(blob, link.parent))
@@ -172,7 +172,7 @@ def _point(link: Path, blob: Path) -> None:
 
 
 def _replace_text(file: Path, text: str) -> None:
-    new = file.with_name(file.name + places.PARTIAL)
+    new = places.partial_of(file)
     new.unlink(missing_ok=True)
     with new.open("w", encoding="ascii") as written:
         written.write(text)
@@ -192,7 +192,7 @@ def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path
     finals = [places.web_file(source.url, file.path) for file in artifact.files]
     with held(places.lock_file(source.url), own, waiting), contextlib.ExitStack() as whole:
         goals = [
-            _Goal(urls.remote_file(source, file), final, final, _partial_of(final), own, label)
+            _Goal(urls.remote_file(source, file), final, final, places.partial_of(final), own, label)
             for file, final, label in zip(artifact.files, finals, _labels(artifact), strict=True)
         ]
         _require_space(artifact, goals)
@@ -212,10 +212,6 @@ def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path
                 remove(goal.partial)
         _remember(artifact, [records.file_record(*pair) for pair in zip(finals, digests, strict=True)])
     return finals[0]
-
-
-def _partial_of(final: Path) -> Path:
-    return final.with_name(final.name + places.PARTIAL)
 
 
 def _of_url_here(goal: _Goal, reporter: Reporter) -> str | None:

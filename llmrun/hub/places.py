@@ -90,8 +90,12 @@ def blob(repository: str, sha256: str) -> Path:
 
 
 def partial_blob(repository: str, sha256: str) -> Path:
-    finished = blob(repository, sha256)
-    return finished.with_name(finished.name + PARTIAL)
+    return partial_of(blob(repository, sha256))
+
+
+def partial_of(final: Path) -> Path:
+    """Where a file is while it is on its way to this place."""
+    return final.with_name(final.name + PARTIAL)
 
 
 def snapshot_file(repository: str, commit: str, file: str) -> Path:

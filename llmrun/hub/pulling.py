@@ -139,7 +139,7 @@ def bytes_here(artifact: Artifact) -> int:
 
 
 def _held(final: Path, size: int) -> int:
-    for path in (final, final.with_name(final.name + places.PARTIAL)):
+    for path in (final, places.partial_of(final)):
         if path.is_file():
             status = path.stat()
             # Of a file that is written at several places, what takes room is what has come.

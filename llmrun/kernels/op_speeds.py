@@ -156,7 +156,7 @@ class OpSpeeds:
         order = trial.of("linear_int8", "linear_float").nonzero()[0][2:]  # but for the two without a barrier
         large_seconds, small_seconds, _ = trial.steps(1, 0, [order[: _N_LARGE - 1], order[_N_LARGE - 1 :]])
         read = large // 16 * group * (_N_LARGE - 1) / large_seconds
-        return read, max(0.0, small_seconds / (_N_SMALL - 1) - small // 16 * group / read)
+        return read, max(1e-9, small_seconds / (_N_SMALL - 1) - small // 16 * group / read)
 
     def _multiplying(self, kind: str, columns: int) -> float:
         rows = max(256, (4 << 20) // columns)

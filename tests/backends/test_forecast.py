@@ -35,7 +35,7 @@ def changed(name: str, **values: Any) -> Speeds:
     attention = AttentionSpeed(NOTHING, FAST, FAST, NOTHING, NOTHING, NOTHING)
     known = {f"rows {one}": asdict(row) for one in ("rmsnorm", "swiglu", "quantize")}
     known |= {"linear q8_0": asdict(linear), "attention 4 2 16 f16": asdict(attention)}
-    known["limits"] = {"read": FAST, "multiply": FAST}
+    known["limits"] = {"read": FAST}
     known[name] |= values
     return Speeds(1, known)
 

@@ -43,9 +43,6 @@ class Counted:
         self.measured.append("read")
         return 1e10
 
-    def multiply_rate(self) -> float:
-        return 1e12
-
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -64,7 +61,7 @@ def ask(**options: Any) -> None:
     assert here.rows("swiglu").seconds(1, 2048) == 2.0
     assert here.rows("rmsnorm").seconds(2, 2048) == 10.0
     assert here.attention(SHAPE, "f16") == ATTENTION
-    assert (here.read_bandwidth(), here.multiply_rate()) == (1e10, 1e12)
+    assert here.read_bandwidth() == 1e10
     here.keep()
 
 
@@ -125,7 +122,7 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path, measured: list[str], t
     assert measured == ALL * 2
 
 
-@pytest.mark.parametrize("value", [None, "fast", -1.0, float("nan"), float("inf"), True, [1.0]])
+@pytest.mark.parametrize("value", [None, "fast", -1.0, 0.0, float("nan"), float("inf"), True, [1.0]])
 def test_a_damaged_speed_is_measured_again(tmp_path: Path, measured: list[str], value: object) -> None:
     ask()
     body = json.loads(kept(tmp_path).read_text())

@@ -16,7 +16,7 @@ import pytest
 from llmrun.cli.doctoring import terminal
 from llmrun.cli.doctoring.showing import show
 from llmrun.cli.doctoring.terminal import look_at_terminal
-from llmrun.cli.doctoring.waiting import Waiting
+from llmrun.cli.living import LiveReporter
 from llmrun.cli.output import out
 from llmrun.cli.terminal import width
 from llmrun.doctor.examine import Report
@@ -234,8 +234,8 @@ def test_what_is_going_on_is_told_until_it_is_over(monkeypatch: pytest.MonkeyPat
             twice.set()
 
     monkeypatch.setattr(out, "progress", progress)
-    with Waiting() as waiting:
-        waiting.doing("looking")
+    with LiveReporter() as waiting:
+        waiting.progress("looking …")
         assert twice.wait(10)
     assert set(told) <= {"looking …"}
     count = len(told)
@@ -246,7 +246,7 @@ def test_what_is_going_on_is_told_until_it_is_over(monkeypatch: pytest.MonkeyPat
 def test_an_interrupt_leaves_no_line_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     cleared: list[bool] = []
     monkeypatch.setattr(out, "clear_progress", lambda: cleared.append(True))
-    with pytest.raises(KeyboardInterrupt), Waiting() as waiting:
+    with pytest.raises(KeyboardInterrupt), LiveReporter() as waiting:
         raise KeyboardInterrupt
     assert cleared == [True]
     assert not waiting._thread.is_alive()

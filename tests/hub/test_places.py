@@ -54,7 +54,16 @@ def roots() -> tuple[Path, Path]:
 
 def test_every_builder_of_a_path_is_tried_here() -> None:
     builders = {name for name, value in vars(places).items() if callable(value) and not name.startswith("_")}
-    not_of_names = {"safe_segments", "models_folder", "hub_cache", "data_folder", "UsageError", "Path", "expanded"}
+    not_of_names = {
+        "safe_segments",
+        "models_folder",
+        "hub_cache",
+        "data_folder",
+        "UsageError",
+        "Path",
+        "expanded",
+        "partial_of",
+    }
     assert builders - not_of_names == {name.partition(",")[0] for name in BUILDERS}
 
 

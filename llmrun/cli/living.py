@@ -1,4 +1,4 @@
-"""What a benchmark is doing, on the living line: kept alive while a single pass of a large model takes a minute."""
+"""What a long job is doing, on the living line: kept alive while a single pass of a large model takes a minute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REDRAW_S = 0.2
 
 
 class LiveReporter:
-    """A bench.reporter.Reporter. Inside the `with` nothing else may write."""
+    """A bench.reporter.Reporter, for any job. Inside the `with` nothing else may write."""
 
     def __init__(self) -> None:
         self._words = ""
