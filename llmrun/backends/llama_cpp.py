@@ -64,6 +64,7 @@ class LlamaCache:
     @property
     def lengths(self) -> list[int]:
         """Tokens each sequence holds."""
+        self._process.settle(self._doing)  # or a truncation that nobody waited for may change them after this look
         lengths: list[int] = self._lengths.tolist()
         return lengths
 

@@ -42,6 +42,7 @@ class LlamaProcess:
             self.memory.close()
             raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
         self._requests = 0
+        self._at_rest = True
         self._unread = b""
         self._last_words = b""
         self._listener = threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True)
@@ -63,12 +64,21 @@ class LlamaProcess:
         Raises BackendCrashed. Whatever else ends the waiting (Ctrl-C) stops the work first, and waits for its end.
         """
         try:
-            return self.answer(self.tell(operation, **fields), doing, progress)
+            self._at_rest = False
+            answer = self.answer(self.tell(operation, **fields), doing, progress)
+            self._at_rest = True
+            return answer
         except LlmrunError:
             raise
         except BaseException:
             self._come_to_rest(doing)
             raise
+
+    def settle(self, doing: str) -> None:
+        """Have nothing under way any more: a request may be, when the wait for it and the wait for its end were both
+        interrupted. Never raises BackendCrashed: the next request is told."""
+        if not self._at_rest:
+            self._come_to_rest(doing)
 
     def tell(self, operation: str, **fields: Any) -> int:
         """Send a request; returns its number, by which `answer` knows the answer.
@@ -145,6 +155,7 @@ class LlamaProcess:
             with contextlib.suppress(BackendCrashed):  # the next request is told
                 self.answer(self.tell("rest"), doing)
             self.clear_stop()
+            self._at_rest = True
         finally:
             impatience.cancel()
 
