@@ -13,7 +13,9 @@ import numpy as np
 from llmrun.archs.tensors import check_tensors, matrix, vector
 from llmrun.errors import UnsupportedModel
 from llmrun.gguf.problems import shown
-from llmrun.kernels.plan import AttentionShape, Plan, Rope
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import AttentionShape
+from llmrun.kernels.rotations import Rope
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -108,7 +110,7 @@ def check(file: GGUFFile) -> Config:
 def plan(file: GGUFFile, config: Config) -> Plan:
     """The model as a plan."""
     c = config
-    p = Plan(AttentionShape(c.layers, c.heads, c.kv_heads, c.head_size), Rope(_frequencies(file, c)))
+    p, shape, rope = Plan(), AttentionShape(c.heads, c.kv_heads, c.head_size), Rope(_frequencies(file, c))
     x = p.embed(matrix(file, "token_embd.weight"))
     for layer in range(c.layers):
         block = f"blk.{layer}"
@@ -116,7 +118,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         q = p.linear(h, matrix(file, f"{block}.attn_q.weight"))
         k = p.linear(h, matrix(file, f"{block}.attn_k.weight"))
         v = p.linear(h, matrix(file, f"{block}.attn_v.weight"))
-        a = p.attention(q, k, v, layer)
+        a = p.attention(q, k, v, shape, rope)
         p.linear_add(a, matrix(file, f"{block}.attn_output.weight"), to=x)
         h = p.rmsnorm(x, vector(file, f"{block}.ffn_norm.weight"), c.norm_epsilon)
         gate = p.linear(h, matrix(file, f"{block}.ffn_gate.weight"))

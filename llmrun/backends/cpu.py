@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,8 @@ from llmrun.kernels.arena import address_of, allocate
 from llmrun.kernels.filling import filling
 from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.levels import host_target
-from llmrun.kernels.lowering import kv_shape, lower
+from llmrun.kernels.lowering import kv_shapes, lower
+from llmrun.kernels.rotations import rotations_of
 from llmrun.kernels.store import load_kernels
 from llmrun.kernels.team import TEAM_KERNELS, Team
 from llmrun.kernels.timed_team import TimedTeam
@@ -63,7 +65,6 @@ class CpuBackend:
         vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
         self.plan = architecture.plan(file, config)
         n_threads = threads or default_threads()
-        attention = self.plan.attention_shape
         footprint = footprint_on_cpu(
             *(file, self.plan), max_sequences=max_sequences, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads
         )
@@ -75,8 +76,9 @@ class CpuBackend:
             kv_type=kv_type,
             path=str(file.path),
         )
-        shape = kv_shape(attention, max_sequences * -(-context_size // BLOCK), kv_type)
-        memory = allocate(shape[0] * shape[1] * shape[2], "KV cache").reshape(shape)
+        n_blocks = [max_sequences * -(-context_size // BLOCK) for _ in self.plan.windows]
+        memory = [allocate(prod(shape), "KV cache").reshape(shape) for shape in kv_shapes(self.plan, n_blocks, kv_type)]
+        self._ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         packed = reserve(self.plan.matrices)
         self.lowered = lower(self.plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
         # All at once, so that a first run compiles them side by side.
@@ -88,7 +90,7 @@ class CpuBackend:
             meanwhile()
             weights.finish(_load_progress(progress))
         file.check_unchanged()
-        self.kv = PagedKV(memory, max_sequences, context_size)
+        self.kv = PagedKV(memory[0], max_sequences, context_size)
         self._team = Team(self.lowered, n_threads)
         self.info = describe(
             file,
@@ -100,7 +102,7 @@ class CpuBackend:
             device=f"{threads_in_words(n_threads)}, {host_target().level.name}",
             threads=n_threads,
             kv_type=kv_type,
-            kv_bytes=memory.nbytes,
+            kv_bytes=sum(group.nbytes for group in memory),
         )
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
@@ -133,7 +135,7 @@ class CpuBackend:
             positions,
             address_of(tables) + batch.seq[rows].astype(np.int64) * tables.strides[0],
             wanted,
-            self.plan.rope.rotations(positions),
+            rotations_of(self._ropes, positions),
             logits,
         )
 

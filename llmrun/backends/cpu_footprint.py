@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from llmrun.backends.footprint import ENGINE_PROCESS, Footprint, header_bytes, vocabulary_bytes
 from llmrun.kernels.kv_layout import BLOCK
-from llmrun.kernels.lowering import kv_shape, scratch_needed
+from llmrun.kernels.lowering import kv_shapes, scratch_needed
 from llmrun.kernels.weights import packed_bytes
 
 if TYPE_CHECKING:
@@ -20,7 +19,8 @@ def footprint_on_cpu(
     file: GGUFFile, plan: Plan, *, max_sequences: int, kv_type: str, max_rows: int, n_threads: int
 ) -> Footprint:
     """Of the model whose `plan` was made from the file."""
-    kv_block = int(np.prod(kv_shape(plan.attention_shape, max_sequences, kv_type)))
+    shapes = kv_shapes(plan, [max_sequences] * len(plan.windows), kv_type)
+    kv_block = sum(prod(shape) for shape in shapes)
     return Footprint(
         weights=packed_bytes(plan.matrices),
         kv_token=kv_block // BLOCK,

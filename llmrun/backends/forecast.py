@@ -4,16 +4,17 @@ multiply (needs.py) and what ops of its kind were measured at (op_speeds.py)."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.kernels import plan as ops
+from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.needs import StepShape, needs_of
 
 if TYPE_CHECKING:
     from llmrun.backends.speeds import Speeds
+    from llmrun.kernels.op_speeds import AttentionSpeed
     from llmrun.kernels.plan import Plan
 
 _MANY_ROWS = 16  # linear_int8.py: from here on weights are unpacked for all rows
@@ -46,32 +47,44 @@ def forecast_on_cpu(
 
 def step_seconds(plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> float:
     """Of all ops, and of what a step takes besides."""
-    total = _STEP_PYTHON + speeds.attention(plan.attention_shape, kv_type).step
+    total = _STEP_PYTHON + max(
+        (_attention_speed(op, speeds, kv_type).step for op in plan.ops if isinstance(op, ops.Attention)), default=0.0
+    )
     quantized: set[ops.Value] = set()
     for op in plan.ops:
-        total += _op_seconds(op, plan, speeds, kv_type, step)
+        total += _op_seconds(op, speeds, kv_type, step)
         if isinstance(op, ops.Linear) and op.weight.is_integer and op.x not in quantized:
             quantized.add(op.x)
             total += _row_seconds("quantize", op.x, speeds, step)
     return total
 
 
-def _op_seconds(op: ops.Op, plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> float:
+def _op_seconds(op: ops.Op, speeds: Speeds, kv_type: str, step: StepShape) -> float:
     match op:
         case ops.Embed():
             return 0.0  # in what a step takes besides
-        case ops.RmsNorm():
+        case ops.RmsNorm() | ops.LayerNorm() | ops.HeadNorm() | ops.Bias() | ops.Add() | ops.AddGated():
             return _row_seconds("rmsnorm", op.out, speeds, step)
-        case ops.SwiGLU():
+        case ops.ExpertBias() | ops.Convolve():
+            return _row_seconds("rmsnorm", op.out, speeds, step)
+        case ops.Combine():
+            return _row_seconds("rmsnorm", op.y, speeds, step)
+        case ops.Gated() | ops.Activate():
             return _row_seconds("swiglu", op.out, speeds, step)
+        case ops.SoftCap():
+            return _row_seconds("swiglu", op.x, speeds, step)
+        case ops.Route():
+            return _row_seconds("swiglu", op.logits, speeds, step)
+        case ops.ExpertLinear():
+            return _expert_linear_seconds(op, speeds, kv_type, step)
         case ops.Linear():
-            return _linear_seconds(op, plan, speeds, kv_type, step)
+            return _linear_seconds(op, speeds, kv_type, step)
         case ops.RopeStore():
-            speed = speeds.attention(plan.attention_shape, kv_type)
+            speed = _attention_speed(op, speeds, kv_type)
             features = op.q.width + op.k.width + op.v.width
             return step.rows * features * (speed.rope_one if step.rows == 1 else speed.rope_many)
         case ops.Attention():
-            return _attention_seconds(op, plan, speeds, kv_type, step)
+            return _attention_seconds(op, speeds, kv_type, step)
 
 
 def _row_seconds(name: str, value: ops.Value, speeds: Speeds, step: StepShape) -> float:
@@ -79,8 +92,8 @@ def _row_seconds(name: str, value: ops.Value, speeds: Speeds, step: StepShape) -
     return speeds.rows(name).seconds(rows, value.width) if rows else 0.0
 
 
-def _linear_seconds(op: ops.Linear, plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> float:
-    needs = needs_of(op, plan, kv_type, step)
+def _linear_seconds(op: ops.Linear, speeds: Speeds, kv_type: str, step: StepShape) -> float:
+    needs = needs_of(op, kv_type, step)
     if not needs.weight_bytes:
         return 0.0
     speed = speeds.linear(op.weight.packed)
@@ -89,13 +102,28 @@ def _linear_seconds(op: ops.Linear, plan: Plan, speeds: Speeds, kv_type: str, st
     return speed.op + (max(reading, multiplying) if step.of(op.x) >= _MANY_ROWS else reading)
 
 
-def _attention_seconds(op: ops.Attention, plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> float:
+def _expert_linear_seconds(op: ops.ExpertLinear, speeds: Speeds, kv_type: str, step: StepShape) -> float:
+    needs = needs_of(op, kv_type, step)
+    speed = speeds.linear(op.weight.packed)
+    multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)
+    rows_of_each = step.rows * op.routing.used / op.routing.experts
+    reading = needs.weight_bytes / speed.read
+    return speed.op + (max(reading, multiplying) if rows_of_each >= _MANY_ROWS else reading * max(1, rows_of_each))
+
+
+def _attention_seconds(op: ops.Attention, speeds: Speeds, kv_type: str, step: StepShape) -> float:
     """In a small trial keys and values are in a cache, of a whole model they are not: they come as weights do."""
-    needs = needs_of(op, plan, kv_type, step)
-    speed = speeds.attention(plan.attention_shape, kv_type)
+    needs = needs_of(op, kv_type, step)
+    speed = _attention_speed(op, speeds, kv_type)
     if step.rows >= _MANY_ROWS:
         return needs.float_products / speed.multiply
     return speed.op + step.rows * needs.kv_bytes / min(speed.read, speeds.read_bandwidth())
+
+
+def _attention_speed(op: ops.RopeStore | ops.Attention, speeds: Speeds, kv_type: str) -> AttentionSpeed:
+    """Of its shape, were there no window: that bounds the work, not its speed."""
+    assert isinstance(op.place.shape, ops.AttentionShape)
+    return speeds.attention(replace(op.place.shape, window=0), kv_type)
 
 
 def drawing_seconds(vocabulary_size: int) -> float:

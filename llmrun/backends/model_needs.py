@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.kernels import plan as ops
+from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.kv_layout import Q8_0
-from llmrun.kernels.needs import StepShape, kv_position_bytes, needs_of, needs_of_step
+from llmrun.kernels.needs import StepShape, needs_of, needs_of_step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,10 +53,10 @@ class ModelNeeds:
 def needs_of_plan(plan: Plan, *, kv_type: str = "f16", depth: int = 0) -> ModelNeeds:
     """What the CPU engine reads and multiplies: weights as they are packed. `depth`: tokens in the cache before."""
     one, unasked = StepShape(1, depth), StepShape(1, depth, wanted=0)
-    linear = [needs_of(op, plan, kv_type, unasked) for op in plan.ops if isinstance(op, ops.Linear)]
+    linear = [needs_of(op, kv_type, unasked) for op in plan.ops if isinstance(op, ops.Linear)]
     return ModelNeeds(
         weight_bytes=needs_of_step(plan, kv_type, one).weight_bytes,
-        kv_bytes=(depth + 1) * plan.attention_shape.layers * kv_position_bytes(plan.attention_shape, kv_type),
+        kv_bytes=sum(needs_of(op, kv_type, one).kv_bytes for op in plan.ops if isinstance(op, ops.Attention)),
         products=sum(needs.products + needs.float_products for needs in linear),
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from llmrun.backends.cpu import MAX_ROWS, CpuBackend
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels import plan as ops
+from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.machine import Machine
 from llmrun.kernels.needs import Needs, StepShape, needs_of, quantizing_needs
 from llmrun.types import Batch
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from llmrun.kernels.plan import Plan
     from llmrun.kernels.timed_team import StepTimes
 
 Progress = Callable[[str, float], None]  # (what is going on, share done)
@@ -39,7 +40,19 @@ _KINDS: dict[type[ops.Op], str] = {
     ops.Linear: "linear",
     ops.RopeStore: "rope",
     ops.Attention: "attention",
-    ops.SwiGLU: "swiglu",
+    ops.Gated: "gate",
+    ops.LayerNorm: "layernorm",
+    ops.HeadNorm: "head norm",
+    ops.Bias: "bias",
+    ops.Add: "add",
+    ops.AddGated: "add",
+    ops.Activate: "activation",
+    ops.Convolve: "convolution",
+    ops.Route: "route",
+    ops.ExpertLinear: "experts",
+    ops.ExpertBias: "bias",
+    ops.Combine: "combine",
+    ops.SoftCap: "soft cap",
 }
 QUANTIZE = "quantize"  # a linear op's input, made int8
 
@@ -360,10 +373,10 @@ def _needs(backend: CpuBackend, part: _Part, step: StepShape) -> Needs:
     if part.quantizes:
         assert isinstance(op, ops.Linear)
         return quantizing_needs(op, step)
-    return needs_of(op, backend.plan, backend.info.kv_type, step)
+    return needs_of(op, backend.info.kv_type, step)
 
 
-def _op_profile(plan: ops.Plan, part: _Part, spent: Spent) -> OpProfile:
+def _op_profile(plan: Plan, part: _Part, spent: Spent) -> OpProfile:
     op = plan.ops[part.origin]
     matrix = ops.matrix_of(op)
     return OpProfile(
@@ -375,7 +388,7 @@ def _op_profile(plan: ops.Plan, part: _Part, spent: Spent) -> OpProfile:
     )
 
 
-def _layer(plan: ops.Plan, index: int) -> int | None:
+def _layer(plan: Plan, index: int) -> int | None:
     """By the name of the next matrix: an op without one prepares what it is multiplied by."""
     names = (matrix.name for op in plan.ops[index:] if (matrix := ops.matrix_of(op)))
     found = _LAYER.match(next(names, ""))

@@ -22,6 +22,7 @@ from llmrun.kernels.attention_tiles import load_elements, load_half, scores, wei
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.kv_layout import BLOCK, GROUP, Q8_0, HeadLayout
 from llmrun.kernels.memory import hidden, load_f32, load_i32, load_i64, store_f32
+from llmrun.kernels.rowwise import soft_cap_reference
 from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, claim, n_rows, private_row
 
 if TYPE_CHECKING:
@@ -354,16 +355,27 @@ def _add_value(level: str, head_size: int, kv_type: str) -> Any:
 
 
 def attention_reference(
-    q: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], scale: float
+    q: NDArray[np.float32],
+    keys: NDArray[np.float32],
+    values: NDArray[np.float32],
+    scale: float,
+    soft_cap: float = 0.0,
+    sinks: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """One row: q float32[heads, head size], keys and values float32[length, KV heads, head size], the row's own
-    position last; returns float32[heads, head size]. A plain softmax, exact where the kernel's runs in blocks."""
+    position last; returns float32[heads, head size]. A plain softmax, exact where the kernel's runs in blocks.
+    `soft_cap` and `sinks` as plan_ops.Attention has them."""
     import numpy as np
 
     group = len(q) // keys.shape[1]
     keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
     scores = np.einsum("hd,lhd->hl", q, keys, dtype=np.float32) * np.float32(scale)
+    if soft_cap:
+        scores = soft_cap_reference(scores, soft_cap)
+    if sinks is not None:
+        scores = np.concatenate([scores, sinks[:, None]], axis=1)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
+    weights = weights[:, : len(values)]
     result: NDArray[np.float32] = np.einsum("hl,lhd->hd", weights, values, dtype=np.float32)
     return result

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from llmrun.kernels import plan as ops
-from llmrun.kernels.kv_layout import BLOCK, HeadLayout
+from llmrun.kernels import plan_ops as ops
+from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.packed_types import GROUP_ROWS
+from llmrun.kernels.plan import Plan
 from llmrun.kernels.weights import PackedLayout
 
 _FLOAT = 4
@@ -49,26 +50,47 @@ class StepShape:
 
     def of(self, value: ops.Value) -> int:
         """Rows that a value has."""
-        return self.wanted if value.wanted else self.rows
+        return self.wanted if value.rows is ops.Rows.WANTED else self.rows * value.copies
 
 
-def needs_of(op: ops.Op, plan: ops.Plan, kv_type: str, step: StepShape) -> Needs:
+def needs_of(op: ops.Op, kv_type: str, step: StepShape) -> Needs:
     """Of one op in one step; the quantizing of a linear op's input is not in it (`quantizing_needs`)."""
     match op:
         case ops.Embed():
             row_bytes = PackedLayout.of(op.table).group_bytes // GROUP_ROWS
             return Needs(step.rows * row_bytes, activation_bytes=_floats(step, op.out))
-        case ops.RmsNorm():
+        case ops.RmsNorm() | ops.LayerNorm() | ops.HeadNorm():
             read = step.of(op.out) * op.x.width * _FLOAT
-            return Needs(op.weight.size * _FLOAT, activation_bytes=read + _floats(step, op.out))
+            weights = op.weight.size + (op.bias.size if isinstance(op, ops.LayerNorm) and op.bias is not None else 0)
+            return Needs(weights * _FLOAT, activation_bytes=read + _floats(step, op.out))
         case ops.Linear():
             return _linear(op, step)
+        case ops.Bias():
+            return Needs(op.bias.size * _FLOAT, activation_bytes=_floats(step, op.x, op.out))
+        case ops.Add():
+            return Needs(activation_bytes=_floats(step, op.y, op.out, op.out))
+        case ops.AddGated():
+            return Needs(activation_bytes=_floats(step, op.y, op.gate, op.out, op.out))
+        case ops.Activate():
+            return Needs(activation_bytes=_floats(step, op.x, op.out))
+        case ops.SoftCap():
+            return Needs(activation_bytes=_floats(step, op.x, op.x))
+        case ops.Convolve():
+            return _convolution(op, kv_type, step)
+        case ops.Route():
+            return Needs(activation_bytes=_floats(step, op.logits))
+        case ops.ExpertLinear():
+            return _expert_linear(op, step)
+        case ops.ExpertBias():
+            return Needs(step.of(op.x) * op.x.width * _FLOAT, activation_bytes=_floats(step, op.x, op.out))
+        case ops.Combine():
+            return Needs(activation_bytes=_floats(step, op.y, op.out, op.out))
         case ops.RopeStore():
-            entered = step.rows * kv_position_bytes(plan.attention_shape, kv_type)
+            entered = step.rows * kv_position_bytes(op.place.shape, kv_type)
             return Needs(kv_bytes=entered, activation_bytes=_floats(step, op.q, op.k, op.v, op.out))
         case ops.Attention():
-            return _attention(op, plan.attention_shape, kv_type, step)
-        case ops.SwiGLU():
+            return _attention(op, kv_type, step)
+        case ops.Gated():
             return Needs(activation_bytes=_floats(step, op.gate, op.up, op.out))
 
 
@@ -77,14 +99,14 @@ def quantizing_needs(op: ops.Linear, step: StepShape) -> Needs:
     return Needs(activation_bytes=_floats(step, op.x) + _quantized_bytes(op, step))
 
 
-def needs_of_step(plan: ops.Plan, kv_type: str, step: StepShape) -> Needs:
+def needs_of_step(plan: Plan, kv_type: str, step: StepShape) -> Needs:
     """Of all ops together, activations counted as if each linear op quantized none."""
-    return sum((needs_of(op, plan, kv_type, step) for op in plan.ops), Needs())
+    return sum((needs_of(op, kv_type, step) for op in plan.ops), Needs())
 
 
-def kv_position_bytes(shape: ops.AttentionShape, kv_type: str) -> int:
-    """Of one position's keys and values in one layer."""
-    return shape.kv_heads * HeadLayout.of(kv_type, shape.head_size).n_bytes // BLOCK
+def kv_position_bytes(shape: ops.KVShape, kv_type: str) -> int:
+    """Of what one layer keeps of a position."""
+    return shape.block_bytes(kv_type) // BLOCK
 
 
 def _linear(op: ops.Linear, step: StepShape) -> Needs:
@@ -97,10 +119,40 @@ def _linear(op: ops.Linear, step: StepShape) -> Needs:
     return Needs(weight_bytes, 0, _floats(step, op.x) + written, float_products=products)
 
 
-def _attention(op: ops.Attention, shape: ops.AttentionShape, kv_type: str, step: StepShape) -> Needs:
-    attended = step.rows * step.start + step.rows * (step.rows + 1) // 2  # positions, all rows together
+def _expert_linear(op: ops.ExpertLinear, step: StepShape) -> Needs:
+    """Of experts as many as are expected to be chosen by one row or more, if all are as likely."""
+    rows, routing = step.of(op.out), op.routing
+    missed: float = (1 - routing.used / routing.experts) ** step.rows
+    weight_bytes = round(PackedLayout.of(op.weight).n_bytes * (1 - missed))
+    products = rows * op.out.width * op.weight.columns
+    written = _floats(step, op.out)
+    if op.weight.is_integer:
+        read = rows * op.x.width // 32 * _QUANTIZED_BLOCK
+        return Needs(weight_bytes, 0, read + written, products=products)
+    return Needs(weight_bytes, 0, rows * op.x.width * _FLOAT + written, float_products=products)
+
+
+def _convolution(op: ops.Convolve, kv_type: str, step: StepShape) -> Needs:
+    position = kv_position_bytes(op.place.shape, kv_type)
+    earlier = min(step.start, op.place.shape.window - 1)
     return Needs(
-        kv_bytes=(step.start + step.rows) * kv_position_bytes(shape, kv_type) if step.rows else 0,
+        op.weight.size * _FLOAT,
+        kv_bytes=(2 * step.rows + earlier) * position,
+        activation_bytes=_floats(step, op.x, op.out),
+        float_products=step.rows * op.weight.size,
+    )
+
+
+def _attention(op: ops.Attention, kv_type: str, step: StepShape) -> Needs:
+    shape = op.place.shape
+    assert isinstance(shape, ops.AttentionShape)
+    lengths = range(step.start + 1, step.start + step.rows + 1)
+    attended = sum(min(length, shape.window) for length in lengths) if shape.window else sum(lengths)
+    kept = step.start + step.rows
+    return Needs(
+        kv_bytes=min(kept, shape.window + step.rows - 1 if shape.window else kept) * kv_position_bytes(shape, kv_type)
+        if step.rows
+        else 0,
         activation_bytes=_floats(step, op.q, op.out),
         float_products=2 * shape.heads * shape.head_size * attended,
     )

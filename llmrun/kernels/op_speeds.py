@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.kernels import plan as ops
+from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.arena import address_of, allocate_huge
 from llmrun.kernels.kv_layout import BLOCK
-from llmrun.kernels.lowering import kv_shape, lower
+from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.packed_types import WIDE, WIDENED_TYPES
-from llmrun.kernels.plan import AttentionShape, Plan, Rope
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import AttentionShape
+from llmrun.kernels.rotations import Rope, rotations_of
 from llmrun.kernels.store import load_kernels
 from llmrun.kernels.timed_team import TimedTeam
 from llmrun.kernels.weights import Matrix, PackedLayout, PackedMatrix
@@ -128,7 +130,7 @@ class OpSpeeds:
         rope_one, empty, step = trial.seconds(1, 0)
         _, deep, _ = trial.seconds(1, _DEPTH)
         rope_many, many, _ = trial.seconds(ROWS, ROWS)
-        kv_bytes = _DEPTH * kv_shape(shape, 1, kv_type)[2] / BLOCK
+        kv_bytes = _DEPTH * shape.block_bytes(kv_type) / BLOCK
         attended = ROWS * ROWS + ROWS * (ROWS + 1) // 2
         products = 2 * shape.heads * shape.head_size * attended
         return AttentionSpeed(
@@ -147,7 +149,7 @@ class OpSpeeds:
         large, small = (16 * max(1, size // group) for size in (_LARGE, _SMALL))
         rows = [large] * _N_LARGE + [small] * _N_SMALL
         matrices = [_matrix(f"w{number}", kind, n, _COLUMNS) for number, n in enumerate(rows)]
-        plan = _plan()
+        plan = Plan()
         x = plan.embed(_matrix("x", "f32", 16, _COLUMNS))
         outputs = {n: plan.linear(x, matrix) for n, matrix in ((large, matrices[0]), (small, matrices[-1]))}
         for n, matrix in zip(rows[1:-1], matrices[1:-1], strict=True):
@@ -160,16 +162,12 @@ class OpSpeeds:
 
     def _multiplying(self, kind: str, columns: int) -> float:
         rows = max(256, (4 << 20) // columns)
-        plan = _plan()
+        plan = Plan()
         x = plan.embed(_matrix("x", "f32", 16, columns))
         plan.linear(x, _matrix("w", kind, rows, columns))
         trial = _Trial(plan, self._region, self._n_threads, max_rows=ROWS)
         seconds, _ = trial.steps(ROWS, 0, [trial.of("linear_int8", "linear_float")])
         return ROWS * rows * columns / seconds
-
-
-def _plan(shape: AttentionShape | None = None) -> Plan:
-    return Plan(shape or AttentionShape(1, 1, 1, 64), Rope(np.full(32, 0.01)))
 
 
 def _matrix(name: str, kind: str, rows: int, columns: int) -> Matrix:
@@ -196,7 +194,7 @@ class _Trial:
                 data, at = region[at : at + layout.n_bytes], at + layout.n_bytes
             packed[matrix.name] = PackedMatrix(matrix, layout, data)
         n_blocks = -(-(_DEPTH + max_rows) // BLOCK)
-        kv = np.zeros(kv_shape(plan.attention_shape, n_blocks, kv_type), np.uint8)
+        kv = [np.zeros(shape, np.uint8) for shape in kv_shapes(plan, [n_blocks] * len(plan.windows), kv_type)]
         self._plan = plan
         self._lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads)
         load_kernels(self._lowered.kernels)
@@ -212,7 +210,7 @@ class _Trial:
         tables = np.full(rows, address_of(self._table), np.int64)
         wanted = np.array([rows - 1], np.int32)
         logits = np.empty((1, self._lowered.logits_width), np.float32)
-        rotations = self._plan.rope.rotations(positions)
+        rotations = rotations_of(self._plan.ropes, positions)
         team = TimedTeam(self._lowered, self._n_threads)
         try:
             wall: list[float] = []
@@ -239,7 +237,7 @@ class _Trial:
 
 class _RowTrial(_Trial):
     def __init__(self, region: NDArray[np.uint8], width: int, n_threads: int) -> None:
-        plan = _plan()
+        plan = Plan()
         x = plan.embed(_matrix("x", "f32", 16, width))
         h = plan.rmsnorm(x, _ones(width), 1e-5)
         plan.linear(plan.swiglu(x, h), _matrix("w", "q8_0", 16, width))
@@ -257,12 +255,11 @@ class _AttentionTrial(_Trial):
     threads fall asleep, and wake up in 20 us where a model's take 2 to 8."""
 
     def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:
-        layers = AttentionShape(_LAYERS, shape.heads, shape.kv_heads, shape.head_size)
-        plan = Plan(layers, Rope(np.full(shape.head_size // 2, 0.01)))
+        plan, rope = Plan(), Rope(np.full(shape.head_size // 2, 0.01))
         wide, narrow = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
         q, k, v = (plan.embed(_matrix(f"x{n}", "f32", 16, width)) for n, width in enumerate((wide, narrow, narrow)))
         for layer in range(_LAYERS):
-            q = plan.attention(q, k, v, layer)
+            q = plan.attention(q, k, v, shape, rope)
             q = plan.linear(q, _matrix(f"w{layer}", "q8_0", wide, wide))
         super().__init__(plan, region, n_threads, max_rows=ROWS, kv_type=kv_type)
 

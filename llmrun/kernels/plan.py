@@ -1,7 +1,7 @@
 """A plan: the ops that turn tokens into logits, as an architecture writes them down.
 
-An architecture calls the methods of Plan in the order of the model; each appends a logical op and returns the value it
-makes. lowering.py turns the list into records for the team; reference.py runs the same list with NumPy.
+An architecture calls the methods of Plan in the order of the model; each appends an op (plan_ops.py says what it
+computes) and returns the value it makes.
 """
 
 from __future__ import annotations
@@ -9,155 +9,216 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from llmrun.kernels.weights import Matrix
+from llmrun.kernels import plan_ops as ops
+from llmrun.kernels.plan_ops import (
+    Activation,
+    AttentionShape,
+    ConvolutionShape,
+    Gating,
+    KVGroup,
+    KVShape,
+    Place,
+    Routing,
+    Rows,
+    Value,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Value:
-    """float32[rows of the step, width], or of the wanted rows only."""
-
-    width: int
-    wanted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Embed:
-    table: Matrix
-    out: Value
-
-
-@dataclass(frozen=True, slots=True)
-class RmsNorm:
-    x: Value
-    weight: NDArray[np.float32]
-    epsilon: float
-    out: Value  # wanted while x is not: only the wanted rows are read
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    x: Value
-    weight: Matrix
-    out: Value
-    adds: bool  # out += instead of out =
-
-
-@dataclass(frozen=True, slots=True)
-class RopeStore:
-    """Rotate queries and keys, put keys and values into the cache."""
-
-    q: Value
-    k: Value
-    v: Value
-    layer: int
-    out: Value  # the rotated queries
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    q: Value
-    layer: int
-    out: Value
-
-
-@dataclass(frozen=True, slots=True)
-class SwiGLU:
-    gate: Value
-    up: Value
-    out: Value
-
-
-Op = Embed | RmsNorm | Linear | RopeStore | Attention | SwiGLU
-
-
-def matrix_of(op: Op) -> Matrix | None:
-    """What an op looks up or multiplies by."""
-    match op:
-        case Embed():
-            return op.table
-        case Linear():
-            return op.weight
-        case _:
-            return None
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Heads of every layer. Grouped-query attention (GQA): `heads` is a multiple of `kv_heads`."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary positions of pairs (2i, 2i + 1). `frequencies` float64[pairs], radians a position."""
-
-    frequencies: NDArray[np.float64]
-
-    def rotations(self, positions: NDArray[np.int32]) -> NDArray[np.float32]:
-        """float32[rows, pairs, 2]: cosine and sine of each row's angles, computed in float64."""
-        angles = positions[:, None].astype(np.float64) * self.frequencies
-        return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+    from llmrun.kernels.rotations import Rope
+    from llmrun.kernels.weights import Matrix
 
 
 @dataclass(slots=True)
 class Plan:
-    """The ops of one model. `logits` is set by `output` and ends the plan."""
+    """The ops of one model. `logits` is set by `output`.
 
-    attention_shape: AttentionShape
-    rope: Rope
-    ops: list[Op] = field(default_factory=list)
+    groups   layers that keep something in the KV cache, by the shape of it
+    ropes    all rotary positions that layers use
+    """
+
+    ops: list[ops.Op] = field(default_factory=list)
     logits: Value | None = None
+    groups: list[KVGroup] = field(default_factory=list)
+    ropes: list[Rope] = field(default_factory=list)
 
-    def embed(self, table: Matrix) -> Value:
+    # --- whole rows ---
+
+    def embed(self, table: Matrix, scale: float = 1.0) -> Value:
         out = Value(table.columns)
-        self.ops.append(Embed(table, out))
+        self.ops.append(ops.Embed(table, scale, out))
         return out
 
     def rmsnorm(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
-        out = Value(x.width, x.wanted)
-        self.ops.append(RmsNorm(x, weight, epsilon, out))
+        out = x.like(x.width)
+        self.ops.append(ops.RmsNorm(x, weight, epsilon, out))
         return out
 
     def rmsnorm_wanted(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
         """Normalize only the rows whose logits are asked for; everything after works on those."""
-        out = Value(x.width, wanted=True)
-        self.ops.append(RmsNorm(x, weight, epsilon, out))
+        out = Value(x.width, Rows.WANTED)
+        self.ops.append(ops.RmsNorm(x, weight, epsilon, out))
         return out
 
+    def layernorm(
+        self, x: Value, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
+    ) -> Value:
+        out = x.like(x.width)
+        self.ops.append(ops.LayerNorm(x, weight, bias, epsilon, out))
+        return out
+
+    def layernorm_wanted(
+        self, x: Value, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
+    ) -> Value:
+        out = Value(x.width, Rows.WANTED)
+        self.ops.append(ops.LayerNorm(x, weight, bias, epsilon, out))
+        return out
+
+    def headnorm(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
+        """Normalize each head for itself; `weight` float32[head size] is that of all."""
+        out = x.like(x.width)
+        self.ops.append(ops.HeadNorm(x, weight, epsilon, out))
+        return out
+
+    def bias(self, x: Value, bias: NDArray[np.float32]) -> Value:
+        out = x.like(x.width)
+        self.ops.append(ops.Bias(x, bias, out))
+        return out
+
+    def add(self, y: Value, to: Value, scale: float = 1.0) -> None:
+        """to += scale * y"""
+        self.ops.append(ops.Add(y, scale, to))
+
+    def add_gated(self, y: Value, gate: Value, to: Value) -> None:
+        """to += sigmoid(gate) * y; `gate` has one feature"""
+        self.ops.append(ops.AddGated(y, gate, to))
+
+    def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
+        out = gate.like(gate.width)
+        self.ops.append(ops.Gated(gate, up, activation, out))
+        return out
+
+    def swiglu(self, gate: Value, up: Value) -> Value:
+        return self.gated(gate, up, Activation.SILU)
+
+    def activate(self, x: Value, activation: Activation) -> Value:
+        out = x.like(x.width)
+        self.ops.append(ops.Activate(x, activation, out))
+        return out
+
+    # --- matrices ---
+
     def linear(self, x: Value, weight: Matrix) -> Value:
-        out = Value(weight.rows, x.wanted)
-        self.ops.append(Linear(x, weight, out, adds=False))
+        out = x.like(weight.rows)
+        self.ops.append(ops.Linear(x, weight, out, adds=False))
         return out
 
     def linear_add(self, x: Value, weight: Matrix, to: Value) -> None:
         """to += x . weight"""
-        self.ops.append(Linear(x, weight, to, adds=True))
-
-    def attention(self, q: Value, k: Value, v: Value, layer: int) -> Value:
-        """Rotate, store and attend."""
-        rotated, out = Value(q.width), Value(q.width)
-        self.ops.append(RopeStore(q, k, v, layer, rotated))
-        self.ops.append(Attention(rotated, layer, out))
-        return out
-
-    def swiglu(self, gate: Value, up: Value) -> Value:
-        out = Value(gate.width, gate.wanted)
-        self.ops.append(SwiGLU(gate, up, out))
-        return out
+        self.ops.append(ops.Linear(x, weight, to, adds=True))
 
     def output(self, x: Value, weight: Matrix) -> None:
         self.logits = self.linear(x, weight)
 
+    def soft_cap_logits(self, cap: float) -> None:
+        assert self.logits is not None
+        self.ops.append(ops.SoftCap(self.logits, cap))
+
+    # --- what looks back ---
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        shape: AttentionShape,
+        rope: Rope | None,
+        *,
+        scale: float | None = None,
+        soft_cap: float = 0.0,
+        sinks: NDArray[np.float32] | None = None,
+    ) -> Value:
+        """Rotate, store and attend. `scale` None: 1 / sqrt(head size)."""
+        place = self._place(shape)
+        rotated, out = Value(q.width), Value(q.width)
+        self.ops.append(ops.RopeStore(q, k, v, place, self._number(rope), rotated))
+        scale = shape.head_size**-0.5 if scale is None else scale
+        self.ops.append(ops.Attention(rotated, place, scale, soft_cap, sinks, out))
+        return out
+
+    def convolve(self, x: Value, weight: NDArray[np.float32]) -> Value:
+        """A gated short convolution; `weight` float32[width, taps], x of three times the width."""
+        shape = ConvolutionShape(*weight.shape)
+        out = x.like(shape.width)
+        self.ops.append(ops.Convolve(x, weight, self._place(shape), out))
+        return out
+
+    def _place(self, shape: KVShape) -> Place:
+        """The next layer of that shape."""
+        shapes = [group.shape for group in self.groups]
+        if shape not in shapes:
+            shapes.append(shape)
+            self.groups.append(KVGroup(shape))
+        number = shapes.index(shape)
+        self.groups[number].layers += 1
+        return Place(shape, number, self.groups[number].layers - 1)
+
+    def _number(self, rope: Rope | None) -> int | None:
+        if rope is None:
+            return None
+        for number, known in enumerate(self.ropes):
+            if known is rope:
+                return number
+        self.ropes.append(rope)
+        return len(self.ropes) - 1
+
+    # --- experts ---
+
+    def route(
+        self,
+        logits: Value,
+        used: int,
+        gating: Gating,
+        *,
+        normalized: bool,
+        scale: float = 1.0,
+        selection_bias: NDArray[np.float32] | None = None,
+    ) -> Routing:
+        """Choose `used` experts for each row."""
+        routing = Routing(logits.width, used)
+        self.ops.append(ops.Route(logits, gating, normalized, scale, selection_bias, routing))
+        return routing
+
+    def expert_linear(self, x: Value, weight: Matrix, routing: Routing) -> Value:
+        """Each row times the matrices of its experts; `weight` has all experts' one after the other."""
+        out = Value(weight.rows // routing.experts, Rows.CHOSEN, routing.used)
+        self.ops.append(ops.ExpertLinear(x, weight, routing, out))
+        return out
+
+    def expert_bias(self, x: Value, bias: NDArray[np.float32], routing: Routing) -> Value:
+        out = x.like(x.width)
+        self.ops.append(ops.ExpertBias(x, bias, routing, out))
+        return out
+
+    def combine(self, y: Value, routing: Routing, to: Value) -> None:
+        """to += what the experts of a row made, weighted"""
+        self.ops.append(ops.Combine(y, routing, to))
+
+    # --- what it is made of ---
+
     @property
     def matrices(self) -> list[Matrix]:
         """Every matrix that is looked up or multiplied by, once, in order of use."""
-        return list({matrix.name: matrix for op in self.ops if (matrix := matrix_of(op))}.values())
+        return list({matrix.name: matrix for op in self.ops if (matrix := ops.matrix_of(op))}.values())
+
+    @property
+    def windows(self) -> list[int]:
+        """The distinct windows of the groups: each has its own block table. 0: everything is kept."""
+        return list(dict.fromkeys(group.shape.window for group in self.groups))
+
+    @property
+    def experts_used(self) -> int:
+        """Rows of a CHOSEN value for each row of the step; 1 where no op chooses."""
+        return next((op.routing.used for op in self.ops if isinstance(op, ops.Route)), 1)

@@ -12,30 +12,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.kernels import plan as ops
+from llmrun.kernels import plan_ops as ops
+from llmrun.kernels import rowwise
 from llmrun.kernels.attention import attention_reference
+from llmrun.kernels.convolution import convolution_reference
+from llmrun.kernels.experts import combined_reference, expert_linear_reference, routed_reference
 from llmrun.kernels.kv_store import entered_reference
 from llmrun.kernels.linear_float import linear_reference as linear_float
 from llmrun.kernels.linear_int8 import linear_reference as linear_int8
 from llmrun.kernels.packed_types import BLOCK_COLUMNS, PACKED_TYPES
 from llmrun.kernels.quantize import quantize_reference
 from llmrun.kernels.rope import rope_reference
-from llmrun.kernels.rowwise import rmsnorm_reference, swiglu_reference
 from llmrun.kernels.weights import Matrix
 from llmrun.quants.registry import BY_NAME
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.kernels.plan import Plan
+
 _LinearLayer = Callable[[Matrix, "NDArray[np.float32]"], "NDArray[np.float32]"]
 
 
-def exact(plan: ops.Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+def exact(plan: Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
     """Logits float32[n, vocabulary] of every position of one sequence, without any rounding of activations."""
     return _run(plan, tokens, lambda matrix, x: x @ dequantized(matrix).T, None)
 
 
-def quantizing(plan: ops.Plan, tokens: NDArray[np.int32], kv_type: str) -> NDArray[np.float32]:
+def quantizing(plan: Plan, tokens: NDArray[np.int32], kv_type: str) -> NDArray[np.float32]:
     """The same with every rounding of the kernels."""
     return _run(plan, tokens, _linear_quantizing, kv_type)
 
@@ -81,36 +85,101 @@ def _linear_quantizing(matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.flo
     return linear_int8(*integers_of(matrix), integers, scales)
 
 
-def _run(plan: ops.Plan, tokens: NDArray[np.int32], linear: _LinearLayer, kv_type: str | None) -> NDArray[np.float32]:
-    shape = plan.attention_shape
-    rotations = plan.rope.rotations(np.arange(len(tokens), dtype=np.int32))
-    values: dict[ops.Value, NDArray[np.float32]] = {}
-    keys_values: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
-    for op in plan.ops:
+class _Run:
+    """The values of one sequence, all positions at once."""
+
+    def __init__(self, plan: Plan, tokens: NDArray[np.int32], linear: _LinearLayer, kv_type: str | None) -> None:
+        self._tokens, self._linear, self._kv_type = tokens, linear, kv_type
+        positions = np.arange(len(tokens), dtype=np.int32)
+        self._rotations = [rope.in_context(len(tokens)).rotations(positions) for rope in plan.ropes]
+        self._pairings = [rope.pairing for rope in plan.ropes]
+        self.values: dict[ops.Value, NDArray[np.float32]] = {}
+        self._keys_values: dict[ops.Place, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+        self._routed: dict[ops.Routing, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
+
+    def do(self, op: ops.Op) -> None:
+        values = self.values
         match op:
             case ops.Embed():
-                values[op.out] = dequantized(op.table)[tokens]
+                values[op.out] = dequantized(op.table)[self._tokens] * np.float32(op.scale)
             case ops.RmsNorm():
-                values[op.out] = rmsnorm_reference(values[op.x], op.weight, op.epsilon)
+                values[op.out] = rowwise.rmsnorm_reference(values[op.x], op.weight, op.epsilon)
+            case ops.LayerNorm():
+                values[op.out] = rowwise.layernorm_reference(values[op.x], op.weight, op.bias, op.epsilon)
+            case ops.HeadNorm():
+                heads = self._heads(op.x, len(op.weight))
+                values[op.out] = self._joined(rowwise.rmsnorm_reference(heads, op.weight, op.epsilon))
             case ops.Linear():
-                product = linear(op.weight, values[op.x])
+                product = self._linear(op.weight, values[op.x])
                 values[op.out] = values[op.out] + product if op.adds else product
+            case ops.Bias():
+                values[op.out] = values[op.x] + op.bias
+            case ops.Add():
+                values[op.out] = values[op.out] + np.float32(op.scale) * values[op.y]
+            case ops.AddGated():
+                values[op.out] = values[op.out] + rowwise.sigmoid_reference(values[op.gate]) * values[op.y]
+            case ops.Gated():
+                values[op.out] = rowwise.gated_reference(values[op.gate], values[op.up], op.activation)
+            case ops.Activate():
+                values[op.out] = rowwise.activation_reference(values[op.x], op.activation)
+            case ops.SoftCap():
+                values[op.x] = rowwise.soft_cap_reference(values[op.x], op.cap)
             case ops.RopeStore():
-                q, k, v = (values[value].reshape(len(tokens), -1, shape.head_size) for value in (op.q, op.k, op.v))
-                rotated, keys = rope_reference(q, rotations), rope_reference(k, rotations)
-                if kv_type is not None:
-                    rotated, keys, v = entered_reference(rotated, keys, v, kv_type)
-                values[op.out] = rotated.reshape(len(tokens), -1)
-                keys_values[op.layer] = keys, v
+                self._store(op)
             case ops.Attention():
-                keys, stored = keys_values[op.layer]
-                queries = values[op.q].reshape(len(tokens), -1, shape.head_size)
-                scale = shape.head_size**-0.5
-                rows = [
-                    attention_reference(query, keys[: i + 1], stored[: i + 1], scale) for i, query in enumerate(queries)
-                ]
-                values[op.out] = np.stack(rows).reshape(len(tokens), -1)
-            case ops.SwiGLU():
-                values[op.out] = swiglu_reference(values[op.gate], values[op.up])
+                self._attend(op)
+            case ops.Convolve():
+                values[op.out] = convolution_reference(values[op.x], op.weight)
+            case ops.Route():
+                self._routed[op.routing] = routed_reference(values[op.logits], op)
+            case ops.ExpertLinear():
+                values[op.out] = self._expert_linear(op)
+            case ops.ExpertBias():
+                chosen, _ = self._routed[op.routing]
+                values[op.out] = values[op.x] + op.bias[chosen.reshape(-1)]
+            case ops.Combine():
+                _, weights = self._routed[op.routing]
+                values[op.out] = values[op.out] + combined_reference(values[op.y], weights)
+
+    def _heads(self, value: ops.Value, head_size: int) -> NDArray[np.float32]:
+        """float32[rows, heads, head size]."""
+        return self.values[value].reshape(len(self._tokens), -1, head_size)
+
+    def _joined(self, heads: NDArray[np.float32]) -> NDArray[np.float32]:
+        return heads.reshape(len(self._tokens), -1)
+
+    def _store(self, op: ops.RopeStore) -> None:
+        assert isinstance(op.place.shape, ops.AttentionShape)
+        queries, keys, stored = (self._heads(value, op.place.shape.head_size) for value in (op.q, op.k, op.v))
+        if op.rope is not None:
+            rotations, pairing = self._rotations[op.rope], self._pairings[op.rope]
+            queries, keys = rope_reference(queries, rotations, pairing), rope_reference(keys, rotations, pairing)
+        if self._kv_type is not None:
+            queries, keys, stored = entered_reference(queries, keys, stored, self._kv_type)
+        self.values[op.out] = self._joined(queries)
+        self._keys_values[op.place] = keys, stored
+
+    def _attend(self, op: ops.Attention) -> None:
+        shape = op.place.shape
+        assert isinstance(shape, ops.AttentionShape)
+        keys, stored = self._keys_values[op.place]
+        rows = []
+        for position, query in enumerate(self._heads(op.q, shape.head_size)):
+            seen = slice(max(0, position + 1 - shape.window) if shape.window else 0, position + 1)
+            rows.append(attention_reference(query, keys[seen], stored[seen], op.scale, op.soft_cap, op.sinks))
+        self.values[op.out] = self._joined(np.stack(rows))
+
+    def _expert_linear(self, op: ops.ExpertLinear) -> NDArray[np.float32]:
+        x = self.values[op.x]
+        if op.x.rows is not ops.Rows.CHOSEN:
+            x = np.repeat(x, op.routing.used, axis=0)
+        chosen, _ = self._routed[op.routing]
+        return expert_linear_reference(x, op.weight, op.routing.experts, chosen.reshape(-1), self._linear)
+
+
+def _run(plan: Plan, tokens: NDArray[np.int32], linear: _LinearLayer, kv_type: str | None) -> NDArray[np.float32]:
+    run = _Run(plan, tokens, linear, kv_type)
+    for op in plan.ops:
+        run.do(op)
     assert plan.logits is not None
-    return values[plan.logits]
+    return run.values[plan.logits]

@@ -10,6 +10,7 @@ from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.kv_layout import BLOCK, Q8_0, HeadLayout
 from llmrun.kernels.kv_store import storing
 from llmrun.kernels.memory import load_f32, load_i32, load_i64, store_f32
+from llmrun.kernels.rotations import Pairing
 from llmrun.kernels.spread import spreading
 from llmrun.kernels.work import PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 
@@ -79,12 +80,16 @@ def rope_store(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
     return run
 
 
-def rope_reference(x: NDArray[np.float32], rotations: NDArray[np.float32]) -> NDArray[np.float32]:
+def rope_reference(
+    x: NDArray[np.float32], rotations: NDArray[np.float32], pairing: Pairing = Pairing.ADJACENT
+) -> NDArray[np.float32]:
     """x float32[rows, heads, head size], rotations float32[rows, pairs, 2] (cosine, sine); returns x's shape."""
     y = x.copy()
     pairs = rotations.shape[1]
     cosine, sine = rotations[:, None, :, 0], rotations[:, None, :, 1]
-    even, odd = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
-    y[..., 0 : 2 * pairs : 2] = even * cosine - odd * sine
-    y[..., 1 : 2 * pairs : 2] = even * sine + odd * cosine
+    first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+    if pairing is Pairing.HALVES:
+        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+    y[..., first] = x[..., first] * cosine - x[..., second] * sine
+    y[..., second] = x[..., first] * sine + x[..., second] * cosine
     return y

@@ -5,6 +5,7 @@ All are cheap, so in a step of one row every thread runs them for itself (record
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from numba.extending import intrinsic
 from llmrun.kernels import records, simd
 from llmrun.kernels.compiler import kernel, kernel_family
 from llmrun.kernels.memory import load_f32, load_i32, load_i64
+from llmrun.kernels.plan_ops import Activation
 from llmrun.kernels.work import PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def rmsnorm(level: str) -> Callable[..., None]:
 
 
 def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.float32]:
-    """x float32[rows, width], weight float32[width]; returns float32[rows, width]."""
+    """x float32[..., width], weight float32[width]; returns x's shape."""
     import numpy as np
 
     mean = np.square(x, dtype=np.float32).mean(-1, keepdims=True, dtype=np.float32)
@@ -126,10 +128,50 @@ def swiglu(level: str) -> Callable[..., None]:
     return run
 
 
-def swiglu_reference(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.float32]:
+def sigmoid_reference(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    import numpy as np
+
+    e = np.exp(-np.abs(x))
+    top = np.where(x < 0, e, np.float32(1))
+    return (top / (np.float32(1) + e)).astype(np.float32)
+
+
+def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
+    """SILU or GELU of float32[rows, width]."""
+    import numpy as np
+
+    if activation is Activation.SILU:
+        gated: NDArray[np.float32] = x * sigmoid_reference(x)
+        return gated
+    assert activation is Activation.GELU
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return (np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))).astype(np.float32)
+
+
+def gated_reference(gate: NDArray[np.float32], up: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
     """gate, up float32[rows, width]; returns float32[rows, width]."""
     import numpy as np
 
-    e = np.exp(-np.abs(gate))
-    top = np.where(gate < 0, e, np.float32(1))
-    return (gate * (top / (np.float32(1) + e)) * up).astype(np.float32)
+    if activation is not Activation.CLAMPED_SILU:
+        return activation_reference(gate, activation) * up
+    gate = np.minimum(gate, np.float32(7))
+    up = np.clip(up, np.float32(-7), np.float32(7))
+    result: NDArray[np.float32] = gate * sigmoid_reference(np.float32(1.702) * gate) * (up + np.float32(1))
+    return result
+
+
+def soft_cap_reference(x: NDArray[np.float32], cap: float) -> NDArray[np.float32]:
+    import numpy as np
+
+    return (np.float32(cap) * np.tanh(x / np.float32(cap))).astype(np.float32)
+
+
+def layernorm_reference(
+    x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
+) -> NDArray[np.float32]:
+    """x float32[rows, width], weight and bias float32[width]; returns float32[rows, width]."""
+    import numpy as np
+
+    centred = x - x.mean(-1, keepdims=True, dtype=np.float32)
+    result = rmsnorm_reference(centred, weight, epsilon)
+    return result if bias is None else result + bias

@@ -22,7 +22,7 @@ from llmrun.kernels.store import Kernel, KernelName, load_kernels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.kernels.lowering import Lowered
+    from llmrun.kernels.lowering_base import Lowered
 
 # Pauses a waiting thread spins before it sleeps on the futex. SmolLM2's decode, 2 threads of 2 cores, alone and beside
 # two busy programs, tok/s: 0 pauses 181 and 104, 30: 225 and 156, 100: 289 and 163, 1,000: 281 and 118, 4,000: 284
@@ -101,8 +101,8 @@ class Team:
     ) -> None:
         """Run one step; `logits` float32[wanted, padded width] is filled in.
 
-        tokens, positions int32[rows]; tables int64[rows] addresses of block tables; wanted int32[] row numbers;
-        rotations float32[rows, pairs, 2]. All contiguous. Raises Cancelled after `cancel`.
+        tokens, positions int32[rows]; tables int64[windows, rows] addresses of block tables; wanted int32[] row
+        numbers; rotations float32[rows, pairs of all ropes, 2]. All contiguous. Raises Cancelled after `cancel`.
         """
         if os.getpid() != self._process:
             raise LlmrunError("a forked process cannot use its parent's engine: open the model again in the child")
@@ -113,6 +113,7 @@ class Team:
             self._set_sync(offset, 0)
         self._set(records.STEP_ROWS, len(tokens))
         self._set(records.STEP_WANTED, len(wanted))
+        self._set(records.STEP_CHOSEN, len(tokens) * self._lowered.experts_used)
         self._set(records.STEP_REPLICATED, int(len(tokens) == 1))
         self._set(records.STEP_TOKENS, address_of(tokens))
         self._set(records.STEP_POSITIONS, address_of(positions))

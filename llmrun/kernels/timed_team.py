@@ -20,7 +20,7 @@ from llmrun.kernels.team import Team, function_address
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.kernels.lowering import Lowered
+    from llmrun.kernels.lowering_base import Lowered
 
 WORK_TIMED = KernelName.of("conduct", "work_timed")
 

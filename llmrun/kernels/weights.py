@@ -57,6 +57,15 @@ class Matrix:
 
         return cls(name, kind, rows, columns, data.size, copy)
 
+    def part(self, first: int, rows: int) -> Matrix:
+        """Some of its rows, as a matrix of its own."""
+        name, start = f"{self.name}[{first}:{first + rows}]", first * self.row_bytes
+
+        def read_into(offset: int, into: NDArray[np.uint8]) -> None:
+            self.read_into(start + offset, into)
+
+        return Matrix(name, self.kind, rows, self.columns, rows * self.row_bytes, read_into)
+
     def read(self) -> NDArray[np.uint8]:
         """uint8[rows, row bytes], all of it."""
         data = np.empty(self.n_bytes, np.uint8)

@@ -17,7 +17,7 @@ from llmrun.archs.registry import ARCHITECTURES, architecture_of
 from llmrun.archs.tensors import common_type, matrix, parameter_count, vector
 from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
 from llmrun.gguf.reader import GGUFFile, open_gguf
-from llmrun.kernels.plan import Attention, Linear, RmsNorm
+from llmrun.kernels.plan_ops import Attention, Linear, RmsNorm, Rows
 from llmrun.kernels.weights import SUPPORTED
 from llmrun.quants.registry import BY_NAME, WeightType
 from tests.support.gguf_files import Tensor, llama3_rope_factors, tiny_llama
@@ -276,9 +276,9 @@ def test_absurd_frequencies_are_refused(tiny: GGUFFile, tmp_path: Path, values: 
 def test_the_plan_reads_like_the_model(tiny: GGUFFile) -> None:
     plan = llama.plan(tiny, check(tiny))
     layer = ["RmsNorm", "Linear", "Linear", "Linear", "RopeStore", "Attention", "Linear"]
-    layer += ["RmsNorm", "Linear", "Linear", "SwiGLU", "Linear"]
+    layer += ["RmsNorm", "Linear", "Linear", "Gated", "Linear"]
     assert [type(op).__name__ for op in plan.ops] == ["Embed", *layer, *layer, "RmsNorm", "Linear"]
-    assert [op.layer for op in plan.ops if isinstance(op, Attention)] == [0, 1]
+    assert [op.place.layer for op in plan.ops if isinstance(op, Attention)] == [0, 1]
     last = plan.ops[-1]
     assert isinstance(last, Linear)
     assert last.weight.name == "output.weight"
@@ -288,9 +288,9 @@ def test_the_plan_reads_like_the_model(tiny: GGUFFile) -> None:
 def test_only_the_wanted_rows_reach_the_output(tiny: GGUFFile) -> None:
     plan = llama.plan(tiny, check(tiny))
     norms = [op for op in plan.ops if isinstance(op, RmsNorm)]
-    assert [op.out.wanted for op in norms] == [False] * 4 + [True]
+    assert [op.out.rows for op in norms] == [Rows.ALL] * 4 + [Rows.WANTED]
     assert plan.logits is not None
-    assert plan.logits.wanted
+    assert plan.logits.rows is Rows.WANTED
 
 
 def test_a_tied_output_is_the_embedding(tmp_path: Path) -> None:
@@ -303,14 +303,14 @@ def test_a_tied_output_is_the_embedding(tmp_path: Path) -> None:
 
 
 def test_frequencies_fall_from_one_by_the_base(tiny: GGUFFile) -> None:
-    frequencies = llama.plan(tiny, check(tiny)).rope.frequencies
+    frequencies = llama.plan(tiny, check(tiny)).ropes[0].frequencies
     np.testing.assert_allclose(frequencies, 10_000.0 ** (-np.arange(8) / 8))
 
 
 def test_llama_3s_factors_and_the_linear_one_both_divide(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "both.gguf", rope_scaling="llama3", extra={"llama.rope.scaling.factor": 2.0})
     with open_gguf(path) as file:
-        frequencies = llama.plan(file, check(file)).rope.frequencies
+        frequencies = llama.plan(file, check(file)).ropes[0].frequencies
     factors = llama3_rope_factors(16, 10_000.0).astype(np.float64)
     np.testing.assert_allclose(frequencies, 10_000.0 ** (-np.arange(8) / 8) / 2 / factors)
 

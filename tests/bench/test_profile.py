@@ -31,7 +31,7 @@ LAYER = [
     ("quantize", "ffn_gate"),
     ("linear", "ffn_gate"),
     ("linear", "ffn_up"),
-    ("swiglu", ""),
+    ("gate", ""),
     ("quantize", "ffn_down"),
     ("linear", "ffn_down"),
 ]

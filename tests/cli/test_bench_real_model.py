@@ -88,7 +88,7 @@ def test_a_profile_says_where_the_time_goes(tmp_path: Path) -> None:
         assert len(ops) > 30 * 7
         assert 0.3 < sum(op["seconds"] for op in ops) / found[step]["timed_step_seconds"] <= 1.05
     kinds = {kind["kind"] for kind in found["decode"]["kinds"]}
-    assert {"linear", "attention", "rmsnorm", "rope", "swiglu"} <= kinds
+    assert {"linear", "attention", "rmsnorm", "rope", "gate"} <= kinds
     done = llmrun("bench", "-m", str(smollm2()), "--profile", "-p", "64", "--seconds", "1")
     text = done.stdout.decode()
     assert "linear" in text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.kernels.plan import Rope
+from llmrun.kernels.rotations import Rope
 from tests.support.downloads import smollm2
 from tests.support.fidelity import (
     ENGINE_FLOOR,
@@ -116,7 +116,8 @@ def test_the_oracle_sees_rotations_off_by_a_thousandth(
     """The bound on the twin is one that a small mistake breaks."""
     _, files = weights
     plan = plan_of(files.path)
-    wrong = exact_twin(replace(plan, rope=Rope(1.001 * plan.rope.frequencies)))
+    [rope] = plan.ropes
+    wrong = exact_twin(replace(plan, ropes=[Rope(1.001 * rope.frequencies)]))
     with LlamaCppModel.oracle(files.dequantized) as oracle:
         measured = divergences(oracle.logits, {"wrong": wrong}, prompts(vocabulary, 64)[:1])
     assert measured["wrong"].mean > 10 * TWIN_BOUND

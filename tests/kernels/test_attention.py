@@ -12,9 +12,9 @@ from llmrun.kernels.attention import attention_reference
 from llmrun.kernels.attention_layout import CHUNK, scratch_bytes, state_floats
 from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.kv_store import entered_reference, stored_reference
-from llmrun.kernels.lowering import kv_shape
-from llmrun.kernels.plan import AttentionShape, Rope
+from llmrun.kernels.plan_ops import AttentionShape
 from llmrun.kernels.rope import rope_reference
+from llmrun.kernels.rotations import Rope
 from llmrun.kernels.spread import spread_key_reference, spread_query_reference
 from llmrun.kernels.store import KernelName
 from tests.support.kernel_runs import LEVELS_HERE, run_kernel
@@ -26,9 +26,9 @@ class Cache:
     """One layer's cache with the blocks of one sequence in a jumbled order."""
 
     def __init__(self, heads: int, kv_heads: int, head_size: int, positions: int, kv_type: str = "f16") -> None:
-        self.shape, self.kv_type = AttentionShape(1, heads, kv_heads, head_size), kv_type
+        self.shape, self.kv_type = AttentionShape(heads, kv_heads, head_size), kv_type
         n_blocks = -(-positions // BLOCK)
-        _, _, self.block_bytes = kv_shape(self.shape, n_blocks, kv_type)
+        self.block_bytes = self.shape.block_bytes(kv_type)
         self.memory = allocate(n_blocks * self.block_bytes, "a test's cache").reshape(n_blocks, -1)
         self.table = np.random.default_rng(5).permutation(n_blocks).astype(np.int32)
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from llmrun.kernels.linear_float import linear_reference as float_reference
 from llmrun.kernels.linear_int8 import linear_reference as integer_reference
-from llmrun.kernels.plan import Plan, Value
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import Value
 from llmrun.kernels.quantize import quantize_reference
 from llmrun.kernels.reference import dequantized, integers_of
 from llmrun.kernels.weights import Matrix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from llmrun.archs import llama
 from llmrun.gguf.reader import open_gguf
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate
-from llmrun.kernels.lowering import Lowered, kv_shape, lower
-from llmrun.kernels.plan import AttentionShape, Plan, Rope, Value
+from llmrun.kernels.lowering import kv_shapes, lower
+from llmrun.kernels.lowering_base import Lowered
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import Value
 from llmrun.kernels.weights import reserve
 from tests.support.kernel_runs import matrix_of
 from tests.support.tiny_models import TINY_MODELS, tiny_model
@@ -108,8 +111,8 @@ def shared_cache(lowered: Lowered, use: Access) -> bool:
 
 
 def lowered_plan(plan: Plan, max_rows: int = 16, threads: int = 3) -> Lowered:
-    shape = kv_shape(plan.attention_shape, 4, "f16")
-    kv = allocate(shape[0] * shape[1] * shape[2], "a test's cache").reshape(shape)
+    shapes = kv_shapes(plan, [4] * len(plan.windows), "f16")
+    kv = [allocate(prod(shape), "a test's cache").reshape(shape) for shape in shapes]
     return lower(plan, reserve(plan.matrices), kv, kv_type="f16", max_rows=max_rows, n_threads=threads)
 
 
@@ -166,7 +169,7 @@ def test_linear_ops_on_one_input_run_into_each_other(model_plan: Callable[[str],
 
 
 def test_an_op_that_adds_waits_for_what_it_adds_to() -> None:
-    plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+    plan = Plan()
     square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
     x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
     y = plan.linear(x, square)
@@ -180,7 +183,7 @@ def test_memory_does_not_grow_with_the_layers() -> None:
     """Buffers go round: a value's memory is another's once all have passed a barrier."""
 
     def buffers(layers: int) -> int:
-        plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+        plan = Plan()
         square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
         norm = np.ones(64, np.float32)
         x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
@@ -195,7 +198,7 @@ def test_memory_does_not_grow_with_the_layers() -> None:
 
 def test_values_of_an_odd_width_keep_their_memory() -> None:
     """Their padding must stay zero, and another value would write into it."""
-    plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+    plan = Plan()
     odd = matrix_of("f32", np.ones((33, 33), np.float32))
     value: Value = plan.embed(matrix_of("f32", np.ones((4, 33), np.float32), "table"))
     for _ in range(4):
@@ -207,7 +210,7 @@ def test_values_of_an_odd_width_keep_their_memory() -> None:
 
 @pytest.mark.parametrize(("max_rows", "threads"), [(1, 4), (16, 2)])
 def test_a_buffer_has_a_row_for_every_row_and_for_every_thread(max_rows: int, threads: int) -> None:
-    plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+    plan = Plan()
     square = matrix_of("f32", np.eye(64, dtype=np.float32))
     plan.output(plan.rmsnorm(plan.embed(square), np.ones(64, np.float32), 1e-5), square)
     lowered = lowered_plan(plan, max_rows, threads)

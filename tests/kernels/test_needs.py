@@ -10,21 +10,35 @@ import pytest
 from llmrun.archs import llama
 from llmrun.gguf.reader import open_gguf
 from llmrun.kernels.kv_layout import BLOCK
-from llmrun.kernels.lowering import kv_shape
+from llmrun.kernels.lowering import kv_shapes
 from llmrun.kernels.needs import Needs, StepShape, kv_position_bytes, needs_of, needs_of_step, quantizing_needs
-from llmrun.kernels.plan import Attention, AttentionShape, Embed, Linear, Plan, RmsNorm, Rope, RopeStore, SwiGLU, Value
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import (
+    Activation,
+    Attention,
+    AttentionShape,
+    Embed,
+    Gated,
+    Linear,
+    Place,
+    RmsNorm,
+    RopeStore,
+    Rows,
+    Value,
+)
 from tests.support.gguf_files import tiny_llama
 from tests.support.kernel_runs import random_matrix
 
-PLAN = Plan(AttentionShape(layers=2, heads=6, kv_heads=2, head_size=48), Rope(np.zeros(0)))
-X, WANTED = Value(64), Value(64, wanted=True)
+SHAPE = AttentionShape(heads=6, kv_heads=2, head_size=48)
+PLACE = Place(SHAPE, 0, 0)
+X, WANTED = Value(64), Value(64, Rows.WANTED)
 # Bytes of 32 weights of a row: 16 + 2 of Q4_0, 32 + 2 of Q8_0.
 Q4_0, Q8_0, F32 = (random_matrix(kind, 48, 64, name=kind) for kind in ("q4_0", "q8_0", "f32"))
 ACTIVATIONS = 64 + 2 * 5 * 4  # of a row of 64 as int8, with five numbers of 4 bytes for each block
 
 
 def needs(op: object, rows: int = 1, start: int = 0, wanted: int = 1, kv_type: str = "f16") -> Needs:
-    return needs_of(op, PLAN, kv_type, StepShape(rows, start, wanted))  # type: ignore[arg-type]
+    return needs_of(op, kv_type, StepShape(rows, start, wanted))  # type: ignore[arg-type]
 
 
 def test_a_matrix_is_read_once_and_multiplied_by_each_row() -> None:
@@ -50,7 +64,7 @@ def test_padding_is_read_too() -> None:
 
 
 def test_only_wanted_rows_have_logits_and_none_reads_no_weights() -> None:
-    output = Linear(WANTED, Q4_0, Value(48, wanted=True), adds=False)
+    output = Linear(WANTED, Q4_0, Value(48, Rows.WANTED), adds=False)
     assert needs(output, rows=200, wanted=1) == needs(output)
     assert needs(output, rows=200, wanted=0) == Needs()
     norm = RmsNorm(X, np.ones(64, np.float32), 1e-5, WANTED)
@@ -60,30 +74,32 @@ def test_only_wanted_rows_have_logits_and_none_reads_no_weights() -> None:
 def test_ops_on_rows_need_what_they_read_and_write() -> None:
     norm = RmsNorm(X, np.ones(64, np.float32), 1e-5, Value(64))
     assert needs(norm, rows=3) == Needs(64 * 4, activation_bytes=3 * 2 * 64 * 4)
-    assert needs(SwiGLU(X, Value(64), Value(64)), rows=3) == Needs(activation_bytes=3 * 3 * 64 * 4)
-    assert needs(Embed(Q8_0, X), rows=3) == Needs(3 * 2 * 34, activation_bytes=3 * 64 * 4)
+    assert needs(Gated(X, Value(64), Activation.SILU, Value(64)), rows=3) == Needs(activation_bytes=3 * 3 * 64 * 4)
+    assert needs(Embed(Q8_0, 1.0, X), rows=3) == Needs(3 * 2 * 34, activation_bytes=3 * 64 * 4)
     linear = Linear(X, Q4_0, Value(48), adds=False)
     assert quantizing_needs(linear, StepShape(3)) == Needs(activation_bytes=3 * (64 * 4 + ACTIVATIONS))
 
 
 @pytest.mark.parametrize(("kv_type", "position"), [("f16", 2 * 2 * 48 * 2), ("q8_0", 2 * 2 * (48 + 2 * 2))])
 def test_attention_reads_all_positions_once(kv_type: str, position: int) -> None:
-    assert kv_position_bytes(PLAN.attention_shape, kv_type) == position
+    assert kv_position_bytes(SHAPE, kv_type) == position
     q, out = Value(6 * 48), Value(6 * 48)
-    attention = Attention(q, 0, out)
+    attention = Attention(q, PLACE, 0.1, 0.0, None, out)
     floats = 2 * 6 * 48 * 4
     assert needs(attention, 1, 99, kv_type=kv_type) == Needs(0, 100 * position, floats, 0, 2 * 6 * 48 * 100)
     attended = 6 + 7 + 8  # positions of each row
     assert needs(attention, 3, 5, kv_type=kv_type) == Needs(0, 8 * position, 3 * floats, 0, 2 * 6 * 48 * attended)
-    rope = RopeStore(q, Value(96), Value(96), 0, out)
+    rope = RopeStore(q, Value(96), Value(96), PLACE, None, out)
     written = 3 * (2 * 288 + 2 * 96) * 4
     assert needs(rope, 3, 5, kv_type=kv_type) == Needs(0, 3 * position, written)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_a_position_is_a_part_of_a_block_of_the_cache(kv_type: str) -> None:
-    layers, blocks, block_bytes = kv_shape(PLAN.attention_shape, 3, kv_type)
-    assert (layers, blocks, block_bytes) == (2, 3, BLOCK * kv_position_bytes(PLAN.attention_shape, kv_type))
+    plan = Plan()
+    for _ in range(2):
+        plan.attention(Value(288), Value(96), Value(96), SHAPE, None)
+    assert kv_shapes(plan, [3], kv_type) == [(2, 3, BLOCK * kv_position_bytes(SHAPE, kv_type))]
 
 
 def test_a_step_is_the_sum_of_its_ops(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from llmrun.kernels import op_speeds
 from llmrun.kernels.op_speeds import WIDTHS, OpSpeeds, RowSpeed, between
-from llmrun.kernels.plan import AttentionShape
+from llmrun.kernels.plan_ops import AttentionShape
 
 
 @pytest.fixture

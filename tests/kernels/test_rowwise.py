@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, round_up
 from llmrun.kernels.filling import fill
+from llmrun.kernels.plan_ops import Activation
 from llmrun.kernels.reference import dequantized
-from llmrun.kernels.rowwise import rmsnorm_reference, swiglu_reference
+from llmrun.kernels.rowwise import gated_reference, rmsnorm_reference
 from llmrun.kernels.store import KernelName
 from llmrun.kernels.weights import reserve
 from tests.support.kernel_runs import (
@@ -111,7 +112,7 @@ def test_swiglu_is_near_its_twin(level: str, rows: int) -> None:
     gate = np.clip(40 * random.standard_normal((rows, 101)), -87, 87).astype(np.float32)
     up = random.standard_normal((rows, 101)).astype(np.float32)
     actual = run_swiglu(gate, up, level, threads=1 + rows % 4)
-    assert ulps(actual, swiglu_reference(gate, up)) <= 5
+    assert ulps(actual, gated_reference(gate, up, Activation.SILU)) <= 5
 
 
 @EVERY_LEVEL

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from llmrun.errors import Cancelled, LlmrunError
 from llmrun.kernels import records
 from llmrun.kernels.filling import fill
-from llmrun.kernels.lowering import Lowered, lower
-from llmrun.kernels.plan import AttentionShape, Plan, Rope
+from llmrun.kernels.lowering import lower
+from llmrun.kernels.lowering_base import Lowered
+from llmrun.kernels.plan import Plan
 from llmrun.kernels.team import Team
 from llmrun.kernels.weights import Matrix, reserve
 from tests.support.kernel_runs import matrix_of
@@ -37,7 +38,7 @@ def lowered_chain(length: int, threads: int, *, max_rows: int = 64, width: int =
     """
     table = np.arange(100 * width, dtype=np.float32).reshape(100, width)
     permutation = np.eye(width, dtype=np.float32)[np.random.default_rng(0).permutation(width)]
-    plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+    plan = Plan()
     x = plan.embed(Matrix.of_bytes("table", "f32", 100, width, table.view(np.uint8).reshape(-1)))
     permute = matrix_of("f32", permutation, "permute")
     for _ in range(length - 1):
@@ -45,7 +46,7 @@ def lowered_chain(length: int, threads: int, *, max_rows: int = 64, width: int =
     plan.output(x, permute)
     packed = reserve(plan.matrices)
     fill(packed, 1)
-    lowered = lower(plan, packed, np.zeros((0, 0, 0), np.uint8), kv_type="f16", max_rows=max_rows, n_threads=threads)
+    lowered = lower(plan, packed, [], kv_type="f16", max_rows=max_rows, n_threads=threads)
     lowered.link()
     return lowered
 

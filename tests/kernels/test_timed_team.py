@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.errors import Cancelled
 from llmrun.kernels import records
-from llmrun.kernels.lowering import Lowered
+from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.timed_team import StepTimes, TimedTeam
 from tests.kernels.test_team import (
     LONG,

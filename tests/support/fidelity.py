@@ -18,7 +18,8 @@ from llmrun.archs.registry import architecture_of
 from llmrun.backends.select import open_backend
 from llmrun.gguf.reader import open_gguf
 from llmrun.kernels import reference
-from llmrun.kernels.plan import Embed, Linear, Op, Plan
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import Embed, Linear, Op
 from llmrun.kernels.weights import Matrix
 from llmrun.types import Batch
 

@@ -14,6 +14,7 @@ import mmap
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
@@ -25,8 +26,11 @@ from llmrun.gguf.reader import open_gguf
 from llmrun.kernels import filling, lowering, machine, records, weights
 from llmrun.kernels.arena import address_of
 from llmrun.kernels.kv_layout import BLOCK
-from llmrun.kernels.lowering import Lowered, kv_shape, lower
-from llmrun.kernels.plan import AttentionShape, Plan, Rope
+from llmrun.kernels.lowering import kv_shapes, lower
+from llmrun.kernels.lowering_base import Lowered
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import AttentionShape
+from llmrun.kernels.rotations import Rope, rotations_of
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.token_layout import SCRATCH_BYTES_PER_BYTE
 from llmrun.kernels.weights import Matrix, PackedMatrix
@@ -38,7 +42,7 @@ from tests.support.kernel_runs import WEIGHT_TYPES, at_level, random_matrix, wid
 
 ENDS = ("start", "end")
 # Shapes that test_attention.py has too, in both types of the cache: each that it has not is five seconds to compile.
-SHAPES = (AttentionShape(1, 9, 3, 64), AttentionShape(1, 3, 3, 48), AttentionShape(1, 22, 2, 16))
+SHAPES = (AttentionShape(9, 3, 64), AttentionShape(3, 3, 48), AttentionShape(22, 2, 16))
 KV_TYPES = ("f16", "q8_0")
 STEPS = (1, 3, 8, 17)  # rows: around the tiles of every level
 POSITIONS = 5 * BLOCK  # more than a chunk of attention
@@ -91,8 +95,8 @@ def run_plans(memory: GuardedMemory) -> bytes:
             _say(f"pack {matrix.kind}")
             packed |= weights.reserve([matrix])
             filling.fill({matrix.name: packed[matrix.name]}, 1)
-        shape = kv_shape(plan.attention_shape, POSITIONS // BLOCK, kv_type)
-        kv = memory.take(shape[0] * shape[1] * shape[2]).reshape(shape)
+        shapes = kv_shapes(plan, [POSITIONS // BLOCK], kv_type)
+        kv = [memory.take(prod(shape)).reshape(shape) for shape in shapes]
         for rows in (POSITIONS, *STEPS):  # the first fills the cache
             lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=rows, n_threads=1)
             lowered.link()
@@ -104,7 +108,7 @@ def _plan(kind: str, shape: AttentionShape) -> Plan:
     """Widths that are no whole number of vectors where the type allows it."""
     columns = width(kind, 96 if kind not in ("f32", "f16", "bf16") else 75)
     heads, kv_heads = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    plan = Plan(shape, Rope(10_000.0 ** -(np.arange(shape.head_size // 2) / shape.head_size)))
+    plan, rope = Plan(), Rope(10_000.0 ** -(np.arange(shape.head_size // 2) / shape.head_size))
 
     def matrix(name: str, rows: int, columns: int, of: str = kind) -> Matrix:
         return random_matrix(of, rows, columns, name=name)
@@ -114,7 +118,7 @@ def _plan(kind: str, shape: AttentionShape) -> Plan:
     h = plan.rmsnorm(x, norm, 1e-5)
     q = plan.linear(h, matrix("q", heads, columns))
     k, v = (plan.linear(h, matrix(name, kv_heads, columns)) for name in ("k", "v"))
-    plan.linear_add(plan.attention(q, k, v, 0), matrix("o", columns, heads, "f16"), to=x)
+    plan.linear_add(plan.attention(q, k, v, shape, rope), matrix("o", columns, heads, "f16"), to=x)
     gate, up = (plan.linear(x, matrix(name, 101, columns)) for name in ("gate", "up"))
     plan.linear_add(plan.swiglu(gate, up), matrix("down", columns, 101, "f32"), to=x)
     plan.output(plan.rmsnorm_wanted(x, norm, 1e-5), matrix("output", 37, columns))
@@ -132,7 +136,7 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
         records.STEP_POSITIONS: positions,
         records.STEP_TABLES: np.full(rows, table.ctypes.data, np.int64),
         records.STEP_WANTED_ROWS: wanted,
-        records.STEP_ROTATIONS: plan.rope.rotations(positions),
+        records.STEP_ROTATIONS: rotations_of(plan.ropes, positions),
     }
     step = np.zeros(records.STEP_WORDS, np.int64)
     for offset, value in lists.items():

@@ -28,7 +28,8 @@ from llmrun.kernels.levels import (
 )
 from llmrun.kernels.lowering import lower
 from llmrun.kernels.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
-from llmrun.kernels.plan import AttentionShape, Plan, Rope, Value
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import Value
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.team import Team
 from llmrun.kernels.weights import Matrix, reserve
@@ -181,7 +182,7 @@ def run_plan(
 
     The rows enter as an embedding of float32, of which row i is token i.
     """
-    plan = Plan(AttentionShape(0, 1, 1, 16), Rope(np.zeros(0)))
+    plan = Plan()
     table = Matrix.of_bytes("x", "f32", len(x), x.shape[1], np.ascontiguousarray(x).view(np.uint8).reshape(-1))
     build(plan, plan.embed(table))
     assert plan.logits is not None
@@ -189,7 +190,7 @@ def run_plan(
     with at_level(level):
         packed = reserve(plan.matrices)
         fill(packed, threads)
-        lowered = lower(plan, packed, np.zeros((0, 0, 0), np.uint8), kv_type="f16", max_rows=len(x), n_threads=threads)
+        lowered = lower(plan, packed, [], kv_type="f16", max_rows=len(x), n_threads=threads)
         lowered.link()
         team = Team(lowered, threads)
     logits = np.full((len(x), lowered.logits_width), np.nan, np.float32)

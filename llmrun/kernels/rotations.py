@@ -1,0 +1,64 @@
+"""Rotary positions: by how much each pair of features is turned at each position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Pairing(StrEnum):
+    """Which features of a head make a pair."""
+
+    ADJACENT = "adjacent"  # 2i and 2i + 1: llama.cpp's "norm"
+    HALVES = "halves"  # i and i + pairs: its "neox"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """Rotary positions of the first `2 * len(frequencies)` features of a head.
+
+    frequencies  float64[pairs], radians a position
+    magnitude    what rotated features are multiplied by (YaRN's and LongRoPE's attention factor)
+    longer       (context size, Rope): what takes the place of this one in a context of more tokens than that
+    """
+
+    frequencies: NDArray[np.float64]
+    pairing: Pairing = Pairing.ADJACENT
+    magnitude: float = 1.0
+    longer: tuple[int, Rope] | None = None
+
+    def __post_init__(self) -> None:
+        assert self.longer is None or self.longer[1].frequencies.size == self.frequencies.size
+
+    @property
+    def pairs(self) -> int:
+        return self.frequencies.size
+
+    def in_context(self, size: int) -> Self:
+        """The same for all positions of a context of so many tokens."""
+        if self.longer is not None and size > self.longer[0]:
+            other = self.longer[1]
+            return replace(self, frequencies=other.frequencies, magnitude=other.magnitude, longer=None)
+        return self
+
+    def rotations(self, positions: NDArray[np.int32]) -> NDArray[np.float32]:
+        """float32[rows, pairs, 2]: cosine and sine of each row's angles, computed in float64, times `magnitude`."""
+        angles = positions[:, None].astype(np.float64) * self.frequencies
+        both = np.stack([np.cos(angles), np.sin(angles)], axis=-1) * self.magnitude
+        return both.astype(np.float32)
+
+
+def rotations_of(ropes: Sequence[Rope], positions: NDArray[np.int32]) -> NDArray[np.float32]:
+    """float32[rows, pairs of all ropes, 2], one rope's after the other's; contiguous."""
+    if len(ropes) == 1:
+        return ropes[0].rotations(positions)
+    if not ropes:
+        return np.zeros((len(positions), 0, 2), np.float32)
+    return np.concatenate([rope.rotations(positions) for rope in ropes], axis=1)
