@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`check` reads the config and holds the tensors against it; `plan` writes the model down."""
+    """`check` reads the config; `plan` writes the model down, and holds every tensor against the config."""
 
     check: Callable[[GGUFFile], Any]
     plan: Callable[[GGUFFile, Any], Plan]
