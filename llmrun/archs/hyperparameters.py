@@ -39,16 +39,16 @@ class Hyperparameters:
         """Read from the metadata; `more` are the fields of a subclass. Raises BadGGUF and UnsupportedModel."""
         _refuse_variants(keys)
         width = keys.integer("embedding_length", minimum=1, maximum=MOST_WIDTH)
-        heads = keys.of_all_layers("attention.head_count", minimum=1, maximum=MOST_HEADS)
-        kv_heads = keys.of_all_layers("attention.head_count_kv", heads, minimum=1, maximum=heads)
+        heads = keys.of_alllayers_of("attention.head_count", minimum=1, maximum=MOST_HEADS)
+        kv_heads = keys.of_alllayers_of("attention.head_count_kv", heads, minimum=1, maximum=heads)
         if heads % kv_heads:
             raise keys.bad("attention.head_count_kv", f"{kv_heads} seen, must divide {heads} heads")
         head_size = _head_size(keys, width // heads)
         train_context = keys.integer("context_length", minimum=1, maximum=MOST_CONTEXT)
         return cls(
-            layers=keys.integer("block_count", minimum=1, maximum=MOST_LAYERS),
+            layers=layers_of(keys),
             width=width,
-            feed_forward=keys.of_all_layers("feed_forward_length", minimum=1, maximum=MOST_WIDTH),
+            feed_forward=keys.of_alllayers_of("feed_forward_length", minimum=1, maximum=MOST_WIDTH),
             heads=heads,
             kv_heads=kv_heads,
             head_size=head_size,
@@ -79,19 +79,23 @@ def refuse_experts(keys: Keys) -> None:
         raise keys.unsupported(f"a mixture of {experts} experts")
 
 
-def layers_with_window(keys: Keys, layers: int, every: int) -> tuple[bool, ...]:
-    """Which layers see only their window: all but each `every`th, unless the file says it in numbers or for each layer.
-    An `every` of 0: all; 1: none."""
+def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[int, ...]:
+    """For each layer, how many positions a row sees, its own among them; 0: all before it.
+
+    All layers but each `every`th have the window, unless the file has another number, or says it for each layer. A
+    `default` of None: the file must name the window; 0: where it names none, or 0, no layer has one.
+    """
+    layers = layers_of(keys)
+    window = keys.integer("attention.sliding_window", default, minimum=int(default != 0), maximum=MOST_CONTEXT)
     key = "attention.sliding_window_pattern"
     if keys.is_array(key):
-        return tuple(value != 0 for value in keys.of_each_layer(key, layers))
+        return tuple(window if value else 0 for value in keys.of_each_layer(key, layers))
     every = keys.integer(key, every, minimum=0, maximum=MOST_LAYERS)
-    return tuple(every == 0 or layer % every < every - 1 for layer in range(layers))
+    return tuple(window if every == 0 or layer % every < every - 1 else 0 for layer in range(layers))
 
 
-def window_of(keys: Keys, default: int | None = None) -> int:
-    """Positions a row sees in layers with a window, its own among them. A default of None: must be there."""
-    return keys.integer("attention.sliding_window", default, minimum=0, maximum=MOST_CONTEXT)
+def layers_of(keys: Keys) -> int:
+    return keys.integer("block_count", minimum=1, maximum=MOST_LAYERS)
 
 
 def _head_size(keys: Keys, default: int) -> int:

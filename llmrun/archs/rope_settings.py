@@ -83,9 +83,20 @@ class RopeSettings:
     def with_base(self, base: float) -> RopeSettings:
         return replace(self, base=base)
 
+    def with_yarn_of(self, keys: Keys) -> RopeSettings:
+        """With the file's own settings of YaRN: llama.cpp reads them for few architectures."""
+        if self.yarn is None:
+            return self
+        fast = keys.positive("rope.scaling.yarn_beta_fast", self.yarn.fast)
+        slow = keys.positive("rope.scaling.yarn_beta_slow", self.yarn.slow)
+        multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+        if multiplier < 0:
+            raise keys.bad("rope.scaling.yarn_log_multiplier", f"{multiplier} seen, must be 0 or more")
+        return replace(self, yarn=YarnSettings(self.yarn.original_context, fast, slow, multiplier))
+
     def unscaled(self) -> RopeSettings:
-        """Without any scaling: for layers that see a window only."""
-        return replace(self, factor=1.0, yarn=None, magnitude=1.0)
+        """All pairs at their own frequency: for layers that see a window only."""
+        return replace(self, factor=1.0, yarn=None)
 
     def rope(self, file: GGUFFile, pairing: Pairing, factors: NDArray[np.float32] | None = None) -> Rope:
         """`factors` float32[pairs]: each pair is slowed by its own. Raises BadGGUF for absurd frequencies."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class PlanWriter:
-    """Ops of `plan` whose weights are tensors, named as in the file without `.weight`. Where the file has a `.bias` too,
-    it is added: norms and matrices are used as they are there.
+    """Ops of `plan` whose weights are tensors, named as in the file without `.weight`. Where the file has a `.bias`
+    too, it is added: norms and matrices are used as they are there.
 
     All raise BadGGUF and UnsupportedModel for tensors that are not the config's.
     """

@@ -1,0 +1,29 @@
+"""The `mistral3` architecture: llama's form, with YaRN of its own settings.
+
+Ministral 3. Its queries are scaled from the original context (16,384 tokens) on; a plan cannot say that, so that a
+context ends there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llmrun.archs import llama
+from llmrun.archs.hyperparameters import Hyperparameters, refuse_experts
+from llmrun.archs.keys import Keys
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+
+def check(file: GGUFFile) -> Hyperparameters:
+    keys = Keys(file)
+    refuse_experts(keys)
+    config = Hyperparameters.of(keys)
+    return replace(config, rope=config.rope.with_yarn_of(keys))
+
+
+def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
+    return llama.plan(file, config)
