@@ -39,8 +39,8 @@ class Hyperparameters:
         """Read from the metadata; `more` are the fields of a subclass. Raises BadGGUF and UnsupportedModel."""
         _refuse_variants(keys)
         width = keys.integer("embedding_length", minimum=1, maximum=MOST_WIDTH)
-        heads = keys.of_alllayers_of("attention.head_count", minimum=1, maximum=MOST_HEADS)
-        kv_heads = keys.of_alllayers_of("attention.head_count_kv", heads, minimum=1, maximum=heads)
+        heads = keys.of_all_layers("attention.head_count", minimum=1, maximum=MOST_HEADS)
+        kv_heads = keys.of_all_layers("attention.head_count_kv", heads, minimum=1, maximum=heads)
         if heads % kv_heads:
             raise keys.bad("attention.head_count_kv", f"{kv_heads} seen, must divide {heads} heads")
         head_size = _head_size(keys, width // heads)
@@ -48,7 +48,7 @@ class Hyperparameters:
         return cls(
             layers=layers_of(keys),
             width=width,
-            feed_forward=keys.of_alllayers_of("feed_forward_length", minimum=1, maximum=MOST_WIDTH),
+            feed_forward=keys.of_all_layers("feed_forward_length", minimum=1, maximum=MOST_WIDTH),
             heads=heads,
             kv_heads=kv_heads,
             head_size=head_size,
