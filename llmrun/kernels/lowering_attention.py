@@ -9,7 +9,7 @@ from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
 from llmrun.kernels.attention_layout import CHUNK, SEES_ALL, scratch_bytes, state_floats
 from llmrun.kernels.kv_layout import BLOCK
-from llmrun.kernels.lowering_base import FLOAT, REPLICATED_OUTPUT, float_word
+from llmrun.kernels.lowering_base import FLOAT, REPLICATED_OUTPUT, float_word, private_inputs
 from llmrun.kernels.rotations import Pairing
 from llmrun.kernels.store import KernelName
 
@@ -29,7 +29,7 @@ def rope_store(work: Lowering, op: ops.RopeStore) -> None:
     words += [*work.cache_of(op.place), shape.heads, shape.kv_heads, scratch, scratch_stride]
     words += [work.tables_of(op.place), *rotation_words(work.plan.ropes, op.rope)]
     kernel = KernelName.of("rope", "rope_store", head_size=shape.head_size, kv_type=work.kv_type)
-    work.emit(kernel, op.out, REPLICATED_OUTPUT, words)
+    work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(q, k, v), words)
 
 
 def rotation_words(ropes: Sequence[Rope], number: int | None) -> list[int]:

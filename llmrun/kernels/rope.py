@@ -12,7 +12,17 @@ from llmrun.kernels.kv_store import storing
 from llmrun.kernels.memory import load_f32, load_i32, load_i64, store_f32
 from llmrun.kernels.rotations import Pairing
 from llmrun.kernels.spread import spreading
-from llmrun.kernels.work import PRIVATE_OUTPUT, block_tables, first_item, n_rows, next_item, private_row
+from llmrun.kernels.work import (
+    PRIVATE_INPUT,
+    PRIVATE_OUTPUT,
+    PRIVATE_SECOND,
+    PRIVATE_THIRD,
+    block_tables,
+    first_item,
+    n_rows,
+    next_item,
+    private_row,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,14 +67,17 @@ def rope_store(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
         rotated_stride = load_i64(op + A_ROTATED_STRIDE)
         rotated0 = load_i64(op + A_ROTATED) + private_row(op, step, thread, PRIVATE_OUTPUT) * rotated_stride
         rotated_key = load_i64(op + A_SCRATCH) + thread * load_i64(op + A_SCRATCH_BYTES)
+        first_q = private_row(op, step, thread, PRIVATE_INPUT)
+        first_k = private_row(op, step, thread, PRIVATE_SECOND)
+        first_v = private_row(op, step, thread, PRIVATE_THIRD)
         tables = block_tables(step, load_i64(op + A_TABLES))
         row = first_item(op, step)
         while row < rows:
             rotation = load_i64(step + records.STEP_ROTATIONS) + row * load_i64(op + A_ROTATION_STRIDE)
             rotation += load_i64(op + A_ROTATION)
-            q = load_i64(op + A_Q) + row * load_i64(op + A_Q_STRIDE)
-            k = load_i64(op + A_K) + row * load_i64(op + A_K_STRIDE)
-            v = load_i64(op + A_V) + row * load_i64(op + A_V_STRIDE)
+            q = load_i64(op + A_Q) + (first_q + row) * load_i64(op + A_Q_STRIDE)
+            k = load_i64(op + A_K) + (first_k + row) * load_i64(op + A_K_STRIDE)
+            v = load_i64(op + A_V) + (first_v + row) * load_i64(op + A_V_STRIDE)
             rotated = rotated0 + row * rotated_stride
             for head in range(load_i64(op + A_Q_HEADS)):
                 rotate(op, q + 4 * head_size * head, rotation, rotated + 4 * head_size * head)
