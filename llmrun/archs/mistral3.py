@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.archs import llama
-from llmrun.archs.hyperparameters import Hyperparameters, refuse_experts
+from llmrun.archs.hyperparameters import refuse_experts
 from llmrun.archs.keys import Keys
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from llmrun.kernels.plan import Plan
 
 
-def check(file: GGUFFile) -> Hyperparameters:
+def check(file: GGUFFile) -> llama.Config:
     keys = Keys(file)
     refuse_experts(keys)
-    config = Hyperparameters.of(keys)
+    config = llama.Config.of(keys)
     return replace(config, rope=config.rope.with_yarn_of(keys))
 
 
-def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
+def plan(file: GGUFFile, config: llama.Config) -> Plan:
     return llama.plan(file, config)

@@ -9,6 +9,7 @@ import numpy as np
 
 from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.gguf.problems import shown
+from llmrun.kernels.packed_types import GROUP_ROWS
 from llmrun.kernels.weights import SUPPORTED, Matrix
 
 if TYPE_CHECKING:
@@ -38,6 +39,16 @@ class Tensors:
         """`columns` inputs, `rows` outputs; of `copies` matrices (experts) one after the other."""
         self._ask(name, (columns, rows, copies))
         return matrix(self.file, name)
+
+    def experts(self, name: str, columns: int, rows: int, experts: int) -> Matrix:
+        """The matrices of all experts, one after the other."""
+        if rows % GROUP_ROWS:
+            raise UnsupportedModel(
+                f"tensor not supported: {_path(self.file)}: {name}: experts of {rows} rows, must be a multiple of "
+                f"{GROUP_ROWS}",
+                hint="This model may run with --backend llama.",
+            )
+        return self.matrix(name, columns, rows, experts)
 
     def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:
         """float32[size], or float32[copies * size]."""
