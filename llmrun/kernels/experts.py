@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llmrun.kernels.plan_ops import Gating
-from llmrun.kernels.rowwise import sigmoid_reference
+from llmrun.kernels.curves import sigmoid_reference
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,10 +24,18 @@ if TYPE_CHECKING:
 _LOWERINGS: dict[type, Callable[[Lowering, Any], None]] = {
     ops.Embed: lowering_linear.embed,
     ops.RmsNorm: lowering_rowwise.rmsnorm,
+    ops.LayerNorm: lowering_rowwise.layernorm,
+    ops.HeadNorm: lowering_rowwise.headnorm,
     ops.Linear: lowering_linear.linear,
     ops.RopeStore: lowering_attention.rope_store,
     ops.Attention: lowering_attention.attention,
     ops.Gated: lowering_rowwise.gated,
+    ops.Activate: lowering_rowwise.activate,
+    ops.Bias: lowering_rowwise.bias,
+    ops.Add: lowering_rowwise.add,
+    ops.AddGated: lowering_rowwise.add_gated,
+    ops.Convolve: lowering_rowwise.convolve,
+    ops.SoftCap: lowering_rowwise.soft_cap,
 }
 
 
