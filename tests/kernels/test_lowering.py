@@ -31,6 +31,7 @@ READS = {
     "linear_float": [4],
     "rope_store": [0, 2, 4],
     "attention": [0, 4],
+    "capped_attention": [0, 4],
     "merge": [0],
     "swiglu": [0, 2],
 }
@@ -42,10 +43,11 @@ WRITES = {
     "linear_float": [6],
     "rope_store": [6, 8],
     "attention": [2, 10],
+    "capped_attention": [2, 10],
     "merge": [2],
     "swiglu": [4],
 }
-CACHE_WORDS = {("rope_store", 8), ("attention", 4)}
+CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("capped_attention", 4)}
 
 
 @dataclass(frozen=True)
