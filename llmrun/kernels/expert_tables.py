@@ -47,8 +47,9 @@ class Tables:
     def at(cls, address: int, experts: int, used: int, max_rows: int, n_threads: int) -> Tables:
         head_bytes, row_bytes = _head_bytes(experts), _row_bytes(used)
         first = address + n_threads * head_bytes
-        planes = [first + index * max_rows * row_bytes for index in range(5)]
-        return cls(address, head_bytes, HEAD_EXPERTS + 2 * _NUMBER * (experts + 1), *planes, row_bytes)
+        chosen, slots, weights, sources, numbers = (first + index * max_rows * row_bytes for index in range(5))
+        next_slots = HEAD_EXPERTS + 2 * _NUMBER * (experts + 1)
+        return cls(address, head_bytes, next_slots, chosen, slots, weights, sources, numbers, row_bytes)
 
 
 def tables_bytes(experts: int, used: int, max_rows: int, n_threads: int) -> int:

@@ -14,7 +14,6 @@ from llmrun.kernels.work import (
     PRIVATE_INPUT,
     PRIVATE_OUTPUT,
     REPLICATED,
-    claim,
     first_item,
     n_rows,
     next_item,
@@ -65,8 +64,8 @@ COLUMNS = 512
 
 @kernel_family
 def combine(level: str) -> Callable[..., None]:
-    """out += the sum of weight * y over the experts of a row, in their order. Onto memory that all threads share, so an
-    item, which is some columns of a row, is one thread's also in a step of one row."""
+    """out += the sum of weight * y over the experts of a row, in their order. An item is some columns of a row, so that
+    threads have a part each of the one row of a sum that they share."""
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -78,12 +77,13 @@ def combine(level: str) -> Callable[..., None]:
         y0 = load_i64(op + A_Y) + own_copy(op, step, thread, PRIVATE_INPUT) * used * y_stride
         n_chunks = (width + COLUMNS - 1) // COLUMNS
         end = n_rows(op, step) * n_chunks
-        item = claim(op)
+        out0 = load_i64(op + A_OUT) + private_row(op, step, thread, PRIVATE_OUTPUT) * load_i64(op + A_OUT_STRIDE)
+        item = first_item(op, step)
         while item < end:
             row, column = item // n_chunks, item % n_chunks * COLUMNS
             table = (copy + row) * load_i64(op + A_ROW_BYTES)
             slots, weights = load_i64(op + A_SLOTS) + table, load_i64(op + A_WEIGHTS) + table
-            out = load_i64(op + A_OUT) + row * load_i64(op + A_OUT_STRIDE)
+            out = out0 + row * load_i64(op + A_OUT_STRIDE)
             for at in range(4 * column, 4 * min(column + COLUMNS, width), 64):
                 total = simd.splat(types.float32(0))
                 for index in range(used):
@@ -91,6 +91,6 @@ def combine(level: str) -> Callable[..., None]:
                     weight = simd.splat(load_f32(weights + 4 * index))
                     total = simd.add(total, simd.multiply(simd.load_f32x16(y + at), weight))
                 simd.store_f32x16(out + at, simd.add(simd.load_f32x16(out + at), total))
-            item = claim(op)
+            item = next_item(op, step, item)
 
     return run

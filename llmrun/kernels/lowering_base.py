@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FLOAT = 4  # bytes
 LANES = 16
 REPLICATED_OUTPUT = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT
+_PRIVATE_INPUTS = (records.FLAG_PRIVATE_INPUT, records.FLAG_PRIVATE_SECOND, records.FLAG_PRIVATE_THIRD)
 
 _STEP_ROWS = {
     ops.Rows.ALL: records.STEP_ROWS,
@@ -123,6 +124,7 @@ class Lowering:
         n_threads: int,
     ) -> None:
         self.plan, self.packed, self.kv, self.kv_type = plan, packed, kv, kv_type
+        self._sums_of_products = {op.out for op in plan.ops if isinstance(op, ops.Linear) and op.adds}
         self.max_rows, self.n_threads = max_rows, n_threads
         self.buffers: dict[ops.Value, Buffer] = {}
         self.quantized: dict[ops.Value, QuantizedBuffer] = {}
@@ -145,6 +147,11 @@ class Lowering:
         buffer = Buffer(self.take(value, stride), stride, private)
         self.buffers[value] = buffer
         return buffer
+
+    def is_private_sum(self, value: ops.Value) -> bool:
+        """A value that only row ops make and add onto: in a step of one row each thread has its own, and no barrier
+        is needed. One that products are added onto is shared: each thread makes a part of it."""
+        return value not in self._sums_of_products
 
     def give_back(self, value: ops.Value) -> None:
         buffer = self.buffers.pop(value, None)
@@ -189,5 +196,6 @@ def float_word(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def private_input(buffer: Buffer) -> int:
-    return records.FLAG_PRIVATE_INPUT if buffer.private else 0
+def private_inputs(*buffers: Buffer) -> int:
+    """Flags that say which of an op's inputs, in order, are private."""
+    return sum(flag for flag, buffer in zip(_PRIVATE_INPUTS, buffers, strict=False) if buffer.private)

@@ -10,7 +10,7 @@ from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
 from llmrun.kernels.expert_tables import SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN, Tables, tables_bytes
-from llmrun.kernels.lowering_base import FLOAT, REPLICATED_OUTPUT, float_word, private_input
+from llmrun.kernels.lowering_base import FLOAT, REPLICATED_OUTPUT, float_word, private_inputs
 from llmrun.kernels.lowering_linear import panels, source_words
 from llmrun.kernels.store import KernelName
 from llmrun.kernels.tile_shapes import MOST_GROUPS
@@ -34,7 +34,7 @@ def route(work: Lowering, op: ops.Route) -> None:
     bias = 0 if op.selection_bias is None else work.kept_vector(op.selection_bias)
     words = [logits.address, logits.stride, routing.experts, routing.used, _GATINGS[op.gating], int(op.normalized)]
     words += [float_word(op.scale), bias, *_scratch(work), tables.chosen, tables.weights, tables.row_bytes]
-    flags = REPLICATED_OUTPUT | private_input(logits)
+    flags = REPLICATED_OUTPUT | private_inputs(logits)
     work.emit(KernelName.of("routing", "route"), op.logits, flags, words)
     words = [tables.head, tables.head_bytes, tables.next_slots, tables.chosen, tables.slots, tables.sources]
     words += [tables.experts, tables.row_bytes, routing.experts, routing.used]
@@ -69,14 +69,16 @@ def expert_bias(work: Lowering, op: ops.ExpertBias) -> None:
     work.keep.append(biases)
     words = [x.address, x.stride, out.address, out.stride, address_of(biases), stride]
     words += [tables.experts, tables.row_bytes, op.x.width]
-    work.emit(KernelName.of("experts_rows", "bias"), op.out, REPLICATED_OUTPUT | private_input(x), words)
+    work.emit(KernelName.of("experts_rows", "bias"), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
 
 
 def combine(work: Lowering, op: ops.Combine) -> None:
+    """Onto a sum that the threads share each adds some columns, and all wait."""
     tables, y, out = work.tables[op.routing], work.buffers[op.y], work.buffers[op.out]
     words = [y.address, y.stride, tables.slots, tables.weights, tables.row_bytes, op.routing.used]
     words += [out.address, out.stride, op.out.width]
-    work.emit(KernelName.of("experts_rows", "combine"), op.out, private_input(y), words)
+    flags = (REPLICATED_OUTPUT if out.private else 0) | private_inputs(y)
+    work.emit(KernelName.of("experts_rows", "combine"), op.out, flags, words)
 
 
 def give_back(work: Lowering, routing: ops.Routing) -> None:

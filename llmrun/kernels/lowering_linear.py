@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
-from llmrun.kernels.lowering_base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, private_input
+from llmrun.kernels.lowering_base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, private_inputs
 from llmrun.kernels.store import KernelName
 from llmrun.kernels.tile_shapes import panel_bytes
 
@@ -47,12 +47,12 @@ def source_words(work: Lowering, x: ops.Value, weight: Matrix, n_groups: int) ->
     if not weight.is_integer:
         floats = work.buffers[x]
         words = [packed.address, n_groups, round_up(weight.columns, 4), layout.group_bytes]
-        return [*words, floats.address, floats.stride], private_input(floats)
+        return [*words, floats.address, floats.stride], private_inputs(floats)
     made = quantized(work, x)
     words = [packed.address, n_groups, weight.columns // 32, layout.group_bytes, *layout.planes]
     words += [made.integers.address, made.integers.stride]
     words += [made.scales, made.offsets, made.sums, made.half_sums, made.scale_stride]
-    return words, private_input(made.integers)
+    return words, private_inputs(made.integers)
 
 
 def quantized(work: Lowering, value: ops.Value) -> QuantizedBuffer:
@@ -69,7 +69,7 @@ def quantized(work: Lowering, value: ops.Value) -> QuantizedBuffer:
     made = QuantizedBuffer(integers, scales, offsets, sums, half_sums, scale_stride)
     words = [x.address, x.stride, integers.address, stride, scales, offsets, sums, half_sums]
     words += [scale_stride, n_blocks]
-    work.emit(KernelName.of("quantize", "quantize"), value, REPLICATED_OUTPUT | private_input(x), words)
+    work.emit(KernelName.of("quantize", "quantize"), value, REPLICATED_OUTPUT | private_inputs(x), words)
     work.quantized[value] = made
     return made
 

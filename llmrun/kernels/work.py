@@ -11,6 +11,8 @@ from llmrun.kernels.memory import atomic_add, load_i64
 REPLICATED = records.FLAG_REPLICATED
 PRIVATE_INPUT = records.FLAG_PRIVATE_INPUT
 PRIVATE_OUTPUT = records.FLAG_PRIVATE_OUTPUT
+PRIVATE_SECOND = records.FLAG_PRIVATE_SECOND
+PRIVATE_THIRD = records.FLAG_PRIVATE_THIRD
 _FLAGS = records.OP_FLAGS
 _CLAIM = records.OP_CLAIM
 _ROWS = records.OP_ROWS

@@ -18,7 +18,7 @@ from llmrun.kernels.weights import Matrix
 from tests.support.kernel_runs import EXPERT_TYPES, LEVELS_HERE, matrix_of, random_matrix, run_plan, width
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
-EVERY_TYPE = pytest.mark.parametrize("kind", (*EXPERT_TYPES, "f32"))
+EVERY_TYPE = pytest.mark.parametrize("kind", [*EXPERT_TYPES, "f32"])
 
 ROWS = (1, 2, 3, 9, 17, 40)  # of a step: experts of one row, of less than a tile, of more than one
 
