@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from llmrun.kernels.plan_ops import Gating
 from llmrun.kernels.expert_tables import LEAST_SUM
+from llmrun.kernels.plan_ops import Gating
 from llmrun.kernels.rowwise import sigmoid_reference
 
 if TYPE_CHECKING:

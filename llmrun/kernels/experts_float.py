@@ -1,4 +1,4 @@
-"""Rows times the matrices of their experts, float weights (F32, F16, BF16): each value as linear_float.py computes it."""
+"""Rows times the matrices of their experts, float weights (F32, F16, BF16): values as linear_float.py computes them."""
 
 from __future__ import annotations
 

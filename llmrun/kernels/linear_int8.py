@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.kernels import records
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.linear_parts import (
+    A_ADD,
     A_BLOCKS,
     A_CHUNK,
     A_GROUPS,
@@ -23,7 +24,6 @@ from llmrun.kernels.linear_parts import (
     A_X_STRIDE,
     A_Y,
     A_Y_STRIDE,
-    A_ADD,
     linear_parts,
 )
 from llmrun.kernels.linear_tiles import tile

@@ -239,9 +239,7 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
             for index in range(rows):
                 row = simd.emit_load(builder, simd.emit_offset(builder, numbers, 4 * index), simd.I32, 4)
                 at = builder.zext(row, simd.I64)
-                activations.append(
-                    Activations.of_numbered_row(builder, addresses, number, at, x_stride, scale_stride)
-                )
+                activations.append(Activations.of_numbered_row(builder, addresses, number, at, x_stride, scale_stride))
             return add_block(builder, accumulators, panel, panel_bytes, activations)
 
         return held(held, *[_WORD] * 11), codegen

@@ -22,7 +22,9 @@ ARG = records.OP_ARGS
 
 # --- route ------------------------------------------------------------------------------------------------------------
 
-A_LOGITS, A_LOGITS_STRIDE, A_N_EXPERTS, A_USED, A_GATING, A_NORMALIZED, A_SCALE, A_BIAS = (ARG + 8 * i for i in range(8))
+A_LOGITS, A_LOGITS_STRIDE, A_N_EXPERTS, A_USED, A_GATING, A_NORMALIZED, A_SCALE, A_BIAS = (
+    ARG + 8 * i for i in range(8)
+)
 A_SCRATCH, A_SCRATCH_STRIDE, A_CHOSEN, A_WEIGHTS, A_ROW_BYTES = (ARG + 8 * i for i in range(8, 13))
 
 _NOWHERE = -1 << 31  # ranks of what is no expert, or no longer to be had: below that of a NaN

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.kernels import plan_ops as ops
-from llmrun.kernels.experts import routed_reference
 from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import Activation, Gating, Value
 from llmrun.kernels.reference import quantizing
-from llmrun.kernels.weights import Matrix
 from tests.support.kernel_runs import EXPERT_TYPES, LEVELS_HERE, matrix_of, random_matrix, run_plan, width
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
