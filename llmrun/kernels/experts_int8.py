@@ -31,7 +31,7 @@ from llmrun.kernels.work import claim
 A_ITEMS = A_PANELS_STRIDE + 8
 
 # From so many rows of an expert on its weights are unpacked.
-MANY_ROWS = 8
+MANY_ROWS = 12
 
 
 @kernel_family
