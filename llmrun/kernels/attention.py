@@ -20,9 +20,9 @@ from llmrun.kernels import records, simd
 from llmrun.kernels.attention_layout import CHUNK, NARROW_TILE_QUERIES, TILE_QUERIES, state_floats
 from llmrun.kernels.attention_tiles import load_elements, load_half, scores, weighted_values
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.curves import soft_cap_reference
 from llmrun.kernels.kv_layout import BLOCK, GROUP, Q8_0, HeadLayout
 from llmrun.kernels.memory import hidden, load_f32, load_i32, load_i64, store_f32
-from llmrun.kernels.rowwise import soft_cap_reference
 from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, claim, n_rows, private_row
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.kernels.expert_tables import LEAST_SUM
 from llmrun.kernels.plan_ops import Gating
-from llmrun.kernels.rowwise import sigmoid_reference
+from llmrun.kernels.curves import sigmoid_reference
 
 if TYPE_CHECKING:
     import numpy as np

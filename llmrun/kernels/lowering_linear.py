@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
-from llmrun.kernels.lowering_base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, private_inputs
+from llmrun.kernels.lowering_base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, float_word, private_inputs
 from llmrun.kernels.store import KernelName
 from llmrun.kernels.tile_shapes import panel_bytes
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def embed(work: Lowering, op: ops.Embed) -> None:
-    assert op.scale == 1.0
-    out = work.place(op.out, private=False)
+    private = work.is_private_sum(op.out)
+    out = work.place(op.out, private=private)
     table = work.packed[op.table.name]
     layout = table.layout
     words = [table.address, layout.group_bytes, *layout.planes, op.table.columns, out.address, out.stride]
-    work.emit(KernelName.of("embed", "embed", weight=op.table.packed), op.out, 0, words)
+    kernel = KernelName.of("embed", "embed", weight=op.table.packed)
+    work.emit(kernel, op.out, REPLICATED_OUTPUT if private else 0, [*words, float_word(op.scale)])
 
 
 def linear(work: Lowering, op: ops.Linear) -> None:
@@ -30,6 +31,7 @@ def linear(work: Lowering, op: ops.Linear) -> None:
     is_logits = op.out is work.plan.logits
     words, flags = source_words(work, op.x, op.weight, layout.n_groups)
     out = work.buffer_of(op.out) if op.adds or is_logits else work.place(op.out, private=False)
+    assert not (op.adds and out.private)
     words += [out.address, out.stride, int(op.adds), layout.chunk_groups, int(is_logits)]
     if op.weight.is_integer:
         words += panels(work)

@@ -32,7 +32,12 @@ READS = {
     "rope_store": [0, 2, 4],
     "attention": [0, 4],
     "merge": [0],
-    "swiglu": [0, 2],
+    "gated": [0, 2],
+    "layernorm": [0],
+    "add": [2, 4, 8],
+    "keep": [0],
+    "convolve": [0, 2],
+    "soft_cap": [],
 }
 WRITES = {
     "embed": [8],
@@ -43,9 +48,17 @@ WRITES = {
     "rope_store": [6, 8],
     "attention": [2, 10],
     "merge": [2],
-    "swiglu": [4],
+    "gated": [4],
+    "layernorm": [2],
+    "add": [0],
+    "keep": [2],
+    "convolve": [6],
+    "soft_cap": [],  # the logits
 }
-CACHE_WORDS = {("rope_store", 8), ("attention", 4)}
+CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("keep", 2), ("convolve", 2)}
+# Inputs that are not an op's first have flags of their own.
+SECOND_INPUTS = {("gated", 2), ("add", 4)}
+THIRD_INPUTS = {("add", 8)}
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,7 @@ def accesses(lowered: Lowered) -> Iterator[list[Access]]:
     for index, (name, words) in enumerate(zip(lowered.kernels, lowered.records.tolist(), strict=True)):
         kernel = name.module if name.function == "linear" else name.function
         flags = words[records.OP_FLAGS // records.WORD]
-        uses = [(word, False, records.FLAG_PRIVATE_INPUT) for word in READS[kernel]]
+        uses = [(word, False, input_flag(kernel, word)) for word in READS[kernel]]
         uses += [(word, True, records.FLAG_PRIVATE_OUTPUT) for word in WRITES[kernel]]
         yield [
             Access(
@@ -78,6 +91,12 @@ def accesses(lowered: Lowered) -> Iterator[list[Access]]:
             for word, writes, private in uses
             if words[first + word]  # the logits' address comes with each step
         ]
+
+
+def input_flag(kernel: str, word: int) -> int:
+    if (kernel, word) in SECOND_INPUTS:
+        return records.FLAG_PRIVATE_SECOND
+    return records.FLAG_PRIVATE_THIRD if (kernel, word) in THIRD_INPUTS else records.FLAG_PRIVATE_INPUT
 
 
 def races(lowered: Lowered, *, one_row: bool) -> list[tuple[Access, Access]]:

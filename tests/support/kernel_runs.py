@@ -29,7 +29,7 @@ from llmrun.kernels.levels import (
 from llmrun.kernels.lowering import lower
 from llmrun.kernels.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import Value
+from llmrun.kernels.plan_ops import Activation, Value
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.team import Team
 from llmrun.kernels.weights import Matrix, reserve
@@ -56,7 +56,10 @@ ALL_KERNELS = (
     *(KernelName.of("attention", "attention", head_size=48, group=1, kv_type=kv_type) for kv_type in KV_TYPES),
     KernelName.of("attention", "attention", head_size=48, group=3, kv_type="f16"),
     KernelName.of("attention", "merge", head_size=48),
-    *(KernelName.of("rowwise", name) for name in ("rmsnorm", "swiglu")),
+    *(KernelName.of("norms", name) for name in ("rmsnorm", "layernorm")),
+    *(KernelName.of("rowwise", "gated", activation=activation.value) for activation in Activation),
+    *(KernelName.of("rowwise", name) for name in ("add", "soft_cap")),
+    *(KernelName.of("convolution", name) for name in ("keep", "convolve")),
     KernelName.of("quantize", "quantize"),
     *(KernelName.of("experts_int8", "experts", weight=kind) for kind in EXPERT_TYPES),
     KernelName.of("experts_float", "experts", weight="f32"),
@@ -128,6 +131,11 @@ def run_kernel(
         ]
         for call in calls:
             call.result()
+
+
+def ulps(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """The largest distance in units of expected's last place."""
+    return float((np.abs(actual - expected) / np.spacing(np.abs(expected))).max())
 
 
 def padded_rows(values: NDArray[np.float32]) -> NDArray[np.float32]:
