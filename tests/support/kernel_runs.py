@@ -42,6 +42,9 @@ INTEGER_TYPES = (*(name for name in PACKED_NAMES if name != WIDE), *sorted(WIDEN
 FLOAT_TYPES = ("f32", "f16", "bf16")
 WEIGHT_TYPES = INTEGER_TYPES + FLOAT_TYPES
 
+# Of experts in tests: one scale a block, two levels with minimums, two sub-blocks, a table.
+EXPERT_TYPES = ("q8_0", "q4_k", "q6_k", "mxfp4")
+
 # Every kernel there is; test_instructions.py holds this list against the sources.
 ALL_KERNELS = (
     *(KernelName.of("linear_int8", "linear", weight=kind) for kind in PACKED_NAMES),
@@ -59,6 +62,10 @@ ALL_KERNELS = (
     *(KernelName.of("rowwise", name) for name in ("add", "soft_cap")),
     *(KernelName.of("convolution", name) for name in ("keep", "convolve")),
     KernelName.of("quantize", "quantize"),
+    *(KernelName.of("experts_int8", "experts", weight=kind) for kind in EXPERT_TYPES),
+    KernelName.of("experts_float", "experts", weight="f32"),
+    *(KernelName.of("routing", name) for name in ("route", "group")),
+    *(KernelName.of("experts_rows", name) for name in ("bias", "combine")),
     *(KernelName.of("conduct", name) for name in ("work", "work_timed", "start", "wait")),
     *(KernelName.of(f"{model}_merge", "merge") for model in ("bpe", "spm")),
     KernelName.of("token_table", "build"),
