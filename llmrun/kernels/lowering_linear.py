@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
-from llmrun.kernels.lowering_base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, private_input
+from llmrun.kernels.lowering_base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, private_inputs
 from llmrun.kernels.store import KernelName
 from llmrun.kernels.tile_shapes import panel_bytes
 
@@ -44,7 +44,7 @@ def linear(work: Lowering, op: ops.Linear) -> None:
     words = [*head, out.address, out.stride, int(op.adds), layout.chunk_groups, int(is_logits)]
     if op.weight.is_integer:
         words += panels(work)
-    record = work.emit(kernel, op.out if is_logits else op.x, private_input(source), words)
+    record = work.emit(kernel, op.out if is_logits else op.x, private_inputs(source), words)
     record.independent_input = None if op.adds else op.x
 
 
@@ -62,7 +62,7 @@ def quantized(work: Lowering, value: ops.Value) -> QuantizedBuffer:
     made = QuantizedBuffer(integers, scales, offsets, sums, half_sums, scale_stride)
     words = [x.address, x.stride, integers.address, stride, scales, offsets, sums, half_sums]
     words += [scale_stride, n_blocks]
-    work.emit(KernelName.of("quantize", "quantize"), value, REPLICATED_OUTPUT | private_input(x), words)
+    work.emit(KernelName.of("quantize", "quantize"), value, REPLICATED_OUTPUT | private_inputs(x), words)
     work.quantized[value] = made
     return made
 

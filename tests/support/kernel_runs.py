@@ -52,6 +52,7 @@ ALL_KERNELS = (
     *(KernelName.of("rope", "rope_store", head_size=48, kv_type=kv_type) for kv_type in KV_TYPES),
     *(KernelName.of("attention", "attention", head_size=48, group=1, kv_type=kv_type) for kv_type in KV_TYPES),
     KernelName.of("attention", "attention", head_size=48, group=3, kv_type="f16"),
+    KernelName.of("attention", "capped_attention", head_size=48, group=1, kv_type="f16"),
     KernelName.of("attention", "merge", head_size=48),
     *(KernelName.of("rowwise", name) for name in ("rmsnorm", "swiglu")),
     KernelName.of("quantize", "quantize"),
