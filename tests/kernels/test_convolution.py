@@ -66,7 +66,9 @@ def test_sequences_of_one_batch_keep_apart() -> None:
     random = np.random.default_rng(2)
     steps = []
     while any(left.values()):
-        rows = random.permutation(sum(([seq] * min(len(of), int(random.integers(1, 9))) for seq, of in left.items()), []))
+        rows = random.permutation(
+            sum(([seq] * min(len(of), int(random.integers(1, 9))) for seq, of in left.items()), [])
+        )
         steps.append([(int(seq), left[seq].pop(0)) for seq in rows])
     found = convolved(steps, threads=3)
     for seq, of in tokens.items():

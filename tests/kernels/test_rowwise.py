@@ -207,7 +207,15 @@ def test_embedded_rows_are_the_dequantized_ones_scaled(level: str, kind: str, sc
     packed = reserve([table])[table.name]
     fill({table.name: packed}, 1)
     layout = packed.layout
-    words = [packed.address, layout.group_bytes, *layout.planes, columns, address_of(y), y.strides[0], float_word(scale)]
+    words = [
+        packed.address,
+        layout.group_bytes,
+        *layout.planes,
+        columns,
+        address_of(y),
+        y.strides[0],
+        float_word(scale),
+    ]
     step = {records.STEP_ROWS: len(tokens), records.STEP_TOKENS: address_of(tokens)}
     run_kernel(KernelName.of("embed", "embed", weight=table.packed), words, step, level=level, threads=3)
     np.testing.assert_array_equal(y[:, :columns], dequantized(table)[tokens] * np.float32(scale))

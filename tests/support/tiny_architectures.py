@@ -36,6 +36,7 @@ class TinyArchitecture:
     """A row. `keys` are below the architecture's name; `once` are tensors that are in no layer.
 
     tokens  of the prompt that shows it: past the window where there is one
+    unseen  a key that changes nothing, as llama.cpp has it
     """
 
     architecture: str
@@ -50,6 +51,7 @@ class TinyArchitecture:
     feed_forward: int = 96
     epsilon: str = _RMS
     tokens: int = 80
+    unseen: str = ""
 
     def metadata(self) -> dict[str, Any]:
         keys = {
@@ -123,9 +125,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         "llama", _LLAMA, {"rope.dimension_count": 32}, once="output:v,w", heads=2, kv_heads=1, head_size=32, width=72
     ),
     "qwen2": TinyArchitecture("qwen2", _LLAMA + _BIASES, {"rope.freq_base": 1e6}),
-    "qwen2 yarn": TinyArchitecture(
-        "qwen2", _LLAMA + _BIASES, _YARN, once="output:v,w", tokens=300
-    ),
+    "qwen2 yarn": TinyArchitecture("qwen2", _LLAMA + _BIASES, _YARN, once="output:v,w", tokens=300),
     "qwen3": TinyArchitecture("qwen3", _LLAMA + _HEAD_NORMS, {"rope.freq_base": 1e6}, head_size=32),
     "mistral3": TinyArchitecture(
         "mistral3",
@@ -187,7 +187,11 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         layers=3,
     ),
     "phi3": TinyArchitecture(
-        "phi3", _NORMS + _FUSED_ATTENTION + _FUSED_GATED, {"attention.sliding_window": 8}, once="output:v,w"
+        "phi3",
+        _NORMS + _FUSED_ATTENTION + _FUSED_GATED,
+        {"attention.sliding_window": 8},
+        once="output:v,w",
+        unseen="attention.sliding_window",
     ),
     "phi3 longrope, short": TinyArchitecture(
         "phi3",
