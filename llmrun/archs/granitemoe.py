@@ -1,5 +1,5 @@
-"""The `granitemoe` architecture: granite's form, with experts for a feed-forward, in some models also one that every row
-is sent to.
+"""The `granitemoe` architecture: granite's form, with experts for a feed-forward, in some models also one that every
+row is sent to.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ context ends there.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmrun.archs import llama
@@ -18,12 +18,20 @@ if TYPE_CHECKING:
     from llmrun.kernels.plan import Plan
 
 
-def check(file: GGUFFile) -> llama.Config:
+@dataclass(frozen=True, slots=True)
+class Config(llama.Config):
+    temperature_scale: float = 0.0
+
+
+def check(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
-    config = llama.Config.of(keys)
+    config = Config.of(keys, temperature_scale=keys.number("attention.temperature_scale", 0.0))
     return replace(config, rope=config.rope.with_yarn_of(keys))
 
 
-def plan(file: GGUFFile, config: llama.Config) -> Plan:
-    return llama.plan(file, config)
+def plan(file: GGUFFile, config: Config) -> Plan:
+    plan = llama.plan(file, config)
+    if config.temperature_scale:
+        plan.most_context = config.rope.original_context
+    return plan

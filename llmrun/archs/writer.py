@@ -118,8 +118,8 @@ class PlanWriter:
 
     def _output(self, h: Value) -> None:
         """By the embedding's matrix where the file has no other."""
-        name = "output" if "output.weight" in self.tensors else "token_embd"
-        self.plan.logits = self.linear(name, h, self._config.vocabulary_size)
+        name = "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
+        self.plan.output(h, self.tensors.matrix(name, h.width, self._config.vocabulary_size))
 
     # --- rotary positions ---
 

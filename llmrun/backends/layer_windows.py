@@ -36,6 +36,6 @@ def layer_windows(file: GGUFFile, n_layers: int) -> list[int]:
         return [0] * n_layers
     window = file.integer(key, _WINDOWS.get(architecture, 0), minimum=0)
     if isinstance(pattern, np.ndarray):
-        return [window if seen else 0 for seen in np.resize(file.integers(f"{key}_pattern"), n_layers).tolist()]
+        return [window if seen else 0 for seen in np.resize(pattern, n_layers).tolist()]
     period = file.integer(f"{key}_pattern", _PERIODS.get(architecture, 0), minimum=0)
     return [window if period == 0 or layer % period < period - 1 else 0 for layer in range(n_layers)]

@@ -48,6 +48,7 @@ class TinyArchitecture:
     tokens   of the prompt that shows it: past the window where there is one
     others   layers, by number, that have other tensors than `layer`
     experts  for each of `expert_size` features
+    unseen   a key that changes nothing, as llama.cpp has it
     """
 
     architecture: str
@@ -66,6 +67,7 @@ class TinyArchitecture:
     experts: int = 0
     expert_size: int = 32
     last_norm: str = "output_norm"
+    unseen: str = ""
 
     def metadata(self) -> dict[str, Any]:
         keys = {
@@ -151,9 +153,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         "llama", _LLAMA, {"rope.dimension_count": 32}, once="output:v,w", heads=2, kv_heads=1, head_size=32, width=72
     ),
     "qwen2": TinyArchitecture("qwen2", _LLAMA + _BIASES, {"rope.freq_base": 1e6}),
-    "qwen2 output bias, yarn": TinyArchitecture(
-        "qwen2", _LLAMA + _BIASES, _YARN, once="output:v,w output.bias:v", tokens=300
-    ),
+    "qwen2 yarn": TinyArchitecture("qwen2", _LLAMA + _BIASES, _YARN, once="output:v,w", tokens=300),
     "qwen3": TinyArchitecture("qwen3", _LLAMA + _HEAD_NORMS, {"rope.freq_base": 1e6}, head_size=32),
     "mistral3": TinyArchitecture(
         "mistral3",
@@ -215,7 +215,11 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         layers=3,
     ),
     "phi3": TinyArchitecture(
-        "phi3", _NORMS + _FUSED_ATTENTION + _FUSED_GATED, {"attention.sliding_window": 8}, once="output:v,w"
+        "phi3",
+        _NORMS + _FUSED_ATTENTION + _FUSED_GATED,
+        {"attention.sliding_window": 8},
+        once="output:v,w",
+        unseen="attention.sliding_window",
     ),
     "phi3 longrope, short": TinyArchitecture(
         "phi3",
@@ -235,7 +239,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
     "granite": TinyArchitecture(
         "granite",
         _LLAMA,
-        {"logit_scale": 8.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.015625},
+        {"logit_scale": 8.0, "residual_scale": 0.7, "embedding_scale": 3.0, "attention.scale": 0.5},
     ),
     "granite plain, no rope": TinyArchitecture(
         "granite", _LLAMA, {"logit_scale": 4.0, "rope.scaling.finetuned": False}, once="rope_freqs:r"
