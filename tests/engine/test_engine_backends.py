@@ -63,7 +63,9 @@ def open_cpu(path: Path, *, context_size: int, max_sequences: int) -> CpuBackend
 def open_crowded_cpu(path: Path, *, capacity: int, context_size: int, max_sequences: int) -> CpuBackend:
     """One whose cache is told that most of its memory is not there."""
     backend = open_cpu(path, context_size=context_size, max_sequences=max_sequences)
-    backend.kv = PagedKV(backend.kv._memory[:, : capacity // BLOCK], max_sequences, context_size)
+    [pool] = backend.kv._pools
+    fewer = [memory[:, : capacity // BLOCK] for memory in pool._memory]
+    backend.kv = PagedKV({0: fewer}, max_sequences, context_size)
     return backend
 
 
