@@ -35,20 +35,15 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self.file.tensors
 
-    def matrix(self, name: str, columns: int, rows: int, copies: int = 1) -> Matrix:
-        """`columns` inputs, `rows` outputs; of `copies` matrices (experts) one after the other."""
-        self._ask(name, (columns, rows, copies))
+    def matrix(self, name: str, columns: int, rows: int) -> Matrix:
+        """`columns` inputs, `rows` outputs."""
+        self._ask(name, (columns, rows))
         return matrix(self.file, name)
 
-    def experts(self, name: str, columns: int, rows: int, experts: int) -> Matrix:
-        """The matrices of all experts, one after the other."""
-        if rows % GROUP_ROWS:
-            raise UnsupportedModel(
-                f"tensor not supported: {_path(self.file)}: {name}: experts of {rows} rows, must be a multiple of "
-                f"{GROUP_ROWS}",
-                hint="This model may run with --backend llama.",
-            )
-        return self.matrix(name, columns, rows, experts)
+    def experts(self, name: str, columns: int, rows: int, n: int) -> Matrix:
+        """The matrices of `n` experts, one after the other."""
+        self._ask(name, (columns, rows, n))
+        return experts(self.file, name, n)
 
     def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:
         """float32[size], or float32[copies * size]."""
@@ -91,6 +86,20 @@ def matrix(file: GGUFFile, name: str) -> Matrix:
             hint="This model may run with --backend llama.",
         )
     return Matrix(name, kind, tensor.n_rows, tensor.shape[0], tensor.nbytes, partial(file.read_into, tensor))
+
+
+def experts(file: GGUFFile, name: str, n: int) -> Matrix:
+    """The matrices of `n` experts, one after the other as one, of a tensor that has them as its third dimension (which
+    `Tensors` has seen). Raises UnsupportedModel as `matrix` does, and for outputs that are no whole groups."""
+    found = matrix(file, name)
+    outputs = found.rows // n
+    if outputs % GROUP_ROWS:
+        raise UnsupportedModel(
+            f"tensor not supported: {_path(file)}: {shown(name)}: experts of {outputs} outputs, must be a multiple of "
+            f"{GROUP_ROWS}",
+            hint="This model may run with --backend llama.",
+        )
+    return found
 
 
 def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:

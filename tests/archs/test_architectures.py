@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.archs.registry import ARCHITECTURES, architecture_of
-from llmrun.errors import BadGGUF
+from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.gguf.reader import open_gguf
 from llmrun.kernels import reference, rowwise
 from llmrun.kernels.plan_ops import Activation
@@ -88,8 +88,8 @@ def test_what_a_row_sets_is_seen(tmp_path: Path, name: str, key: str) -> None:
     (tmp_path / "without").mkdir()
     try:
         without = twin_logits(tiny_architecture(tmp_path / "without", name, without=key), tokens)
-    except BadGGUF:
-        return  # a key that must be there
+    except (BadGGUF, UnsupportedModel):
+        return  # a key that must be there, or one that tensors belong to
     assert distance(without, with_it) > 2e-3
 
 

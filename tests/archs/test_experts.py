@@ -70,8 +70,9 @@ def test_experts_of_no_whole_groups_of_rows_are_left_to_llama_cpp(tmp_path: Path
 
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         metadata["qwen3moe.expert_feed_forward_length"] = 24
+        tensors["blk.0.ffn_gate_exps.weight"] = ("F32", np.zeros((8, 24, 64), np.float32))
 
-    with pytest.raises(UnsupportedModel, match="experts of 24 rows, must be a multiple of 16") as refused:
+    with pytest.raises(UnsupportedModel, match="experts of 24 outputs, must be a multiple of 16") as refused:
         changed(tmp_path, "qwen3moe", change)
     assert refused.value.hint == "This model may run with --backend llama."
 

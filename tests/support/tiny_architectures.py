@@ -100,7 +100,7 @@ class TinyArchitecture:
         for name, _, letters in (name.partition(":") for name in names):
             shape = [sizes[letter] for letter in letters.split(",")]
             if name.endswith(".bias"):
-                size = 4.0 if "_exps" in name else 0.3  # gpt-oss cuts off what is above 7
+                size = 2.0 if "_exps" in name else 0.3  # gpt-oss cuts off what is above 7
                 made[name] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
             elif name.startswith("rope"):
                 made[f"{name}.weight"] = ("F32", random.uniform(1.0, 8.0, shape).astype(np.float32))
@@ -317,6 +317,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         _OF_EXPERTS | {"rope.freq_base": 1e6},
         once="output:v,w",
         head_size=32,
+        feed_forward=144,
         experts=8,
     ),
     "qwen2moe": TinyArchitecture(
@@ -324,6 +325,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         _NORMS + _ATTENTION + _BIASES + _EXPERTS + _SHARED + "ffn_gate_inp_shexp:w",
         _OF_EXPERTS | {"expert_shared_feed_forward_length": 48, "rope.freq_base": 1e6},
         once="output:v,w",
+        feed_forward=144,
         experts=8,
     ),
     "qwen2moe sizes by feed-forward": TinyArchitecture(
