@@ -87,6 +87,11 @@ class ThinkingDecoder:
         """Text of the answer has come."""
         return self._splitter is None or self._splitter.phase is Phase.ANSWERING
 
+    def goes_on_after(self, token: int) -> bool:
+        """Whether a token that ends an answer elsewhere only ends the thinking here."""
+        stand_in = self._spelling and self._spelling.stand_ins.get(token)
+        return self.thinking and self._spelling is not None and stand_in in self._spelling.marks.closing
+
     @property
     def may_be_closing(self) -> bool:
         return self._splitter is not None and self._splitter.may_be_closing
@@ -96,10 +101,7 @@ class ThinkingDecoder:
         if self._splitter is None or self._spelling is None:
             return Split(answer=self._answer.feed(data))
         stand_in = self._spelling.stand_ins.get(token)
-        if stand_in is None:
-            text = self._utf8.decode(data)
-        else:
-            text = self._utf8.decode(b"", True) + stand_in
+        text = self._utf8.decode(data) if stand_in is None else self._utf8.decode(b"", True) + stand_in
         return self._read(self._splitter.feed(text), self._spelling)
 
     def finish(self) -> Split:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from llmrun.engine.abilities import ThinkingTags
     from llmrun.tokenizers.base import Tokenizer
 
 
@@ -123,6 +125,11 @@ def recognised_style(
     for style in STYLES:
         if template and all(text in template for text in style.known_by or (style.opening, style.closing[0])):
             return style
+    if template and _SPEAKS_OF_THINKING.search(template):
+        from llmrun.engine.abilities import abilities_of  # tries the template: 20 to 200 ms
+
+        if tags := abilities_of(template).thinking_tags:
+            return _style_of_tags(tags)
     if known_pair:
         return pair_style(*known_pair)
     for opening, closing in _PAIRS_OF_TOKENS:
@@ -131,6 +138,17 @@ def recognised_style(
     return None
 
 
+def _style_of_tags(tags: ThinkingTags) -> ThinkingStyle:
+    return ThinkingStyle(
+        tags.opening,
+        (tags.closing,),
+        headers=(tags.answer_opening,) if tags.answer_opening else (),
+        trailers=(tags.answer_closing,) if tags.answer_closing else (),
+        ending=tags.closing + tags.answer_opening,
+    )
+
+
+_SPEAKS_OF_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
 _PAIRS_OF_TOKENS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 
 
