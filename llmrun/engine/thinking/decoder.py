@@ -72,7 +72,7 @@ class ThinkingDecoder:
         self._answer = StreamingDecoder(stop)
         self._spelling = spelling
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._splitter = spelling and ThinkingSplitter(spelling.marks, opened=opened, may_close=may_close)
+        self._splitter = ThinkingSplitter(spelling.marks, opened=opened, may_close=may_close) if spelling else None
 
     @property
     def stopped_by(self) -> str | None:

@@ -58,15 +58,20 @@ class ModelThinking:
     def can_think(self) -> bool:
         return self.style is not None or self.has_switch
 
-    def asked(self, prompt: ChatPrompt, on: bool | None) -> ChatPrompt:
-        """The prompt with what the template wants to be told; what the caller's own variables say stays so. Raises
-        UsageError when thinking is asked of a model that knows none."""
-        if on and not self.can_think:
+    def require(self) -> None:
+        """Raise UsageError for a model that cannot be asked to think."""
+        if not self.can_think:
             raise UsageError(
                 "thinking cannot be switched on: this model's chat template has no switch for it, and no tags of "
                 "thinking are known for it",
-                hint="leave out --think",
+                hint="leave it as it is: the model just answers",
             )
+
+    def asked(self, prompt: ChatPrompt, on: bool | None) -> ChatPrompt:
+        """The prompt with what the template wants to be told; what the caller's own variables say stays so. Raises
+        UsageError when thinking is asked of a model that knows none."""
+        if on:
+            self.require()
         variables = {} if on is None else self._variables(on=on)
         messages = self._with_past_thinking(prompt.messages)
         return replace(prompt, messages=messages, template_kwargs={**variables, **prompt.template_kwargs})
