@@ -43,5 +43,8 @@ def check_thinking(engine: Answering, flags: AnswerFlags) -> None:
 
 def wanted_thinking(engine: Answering, settings: Settings) -> bool | None:
     """What is asked of the model: a wish that was not made for this one counts only where it can be fulfilled."""
-    impossible = engine.thinking is not None and not engine.thinking.can_think
-    return None if settings.think and impossible else settings.think
+    known = engine.thinking
+    if settings.think is None or known is None:
+        return settings.think
+    known.has_switch  # noqa: B018  (finding out takes a while the first time: not when the clock runs)
+    return None if settings.think and not known.can_think else settings.think

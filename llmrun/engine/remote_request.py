@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.engine.requests import ChatPrompt, Request, check_request
-from llmrun.engine.thinking.prompting import PAST_THINKING
 from llmrun.errors import UsageError
 from llmrun.types import SamplingParams
 
@@ -65,7 +64,7 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         body["chat_template_kwargs"] = variables
     # What was thought before is not sent back: some servers refuse it.
     body["messages"] = [
-        {name: value for name, value in message.items() if name != PAST_THINKING} for message in prompt.messages
+        {name: value for name, value in message.items() if name != "reasoning_content"} for message in prompt.messages
     ]
     return RemoteRequest("/chat/completions", body, extras)
 

@@ -10,15 +10,12 @@ from llmrun.engine.thinking.styles import recognised_style
 from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
     from llmrun.engine.requests import ChatPrompt
     from llmrun.engine.template import ChatTemplate
     from llmrun.engine.thinking.styles import ThinkingStyle
     from llmrun.tokenizers.base import Tokenizer
-
-PAST_THINKING = "reasoning_content"  # of a message: what was thought before its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +70,7 @@ class ModelThinking:
         if on:
             self.require()
         variables = {} if on is None else self._variables(on=on)
-        messages = self._with_past_thinking(prompt.messages)
-        return replace(prompt, messages=messages, template_kwargs={**variables, **prompt.template_kwargs})
+        return replace(prompt, template_kwargs={**variables, **prompt.template_kwargs})
 
     def begun(self, rendered: str, on: bool | None) -> Beginning:
         """The end of a rendered prompt: where the template cannot be told not to think, thinking is closed there."""
@@ -94,14 +90,3 @@ class ModelThinking:
         from llmrun.engine.abilities import reasoning_variables
 
         return reasoning_variables(self._source, on) if self._source else {}
-
-    def _with_past_thinking(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Past thinking under the key that the template reads; whether it is written is the template's to decide."""
-        if self._source is None or not any(PAST_THINKING in message for message in messages):
-            return messages
-        from llmrun.engine.abilities import abilities_of
-
-        key = abilities_of(self._source).reasoning_key or PAST_THINKING
-        return [
-            {**message, key: message[PAST_THINKING]} if PAST_THINKING in message else message for message in messages
-        ]

@@ -135,8 +135,8 @@ def test_thinking_asked_of_a_model_that_knows_none_is_refused() -> None:
     assert answered(thinking_backend(OPENED), replace(ASK, think=True)).reasoning == THOUGHT  # it thinks in any case
 
 
-def test_past_thinking_is_handed_to_the_template_under_its_own_name() -> None:
-    template = SWITCHED.replace("reasoning_content", "thought").replace(" and loop.last", "")
+def test_past_thinking_is_handed_to_the_template_which_decides_what_becomes_of_it() -> None:
+    template = SWITCHED.replace(" and loop.last", "")
     past = [
         *ASK.prompt.messages,  # type: ignore[union-attr]
         {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"},
@@ -145,6 +145,9 @@ def test_past_thinking_is_handed_to_the_template_under_its_own_name() -> None:
     backend = thinking_backend(template)
     answered(backend, replace(ASK, prompt=ChatPrompt(past)))
     assert "<think>\nhm\n</think>\n\nYes." in "".join(map(chr, backend.kv.sequences[0]))
+    forgetful = thinking_backend(SWITCHED)
+    answered(forgetful, replace(ASK, prompt=ChatPrompt(past)))
+    assert "hm\n" not in "".join(map(chr, forgetful.kv.sequences[0])).rpartition("Sure?")[0]
 
 
 # --- the budget
