@@ -26,7 +26,8 @@ from tests.support.thinking_models import (
     thinking_backend,
 )
 
-ASK = Request(ChatPrompt([{"role": "user", "content": "Is it so?"}]), sampling=GREEDY)
+QUESTION = ChatPrompt([{"role": "user", "content": "Is it so?"}])
+ASK = Request(QUESTION, sampling=GREEDY)
 
 
 def answered(backend: ScriptedBackend, request: Request = ASK, **options: object) -> Gathered:
@@ -112,18 +113,18 @@ def test_the_template_is_told() -> None:
     gathered = answered(thinking_backend(SWITCHED), replace(ASK, think=False))
     assert (gathered.reasoning, gathered.text) == ("", ANSWER)
     assert answered(thinking_backend(SWITCHED), replace(ASK, think=True)).reasoning == THOUGHT
-    prompt = replace(ASK.prompt, template_kwargs={"enable_thinking": True})  # type: ignore[type-var]
+    prompt = replace(QUESTION, template_kwargs={"enable_thinking": True})
     assert answered(thinking_backend(SWITCHED), replace(ASK, prompt=prompt, think=False)).reasoning == THOUGHT
 
 
-@pytest.mark.parametrize("options", [{"think": False}, {"think_budget": 0}])
-def test_where_the_template_knows_no_switch_thinking_is_closed_in_the_prompt(options: dict[str, int]) -> None:
+@pytest.mark.parametrize("request_", [replace(ASK, think=False), replace(ASK, think_budget=0)])
+def test_where_the_template_knows_no_switch_thinking_is_closed_in_the_prompt(request_: Request) -> None:
     backend = thinking_backend(OPENED)
-    gathered = answered(backend, replace(ASK, **options))
+    gathered = answered(backend, request_)
     assert (gathered.reasoning, gathered.text) == ("", ANSWER)
     assert "".join(map(chr, backend.kv.sequences[0])).partition(TURN)[2].startswith(f"<think>\n{ENDED}")
     tags = ("<think>", "</think>")
-    gathered = answered(thinking_backend(None), replace(ASK, **options), thinking_tags=tags)
+    gathered = answered(thinking_backend(None), request_, thinking_tags=tags)
     assert (gathered.reasoning, gathered.text) == ("", ANSWER)
 
 
@@ -138,7 +139,7 @@ def test_thinking_asked_of_a_model_that_knows_none_is_refused() -> None:
 def test_past_thinking_is_handed_to_the_template_which_decides_what_becomes_of_it() -> None:
     template = SWITCHED.replace(" and loop.last", "")
     past = [
-        *ASK.prompt.messages,  # type: ignore[union-attr]
+        *QUESTION.messages,
         {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"},
         {"role": "user", "content": "Sure?"},
     ]
