@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from llmrun.cli.output import out
@@ -17,12 +18,13 @@ class ThinkingView:
 
     def __init__(self, *, hidden: bool) -> None:
         self._hidden = hidden
-        self._pieces = 0
+        self._began: float | None = None
 
     def text(self, piece: str) -> None:
+        now = time.monotonic()
+        self._began = self._began or now
         if self._hidden:
-            self._pieces += 1
-            out.progress(f"thinking  {self._pieces}")
+            out.progress(f"thinking  {now - self._began:.0f} s")
         else:
             out.thinking(piece)
 
