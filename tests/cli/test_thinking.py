@@ -11,7 +11,17 @@ import pytest
 from tests.support.chats import chat, events_in, journals, words
 from tests.support.commands import llmrun, on_terminal, screen_of, script_file, scripted
 from tests.support.hostile_server import DONE, counted, response, said, serving
-from tests.support.thinking_models import ANSWER, ENDED, OPENED, SWITCHED, THOUGHT, TURN, thinking_script
+from tests.support.thinking_models import (
+    ANSWER,
+    CHANNEL_TOKENS,
+    CHANNELS,
+    ENDED,
+    OPENED,
+    SWITCHED,
+    THOUGHT,
+    TURN,
+    thinking_script,
+)
 
 DIM_THOUGHT = THOUGHT.split("\n")[0]
 
@@ -165,6 +175,31 @@ def test_a_chat_keeps_thinking_apart_and_hands_it_to_the_template(tmp_path: Path
     assert kinds[kinds.index("answer") + 1] == "thought"
     thoughts = [event["text"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "thought"]
     assert thoughts == [THOUGHT, THOUGHT]
+
+
+def test_a_chat_in_which_thinking_was_never_opened_keeps_the_answer_alone(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [(TURN, f"hm{ENDED}Yes.")], chat_template=SWITCHED)
+    done = chat(tmp_path, "-m", script, turns=words(["So?", "/show conversation"]))
+    assert b"note: the text so far was thinking" in done.stderr
+    assert b"> So?\nYes.\n" in done.stderr
+    kinds = [event["event"] for event in events_in(journals(tmp_path)[0])]
+    last = kinds[len(kinds) - kinds[::-1].index("answer") :]
+    assert last[0] == "thought"
+    assert set(last[1:-1]) == {"text"}
+
+
+def test_a_model_may_think_again_after_it_has_begun_to_answer(tmp_path: Path) -> None:
+    said = (
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis<|message|>hm<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Yes."
+    )
+    script = script_file(
+        tmp_path, [("So?<|end|><|start|>assistant", said)], chat_template=CHANNELS, control_tokens=CHANNEL_TOKENS
+    )
+    done = chat(tmp_path, "-m", script, turns=words(["So?", "/show conversation"]))
+    assert b"thinking:\nhm\ndone thinking" in done.stderr
+    assert b"> So?\nI look.\n\nYes.\n" in done.stderr
+    assert done.stdout.replace(b"\n", b"") == b"I look.Yes."
 
 
 def test_a_conversation_with_thinking_is_taken_up_again(tmp_path: Path) -> None:
