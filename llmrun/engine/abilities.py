@@ -2,7 +2,8 @@
 
 A template is rendered with small conversations whose texts are marks, and what it made of the marks tells how it
 writes past thinking, and what a variable of its own changes in the end of a prompt, where the answer begins. It is
-read only for the names to try. Takes 20 to 200 ms the first time, most of it compiling, which the prompt needs anyway.
+read only for the names to try. The first time takes 5 to 120 ms of CPU for the real templates, 35 on average, half of
+it compiling, which the prompt needs anyway; and 2.5 s at most for a hostile one.
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _KEY = "tokenizer.chat_template"
 _TOOL_KEY = "tokenizer.chat_template.tool_use"  # a second template that some files bring for conversations with tools
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # names for past thinking that programs send
-_GOES_ON = "TO_BE_CONTINUED "  # at the end of an answer to be continued; its space tells whether the template trims
+# At the end of an answer to be continued; its space tells whether the template trims. The mark is that of
+# `transformers`, which a template may know (LFM2.5's does).
+_GOES_ON = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass(frozen=True, slots=True)
