@@ -11,3 +11,6 @@ SCRATCH_BYTES_PER_BYTE = 40
 
 # The priority of a token that plain text never becomes; behind all others.
 NEVER = 0x7FFFFFFF
+
+# Flags of a special token.
+CONTROL, ONE_CHARACTER = 1, 2

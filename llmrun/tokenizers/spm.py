@@ -10,16 +10,13 @@ import numpy as np
 
 from llmrun.kernels.store import load_kernel
 from llmrun.kernels.token_layout import NEVER, NOT_FOUND, SCRATCH_BYTES_PER_BYTE
-from llmrun.tokenizers.text_tokenizer import Pieces, TextTokenizer, longest_piece
+from llmrun.tokenizers.text_tokenizer import SPACE, Parts, TextTokenizer, longest_piece
 from llmrun.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.gguf.reader import GGUFFile
-
-_SPACE = "▁".encode()
-
 
 def load_spm(file: GGUFFile) -> SPMTokenizer:
     """The tokenizer of a file whose `tokenizer.ggml.model` is `llama`."""
@@ -44,16 +41,15 @@ class SPMTokenizer(TextTokenizer):
         decoded = super().decode(ids)
         return decoded.removeprefix(b" ") if self._space_prefix else decoded
 
-    def _split(self, text: str, *, after_special: bool) -> tuple[bytes, NDArray[np.int64]]:
-        spaced = " " + text if self._space_prefix and after_special else text
-        encoded = spaced.encode().replace(b" ", _SPACE)
-        return encoded, np.array([len(encoded)], np.int64)
+    def _written(self, text: bytes, *, after_special: bool) -> bytes:
+        spaced = b" " + text if self._space_prefix and after_special else text
+        return spaced.replace(b" ", SPACE)
 
     def _normal_bytes(self, text: bytes) -> bytes:
-        return text.replace(_SPACE, b" ")
+        return text.replace(SPACE, b" ")
 
-    def _encode_pieces(self, pieces: Pieces) -> NDArray[np.int32]:
-        text, ends, insert_at, insert_ids = pieces
+    def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
+        text, ends, insert_at, insert_ids = parts
         buffer = np.frombuffer(text + b"\0", np.uint8)
         scratch = np.empty(SCRATCH_BYTES_PER_BYTE * longest_piece(ends), np.uint8)
         ids = np.empty(len(text) + len(insert_ids), np.int32)

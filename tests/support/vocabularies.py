@@ -14,13 +14,17 @@ from tests.support.llama_vocabulary import LlamaVocabulary
 SMOLLM2 = "smollm2"
 
 # llama.cpp's `ggml-vocab-*.gguf` that load_tokenizer takes, by kind; some carry test vectors beside them.
-BYTE_LEVEL = (SMOLLM2, "gpt-2", "llama-bpe", "qwen2", "starcoder", "refact", "command-r", "mpt", "gpt-neox", "aquila")
+BYTE_LEVEL = (
+    *(SMOLLM2, "gpt-2", "llama-bpe", "qwen2", "starcoder", "refact", "command-r", "mpt", "gpt-neox", "aquila"),
+    *("deepseek-coder", "deepseek-llm", "falcon", "qwen35"),
+)
+BY_CHARACTER = ("gemma-4",)
 SENTENCE_PIECE = ("llama-spm", "phi-3", "baichuan")
-ALL = BYTE_LEVEL + SENTENCE_PIECE
+ALL = BYTE_LEVEL + BY_CHARACTER + SENTENCE_PIECE
 WITH_VECTORS = tuple(name for name in ALL if name not in (SMOLLM2, "gpt-neox", "aquila", "baichuan"))
 
-# Files whose tokenizer or pre-tokenizer is not supported.
-UNSUPPORTED = ("bert-bge", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "nomic-bert-moe", "qwen35")
+# Files whose tokenizer is not supported: WordPiece and Unigram.
+UNSUPPORTED = ("bert-bge", "nomic-bert-moe")
 
 
 def vocabulary_path(name: str) -> Path:

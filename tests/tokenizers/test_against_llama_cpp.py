@@ -37,7 +37,7 @@ def control_tokens(name: str) -> dict[int, str]:
 @pytest.mark.parametrize("name", WITH_VECTORS)
 def test_llama_cpp_s_own_vectors(name: str) -> None:
     vectors = published_ids(name)
-    assert len(vectors) == 46
+    assert len(vectors) == {"qwen35": 50}.get(name, 46)
     tokenizer = our_tokenizer(name)
     ours = [tokenizer.encode(text, add_special=False, parse_special=False).tolist() for text, _ in vectors]
     assert ours == [ids for _, ids in vectors]
