@@ -14,3 +14,7 @@ NEVER = 0x7FFFFFFF
 
 # Flags of a special token.
 CONTROL, ONE_CHARACTER = 1, 2
+
+# Words of one text that the SentencePiece kernel remembers, at most, and int64[4] for each.
+KNOWN_WORDS = 4096
+KNOWN_WORD_BYTES = 32

@@ -252,5 +252,4 @@ PRE_TOKENIZERS = {
     ),
     **_named("gemma4 granite-embed-multi-311m", _GEMMA4),
     **_named("sarvam-moe", _BY_LINE),
-    **_named("whitespace", PreTokenizer(_stages(r"\S+"), by_character=True)),
 }

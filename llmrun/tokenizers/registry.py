@@ -31,7 +31,7 @@ _BPE = (KernelName.of("split", "split"), KernelName.of("bpe_merge", "merge"))
 _KINDS = {
     "gpt2": _Kind(load_bpe, _BPE, pre_tokenizer_of),
     "gemma4": _Kind(load_gemma4, _BPE),
-    "llama": _Kind(load_spm, (KernelName.of("spm_merge", "merge"),)),
+    "llama": _Kind(load_spm, (KernelName.of("spm_merge", "find_joined"), KernelName.of("spm_merge", "merge"))),
 }
 # What other names of llama.cpp stand for: out of scope.
 _OTHERS = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.kernels.store import load_kernel
-from llmrun.kernels.token_layout import NEVER, NOT_FOUND, SCRATCH_BYTES_PER_BYTE
+from llmrun.kernels.token_layout import KNOWN_WORD_BYTES, KNOWN_WORDS, NEVER, NOT_FOUND, SCRATCH_BYTES_PER_BYTE
 from llmrun.tokenizers.text_tokenizer import SPACE, Parts, TextTokenizer, longest_piece
 from llmrun.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 
@@ -35,7 +35,12 @@ class SPMTokenizer(TextTokenizer):
         self._priorities = _priorities(scores)
         self._priorities[vocabulary.control_mask()] = NEVER
         self._byte_ids = _byte_ids(vocabulary)
-        self._longest = int(vocabulary.tables.lengths.max())
+        tables = vocabulary.tables
+        self._longest = int(tables.lengths.max())
+        self._joined = np.zeros(256, np.uint8)
+        load_kernel("spm_merge", "find_joined")(
+            tables.starts.ctypes.data, tables.lengths.ctypes.data, len(tables.starts), self._joined.ctypes.data
+        )
 
     def decode(self, ids: Sequence[int]) -> bytes:
         decoded = super().decode(ids)
@@ -53,6 +58,7 @@ class SPMTokenizer(TextTokenizer):
         buffer = np.frombuffer(text + b"\0", np.uint8)
         scratch = np.empty(SCRATCH_BYTES_PER_BYTE * longest_piece(ends), np.uint8)
         ids = np.empty(len(text) + len(insert_ids), np.int32)
+        known = np.zeros((KNOWN_WORDS, KNOWN_WORD_BYTES // 8), np.int64)
         count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
         self._merge(
@@ -60,6 +66,7 @@ class SPMTokenizer(TextTokenizer):
             *(insert_at.ctypes.data, insert_ids.ctypes.data, len(insert_ids)),
             *(tables.table.ctypes.data, tables.mask, tables.starts.ctypes.data, tables.lengths.ctypes.data),
             *(self._longest, self._priorities.ctypes.data, self._byte_ids.ctypes.data),
+            *(self._joined.ctypes.data, known.ctypes.data),
             *(scratch.ctypes.data, ids.ctypes.data, count.ctypes.data),
         )
         return ids[: count[0]].copy()

@@ -214,5 +214,6 @@ def test_the_kernels_to_compile_are_known_before_the_tokenizer_is_loaded(tmp_pat
         KernelName.of("token_table", "build"),
         KernelName.of("special_tokens", "build"),
         KernelName.of("special_tokens", "find"),
+        KernelName.of("spm_merge", "find_joined"),
         KernelName.of("spm_merge", "merge"),
     }
