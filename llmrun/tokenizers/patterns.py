@@ -123,8 +123,7 @@ class _Parser:
                 sets = [code_points.intersection(code_points.union(*sets), self._bracket())]
                 continue
             members, first = self._character()
-            if first is not None and self._pattern[self.at] == "-" and self._pattern[self.at + 1] != "]":
-                self._expect("-")
+            if first is not None and not self._pattern.startswith("-]", self.at) and self._takes("-"):
                 last = self._character()[1]
                 if last is None or last < first:
                     raise ValueError(f"pattern {self._pattern!r}: bad range before {self.at}")

@@ -7,7 +7,7 @@ a symbol, and every pattern a table over symbols (tokenizers/automaton.py) that 
 version too (see unicode_ranges).
 
 llama.cpp knows no case beyond ASCII: where it writes `\p{Lu}` any letter is meant, and `[\p{L}&&[^a-z]]` is what
-stands in for capitals. In patterns with characters beyond ASCII, its white space is ASCII's.
+stands in for capitals. In its patterns with characters beyond ASCII, no range of them holds white space.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ _SEED_CODER = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|{_SPACES
 _CJK = "[\u4e00-\u9fa5\u3040-\u30ff]+"
 _DEEPSEEK3_WORDS = r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
 _DEEPSEEK3 = rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_SPACES}"
-_DEEPSEEK_CJK = "[\u0800-\u9fa5\uac00-\ud7ff]+"
+_DEEPSEEK_CJK = "[\u0800-\u9fa5\uac00-\ud7ff" + r"&&[^\s]]+"
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     r"\s?\p{Cased}+",

@@ -24,12 +24,6 @@ class Mismatch:
         return f"{ascii(self.text)} ({asked}): {self.ours}, llama.cpp {self.theirs}"
 
 
-def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Tokens that stand for no text, with their spelling."""
-    silent = [token for token in range(tokenizer.vocabulary_size) if not tokenizer.token_bytes(token)]
-    return {token: text for token in silent if (text := tokenizer.token_text(token))}
-
-
 def compare(
     tokenizer: Tokenizer, oracle: LlamaVocabulary, text: str, *, add_special: bool, parse_special: bool
 ) -> Mismatch | None:

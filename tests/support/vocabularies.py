@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from llmrun.gguf.reader import open_gguf
 from llmrun.tokenizers.base import Tokenizer
 from llmrun.tokenizers.registry import load_tokenizer
 from tests.support.downloads import LLAMA_CPP_FOLDER, llama_cpp_source, smollm2
+from tests.support.gguf_files import CONTROL, USER_DEFINED
 from tests.support.llama_vocabulary import LlamaVocabulary
 
 SMOLLM2 = "smollm2"
@@ -41,6 +44,15 @@ def our_tokenizer(name: str) -> Tokenizer:
 @cache
 def llama_vocabulary(name: str) -> LlamaVocabulary:
     return LlamaVocabulary(vocabulary_path(name))
+
+
+def added_texts(name: str) -> list[str]:
+    """The control and user-defined tokens of a vocabulary as its file has them, and some of other vocabularies."""
+    file = open_gguf(vocabulary_path(name))
+    texts = file.strings("tokenizer.ggml.tokens")
+    kinds = file.integers("tokenizer.ggml.token_type")
+    added = [texts[token] for token in np.flatnonzero(np.isin(kinds, (CONTROL, USER_DEFINED))).tolist()]
+    return [*filter(None, added), "<|im_start|>", "<|im_end|>", "</s>", "<think>"]
 
 
 def published_ids(name: str) -> list[tuple[str, list[int]]]:
