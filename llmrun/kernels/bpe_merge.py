@@ -228,10 +228,8 @@ def encode_piece(op: int, text: int, n: int, n_out: int) -> int:
         if whole != NOT_FOUND:
             store_i32(load_i64(op + IDS) + n_out * 4, whole)
             return n_out + 1
-    if load_i64(op + BY_CHARACTER):
-        n = character_symbols(op, text, n, scratch)
-    else:
-        n = byte_symbols(op, text, n, scratch)
+    by_character = load_i64(op + BY_CHARACTER)
+    n = character_symbols(op, text, n, scratch) if by_character else byte_symbols(op, text, n, scratch)
     if n <= SHORT_PIECE:
         n_left = merge_short(op, n, scratch, scratch + 4 * n, scratch + 8 * n)
     else:

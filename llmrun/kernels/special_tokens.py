@@ -26,7 +26,7 @@ def build(op: int, step: int, thread: int, n_threads: int) -> None:
 
     texts u8[], their ends int64[n], n, edge table with more slots than there are bytes of text, its mask,
     beginnings u8[256] (out: 1 for the bytes with which texts begin),
-    tokens int32[bytes of text + 1] (out: the text that ends at a node, or NOT_FOUND)
+    tokens int32[bytes of text + 1] (NOT_FOUND; out: the text that ends at a node)
     """
     texts, ends, n_texts = load_i64(op), load_i64(op + 8), load_i64(op + 16)
     edges, mask = load_i64(op + 24), load_i64(op + 32)
@@ -45,7 +45,8 @@ def build(op: int, step: int, thread: int, n_threads: int) -> None:
                 store_i64(slot + 8, n_nodes)
                 n_nodes += 1
             node = load_i64(slot + 8)
-        store_i32(tokens + node * 4, text)
+        if load_i32(tokens + node * 4) == NOT_FOUND:  # of equal texts the first
+            store_i32(tokens + node * 4, text)
         start = end
 
 

@@ -198,10 +198,10 @@ def encode_known_word(op: int, start: int, n_bytes: int, n_out: int) -> int:
     slot = finished_hash(hash_bytes(FNV_BASIS, text + start, n_bytes)) & (KNOWN_WORDS - 1)
     word = load_i64(op + KNOWN) + slot * KNOWN_WORD_BYTES
     if load_i64(word + 8) == n_bytes and equal_bytes(text + load_i64(word), text + start, n_bytes):
-        count = load_i64(word + 24)
+        count: int = load_i64(word + 24)
         copy_bytes(ids + n_out * 4, ids + load_i64(word + 16) * 4, count * 4)
         return n_out + count
-    after = encode_word(op, text + start, n_bytes, n_out)
+    after: int = encode_word(op, text + start, n_bytes, n_out)
     store_i64(word, start)
     store_i64(word + 8, n_bytes)
     store_i64(word + 16, n_out)

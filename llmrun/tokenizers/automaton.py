@@ -126,7 +126,7 @@ class _Walker:
         self._end = n_symbols + 1
 
     def table(self) -> NDArray[np.int32]:
-        start = (len(self._steps) - 1,)
+        start: tuple[int, ...] = (len(self._steps) - 1,)
         numbers = {start: 0}
         waiting = [start]
         row_bytes = 4 * (self._n_symbols + 2)

@@ -67,7 +67,7 @@ def pre_tokenizer_of(file: GGUFFile) -> PreTokenizer:
     if rule is None:
         raise UnsupportedModel(
             f"pre-tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.pre: '{shown(name)}', "
-            f"supported are the {len(PRE_TOKENIZERS)} that llama.cpp knew in 2026",
+            f"supported are {len(PRE_TOKENIZERS)} others",
             hint="Another model may run here, and this one may run with --backend llama.",
         )
     return rule

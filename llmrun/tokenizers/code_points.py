@@ -67,7 +67,8 @@ def intersection(one: CodePoints, other: CodePoints) -> CodePoints:
 
 def contains(one: CodePoints, places: CodePoints) -> NDArray[np.bool_]:
     """bool[places]"""
-    return (np.searchsorted(one, places, side="right") & 1).astype(np.bool_)
+    inside: NDArray[np.bool_] = np.searchsorted(one, places, side="right") % 2 == 1
+    return inside
 
 
 def symbols_of(sets: list[CodePoints]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -91,5 +92,5 @@ def _steps(one: CodePoints) -> CodePoints:
 def _changes(places: CodePoints, inside: NDArray[Any]) -> CodePoints:
     """The set whose membership from each place to the next is `inside`."""
     before = np.concatenate([np.zeros(1, np.bool_), inside[:-1]])
-    return places[inside != before]
-
+    changed: CodePoints = places[inside != before]
+    return changed

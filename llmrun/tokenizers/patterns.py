@@ -117,7 +117,7 @@ class _Parser:
     def _bracket(self) -> CodePoints:
         """What stands between brackets, the closing one included."""
         inverted = self._takes("^")
-        sets = []
+        sets: list[CodePoints] = []
         while not self._takes("]"):
             if self._takes("&&["):
                 sets = [code_points.intersection(code_points.union(*sets), self._bracket())]

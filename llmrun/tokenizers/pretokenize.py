@@ -105,7 +105,9 @@ _WORDS_AND_SPACES = rf"{_WORD}|\p{{N}}|{_OTHERS}|{_SPACES}"
 
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHERS}|{_SPACES}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS_AND_SPACES}"
-_QWEN35 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 _GPT2 = r"'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _JAIS2 = (
     rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_OTHERS}|\s*[\r\n]+"
@@ -221,12 +223,8 @@ PRE_TOKENIZERS = {
     **_named("tiny_aya cohere2moe", PreTokenizer(_stages(_THOUSANDS, _UNCASED))),
     **_named("falcon", PreTokenizer(_stages(r"[\p{P}$+<=>^~|`]+", _GPT2, r"[0-9][0-9][0-9]"))),
     **_named("deepseek-llm", PreTokenizer(_stages(*_DEEPSEEK_LLM))),
-    **_named(
-        "deepseek-coder", PreTokenizer(_stages(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}"))
-    ),
-    **_named(
-        "deepseek-v3 hunyuan-dense joyai-llm hy_v4", PreTokenizer(_stages(r"\p{N}{1,3}", _CJK, _DEEPSEEK3))
-    ),
+    **_named("deepseek-coder", PreTokenizer(_stages(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}"))),
+    **_named("deepseek-v3 hunyuan-dense joyai-llm hy_v4", PreTokenizer(_stages(r"\p{N}{1,3}", _CJK, _DEEPSEEK3))),
     **_named(
         "spark2_5",
         PreTokenizer(

@@ -24,8 +24,9 @@ class _Kind:
     check: Callable[[GGUFFile], object] | None = None  # raises UnsupportedModel, from a glance at the metadata
 
 
-_ALWAYS = tuple(
-    [KernelName.of("token_table", "build"), *(KernelName.of("special_tokens", name) for name in ("build", "find"))]
+_ALWAYS = (
+    KernelName.of("token_table", "build"),
+    *(KernelName.of("special_tokens", name) for name in ("build", "find")),
 )
 _BPE = (KernelName.of("split", "split"), KernelName.of("bpe_merge", "merge"))
 _KINDS = {

@@ -33,8 +33,8 @@ class SpecialToken:
     token_id: int
     text: str
     is_control: bool
-    strips_left: bool = False  # white space before it belongs to it
     strips_right: bool = False  # white space after it belongs to it
+    strips_left: bool = False  # white space before it belongs to it
 
 
 class SpecialTokens:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from llmrun.gguf.reader import GGUFFile
 
+
 def load_spm(file: GGUFFile) -> SPMTokenizer:
     """The tokenizer of a file whose `tokenizer.ggml.model` is `llama`."""
     vocabulary = read_vocabulary(file, Defaults(bos_id=1, eos_id=2, add_bos=True), merged=False)

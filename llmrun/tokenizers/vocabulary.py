@@ -98,9 +98,7 @@ def _inside(token: int | None, size: int) -> int | None:
     return token if token is not None and token < size else None
 
 
-def _special_tokens(
-    tables: TokenTables, kinds: NDArray[np.int32], file: GGUFFile, strips_before: str
-) -> SpecialTokens:
+def _special_tokens(tables: TokenTables, kinds: NDArray[np.int32], file: GGUFFile, strips_before: str) -> SpecialTokens:
     name = file.string("general.name", default="").lower()
     # llama.cpp's rules: no key of the file says it.
     strips_right = "phi-3" in name or "phi3" in name

@@ -85,7 +85,9 @@ def emoji_sequence(source: random.Random) -> str:
     if kind == 3:
         return source.choice("0123456789#*") + source.choice((_EMOJI_STYLE, _TEXT_STYLE, "")) + _KEYCAP
     if kind == 4:
-        return "🏴" + "".join([chr(0xE0000 + ord(letter)) for letter in source.choice(("gbeng", "gbsct"))]) + "\U000e007f"
+        return (
+            "🏴" + "".join([chr(0xE0000 + ord(letter)) for letter in source.choice(("gbeng", "gbsct"))]) + "\U000e007f"
+        )
     return source.choice(_THINGS) + source.choice((_EMOJI_STYLE, _TEXT_STYLE, _JOINER))
 
 
@@ -125,7 +127,9 @@ _OF_EVERY_CLASS = (
 
 def text_of_every_class(source: random.Random) -> str:
     """Short runs of characters of all classes in every order."""
-    return "".join([source.choice(_OF_EVERY_CLASS) * source.choice((1, 1, 1, 2, 3, 4)) for _ in range(source.randrange(25))])
+    return "".join(
+        [source.choice(_OF_EVERY_CLASS) * source.choice((1, 1, 1, 2, 3, 4)) for _ in range(source.randrange(25))]
+    )
 
 
 def edge_characters() -> str:

@@ -21,7 +21,7 @@ class Mismatch:
 
     def __str__(self) -> str:
         asked = f"add_special={self.add_special}, parse_special={self.parse_special}"
-        return f"{ascii(self.text)} ({asked}): {self.ours}, llama.cpp {self.theirs}"
+        return f"{self.text!a} ({asked}): {self.ours}, llama.cpp {self.theirs}"
 
 
 def compare(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def cut_by_re(pattern: str, text: str) -> list[str]:
         cuts |= {start, match.end()}
         start = match.end()
     ordered = sorted(cuts)
-    return [text[first:after] for first, after in zip(ordered, ordered[1:], strict=False)]
+    return [text[first:after] for first, after in pairwise(ordered)]
 
 
 def cut_by_us(stages: tuple[Stage, ...], text: str) -> list[str]:
@@ -50,7 +51,9 @@ def cut_by_us(stages: tuple[Stage, ...], text: str) -> list[str]:
     return [encoded[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
 
 
-@given(pattern=patterns, ends=st.sampled_from(["", r"(?!\S)"]), others=st.sampled_from(["", r"|a+b", r"|\s"]), text=texts)
+@given(
+    pattern=patterns, ends=st.sampled_from(["", r"(?!\S)"]), others=st.sampled_from(["", r"|a+b", r"|\s"]), text=texts
+)
 def test_the_first_match_is_the_one_that_re_finds(pattern: str, ends: str, others: str, text: str) -> None:
     whole = pattern + ends + others
     assert cut_by_us((Stage(whole),), text) == cut_by_re(whole, text)

@@ -31,7 +31,9 @@ def pieces(name: str, text: str) -> list[str]:
     return [encoded[start:end].decode() for start, end in zip(starts, ends.tolist(), strict=False)]
 
 
-@pytest.mark.parametrize(("ranges", "category"), [(LETTERS, "L"), (NUMBERS, "N"), (PUNCTUATION, "P"), (MARKS, "M"), (SYMBOLS, "S")])
+@pytest.mark.parametrize(
+    ("ranges", "category"), [(LETTERS, "L"), (NUMBERS, "N"), (PUNCTUATION, "P"), (MARKS, "M"), (SYMBOLS, "S")]
+)
 def test_classes_are_those_of_this_python_where_both_know_the_character(ranges: str, category: str) -> None:
     """Unicode hardly ever reclassifies; a mistake in the ranges would show as many more."""
     inside = members(ranges)

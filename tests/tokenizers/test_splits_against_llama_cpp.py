@@ -21,7 +21,7 @@ from tests.support.llama_vocabulary import LlamaVocabulary
 from tests.support.random_text import edge_characters, text_of_every_class
 from tests.support.tokenizer_soak import compare
 
-# One name for every set of stages whose tokens are spelled in bytes; that the others mean the same, test_registry shows.
+# One name for every set of stages whose tokens are spelled in bytes; test_registry goes through all the names.
 KINDS = list({rule.stages: name for name, rule in reversed(PRE_TOKENIZERS.items()) if not rule.by_character}.values())
 
 
