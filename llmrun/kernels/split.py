@@ -2,8 +2,8 @@
 
 Every byte of the text becomes a symbol: what the patterns can tell apart of the character that begins there, or
 CONTINUES. A symbol with the flag BEGINS is where a piece begins, so a stage reads the cuts of those before it and adds
-its own in place. A pattern is a table (tokenizers/automaton.py) with one look-up a character, some 2 ns: `re` over
-the same symbols made three to six times as many passes in Python and ran at 1.4 to 10 MB/s.
+its own in place. A pattern is a table (tokenizers/automaton.py) with one look-up a character: 54 to 180 MB/s for rules
+of one to six stages on 0.4 MB of prose and code.
 """
 
 from __future__ import annotations
