@@ -14,6 +14,7 @@ import mmap
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,10 +32,12 @@ from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import AttentionShape
 from llmrun.kernels.rotations import Rope, rotations_of
+from llmrun.kernels.split_layout import STAGE_WORDS
 from llmrun.kernels.store import KernelName, load_kernels
-from llmrun.kernels.token_layout import SCRATCH_BYTES_PER_BYTE
+from llmrun.kernels.token_layout import KNOWN_WORD_BYTES, KNOWN_WORDS, SCRATCH_BYTES_PER_BYTE
 from llmrun.kernels.weights import Matrix, PackedMatrix
-from llmrun.tokenizers import bpe, spm, tables
+from llmrun.tokenizers import bpe, pretokenize, special, spm, tables
+from llmrun.tokenizers.code_points import N_CODE_POINTS
 from llmrun.tokenizers.registry import load_tokenizer
 from llmrun.tokenizers.text_tokenizer import longest_piece
 from tests.support.gguf_files import tiny_spm_vocabulary, tiny_vocabulary, write_gguf
@@ -161,11 +164,18 @@ class _GuardedVocabularyKernels:
     def __init__(self, memory: GuardedMemory) -> None:
         self._memory = memory
         self._n_symbols = 0  # of the tables built last; a look-up is not told
+        self._n_special = self._tree_nodes = 0  # of the tree built last
 
     def load(self, module: str, function: str) -> Callable[..., None]:
         name = KernelName.of(module, function)
         kernel = load_kernels([name])[name]
-        sizes = {"token_table": self._table_sizes, "bpe_merge": self._bpe_sizes, "spm_merge": self._spm_sizes}[module]
+        sizes = {
+            "build": self._table_sizes if module == "token_table" else self._tree_sizes,
+            "find": self._find_sizes,
+            "find_joined": self._joined_sizes,
+            "split": self._split_sizes,
+            "merge": self._bpe_sizes if module == "bpe_merge" else self._spm_sizes,
+        }[function]
 
         def run(*words: int) -> None:
             guarded = list(words)
@@ -194,15 +204,35 @@ class _GuardedVocabularyKernels:
         sizes, text_bytes, longest = _text_sizes(words)
         vocabulary = {6: 1024, 7: 16 * (words[8] + 1), 9: 4 * self._n_symbols, 10: 1024, 11: 8 * self._n_symbols}
         vocabulary |= {12: 8 * self._n_symbols, 13: 8 * (words[14] + 1), 16: 1024}
-        outputs = {17: SCRATCH_BYTES_PER_BYTE * longest, 18: 4 * (2 * text_bytes + words[5]), 19: 8}
+        outputs = {19: SCRATCH_BYTES_PER_BYTE * longest, 20: 4 * (2 * text_bytes + words[5]), 21: 8}
         return sizes | vocabulary | outputs
 
     def _spm_sizes(self, words: Sequence[int]) -> dict[int, int]:
         sizes, text_bytes, longest = _text_sizes(words)
         vocabulary = {6: 8 * (words[7] + 1), 8: 8 * self._n_symbols, 9: 8 * self._n_symbols}
-        vocabulary |= {11: 4 * self._n_symbols, 12: 1024}
-        outputs = {13: SCRATCH_BYTES_PER_BYTE * longest, 14: 4 * (text_bytes + words[5]), 15: 8}
+        vocabulary |= {11: 4 * self._n_symbols, 12: 1024, 13: 256, 14: KNOWN_WORDS * KNOWN_WORD_BYTES}
+        outputs = {15: SCRATCH_BYTES_PER_BYTE * longest, 16: 4 * (text_bytes + words[5]), 17: 8}
         return sizes | vocabulary | outputs
+
+    def _joined_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        return {0: 8 * words[2], 1: 8 * words[2], 3: 256}
+
+    def _tree_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        ends = (ctypes.c_int64 * words[2]).from_address(words[1])
+        self._n_special = words[2]
+        self._tree_nodes = 1 + (ends[-1] if words[2] else 0)
+        return {0: self._tree_nodes - 1, 1: 8 * words[2], 3: 16 * (words[4] + 1), 5: 256, 6: 4 * self._tree_nodes}
+
+    def _find_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        n_bytes, n_marks = words[1], words[3]
+        tree = {5: 256, 6: 16 * (words[7] + 1), 8: 4 * self._tree_nodes, 9: self._n_special}
+        return {0: n_bytes, 2: 8 * n_marks} | tree | {10: self._n_special, 11: 8 * n_bytes, 12: 4 * n_bytes, 13: 16}
+
+    def _split_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        """The stages' own tables are not guarded: nothing but the stages says where they lie."""
+        n_bytes, n_parts, n_stages = words[1], words[3], words[7]
+        stages = {4: N_CODE_POINTS, 6: 8 * STAGE_WORDS * n_stages}
+        return {0: n_bytes, 2: 8 * n_parts} | stages | {8: n_bytes + 1, 9: 8 * n_bytes, 10: 8}
 
 
 def _text_sizes(words: Sequence[int]) -> tuple[dict[int, int], int, int]:
@@ -219,9 +249,11 @@ def run_tokenizers(memory: GuardedMemory) -> bytes:
     checksum = hashlib.sha256()
     kernels = _GuardedVocabularyKernels(memory)
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        for module in (tables, bpe, spm):
+        for module in (tables, special, pretokenize, bpe, spm):
             stack.enter_context(mock.patch.object(module, "load_kernel", kernels.load))
-        for vocabulary in (tiny_vocabulary(), tiny_spm_vocabulary()):
+        by_line = replace(tiny_vocabulary(), pre="gemma4")
+        afmoe = replace(tiny_vocabulary(), pre="afmoe")
+        for vocabulary in (tiny_vocabulary(), tiny_spm_vocabulary(), by_line, afmoe):
             metadata = {"general.architecture": "llama", **vocabulary.metadata()}
             tokenizer = load_tokenizer(open_gguf(write_gguf(Path(folder) / "vocabulary.gguf", metadata, {})))
             for text in ("", "a", "Hello", "Hello world é", "the " * 40, "x" * 300, "日本" * 20, "<|im_end|>a</s>"):
