@@ -54,7 +54,8 @@ def run_gated(
 def exponent_of(x: NDArray[np.float64], activation: Activation) -> NDArray[np.float64]:
     """What an activation's sigmoid is of."""
     if activation is Activation.GELU:
-        return 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+        argument: NDArray[np.float64] = 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+        return argument
     return x if activation is Activation.SILU else 1.702 * np.minimum(x, 7)
 
 
