@@ -96,9 +96,7 @@ def test_layers_of_several_windows_and_ropes_are_as_the_twin_says(level: str) ->
     assert np.abs(expected).max() > 10
     np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-3 * np.abs(expected).max())  # halves round apart
     for steps, threads in (([64] * 5 + [10], 2), ([33] * 9 + [1] * 33, 3), ([64, 7, 1, 1, *[16] * 16, 1], 1)):
-        np.testing.assert_array_equal(
-            logits_of(plan, tokens, steps, level=level, threads=threads, largest=64), whole
-        )
+        np.testing.assert_array_equal(logits_of(plan, tokens, steps, level=level, threads=threads, largest=64), whole)
 
 
 def test_partial_results_of_a_window_are_of_as_many_chunks_as_it_touches() -> None:
