@@ -39,8 +39,8 @@ from llmrun.kernels.attention_chunk import (
 )
 from llmrun.kernels.attention_layout import CHUNK, NARROW_TILE_QUERIES, TILE_QUERIES, state_floats
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.curves import soft_cap_reference
 from llmrun.kernels.memory import hidden, load_f32, load_i32, load_i64, store_f32
-from llmrun.kernels.rowwise import soft_cap_reference
 from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, block_tables, claim, n_rows, private_row
 
 if TYPE_CHECKING:

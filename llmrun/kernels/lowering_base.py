@@ -17,6 +17,7 @@ from llmrun.kernels.weights import PackedMatrix
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.kernels.expert_tables import Tables
     from llmrun.kernels.plan import Plan
 
 FLOAT = 4  # bytes
@@ -60,7 +61,7 @@ class Record:
     rows: int
     flags: int
     words: list[int]
-    # Of a linear op that does not add onto another's output: the next one with the same input needs no barrier.
+    # Of an op with a matrix that does not add onto another's output: the next one with the same input needs no barrier.
     independent_input: ops.Value | None = None
 
 
@@ -127,6 +128,7 @@ class Lowering:
         self.max_rows, self.n_threads = max_rows, n_threads
         self.buffers: dict[ops.Value, Buffer] = {}
         self.quantized: dict[ops.Value, QuantizedBuffer] = {}
+        self.tables: dict[ops.Routing, Tables] = {}
         self.keep: list[object] = []
         self.shared: dict[str, Any] = {}
         self.rows = RowMemory()
