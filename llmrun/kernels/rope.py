@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 ARG = records.OP_ARGS
 
 A_Q, A_Q_STRIDE, A_K, A_K_STRIDE, A_V, A_V_STRIDE, A_ROTATED, A_ROTATED_STRIDE = (ARG + 8 * i for i in range(8))
-A_CACHE, A_BLOCK_BYTES, A_Q_HEADS, A_KV_HEADS, A_SCRATCH, A_SCRATCH_BYTES, A_TABLES = (ARG + 8 * i for i in range(8, 15))
-# Pairs that are rotated; where their rotations begin in a row's, and bytes of a row's; bytes from a pair to the next,
-# and from a pair's first feature to its second.
-A_PAIRS, A_ROTATION, A_ROTATION_STRIDE, A_PAIR_STEP, A_PAIR_GAP = (ARG + 8 * i for i in range(15, 20))
+A_CACHE, A_BLOCK_BYTES, A_Q_HEADS, A_KV_HEADS, A_SCRATCH, A_SCRATCH_BYTES = (ARG + 8 * i for i in range(8, 14))
+# Which of the plan's windows; pairs that are rotated; where their rotations begin in a row's, and bytes of a row's;
+# bytes from a pair to the next, and from a pair's first feature to its second.
+A_TABLES, A_PAIRS, A_ROTATION, A_ROTATION_STRIDE, A_PAIR_STEP, A_PAIR_GAP = (ARG + 8 * i for i in range(14, 20))
 
 
 @kernel_family

@@ -32,6 +32,7 @@ READS = {
     "linear_float": [4],
     "rope_store": [0, 2, 4],
     "attention": [0, 4],
+    "capped_attention": [0, 4],
     "merge": [0],
     "gated": [0, 2],
     "layernorm": [0],
@@ -48,6 +49,7 @@ WRITES = {
     "linear_float": [6],
     "rope_store": [6, 8],
     "attention": [2, 10],
+    "capped_attention": [2, 10],
     "merge": [2],
     "gated": [4],
     "layernorm": [2],
@@ -56,10 +58,10 @@ WRITES = {
     "convolve": [6],
     "soft_cap": [],  # the logits
 }
-CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("keep", 2), ("convolve", 2)}
+CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("capped_attention", 4), ("keep", 2), ("convolve", 2)}
 # Inputs that are not an op's first have flags of their own.
-SECOND_INPUTS = {("gated", 2), ("add", 4)}
-THIRD_INPUTS = {("add", 8)}
+SECOND_INPUTS = {("gated", 2), ("add", 4), ("rope_store", 2)}
+THIRD_INPUTS = {("add", 8), ("rope_store", 4)}
 
 
 @dataclass(frozen=True)

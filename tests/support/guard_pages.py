@@ -274,9 +274,10 @@ def main(level: str, end: str, missing: str = "0") -> None:
     memory = GuardedMemory(end, int(missing))
     with ExitStack() as stack:
         stack.enter_context(at_level(level))
-        for name, guarded in (("allocate", memory.take), ("allocate_huge", memory.take), ("address_of", memory.address)):
+        guarded = {"allocate": memory.take, "allocate_huge": memory.take, "address_of": memory.address}
+        for name, stand_in in guarded.items():
             for module in _users_of(name):
-                stack.enter_context(mock.patch.object(module, name, guarded))
+                stack.enter_context(mock.patch.object(module, name, stand_in))
         stack.enter_context(mock.patch.object(machine, "_ROUNDS", 1000))
         run_machine()
         plans = run_plans(memory)
