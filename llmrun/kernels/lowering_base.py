@@ -17,11 +17,13 @@ from llmrun.kernels.weights import PackedMatrix
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.kernels.expert_tables import Tables
     from llmrun.kernels.plan import Plan
 
 FLOAT = 4  # bytes
 LANES = 16
 REPLICATED_OUTPUT = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT
+_PRIVATE_INPUTS = (records.FLAG_PRIVATE_INPUT, records.FLAG_PRIVATE_SECOND, records.FLAG_PRIVATE_THIRD)
 
 _STEP_ROWS = {
     ops.Rows.ALL: records.STEP_ROWS,
@@ -59,7 +61,7 @@ class Record:
     rows: int
     flags: int
     words: list[int]
-    # Of a linear op that does not add onto another's output: the next one with the same input needs no barrier.
+    # Of an op with a matrix that does not add onto another's output: the next one with the same input needs no barrier.
     independent_input: ops.Value | None = None
 
 
@@ -122,9 +124,11 @@ class Lowering:
         n_threads: int,
     ) -> None:
         self.plan, self.packed, self.kv, self.kv_type = plan, packed, kv, kv_type
+        self._sums_of_products = {op.out for op in plan.ops if isinstance(op, ops.Linear) and op.adds}
         self.max_rows, self.n_threads = max_rows, n_threads
         self.buffers: dict[ops.Value, Buffer] = {}
         self.quantized: dict[ops.Value, QuantizedBuffer] = {}
+        self.tables: dict[ops.Routing, Tables] = {}
         self.keep: list[object] = []
         self.shared: dict[str, Any] = {}
         self.rows = RowMemory()
@@ -143,6 +147,11 @@ class Lowering:
         buffer = Buffer(self.take(value, stride), stride, private)
         self.buffers[value] = buffer
         return buffer
+
+    def is_private_sum(self, value: ops.Value) -> bool:
+        """A value that only row ops make and add onto: in a step of one row each thread has its own, and no barrier
+        is needed. One that products are added onto is shared: each thread makes a part of it."""
+        return value not in self._sums_of_products
 
     def give_back(self, value: ops.Value) -> None:
         buffer = self.buffers.pop(value, None)
@@ -181,11 +190,16 @@ class Lowering:
         memory = self.kv[place.group]
         return address_of(memory[place.layer]), memory.shape[2]
 
+    def tables_of(self, place: ops.Place) -> int:
+        """Which of a step's block tables are a layer's: those of its window."""
+        return self.plan.windows.index(place.shape.window)
+
 
 def float_word(value: float) -> int:
     """A float32 in the low half of a word."""
     return int(np.float32(value).view(np.uint32))
 
 
-def private_input(buffer: Buffer) -> int:
-    return records.FLAG_PRIVATE_INPUT if buffer.private else 0
+def private_inputs(*buffers: Buffer) -> int:
+    """Flags that say which of an op's inputs, in order, are private."""
+    return sum(flag for flag, buffer in zip(_PRIVATE_INPUTS, buffers, strict=False) if buffer.private)

@@ -343,6 +343,15 @@ def matrix_of(op: Op) -> Matrix | None:
             return None
 
 
+def routing_of(op: Op) -> Routing | None:
+    """Of an op that has to do with experts."""
+    match op:
+        case Route() | ExpertLinear() | ExpertBias() | Combine():
+            return op.routing
+        case _:
+            return None
+
+
 def inputs_of(op: Op) -> list[Value]:
     """The values an op reads, those that it adds onto among them."""
     match op:

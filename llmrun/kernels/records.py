@@ -26,8 +26,10 @@ OP_ARGS: Final = 4 * WORD  # the kernel's own words from here on
 
 FLAG_BARRIER: Final = 1  # wait for all threads after this op
 FLAG_REPLICATED: Final = 2  # in a step of one row: every thread runs it whole, and no barrier follows
-FLAG_PRIVATE_INPUT: Final = 4  # the input was written by a replicated op
+FLAG_PRIVATE_INPUT: Final = 4  # the input, or the first of several, was written by a replicated op
 FLAG_PRIVATE_OUTPUT: Final = 8  # the output is written by this replicated op
+FLAG_PRIVATE_SECOND: Final = 16  # as FLAG_PRIVATE_INPUT, of an op's second input
+FLAG_PRIVATE_THIRD: Final = 32
 
 # --- step record -----------------------------------------------------------------------------------------------------
 STEP_ROWS: Final = 0 * WORD

@@ -20,6 +20,7 @@ from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import Value
 from llmrun.kernels.weights import reserve
 from tests.support.kernel_runs import matrix_of
+from tests.support.row_ops_plan import row_ops_plan
 from tests.support.tiny_models import TINY_MODELS, tiny_model
 
 # Words of an op record, counted from its arguments: what a kernel reads and what it writes.
@@ -31,8 +32,14 @@ READS = {
     "linear_float": [4],
     "rope_store": [0, 2, 4],
     "attention": [0, 4],
+    "capped_attention": [0, 4],
     "merge": [0],
-    "swiglu": [0, 2],
+    "gated": [0, 2],
+    "layernorm": [0],
+    "add": [2, 4, 8],
+    "keep": [0],
+    "convolve": [0, 2],
+    "soft_cap": [],
 }
 WRITES = {
     "embed": [8],
@@ -42,10 +49,19 @@ WRITES = {
     "linear_float": [6],
     "rope_store": [6, 8],
     "attention": [2, 10],
+    "capped_attention": [2, 10],
     "merge": [2],
-    "swiglu": [4],
+    "gated": [4],
+    "layernorm": [2],
+    "add": [0],
+    "keep": [2],
+    "convolve": [6],
+    "soft_cap": [],  # the logits
 }
-CACHE_WORDS = {("rope_store", 8), ("attention", 4)}
+CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("capped_attention", 4), ("keep", 2), ("convolve", 2)}
+# Inputs that are not an op's first have flags of their own.
+SECOND_INPUTS = {("gated", 2), ("add", 4), ("rope_store", 2)}
+THIRD_INPUTS = {("add", 8), ("rope_store", 4)}
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ def accesses(lowered: Lowered) -> Iterator[list[Access]]:
     for index, (name, words) in enumerate(zip(lowered.kernels, lowered.records.tolist(), strict=True)):
         kernel = name.module if name.function == "linear" else name.function
         flags = words[records.OP_FLAGS // records.WORD]
-        uses = [(word, False, records.FLAG_PRIVATE_INPUT) for word in READS[kernel]]
+        uses = [(word, False, input_flag(kernel, word)) for word in READS[kernel]]
         uses += [(word, True, records.FLAG_PRIVATE_OUTPUT) for word in WRITES[kernel]]
         yield [
             Access(
@@ -78,6 +94,12 @@ def accesses(lowered: Lowered) -> Iterator[list[Access]]:
             for word, writes, private in uses
             if words[first + word]  # the logits' address comes with each step
         ]
+
+
+def input_flag(kernel: str, word: int) -> int:
+    if (kernel, word) in SECOND_INPUTS:
+        return records.FLAG_PRIVATE_SECOND
+    return records.FLAG_PRIVATE_THIRD if (kernel, word) in THIRD_INPUTS else records.FLAG_PRIVATE_INPUT
 
 
 def races(lowered: Lowered, *, one_row: bool) -> list[tuple[Access, Access]]:
@@ -132,6 +154,14 @@ def test_no_two_threads_meet_in_memory(model_plan: Callable[[str], Plan], name: 
 
 
 @pytest.mark.parametrize("one_row", [True, False])
+def test_no_two_threads_meet_in_row_ops(one_row: bool) -> None:
+    lowered = lowered_plan(row_ops_plan())
+    kernels = {name.function for name in lowered.kernels}
+    assert {"rmsnorm", "layernorm", "add", "gated", "keep", "convolve", "soft_cap"} <= kernels
+    assert races(lowered, one_row=one_row) == []
+
+
+@pytest.mark.parametrize("one_row", [True, False])
 def test_a_missing_barrier_would_be_seen(model_plan: Callable[[str], Plan], one_row: bool) -> None:
     """The check itself: take any one barrier away that is not the last, and there is a race."""
     lowered = lowered_plan(model_plan("Q4_0 untied"))
@@ -157,6 +187,37 @@ def test_a_layer_takes_five_barriers_in_a_step_of_one_row(model_plan: Callable[[
     """After q, k and v; attention; the output projection; gate and up; down. Two more for embedding and output."""
     for name, layers in (("Q4_0 untied", 3), ("F32", 2), ("Q4_1 llama3 rope", 2)):
         assert count_barriers(lowered_plan(model_plan(name)), one_row=True) == 5 * layers + 2
+
+
+def test_sums_of_norms_take_no_barriers_in_a_step_of_one_row() -> None:
+    """A layer that normalizes what it adds, as Gemma's do: the barriers are those after its two matrices, and one after
+    the logits. Each thread has a sum of its own, from the embedding on."""
+    plan, norm = Plan(), np.ones(64, np.float32)
+    square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
+    x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"), scale=8.0)
+    for _ in range(3):
+        h = plan.rmsnorm(plan.linear(plan.rmsnorm(x, norm, 1e-5), square), norm, 1e-5)
+        plan.add(plan.rmsnorm(plan.linear(h, square), norm, 1e-5), to=x)
+    plan.output(x, square)
+    lowered = lowered_plan(plan)
+    assert count_barriers(lowered, one_row=True) == 3 * 2 + 1
+    assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
+
+
+def test_a_sum_that_products_are_added_onto_is_shared() -> None:
+    """One thread adds a row to it, and the others wait."""
+    plan = Plan()
+    square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
+    x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
+    plan.linear_add(plan.linear(x, square), square, to=x)
+    plan.add(plan.linear(x, square), to=x)
+    plan.output(x, square)
+    lowered = lowered_plan(plan)
+    [adds] = [index for index, name in enumerate(lowered.kernels) if name.function == "add"]
+    flags = int(lowered.records[adds, records.OP_FLAGS // records.WORD])
+    assert flags & records.FLAG_BARRIER
+    assert not flags & records.FLAG_REPLICATED
+    assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
 
 
 def test_linear_ops_on_one_input_run_into_each_other(model_plan: Callable[[str], Plan]) -> None:
