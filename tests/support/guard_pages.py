@@ -41,6 +41,7 @@ from llmrun.tokenizers.registry import load_tokenizer
 from llmrun.tokenizers.text_tokenizer import longest_piece
 from tests.support.gguf_files import tiny_spm_vocabulary, tiny_vocabulary, write_gguf
 from tests.support.kernel_runs import WEIGHT_TYPES, at_level, random_matrix, width
+from tests.support.row_ops_plan import row_ops_plan
 
 ENDS = ("start", "end")
 # Shapes that test_attention.py has too, in both types of the cache: each that it has not is five seconds to compile.
@@ -90,11 +91,13 @@ class GuardedMemory:
 
 
 def run_plans(memory: GuardedMemory) -> bytes:
-    """A layer of a model for each weight type and shape; returns a checksum of the logits."""
+    """A layer of a model for each weight type and shape, and all row ops; returns a checksum of the logits."""
     checksum = hashlib.sha256()
+    plans = [(row_ops_plan(), KV_TYPES[0])]
     for index, kind in enumerate(WEIGHT_TYPES):
         kv_type = KV_TYPES[index % len(KV_TYPES)]
-        plan = _plan(kind, SHAPES[index % len(SHAPES)], kv_type)
+        plans.append((_plan(kind, SHAPES[index % len(SHAPES)], kv_type), kv_type))
+    for plan, kv_type in plans:
         packed: dict[str, PackedMatrix] = {}
         for matrix in plan.matrices:
             _say(f"pack {matrix.kind}")
