@@ -76,9 +76,7 @@ class CpuBackend:
             kv_type=kv_type,
             path=str(file.path),
         )
-        n_blocks = [
-            max_sequences * blocks_of_sequence(window, context_size, MAX_ROWS) for window in self.plan.windows
-        ]
+        n_blocks = [max_sequences * blocks_of_sequence(window, context_size, MAX_ROWS) for window in self.plan.windows]
         memory = [allocate(prod(shape), "KV cache").reshape(shape) for shape in kv_shapes(self.plan, n_blocks, kv_type)]
         self._ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         packed = reserve(self.plan.matrices)

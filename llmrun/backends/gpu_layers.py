@@ -56,9 +56,7 @@ class LayerSizes:
     visiting: int
 
 
-def layer_sizes(
-    file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1
-) -> LayerSizes:
+def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1) -> LayerSizes:
     """What llama.cpp will take for a model with a cache of so many tokens, all sequences together."""
     architecture = file.string("general.architecture")
     n_layers = _n_layers(file)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from llmrun.archs.tensors import parameter_count
 from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.free_memory import free_memory
-from llmrun.backends.gpu_layers import ALL_LAYERS, LayerSizes, NoRoomOnGpu, cache_by_context, layer_sizes, layers_that_fit
+from llmrun.backends.gpu_layers import (
+    ALL_LAYERS,
+    LayerSizes,
+    NoRoomOnGpu,
+    cache_by_context,
+    layer_sizes,
+    layers_that_fit,
+)
 from llmrun.backends.llama_footprint import footprint_on_llama
 from llmrun.gguf.problems import shown
 

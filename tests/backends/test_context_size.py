@@ -116,7 +116,9 @@ def test_a_context_that_does_not_fit_is_one_line_with_the_sum_and_the_most_that_
 
 
 def test_the_sum_counts_scratch_and_the_vocabulary_and_a_smaller_quantization_is_named() -> None:
-    needs = MemoryNeeds(Footprint(1000 * MIB, KVBytes(MIB // 8), 30 * MIB, 20 * MIB), 600 * MIB, parameters=1_000_000_000)
+    needs = MemoryNeeds(
+        Footprint(1000 * MIB, KVBytes(MIB // 8), 30 * MIB, 20 * MIB), 600 * MIB, parameters=1_000_000_000
+    )
     with pytest.raises(DoesNotFit) as caught:
         chosen(1024, 131_072, needs)
     assert str(caught.value) == (

@@ -92,7 +92,9 @@ def made(bits: float, speed: float | None = 50.0, *, fits: bool = True, layers: 
     parameters = 8_000_000
     size = round(bits * parameters / 8)
     memory = size if fits else size - 1
-    return Fit("a", "t", size, parameters, bits, "cpu", 1, 1, Footprint(size, KVBytes(0)), memory, layers, layers, forecast)
+    return Fit(
+        "a", "t", size, parameters, bits, "cpu", 1, 1, Footprint(size, KVBytes(0)), memory, layers, layers, forecast
+    )
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ class PagedCache:
     def _layers(self, window: int) -> list[NDArray[np.uint16]]:
         return [layer.view(np.uint16) for group in self.memory[window] for layer in group]
 
-    def _places(self, window: int, seq: int, positions: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _places(
+        self, window: int, seq: int, positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         return self._table(window, seq)[positions // BLOCK], positions % BLOCK
 
 
