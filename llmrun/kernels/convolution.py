@@ -7,7 +7,6 @@ and all keep the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from numba import types
