@@ -3,6 +3,7 @@ sensible."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,7 +37,7 @@ class MemoryNeeds:
     parameters: int = 0
 
     def fits(self, context: int) -> bool:
-        return self.free is None or self.footprint.pinned + context * self.footprint.kv_token <= self.free
+        return self.free is None or self.footprint.pinned + self.footprint.cache.of(context) <= self.free
 
     @property
     def most(self) -> int:
@@ -51,7 +52,7 @@ class MemoryNeeds:
     @property
     def most_weights(self) -> int:
         """Bytes of weights that would fit, with the least context that is of use."""
-        room = self._room + self.footprint.weights - self.footprint.mapped - _LEAST_DEFAULT * self.footprint.kv_token
+        room = self._room + self.footprint.weights - self.footprint.mapped - self.footprint.cache.of(_LEAST_DEFAULT)
         return max(0, room)
 
     @property
@@ -66,7 +67,11 @@ class MemoryNeeds:
         return self.free - self.footprint.pinned
 
     def _context_in(self, room: int) -> int:
-        return max(0, room // max(1, self.footprint.kv_token) // _STEP * _STEP)
+        """The most tokens, in whole blocks, whose cache takes no more; as many as there may be bytes where windows
+        alone bound it."""
+        cache = self.footprint.cache
+        sizes = range(_STEP, room // max(1, cache.token) + 1, _STEP)
+        return _STEP * bisect_right(sizes, room, key=cache.of)
 
 
 def context_for(
@@ -88,7 +93,7 @@ def context_for(
 def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str) -> DoesNotFit:
     assert needs.free is not None
     needed = needs.footprint
-    cache = context * needed.kv_token
+    cache = needed.cache.of(context)
     besides = needed.scratch + needed.vocabulary
     parts = [
         *([f"weights of {_mebibytes(needed.weights - needed.mapped)}"] if needed.weights > needed.mapped else []),

@@ -18,10 +18,10 @@ from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.cpu_footprint import footprint_on_cpu
 from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.free_memory import free_memory
+from llmrun.backends.kv_pool import blocks_of_sequence
 from llmrun.backends.paged_kv import PagedKV
-from llmrun.kernels.arena import address_of, allocate
+from llmrun.kernels.arena import allocate
 from llmrun.kernels.filling import filling
-from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.levels import host_target
 from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.rotations import rotations_of
@@ -76,7 +76,7 @@ class CpuBackend:
             kv_type=kv_type,
             path=str(file.path),
         )
-        n_blocks = [max_sequences * -(-context_size // BLOCK) for _ in self.plan.windows]
+        n_blocks = [max_sequences * blocks_of_sequence(window, context_size, MAX_ROWS) for window in self.plan.windows]
         memory = [allocate(prod(shape), "KV cache").reshape(shape) for shape in kv_shapes(self.plan, n_blocks, kv_type)]
         self._ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         packed = reserve(self.plan.matrices)
@@ -90,7 +90,11 @@ class CpuBackend:
             meanwhile()
             weights.finish(_load_progress(progress))
         file.check_unchanged()
-        self.kv = PagedKV(memory[0], max_sequences, context_size)
+        by_window = {
+            window: [part for group, part in zip(self.plan.groups, memory, strict=True) if group.shape.window == window]
+            for window in self.plan.windows
+        }
+        self.kv = PagedKV(by_window, max_sequences, context_size)
         self._team = Team(self.lowered, n_threads)
         self.info = describe(
             file,
@@ -108,18 +112,21 @@ class CpuBackend:
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Backend.forward. Runs at most MAX_ROWS rows a step of the team, in order."""
         check_batch(batch, self.info, self.kv.lengths)
-        growth = Counter(batch.seq.tolist())
-        before = {seq: self.kv.lengths[seq] for seq in growth}
+        sequences = batch.seq.tolist()
+        before = {seq: self.kv.lengths[seq] for seq in sequences}
         logits = np.empty((int(batch.want.sum()), self.lowered.logits_width), np.float32)
         try:
-            self.kv.extend(growth)
+            if len(sequences) > MAX_ROWS:
+                self.kv.require(Counter(sequences))
             done = 0
-            for start in range(0, len(batch.tokens), MAX_ROWS):
+            for start in range(0, len(sequences), MAX_ROWS):
                 rows = slice(start, start + MAX_ROWS)
+                self.kv.extend(Counter(sequences[rows]))
                 wanted = np.flatnonzero(batch.want[rows]).astype(np.int32)
                 self._run(batch, rows, wanted, logits[done:])
                 done += len(wanted)
         except BaseException:
+            # After several steps a window of the former length may be gone: nothing is kept then.
             for seq, length in before.items():
                 self.kv.truncate(seq, length)
             raise
@@ -128,12 +135,11 @@ class CpuBackend:
         return logits[:, : self.info.vocabulary_size]
 
     def _run(self, batch: Batch, rows: slice, wanted: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
-        tables = self.kv.tables
         positions = np.ascontiguousarray(batch.pos[rows], np.int32)
         self._team.run(
             np.ascontiguousarray(batch.tokens[rows], np.int32),
             positions,
-            address_of(tables) + batch.seq[rows].astype(np.int64) * tables.strides[0],
+            self.kv.table_addresses(batch.seq[rows]),
             wanted,
             rotations_of(self._ropes, positions),
             logits,

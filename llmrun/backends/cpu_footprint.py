@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING
 
 from llmrun.backends.footprint import ENGINE_PROCESS, Footprint, header_bytes, vocabulary_bytes
+from llmrun.backends.kv_bytes import KVBytes
+from llmrun.backends.kv_pool import blocks_of_window
 from llmrun.kernels.kv_layout import BLOCK
-from llmrun.kernels.lowering import kv_shapes, scratch_needed
+from llmrun.kernels.lowering import scratch_needed
+from llmrun.kernels.needs import kv_position_bytes
 from llmrun.kernels.weights import packed_bytes
 
 if TYPE_CHECKING:
@@ -19,11 +21,14 @@ def footprint_on_cpu(
     file: GGUFFile, plan: Plan, *, max_sequences: int, kv_type: str, max_rows: int, n_threads: int
 ) -> Footprint:
     """Of the model whose `plan` was made from the file."""
-    shapes = kv_shapes(plan, [max_sequences] * len(plan.windows), kv_type)
-    kv_block = sum(prod(shape) for shape in shapes)
+    layers = [
+        (window and BLOCK * blocks_of_window(window, max_rows), max_sequences * group.layers * position_bytes)
+        for group in plan.groups
+        for window, position_bytes in [(group.shape.window, kv_position_bytes(group.shape, kv_type))]
+    ]
     return Footprint(
         weights=packed_bytes(plan.matrices),
-        kv_token=kv_block // BLOCK,
+        cache=KVBytes.of_layers(layers),
         scratch=scratch_needed(plan, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads),
         vocabulary=vocabulary_bytes(file),
         header=header_bytes(file),

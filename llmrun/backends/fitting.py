@@ -13,7 +13,7 @@ from llmrun.archs.registry import plan_of_header
 from llmrun.archs.tensors import common_type, parameter_count
 from llmrun.backends.cpu_count import default_threads
 from llmrun.backends.free_memory import free_memory
-from llmrun.backends.gpu_layers import cache_bytes, layer_sizes, layers_that_fit
+from llmrun.backends.gpu_layers import cache_by_context, layer_sizes, layers_that_fit
 from llmrun.backends.llama_footprint import footprint_on_llama
 from llmrun.errors import UnsupportedModel
 
@@ -85,7 +85,7 @@ class Fit:
     @property
     def needed(self) -> int:
         """Bytes of memory for what does not lie on a GPU, a mapped file's pages too."""
-        whole = self.footprint.weights + self.context * self.footprint.kv_token
+        whole = self.footprint.weights + self.footprint.cache.of(self.context)
         return round(self._share * whole) + self.footprint.scratch + self.footprint.vocabulary
 
     @property
@@ -184,7 +184,7 @@ def _plan_of(file: GGUFFile) -> Plan | None:
 
 def _footprint(file: GGUFFile, plan: Plan | None, resources: Resources, context: int, kv_type: str) -> Footprint:
     if plan is None:
-        return footprint_on_llama(file, kv_token=cache_bytes(file, context, kv_type) // context)
+        return footprint_on_llama(file, cache=cache_by_context(file, kv_type))
     from llmrun.backends.cpu import MAX_ROWS
     from llmrun.backends.cpu_footprint import footprint_on_cpu
 

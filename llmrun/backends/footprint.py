@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from llmrun.backends.kv_bytes import KVBytes
     from llmrun.gguf.reader import GGUFFile
 
 # Peak memory of `llmrun generate` with a model of next to nothing, and the same with 30,256 and 100,356 tokens: 97.3,
@@ -27,7 +28,7 @@ class Footprint:
 
     weights     of all matrices, as they lie in memory
     mapped      of them, pages of the file: the system takes them back when memory is wanted
-    kv_token    of the KV cache, for one token of context in every sequence
+    cache       of the KV cache, by the tokens of context in every sequence
     scratch     activations, and what is unpacked for a moment, in a step of full size
     vocabulary  what tokenizing takes
     header      in memory until the model is open; what is scratch or cache later takes its place
@@ -35,7 +36,7 @@ class Footprint:
     """
 
     weights: int
-    kv_token: int
+    cache: KVBytes
     scratch: int = 0
     vocabulary: int = 0
     header: int = 0
@@ -44,7 +45,7 @@ class Footprint:
 
     def total(self, context: int) -> int:
         """The peak with so many tokens in every sequence."""
-        return self.programs + self.weights + self.vocabulary + max(self.header, self.scratch + context * self.kv_token)
+        return self.programs + self.weights + self.vocabulary + max(self.header, self.scratch + self.cache.of(context))
 
     @property
     def pinned(self) -> int:

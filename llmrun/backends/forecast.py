@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmrun.kernels.plan import Plan
 
 _MANY_ROWS = 16  # linear_int8.py: from here on weights are unpacked for all rows
+_MANY_ROWS_OF_EXPERT = 12  # experts_int8.py
 # Seconds of a step in Python: batch, block tables, the engine's bookkeeping. SmolLM2: 0.45 to 0.5 ms of a token's 5.6
 # are outside the team of threads.
 _STEP_PYTHON = 450e-6
@@ -54,7 +55,7 @@ def step_seconds(plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> f
     quantized: set[ops.Value] = set()
     for op in plan.ops:
         total += _op_seconds(op, speeds, kv_type, step)
-        if isinstance(op, ops.Linear) and op.weight.is_integer and op.x not in quantized:
+        if isinstance(op, ops.Linear | ops.ExpertLinear) and op.weight.is_integer and op.x not in quantized:
             quantized.add(op.x)
             total += _row_seconds("quantize", op.x, speeds, step)
     return total
@@ -114,7 +115,7 @@ def _expert_linear_seconds(op: ops.ExpertLinear, speeds: Speeds, kv_type: str, s
     multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)
     rows_of_each = step.rows * op.routing.used / op.routing.experts
     reading = needs.weight_bytes / speed.read
-    return speed.op + (max(reading, multiplying) if rows_of_each >= _MANY_ROWS else reading * max(1, rows_of_each))
+    return speed.op + (max(reading, multiplying) if rows_of_each >= _MANY_ROWS_OF_EXPERT else reading * max(1, rows_of_each))
 
 
 def _attention_seconds(op: ops.Attention, speeds: Speeds, kv_type: str, step: StepShape) -> float:

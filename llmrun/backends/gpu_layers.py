@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.backends.kv_bytes import KVBytes
+from llmrun.backends.layer_windows import layer_windows
 from llmrun.backends.llama_layout import MOST_WANTED
 from llmrun.errors import DoesNotFit
+from llmrun.kernels.arena import round_up
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -25,6 +28,7 @@ ALL_LAYERS = -1  # in place of a number of layers
 
 _MARGIN = 1 << 30  # bytes of a GPU left to others, and to what is not counted here: llama.cpp's own margin
 _ROWS = 512  # llama.cpp computes as many at once
+_CACHE_STEP = 256  # tokens; a window's cache is a multiple of it
 _KV_BYTES = {"f16": 2, "q8_0": 34 / 32}  # of a number; a block of 32 has a scale
 _EMBEDDINGS = "token_embd.weight"
 _LOOKED_UP = frozenset({"per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"})
@@ -52,11 +56,14 @@ class LayerSizes:
     visiting: int
 
 
-def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16") -> LayerSizes:
+def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1) -> LayerSizes:
     """What llama.cpp will take for a model with a cache of so many tokens, all sequences together."""
     architecture = file.string("general.architecture")
-    n_layers = file.integer(f"{architecture}.block_count", minimum=1, maximum=1 << 16)
-    layers = [cache_tokens * kv for kv in _kv_bytes(file, architecture, n_layers, kv_type)]
+    n_layers = _n_layers(file)
+    layers = [
+        kv * (min(cache_tokens, _window_tokens(window, max_sequences)) if window else cache_tokens)
+        for kv, window in zip(_kv_bytes(file, kv_type), layer_windows(file, n_layers), strict=True)
+    ]
     # Tables that tokens are looked up in stay with the CPU; where one is the output matrix too, it is copied.
     at_the_input = _LOOKED_UP | ({_EMBEDDINGS} if "output.weight" in file.tensors else frozenset())
     output = visiting = 0
@@ -81,9 +88,26 @@ def resident_activations(file: GGUFFile) -> int:
     return 4 * _ROWS * (3 * width + 2 * inner)
 
 
-def cache_bytes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16") -> int:
-    """Bytes of the KV cache that llama.cpp makes for so many tokens."""
-    return sum(layer_sizes(file, cache_tokens, kv_type).layers) - sum(layer_sizes(file, 0).layers)
+def cache_bytes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1) -> int:
+    """Bytes of the KV cache that llama.cpp makes for so many tokens, all sequences together."""
+    sizes = layer_sizes(file, cache_tokens, kv_type, max_sequences=max_sequences)
+    return sum(sizes.layers) - sum(layer_sizes(file, 0).layers)
+
+
+def cache_by_context(file: GGUFFile, kv_type: str = "f16", *, max_sequences: int = 1) -> KVBytes:
+    """The same, by the tokens of context in every sequence."""
+    windows = layer_windows(file, _n_layers(file))
+    most = [-(-_window_tokens(window, max_sequences) // max_sequences) if window else 0 for window in windows]
+    return KVBytes.of_layers(zip(most, [max_sequences * kv for kv in _kv_bytes(file, kv_type)], strict=True))
+
+
+def _window_tokens(window: int, max_sequences: int) -> int:
+    """That llama.cpp keeps for layers of a window: of all sequences what they see, and the rows it runs at once."""
+    return round_up(window * max_sequences + _ROWS, _CACHE_STEP)
+
+
+def _n_layers(file: GGUFFile) -> int:
+    return file.integer(f"{file.string('general.architecture')}.block_count", minimum=1, maximum=1 << 16)
 
 
 def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
@@ -112,8 +136,9 @@ def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[
     return [need + besides if need else 0 for need in needed]
 
 
-def _kv_bytes(file: GGUFFile, architecture: str, n_layers: int, kv_type: str) -> list[int]:
+def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
     """Bytes of a token in the KV cache of each layer."""
+    architecture, n_layers = file.string("general.architecture"), _n_layers(file)
     heads = _per_layer(file, f"{architecture}.attention.head_count", n_layers, 32)
     kv_heads = _per_layer(file, f"{architecture}.attention.head_count_kv", n_layers, max(heads))
     size = file.integer(f"{architecture}.embedding_length", 4096) // max(1, *heads)

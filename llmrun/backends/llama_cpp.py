@@ -168,7 +168,7 @@ class LlamaBackend:
             gpu_layers=_offloaded(self.log),
             threads=threads,
             kv_type=asked.kv_type,
-            kv_bytes=cache_bytes(file, answer["cache_tokens"], asked.kv_type),
+            kv_bytes=cache_bytes(file, answer["cache_tokens"], asked.kv_type, max_sequences=asked.max_sequences),
         )
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:

@@ -10,18 +10,19 @@ from llmrun.backends.footprint import CLIENT_PROCESS, LLAMA_PROCESS, Footprint, 
 from llmrun.backends.gpu_layers import resident_activations
 
 if TYPE_CHECKING:
+    from llmrun.backends.kv_bytes import KVBytes
     from llmrun.gguf.reader import GGUFFile
     from llmrun.gguf.tensors import TensorInfo
 
 
-def footprint_on_llama(file: GGUFFile, *, kv_token: int) -> Footprint:
+def footprint_on_llama(file: GGUFFile, *, cache: KVBytes) -> Footprint:
     """The file is mapped; of matrices of some types there is a copy beside it, in the order its kernels take them.
-    `kv_token`: bytes of the KV cache for a token of context in every sequence."""
+    `cache`: of the KV cache, by the tokens of context in every sequence."""
     repacked = sum(tensor.nbytes for tensor in file.tensors.values() if _is_repacked(tensor, file))
     return Footprint(
         weights=file.file_bytes + repacked,
         mapped=file.file_bytes,
-        kv_token=kv_token,
+        cache=cache,
         scratch=resident_activations(file),
         vocabulary=2 * vocabulary_bytes(file),
         header=header_bytes(file),

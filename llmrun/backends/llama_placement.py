@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from llmrun.archs.tensors import parameter_count
 from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.free_memory import free_memory
-from llmrun.backends.gpu_layers import ALL_LAYERS, NoRoomOnGpu, cache_bytes, layer_sizes, layers_that_fit
+from llmrun.backends.gpu_layers import (
+    ALL_LAYERS,
+    LayerSizes,
+    NoRoomOnGpu,
+    cache_by_context,
+    layer_sizes,
+    layers_that_fit,
+)
 from llmrun.backends.llama_footprint import footprint_on_llama
 from llmrun.gguf.problems import shown
 
@@ -37,6 +44,9 @@ class Placement:
     def tokens_with(self, context_size: int) -> int:
         return self.cache_tokens or context_size * self.max_sequences
 
+    def sizes_with(self, file: GGUFFile, context_size: int) -> LayerSizes:
+        return layer_sizes(file, self.tokens_with(context_size), self.kv_type, max_sequences=self.max_sequences)
+
 
 def decided(
     asked: Placement, file: GGUFFile, train_context: int, devices: Callable[[], Sequence[dict[str, Any]]]
@@ -50,7 +60,7 @@ def decided(
     free = [device["free"] for device in found] if known else []
 
     def fitting(context_size: int) -> int:
-        return layers_that_fit(layer_sizes(file, asked.tokens_with(context_size), asked.kv_type), free)
+        return layers_that_fit(asked.sizes_with(file, context_size), free)
 
     context_size = asked.context_size or _context_on_gpus(fitting, train_context, asked.gpu_layers)
     if asked.gpu_layers is not None:
@@ -63,12 +73,12 @@ def decided(
 
 def _context_in_memory(asked: Placement, file: GGUFFile, train_context: int) -> int:
     """llama.cpp fills its cache with zeros at once: where memory is promised but not there, that kills."""
-    token = cache_bytes(file, asked.tokens_with(asked.context_size or 1), asked.kv_type) // (asked.context_size or 1)
+    cache = cache_by_context(file, asked.kv_type, max_sequences=asked.max_sequences)
     return context_for(
         asked.context_size,
         train_context=train_context,
         largest_default=LARGEST_FILLED_DEFAULT,
-        needs=MemoryNeeds(footprint_on_llama(file, kv_token=token), free_memory(), parameter_count(file)),
+        needs=MemoryNeeds(footprint_on_llama(file, cache=cache), free_memory(), parameter_count(file)),
         kv_type=asked.kv_type,
         path=str(file.path),
     )

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.backends.kv_bytes import KVBytes
+from llmrun.backends.layer_windows import layer_windows
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.kv_layout import Q8_0
-from llmrun.kernels.needs import StepShape, needs_of, needs_of_step
+from llmrun.kernels.needs import StepShape, kv_position_bytes, needs_of, needs_of_step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,34 +38,31 @@ class ModelNeeds:
     """Of one token.
 
     weight_bytes  of weights that its decode reads
-    kv_bytes      of keys and values that its decode reads, at the depth asked for
+    kv_read       of keys and values that its decode reads, by the tokens in the cache, its own among them
     products      multiply-adds with weights that its prefill makes, as a token whose logits nobody asks for; those of
                   attention, which are not int8, are not in it
     """
 
     weight_bytes: int
-    kv_bytes: int
+    kv_read: KVBytes
     products: int
 
-    @property
-    def bytes_per_token(self) -> int:
-        return self.weight_bytes + self.kv_bytes
 
-
-def needs_of_plan(plan: Plan, *, kv_type: str = "f16", depth: int = 0) -> ModelNeeds:
-    """What the CPU engine reads and multiplies: weights as they are packed. `depth`: tokens in the cache before."""
-    one, unasked = StepShape(1, depth), StepShape(1, depth, wanted=0)
+def needs_of_plan(plan: Plan, *, kv_type: str = "f16") -> ModelNeeds:
+    """What the CPU engine reads and multiplies: weights as they are packed."""
+    one, unasked = StepShape(1), StepShape(1, wanted=0)
+    shapes = [op.place.shape for op in plan.ops if isinstance(op, ops.Attention)]
     linear = [needs_of(op, kv_type, unasked) for op in plan.ops if isinstance(op, ops.Linear)]
     return ModelNeeds(
         weight_bytes=needs_of_step(plan, kv_type, one).weight_bytes,
-        kv_bytes=sum(needs_of(op, kv_type, one).kv_bytes for op in plan.ops if isinstance(op, ops.Attention)),
+        kv_read=KVBytes.of_layers((shape.window, kv_position_bytes(shape, kv_type)) for shape in shapes),
         products=sum(needs.products + needs.float_products for needs in linear),
     )
 
 
-def needs_of_file(file: GGUFFile, *, kv_type: str = "f16", depth: int = 0) -> ModelNeeds:
+def needs_of_file(file: GGUFFile, *, kv_type: str = "f16") -> ModelNeeds:
     """The same from the header alone, for any architecture: matrices as the file has them, and of experts as many as a
-    token is sent to. Where attention looks back only so far (a sliding window), kv_bytes is more than is read.
+    token is sent to.
 
     Raises BadGGUF for metadata of a wrong type.
     """
@@ -72,7 +71,7 @@ def needs_of_file(file: GGUFFile, *, kv_type: str = "f16", depth: int = 0) -> Mo
     inner = [tensor for tensor in matrices if tensor.name not in _OUTPUTS]
     return ModelNeeds(
         weight_bytes=round(sum(tensor.nbytes * _share_used(file, tensor) for tensor in matrices)),
-        kv_bytes=(depth + 1) * _kv_position_bytes(file, kv_type),
+        kv_read=_kv_read(file, kv_type),
         products=round(sum(prod(tensor.shape) * _share_used(file, tensor) for tensor in inner)),
     )
 
@@ -94,8 +93,7 @@ def _share_used(file: GGUFFile, tensor: TensorInfo) -> Fraction:
     return Fraction(used, experts) if used < experts else Fraction(1)
 
 
-def _kv_position_bytes(file: GGUFFile, kv_type: str) -> int:
-    """Of one position's keys and values in all layers; 0 for a model that keeps none."""
+def _kv_read(file: GGUFFile, kv_type: str) -> KVBytes:
     architecture = file.string("general.architecture")
     key = f"{architecture}.attention.head_count"
     heads = _of_each_layer(file, key, 0)
@@ -103,7 +101,9 @@ def _kv_position_bytes(file: GGUFFile, kv_type: str) -> int:
     most = int(heads.max())
     size = file.integer(f"{architecture}.embedding_length", minimum=1) // most if most else 0
     sizes = (file.integer(f"{architecture}.attention.{part}_length", size, minimum=1) for part in ("key", "value"))
-    return int(kv_heads.sum()) * sum(_features_bytes(n, kv_type) for n in sizes)
+    head_bytes = sum(_features_bytes(n, kv_type) for n in sizes)
+    windows = layer_windows(file, len(kv_heads))
+    return KVBytes.of_layers(zip(windows, (head_bytes * n for n in kv_heads.tolist()), strict=True))
 
 
 def _of_each_layer(file: GGUFFile, key: str, default: int | NDArray[np.int64]) -> NDArray[np.int64]:

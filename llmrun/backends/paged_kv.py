@@ -1,17 +1,18 @@
 """The paged KV cache: which blocks hold which positions of which sequence.
 
-Blocks of 32 positions are counted references: sharing a prefix copies a table, and a block that two sequences hold is
-copied before one of them writes to it. The bytes belong to the caller: uint8[layers, blocks, bytes of a block].
+Layers that see a window only have blocks of their own (kv_pool.py), of which a sequence keeps the last ones: it can be
+cut back as far as its windows are whole. The bytes belong to the caller.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.errors import KVFull
+from llmrun.backends.kv_pool import BlockPool, blocks_in
+from llmrun.kernels.arena import address_of
 from llmrun.kernels.kv_layout import BLOCK
 
 if TYPE_CHECKING:
@@ -19,84 +20,72 @@ if TYPE_CHECKING:
 
 
 class PagedKV:
-    """KVCache over `memory`. `tables` int32[sequences, blocks of a full context] is what the kernels read."""
+    """KVCache over memory by window: uint8[layers, blocks, bytes of a block] of each group of layers. Window 0: all
+    positions are kept.
 
-    def __init__(self, memory: NDArray[np.uint8], max_sequences: int, context_size: int) -> None:
-        self._memory = memory
-        n_blocks = memory.shape[1]
-        self._references = np.zeros(n_blocks, np.int32)
-        self._free = list(range(n_blocks - 1, -1, -1))
+    tables   int32[windows, sequences, blocks of a full context]
+    lengths  tokens that each sequence holds
+    """
+
+    def __init__(
+        self, memory: Mapping[int, Sequence[NDArray[np.uint8]]], max_sequences: int, context_size: int
+    ) -> None:
         self.lengths = [0] * max_sequences
-        self.tables = np.zeros((max_sequences, -(-context_size // BLOCK)), np.int32)
+        self.tables = np.zeros((len(memory), max_sequences, blocks_in(context_size)), np.int32)
+        self._pools = [
+            BlockPool(window, groups, table)
+            for (window, groups), table in zip(memory.items(), self.tables, strict=True)
+        ]
+        self._addresses = np.array([address_of(table) for table in self.tables], np.int64).reshape(-1, 1)
+        whole = [pool.n_blocks for window, pool in zip(memory, self._pools, strict=True) if not window]
+        self._n_blocks = min(whole, default=max_sequences * self.tables.shape[2])
 
     @property
     def capacity(self) -> int:
-        return len(self._references) * BLOCK
+        """Windows bound nothing: each sequence has room for its own."""
+        return self._n_blocks * BLOCK
 
     def copy(self, src: int, dst: int, n: int) -> int:
+        """`kept` is n, or 0 where a window of src that ends there is not whole any more; so it is of `truncate`."""
         if src == dst:
             return self.truncate(dst, n)
-        n = min(n, self.lengths[src])
         self.free(dst)
-        shared = self.tables[src, : -(-n // BLOCK)]
-        self.tables[dst, : len(shared)] = shared
-        self._references[shared] += 1
-        self.lengths[dst] = n
-        return n
+        kept = self._kept(src, n)
+        if kept:
+            for pool in self._pools:
+                pool.share(src, dst, kept)
+            self.lengths[dst] = kept
+        return kept
 
     def truncate(self, seq: int, n: int) -> int:
-        n = min(n, self.lengths[seq])
-        for block in self.tables[seq, -(-n // BLOCK) : -(-self.lengths[seq] // BLOCK)].tolist():
-            self._drop(block)
-        self.lengths[seq] = n
-        return n
+        kept = self._kept(seq, n)
+        for pool in self._pools:
+            pool.cut(seq, self.lengths[seq], kept)
+        self.lengths[seq] = kept
+        return kept
 
     def free(self, seq: int) -> None:
         self.truncate(seq, 0)
 
-    def extend(self, growth: dict[int, int]) -> None:
-        """Make room for `growth[seq]` more positions of each sequence. Raises KVFull before anything has changed."""
-        wanted = self._blocks_wanted(growth)
-        if wanted > len(self._free):
-            raise KVFull(
-                f"KV cache is full: {wanted} more blocks of {BLOCK} tokens wanted, {len(self._free)} free of "
-                f"{len(self._references)}"
-            )
+    def require(self, growth: Mapping[int, int]) -> None:
+        """Raise KVFull where there is no room for `growth[seq]` more positions of each sequence, in one step or in
+        several."""
+        for pool in self._pools:
+            pool.require(growth, self.lengths)
+
+    def extend(self, growth: Mapping[int, int]) -> None:
+        """Make room for `growth[seq]` more positions of each sequence, which one step writes. What none of them sees
+        may be gone then. Raises KVFull before anything has changed."""
+        self.require(growth)
         for seq, n in growth.items():
-            self._own_last_block(seq)
-            old, new = (-(-length // BLOCK) for length in (self.lengths[seq], self.lengths[seq] + n))
-            for index in range(old, new):
-                self.tables[seq, index] = self._take()
+            for pool in self._pools:
+                pool.extend(seq, self.lengths[seq], n)
             self.lengths[seq] += n
 
-    def _blocks_wanted(self, growth: dict[int, int]) -> int:
-        new = sum(-(-(self.lengths[seq] + n) // BLOCK) - -(-self.lengths[seq] // BLOCK) for seq, n in growth.items())
-        # Of the holders of a block that all write to it, the last one keeps it.
-        writers = Counter(
-            int(self.tables[seq, self.lengths[seq] // BLOCK]) for seq in growth if self._shares_last_block(seq)
-        )
-        return new + sum(min(n, int(self._references[block]) - 1) for block, n in writers.items())
+    def table_addresses(self, sequences: NDArray[np.int32]) -> NDArray[np.int64]:
+        """int64[windows, rows], of rows of these sequences."""
+        return self._addresses + sequences.astype(np.int64) * self.tables.strides[1]
 
-    def _shares_last_block(self, seq: int) -> bool:
-        """The next position falls into a block that another sequence holds too."""
-        length = self.lengths[seq]
-        return bool(length % BLOCK) and bool(self._references[self.tables[seq, length // BLOCK]] > 1)
-
-    def _own_last_block(self, seq: int) -> None:
-        if not self._shares_last_block(seq):
-            return
-        index = self.lengths[seq] // BLOCK
-        old, new = int(self.tables[seq, index]), self._take()
-        self._memory[:, new] = self._memory[:, old]
-        self.tables[seq, index] = new
-        self._drop(old)
-
-    def _take(self) -> int:
-        block = self._free.pop()
-        self._references[block] = 1
-        return block
-
-    def _drop(self, block: int) -> None:
-        self._references[block] -= 1
-        if self._references[block] == 0:
-            self._free.append(block)
+    def _kept(self, seq: int, n: int) -> int:
+        n = min(n, self.lengths[seq])
+        return n if all(pool.reaches(seq, n) for pool in self._pools) else 0

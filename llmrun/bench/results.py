@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from llmrun.backends.kv_bytes import KVBytes
 from llmrun.bench.document import (
     Distribution,
     Document,
@@ -194,7 +195,9 @@ def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofl
     reached = {name: statistics.median(found) for name in JUDGED if (found := samples_of(trial, name))}
     # Halfway through the answers, on average, this much of the cache is read for a token.
     held = statistics.mean(request.prompt_tokens + request.generated_tokens / 2 for request in requests)
-    token_bytes = facts["weight_bytes"] + facts["kv_bytes_per_token"] * held
+    windows = facts.get("kv_bytes_per_token_of_window", {})
+    kv_read = KVBytes(facts["kv_bytes_per_token"], tuple((int(tokens), windows[tokens]) for tokens in windows))
+    token_bytes = facts["weight_bytes"] + kv_read.of(held)
     is_alone = workload.concurrency == 1
     return Roofline(
         read_bandwidth=bandwidth,

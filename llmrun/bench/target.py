@@ -89,9 +89,11 @@ def _needs(backend: Backend, path: Path) -> dict[str, Any]:
     else:
         with open_gguf(path) as file:
             needs = needs_of_file(file, kv_type=backend.info.kv_type)
+    windows = {str(tokens): n_bytes for tokens, n_bytes in needs.kv_read.windows}
     return {
         "weight_bytes": needs.weight_bytes,
-        "kv_bytes_per_token": needs.kv_bytes,
+        "kv_bytes_per_token": needs.kv_read.token,
+        **({"kv_bytes_per_token_of_window": windows} if windows else {}),
         "prefill_products": needs.products,
     }
 

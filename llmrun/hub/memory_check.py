@@ -71,7 +71,7 @@ def _sentence(name: str, found: Fit) -> str:
         (
             found.needed,
             sizes.weights,
-            found.context * sizes.kv_token,
+            sizes.cache.of(found.context),
             sizes.scratch + sizes.vocabulary,
             found.memory,
         ),

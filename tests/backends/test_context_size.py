@@ -14,6 +14,7 @@ from llmrun.backends import cpu, llama_placement
 from llmrun.backends.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
 from llmrun.backends.footprint import Footprint
 from llmrun.backends.gpu_layers import bytes_needed, layer_sizes
+from llmrun.backends.kv_bytes import KVBytes
 from llmrun.backends.llama_process import LlamaProcess
 from llmrun.backends.select import open_backend
 from llmrun.errors import DoesNotFit
@@ -36,8 +37,8 @@ def chosen(asked: int | None, train_context: int, needs: MemoryNeeds, kv_type: s
     )
 
 
-def footprint_of(mapped: int, packed: int, kv_token: int, scratch: int, vocabulary: int) -> Footprint:
-    return Footprint(mapped + packed, kv_token, scratch, vocabulary, mapped=mapped)
+def footprint_of(mapped: int, packed: int, cache: KVBytes, scratch: int, vocabulary: int) -> Footprint:
+    return Footprint(mapped + packed, cache, scratch, vocabulary, mapped=mapped)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,10 @@ def footprint_of(mapped: int, packed: int, kv_token: int, scratch: int, vocabula
 def test_the_default_is_the_models_own_up_to_a_limit_and_half_of_what_is_free(
     train_context: int, free: int | None, expected: int
 ) -> None:
-    assert chosen(None, train_context, MemoryNeeds(Footprint(100 * MIB, 1024), free)) == expected
+    assert chosen(None, train_context, MemoryNeeds(Footprint(100 * MIB, KVBytes(1024)), free)) == expected
+
+
+kv_windows = st.tuples(st.integers(1, 1 << 15), st.integers(1, 1 << 24))
 
 
 @given(
@@ -67,7 +71,7 @@ def test_the_default_is_the_models_own_up_to_a_limit_and_half_of_what_is_free(
             footprint_of,
             st.integers(0, 1 << 40),
             st.integers(0, 1 << 40),
-            st.integers(1, 1 << 24),
+            st.builds(KVBytes, st.integers(0, 1 << 24), st.just(()) | st.tuples(kv_windows)),
             st.integers(0, 1 << 30),
             st.integers(0, 1 << 30),
         ),
@@ -90,9 +94,19 @@ def test_what_is_chosen_fits_and_what_is_refused_does_not(
     assert context == asked or 1 <= context <= min(train_context, LARGEST_DEFAULT)
 
 
+def test_windows_are_counted_once_they_are_full() -> None:
+    """Eight tokens of them take as much as all the rest of 128."""
+    needs = MemoryNeeds(Footprint(0, KVBytes(MIB, ((8, 16 * MIB),))), 256 * MIB)
+    assert needs.most == 128
+    assert [needs.fits(context) for context in (8, 128, 129)] == [True, True, False]
+    with pytest.raises(DoesNotFit, match=r"a KV cache of 200 tokens takes 328 MiB.*that fits is --ctx-size 128"):
+        chosen(200, 4096, needs)
+    assert chosen(10**6, 4096, MemoryNeeds(Footprint(0, KVBytes(0, ((8, 16 * MIB),))), 128 * MIB)) == 10**6
+
+
 def test_a_context_that_does_not_fit_is_one_line_with_the_sum_and_the_most_that_would() -> None:
     with pytest.raises(DoesNotFit) as caught:
-        chosen(100_000, 131_072, MemoryNeeds(Footprint(100 * MIB, MIB), 1000 * MIB))
+        chosen(100_000, 131_072, MemoryNeeds(Footprint(100 * MIB, KVBytes(MIB)), 1000 * MIB))
     assert str(caught.value) == (
         "out of memory: model.gguf: weights of 100 MiB and a KV cache of 100,000 tokens of 100,000 MiB take 100,100 "
         "MiB, free are 1,000 MiB, the most that fits is --ctx-size 896"
@@ -102,7 +116,9 @@ def test_a_context_that_does_not_fit_is_one_line_with_the_sum_and_the_most_that_
 
 
 def test_the_sum_counts_scratch_and_the_vocabulary_and_a_smaller_quantization_is_named() -> None:
-    needs = MemoryNeeds(Footprint(1000 * MIB, MIB // 8, 30 * MIB, 20 * MIB), 600 * MIB, parameters=1_000_000_000)
+    needs = MemoryNeeds(
+        Footprint(1000 * MIB, KVBytes(MIB // 8), 30 * MIB, 20 * MIB), 600 * MIB, parameters=1_000_000_000
+    )
     with pytest.raises(DoesNotFit) as caught:
         chosen(1024, 131_072, needs)
     assert str(caught.value) == (
@@ -116,7 +132,7 @@ def test_the_sum_counts_scratch_and_the_vocabulary_and_a_smaller_quantization_is
 
 
 def test_weights_that_are_mapped_may_be_larger_than_memory() -> None:
-    needs = MemoryNeeds(Footprint(100 * MIB, MIB // 32, mapped=100 * MIB), 50 * MIB)
+    needs = MemoryNeeds(Footprint(100 * MIB, KVBytes(MIB // 32), mapped=100 * MIB), 50 * MIB)
     assert chosen(None, 131_072, needs) == 512
     assert chosen(1600, 131_072, needs) == 1600
     with pytest.raises(DoesNotFit, match=r"a KV cache of 1,601 tokens takes 50 MiB.*most that fits is --ctx-size 1600"):

@@ -138,7 +138,7 @@ def test_a_full_cache_changes_nothing(backend: CpuBackend) -> None:
     """No batch of the engine's can fill the cache, which has room for all; here it is made smaller."""
     first = backend.forward(batch_of(rows(0, 0, [5] * 40)))
     backend.kv.truncate(0, 20)
-    with mock.patch.object(backend.kv, "_free", []), pytest.raises(KVFull):
+    with mock.patch.object(backend.kv._pools[0], "_free", []), pytest.raises(KVFull):
         backend.forward(batch_of(rows(1, 0, [5])))
     assert backend.kv.lengths == [20, 0, 0]
     np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 20, [5] * 20))), first[20:])

@@ -13,6 +13,7 @@ from llmrun.backends.cpu import CpuBackend
 from llmrun.backends.fitting import DEFAULT_CONTEXT, FLUENT, Fit, Resources, best_of, fit_of
 from llmrun.backends.footprint import Footprint
 from llmrun.backends.forecast import Forecast
+from llmrun.backends.kv_bytes import KVBytes
 from llmrun.gguf.reader import GGUFFile, open_gguf
 from tests.support.fake_gpus import GIB
 from tests.support.gguf_files import tiny_llama
@@ -31,7 +32,7 @@ def test_the_sum_is_the_one_that_the_engine_opens_it_by(file: GGUFFile) -> None:
     found = fit_of(file, Resources(1 << 40, threads=1), context=512)
     backend = CpuBackend(file, context_size=512, max_sequences=1, threads=1)
     try:
-        assert found.context * found.footprint.kv_token == backend.info.kv_bytes
+        assert found.footprint.cache.of(found.context) == backend.info.kv_bytes
         assert found.parameters == backend.info.parameters
         assert found.file_type == backend.info.file_type
     finally:
@@ -54,7 +55,7 @@ def test_it_fits_exactly_when_the_sum_is_free(file: GGUFFile) -> None:
 
 
 def test_q8_0_keys_and_values_take_half(file: GGUFFile) -> None:
-    half, whole = (fit_of(file, Resources(None), kv_type=kind).footprint.kv_token for kind in ("q8_0", "f16"))
+    half, whole = (fit_of(file, Resources(None), kv_type=kind).footprint.cache.token for kind in ("q8_0", "f16"))
     assert 0.5 < half / whole < 0.6
 
 
@@ -91,7 +92,9 @@ def made(bits: float, speed: float | None = 50.0, *, fits: bool = True, layers: 
     parameters = 8_000_000
     size = round(bits * parameters / 8)
     memory = size if fits else size - 1
-    return Fit("a", "t", size, parameters, bits, "cpu", 1, 1, Footprint(size, 0), memory, layers, layers, forecast)
+    return Fit(
+        "a", "t", size, parameters, bits, "cpu", 1, 1, Footprint(size, KVBytes(0)), memory, layers, layers, forecast
+    )
 
 
 @pytest.mark.parametrize(

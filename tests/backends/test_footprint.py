@@ -14,7 +14,8 @@ from llmrun.backends import llama_footprint
 from llmrun.backends.cpu import MAX_ROWS
 from llmrun.backends.cpu_footprint import footprint_on_cpu
 from llmrun.backends.footprint import Footprint
-from llmrun.backends.gpu_layers import cache_bytes
+from llmrun.backends.gpu_layers import cache_by_context
+from llmrun.backends.kv_bytes import KVBytes
 from llmrun.backends.llama_footprint import footprint_on_llama
 from llmrun.gguf.reader import open_gguf
 from tests.support.downloads import smollm2
@@ -32,7 +33,7 @@ def on_cpu(path: Path) -> Footprint:
 
 def on_llama(path: Path) -> Footprint:
     with open_gguf(path) as file:
-        return footprint_on_llama(file, kv_token=cache_bytes(file, 1))
+        return footprint_on_llama(file, cache=cache_by_context(file))
 
 
 def measured_peak(path: Path, backend: str) -> int:
@@ -66,7 +67,7 @@ def test_the_peak_of_a_real_process_is_within_5_percent(backend: str, held: int)
 
 
 def test_the_total_is_a_sum_of_which_the_header_gives_way_to_the_cache() -> None:
-    one = Footprint(weights=1000, kv_token=10, scratch=5, vocabulary=100, header=50, programs=10_000, mapped=600)
+    one = Footprint(weights=1000, cache=KVBytes(10), scratch=5, vocabulary=100, header=50, programs=10_000, mapped=600)
     assert one.total(1) == 10_000 + 1000 + 100 + 50
     assert one.total(100) == 10_000 + 1000 + 100 + 5 + 1000
     assert one.pinned == 400 + 5 + 100
@@ -79,7 +80,7 @@ def test_a_cache_for_more_sequences_and_of_another_type_is_counted(tmp_path: Pat
             footprint_on_cpu(file, plan, max_sequences=n, kv_type=kv_type, max_rows=rows, n_threads=2)
             for n, kv_type, rows in ((1, "f16", 256), (3, "f16", 256), (1, "q8_0", 256), (1, "f16", 512))
         ]
-    assert [one.kv_token for one in sizes] == [256, 768, 144, 256]
+    assert [one.cache.token for one in sizes] == [256, 768, 144, 256]
     assert sizes[3].scratch > 1.8 * sizes[0].scratch
 
 
@@ -108,6 +109,6 @@ def test_llama_cpp_has_matrices_twice_that_its_kernels_take_in_another_order(
     with open_gguf(path) as file:
         matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) > 1]
         counted = [one for one in matrices if share == 1.0 or (share and one.name != "token_embd.weight")]
-        footprint = footprint_on_llama(file, kv_token=1)
+        footprint = footprint_on_llama(file, cache=KVBytes(1))
         assert footprint.weights == file.file_bytes + sum(one.nbytes for one in counted if one.shape[1] % 8 == 0)
         assert footprint.mapped == file.file_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from llmrun.backends.base import Backend
+from llmrun.backends.gpu_layers import cache_by_context
 from llmrun.backends.llama_cpp import LlamaBackend
 from llmrun.errors import Cancelled, KVFull
 from llmrun.gguf.reader import open_gguf
@@ -59,6 +61,20 @@ def assert_goes_on(backend: LlamaBackend, history: list[int], seq: int) -> None:
     comparison = Comparison()
     comparison.exact = False
     comparison.assert_same(actual, expected)
+
+
+@pytest.mark.parametrize(("context_size", "max_sequences"), [(2048, 1), (2048, 2), (256, 1), (1024, 16)])
+def test_the_cache_takes_what_was_forecast(window_path: Path, context_size: int, max_sequences: int) -> None:
+    """llama.cpp says how many cells it has made for how many layers; what a model is opened by is the same sum."""
+    backend = opened(window_path, context_size=context_size, max_sequences=max_sequences)
+    backend.close()
+    made = re.findall(r"llama_kv_cache: size = .*\( *(\d+) cells, +(\d+) layers", "\n".join(backend.log))
+    assert len(made) == 2
+    of_a_cell = 2 * 2 * 16 * 2  # heads, keys and values, features, bytes
+    assert backend.info.kv_bytes == sum(int(cells) * int(layers) * of_a_cell for cells, layers in made)
+    with open_gguf(window_path) as file:
+        forecast = cache_by_context(file, max_sequences=max_sequences).of(context_size)
+    assert forecast == pytest.approx(backend.info.kv_bytes, rel=0.01)
 
 
 def test_a_copy_reaches_back_as_far_as_a_whole_window_is_left(window_path: Path) -> None:

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from llmrun.archs import llama
+from llmrun.backends.kv_bytes import KVBytes
 from llmrun.backends.model_needs import ModelNeeds, needs_of_file, needs_of_plan
 from llmrun.gguf.reader import open_gguf
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import AttentionShape, Value
+from llmrun.kernels.weights import Matrix
 from tests.support.downloads import smollm2
 from tests.support.gguf_files import Tensor, tiny_llama, tiny_vocabulary, write_gguf
+from tests.support.sliding_window import WINDOW, tiny_sliding_window
 from tests.support.tiny_models import TINY_MODELS, tiny_model
 
 VOCABULARY = len(tiny_vocabulary().tokens)
@@ -30,30 +35,29 @@ def both(path: Path, **options: Any) -> tuple[ModelNeeds, ModelNeeds]:
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_plan_and_file_agree_on_tiny_models(tmp_path: Path, name: str) -> None:
     """But for norms, a row of the table, and rows that fill up a group of 16: of these models more than of others."""
-    planned, filed = both(tiny_model(tmp_path, name), depth=100)
+    planned, filed = both(tiny_model(tmp_path, name))
     assert planned.weight_bytes == pytest.approx(filed.weight_bytes, rel=0.12)
     assert planned.products == filed.products
-    assert planned.kv_bytes == filed.kv_bytes
+    assert planned.kv_read == filed.kv_read
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_plan_and_file_agree_on_the_real_model(kv_type: str) -> None:
-    planned, filed = both(smollm2(), kv_type=kv_type, depth=1024)
+    planned, filed = both(smollm2(), kv_type=kv_type)
     assert planned.weight_bytes == pytest.approx(filed.weight_bytes, rel=0.01)
-    assert planned.kv_bytes == filed.kv_bytes
+    assert planned.kv_read == filed.kv_read
     assert planned.products == filed.products == 30 * (576 * (2 * 576 + 2 * 192) + 3 * 576 * 1536)
     position = 30 * 2 * 3 * (64 * 2 if kv_type == "f16" else 64 + 2 * 2)
-    assert filed.kv_bytes == 1025 * position
-    assert filed.bytes_per_token == filed.weight_bytes + filed.kv_bytes
+    assert filed.kv_read == KVBytes(position)
 
 
 def test_a_file_by_hand(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tied.gguf", weight_type="Q4_0")
     with open_gguf(path) as file:
         weights = (LAYERS + VOCABULARY * 64) // 32 * 18
-        assert needs_of_file(file, depth=9) == ModelNeeds(weights, 10 * 2 * KV_POSITION, LAYERS)
+        assert needs_of_file(file) == ModelNeeds(weights, KVBytes(2 * KV_POSITION), LAYERS)
         position = KV_POSITION + KV_POSITION // 16 * 2  # heads of 16: a scale for each
-        assert needs_of_file(file, kv_type="q8_0", depth=9) == ModelNeeds(weights, 10 * position, LAYERS)
+        assert needs_of_file(file, kv_type="q8_0") == ModelNeeds(weights, KVBytes(position), LAYERS)
 
 
 def test_a_table_that_is_only_looked_up_is_not_read(tmp_path: Path) -> None:
@@ -122,4 +126,21 @@ def test_of_experts_those_count_that_a_token_is_sent_to(tmp_path: Path, changes:
 )
 def test_keys_and_values_of_each_layer_are_counted(tmp_path: Path, changes: dict[str, Any], position: int) -> None:
     with open_gguf(sparse_model(tmp_path / "sparse.gguf", **changes)) as file:
-        assert needs_of_file(file, depth=6).kv_bytes == 7 * 2 * position
+        assert needs_of_file(file).kv_read == KVBytes(2 * position)
+
+
+def test_layers_with_a_window_read_no_more_than_that(tmp_path: Path) -> None:
+    """Of four layers one sees everything."""
+    with open_gguf(tiny_sliding_window(tmp_path / "window.gguf", layers=8)) as file:
+        position = 2 * 2 * 16 * 2  # heads, keys and values, their size, bytes
+        assert needs_of_file(file).kv_read == KVBytes(2 * position, ((WINDOW, 6 * position),))
+        assert needs_of_file(file).kv_read.of(100) == 2 * 100 * position + 6 * WINDOW * position
+
+
+def test_the_plan_knows_the_windows_of_its_layers() -> None:
+    plan = Plan()
+    wide, narrow = Value(64), Value(32)
+    for window in (0, 16, 16):
+        plan.attention(wide, narrow, narrow, AttentionShape(4, 2, 16, window), None)
+    plan.output(wide, Matrix.of_bytes("output", "f32", 16, 64, np.empty(0, np.uint8)))
+    assert needs_of_plan(plan).kv_read == KVBytes(128, ((16, 2 * 128),))

@@ -10,45 +10,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llmrun.backends.paged_kv import PagedKV
 from llmrun.errors import KVFull
 from llmrun.kernels.kv_layout import BLOCK
+from tests.support.paged_memory import PagedCache, blocks_of
 
-LAYERS = 2
 SEQUENCES = 4
 CONTEXT = 3 * BLOCK - 5
 
 
-def blocks_of(tokens: list[int]) -> int:
-    return -(-len(tokens) // BLOCK)
+def cache_of(n_blocks: int, max_sequences: int = SEQUENCES, context: int = CONTEXT) -> PagedCache:
+    """Without windows."""
+    return PagedCache({0: n_blocks}, max_sequences, context)
 
 
-class PagedCache:
-    """PagedKV over memory in which a position is one byte per layer: what a kernel would write and read."""
-
-    def __init__(self, n_blocks: int, max_sequences: int = SEQUENCES, context: int = CONTEXT) -> None:
-        self.memory = np.zeros((LAYERS, n_blocks, BLOCK), np.uint8)
-        self.kv = PagedKV(self.memory, max_sequences, context)
-
-    def append(self, tokens: dict[int, list[int]]) -> None:
-        starts = {seq: self.kv.lengths[seq] for seq in tokens}
-        self.kv.extend({seq: len(new) for seq, new in tokens.items()})
-        for seq, new in tokens.items():
-            for offset, token in enumerate(new):
-                block, slot = divmod(starts[seq] + offset, BLOCK)
-                self.memory[:, self.kv.tables[seq, block], slot] = token, 255 - token
-
-    def read(self, seq: int) -> list[int]:
-        length = self.kv.lengths[seq]
-        blocks = self.memory[:, self.kv.tables[seq]].reshape(LAYERS, -1)[:, :length]
-        np.testing.assert_array_equal(blocks[1], 255 - blocks[0])
-        return [int(token) for token in blocks[0]]
-
-    @property
-    def held_blocks(self) -> set[int]:
-        """Blocks that some sequence's table points to."""
-        tables = zip(self.kv.tables, self.kv.lengths, strict=True)
-        return {int(block) for table, length in tables for block in table[: -(-length // BLOCK)]}
+def read(cache: PagedCache, seq: int) -> list[int]:
+    return cache.read(0, seq, range(cache.kv.lengths[seq]))
 
 
 class PagedKVMachine(RuleBasedStateMachine):
@@ -56,13 +32,13 @@ class PagedKVMachine(RuleBasedStateMachine):
 
     @initialize(n_blocks=st.integers(1, SEQUENCES * 3))
     def open(self, n_blocks: int) -> None:
-        self.cache = PagedCache(n_blocks)
+        self.cache = cache_of(n_blocks)
         self.tokens: list[list[int]] = [[] for _ in range(SEQUENCES)]
         self.next = 0
 
     def fresh(self, count: int) -> list[int]:
         self.next += count
-        return [(self.next + i) % 251 for i in range(count)]
+        return [(self.next + i) % 65521 for i in range(count)]
 
     @rule(growth=st.dictionaries(st.integers(0, SEQUENCES - 1), st.integers(1, 50), min_size=1))
     def extend(self, growth: dict[int, int]) -> None:
@@ -71,12 +47,13 @@ class PagedKVMachine(RuleBasedStateMachine):
         if not new:
             return
         before = self.state()
-        if self.blocks_after(new) > len(self.cache.memory[0]):
-            with pytest.raises(KVFull):
-                self.cache.append(new)
+        if self.blocks_after(new) > self.cache.pool(0).n_blocks:
+            for act in (self.cache.kv.require, self.cache.kv.extend):
+                with pytest.raises(KVFull):
+                    act({seq: len(tokens) for seq, tokens in new.items()})
             assert self.state() == before
             return
-        self.cache.append(new)
+        self.cache.step(new)
         for seq, tokens in new.items():
             self.tokens[seq] = self.tokens[seq] + tokens
 
@@ -84,17 +61,19 @@ class PagedKVMachine(RuleBasedStateMachine):
         """Blocks the cache must hold after an append, if it shares as much as it can."""
         writers, readers = Counter[int](), set[int]()
         for seq, tokens in enumerate(self.tokens):
-            for index, block in enumerate(self.cache.kv.tables[seq, : blocks_of(tokens)].tolist()):
+            for index, block in enumerate(self.cache.held_blocks(0, seq)):
                 if seq in new and index == len(tokens) // BLOCK:
                     writers[block] += 1
                 else:
                     readers.add(block)
-        added = sum(blocks_of(self.tokens[seq] + tokens) - blocks_of(self.tokens[seq]) for seq, tokens in new.items())
+        lengths = {seq: len(self.tokens[seq]) for seq in new}
+        added = sum(blocks_of(lengths[seq] + len(tokens)) - blocks_of(lengths[seq]) for seq, tokens in new.items())
         return len(readers) + writers.total() + added
 
     def state(self) -> object:
         kv = self.cache.kv
-        return [self.cache.read(seq) for seq in range(SEQUENCES)], kv.lengths.copy(), self.cache.held_blocks
+        tokens = [read(self.cache, seq) for seq in range(SEQUENCES)]
+        return tokens, kv.lengths.copy(), [self.cache.held_blocks(0, seq) for seq in range(SEQUENCES)]
 
     @rule(src=st.integers(0, SEQUENCES - 1), dst=st.integers(0, SEQUENCES - 1), n=st.integers(0, CONTEXT))
     def copy(self, src: int, dst: int, n: int) -> None:
@@ -115,24 +94,21 @@ class PagedKVMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self) -> None:
-        assert [self.cache.read(seq) for seq in range(SEQUENCES)] == self.tokens
+        assert [read(self.cache, seq) for seq in range(SEQUENCES)] == self.tokens
 
     @invariant()
-    def references_count_the_tables(self) -> None:
-        kv = self.cache.kv
-        counted = np.zeros_like(kv._references)
-        for seq in range(SEQUENCES):
-            for block in kv.tables[seq, : -(-kv.lengths[seq] // BLOCK)]:
-                counted[block] += 1
-        np.testing.assert_array_equal(kv._references, counted)
+    def blocks_are_counted(self) -> None:
+        assert_blocks_counted(self.cache, SEQUENCES)
 
-    @invariant()
-    def a_block_is_free_exactly_when_nobody_holds_it(self) -> None:
-        kv = self.cache.kv
-        free = set(kv._free)
-        assert len(free) == len(kv._free)
-        assert free | self.cache.held_blocks == set(range(len(kv._references)))
-        assert not free & self.cache.held_blocks
+
+def assert_blocks_counted(cache: PagedCache, max_sequences: int) -> None:
+    """References count the tables, and a block is free exactly when nobody holds it."""
+    for window in cache.memory:
+        pool = cache.pool(window)
+        counted = Counter(block for seq in range(max_sequences) for block in cache.held_blocks(window, seq))
+        assert {block: int(n) for block, n in enumerate(pool._references) if n} == counted
+        assert len(set(pool._free)) == len(pool._free)
+        assert set(pool._free) == set(range(pool.n_blocks)) - set(counted)
 
 
 PagedKVMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
@@ -140,40 +116,50 @@ TestPagedKV = PagedKVMachine.TestCase
 
 
 def test_capacity_counts_tokens_of_all_blocks() -> None:
-    assert PagedCache(5).kv.capacity == 5 * BLOCK
+    assert cache_of(5).kv.capacity == 5 * BLOCK
 
 
 def test_a_shared_prefix_takes_no_memory_until_it_is_written_on() -> None:
-    cache = PagedCache(2, max_sequences=3)
-    cache.append({0: list(range(40))})
+    cache = cache_of(2, max_sequences=3)
+    cache.step({0: list(range(40))})
     cache.kv.copy(0, 1, 40)
     cache.kv.copy(0, 2, 33)
-    assert len(cache.held_blocks) == 2
+    assert len({block for seq in range(3) for block in cache.held_blocks(0, seq)}) == 2
     with pytest.raises(KVFull, match="1 more blocks of 32 tokens wanted, 0 free of 2"):
-        cache.append({1: [7]})
-    assert cache.read(1) == list(range(40))
+        cache.step({1: [7]})
+    assert read(cache, 1) == list(range(40))
 
 
 def test_a_block_shared_up_to_its_border_is_not_copied() -> None:
-    cache = PagedCache(3, max_sequences=2)
-    cache.append({0: list(range(BLOCK))})
+    cache = cache_of(3, max_sequences=2)
+    cache.step({0: list(range(BLOCK))})
     cache.kv.copy(0, 1, BLOCK)
-    cache.append({0: [100], 1: [200]})
-    assert cache.kv.tables[0, 0] == cache.kv.tables[1, 0]
-    assert (cache.read(0)[-1], cache.read(1)[-1]) == (100, 200)
+    cache.step({0: [100], 1: [200]})
+    assert cache.held_blocks(0, 0)[0] == cache.held_blocks(0, 1)[0]
+    assert (read(cache, 0)[-1], read(cache, 1)[-1]) == (100, 200)
 
 
 def test_the_last_writer_of_a_shared_block_keeps_it() -> None:
     """Two sequences of a context of one block fill a cache of two, whatever they shared before."""
-    cache = PagedCache(2, max_sequences=2, context=BLOCK)
-    cache.append({0: [1, 2, 3]})
+    cache = cache_of(2, max_sequences=2, context=BLOCK)
+    cache.step({0: [1, 2, 3]})
     cache.kv.copy(0, 1, 3)
-    cache.append({0: [4], 1: [5]})
-    assert (cache.read(0), cache.read(1)) == ([1, 2, 3, 4], [1, 2, 3, 5])
+    cache.step({0: [4], 1: [5]})
+    assert (read(cache, 0), read(cache, 1)) == ([1, 2, 3, 4], [1, 2, 3, 5])
 
 
 def test_copying_onto_itself_truncates() -> None:
-    cache = PagedCache(2)
-    cache.append({0: list(range(40))})
+    cache = cache_of(2)
+    cache.step({0: list(range(40))})
     assert cache.kv.copy(0, 0, 20) == 20
-    assert cache.read(0) == list(range(20))
+    assert read(cache, 0) == list(range(20))
+
+
+def test_tables_are_addressed_by_window_and_row() -> None:
+    cache = PagedCache({0: 6, 5: 6}, 2, CONTEXT)
+    cache.step({1: list(range(40))})
+    found = cache.kv.table_addresses(np.array([1, 0, 1], np.int32))
+    assert found.dtype == np.int64
+    assert found.flags.c_contiguous
+    expected = [[cache.kv.tables[window, seq].ctypes.data for seq in (1, 0, 1)] for window in range(2)]
+    assert found.tolist() == expected

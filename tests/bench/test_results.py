@@ -76,6 +76,16 @@ def test_shares_are_of_the_median_bandwidth_and_the_best_multiply_rate() -> None
     assert roofline.prefill_share == pytest.approx(1000 * 2_000_000 / 4e12)
 
 
+def test_layers_with_a_window_read_no_more_than_that() -> None:
+    outcome = outcome_of(trial("a", STEADY))
+    windows = {"64": 10, "1000": 1}
+    outcome.opened[outcome.trials[0].configuration.target].facts = {**FACTS, "kv_bytes_per_token_of_window": windows}
+    roofline = document(outcome, command="", system={}, digests={}, price_kwh=None).results[0].roofline
+    assert roofline is not None
+    held = 100 + 11 / 2
+    assert roofline.bytes_per_token == pytest.approx(1_000_000 + 100 * held + 10 * 64 + 1 * held)
+
+
 def test_requests_together_and_layers_on_a_gpu_have_no_share() -> None:
     together = outcome_of(trial("a", STEADY, synthetic(100, 11, 0, 4)))
     roofline = document(together, command="", system={}, digests={}, price_kwh=None).results[0].roofline

@@ -31,7 +31,7 @@ from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import AttentionShape
+from llmrun.kernels.plan_ops import AttentionShape, Gating, Value
 from llmrun.kernels.rotations import Pairing, Rope, rotations_of
 from llmrun.kernels.split_layout import STAGE_WORDS
 from llmrun.kernels.store import KernelName, load_kernels
@@ -42,7 +42,7 @@ from llmrun.tokenizers.code_points import N_CODE_POINTS
 from llmrun.tokenizers.registry import load_tokenizer
 from llmrun.tokenizers.text_tokenizer import longest_piece
 from tests.support.gguf_files import tiny_spm_vocabulary, tiny_vocabulary, write_gguf
-from tests.support.kernel_runs import WEIGHT_TYPES, at_level, random_matrix, width
+from tests.support.kernel_runs import EXPERT_TYPES, WEIGHT_TYPES, at_level, random_matrix, width
 from tests.support.row_ops_plan import row_ops_plan
 
 ENDS = ("start", "end")
@@ -136,6 +136,8 @@ def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
     plan.linear_add(seen, matrix("o", columns, heads, "f16"), to=x)
     gate, up = (plan.linear(x, matrix(name, 101, columns)) for name in ("gate", "up"))
     plan.linear_add(plan.swiglu(gate, up), matrix("down", columns, 101, "f32"), to=x)
+    if kind in (*EXPERT_TYPES, "f32"):
+        _experts(plan, kind, x)
     plan.output(plan.rmsnorm_wanted(x, norm, 1e-5), matrix("output", 37, columns))
     return plan
 
@@ -146,6 +148,27 @@ def _table(window: int, position: int) -> NDArray[np.int32]:
     gone = max(0, position + 1 - window) // BLOCK if window else 0
     table[:gone] = NOWHERE
     return table
+
+
+def _experts(plan: Plan, kind: str, x: Value) -> None:
+    """Five experts, of which each row has two: so few that in the longest step each has its weights unpacked."""
+    n, columns, inner = 5, x.width // 16 * 16, width(kind, 48)
+    h = plan.linear(x, random_matrix("f32", columns, x.width, name="to experts"))
+    routing = plan.route(
+        plan.linear(h, random_matrix("f32", n, columns, name="router")),
+        2,
+        Gating.SIGMOID,
+        normalized=True,
+        selection_bias=np.ones(n, np.float32),
+    )
+    gate, up = (
+        plan.expert_linear(h, random_matrix(kind, n * inner, columns, name=f"{name} of experts"), routing)
+        for name in ("gate", "up")
+    )
+    gate = plan.expert_bias(gate, np.ones((n, inner), np.float32), routing)
+    down = random_matrix(kind, n * columns, inner, name="down of experts")
+    plan.combine(plan.expert_linear(plan.swiglu(gate, up), down, routing), routing, to=h)
+    plan.linear_add(h, random_matrix("f32", x.width, columns, name="from experts"), to=x)
 
 
 def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDArray[np.generic]:
@@ -167,6 +190,7 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
     step[records.STEP_LOGITS // records.WORD] = logits.ctypes.data
     step[records.STEP_ROWS // records.WORD] = rows
     step[records.STEP_WANTED // records.WORD] = len(wanted)
+    step[records.STEP_CHOSEN // records.WORD] = rows * plan.experts_used
     step[records.STEP_REPLICATED // records.WORD] = int(rows == 1)
     kernels = load_kernels(lowered.kernels)
     for record, name in zip(lowered.records, lowered.kernels, strict=True):
