@@ -49,8 +49,8 @@ EXACT_ACTIVATION = rowwise.activation_reference
 
 @pytest.mark.parametrize("name", TINY_ARCHITECTURES)
 def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 5e-6 of the logits' spread (1.6e-6 was the most seen). A GELU that ggml looks up in float16 tips to the next
-    one here and there: then a tenth of the positions, and all within 1e-3 (4.6e-4 was the most seen)."""
+    """Within 5e-6 of the logits' spread (1.6e-6 was the most seen). A GELU that ggml looks up in float16 tips to
+    the next one here and there: then a tenth of the positions, and all within 1e-3 (4.6e-4 was the most seen)."""
     monkeypatch.setattr(rowwise, "activation_reference", activation_in_a_table)
     path, tokens = tiny_architecture(tmp_path, name), tokens_of(name)
     with LlamaCppModel.oracle(path) as oracle:
