@@ -20,6 +20,8 @@ from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.free_memory import free_memory
 from llmrun.backends.kv_pool import blocks_of_sequence
 from llmrun.backends.paged_kv import PagedKV
+from llmrun.errors import UnsupportedModel
+from llmrun.gguf.problems import shown
 from llmrun.kernels.arena import allocate
 from llmrun.kernels.filling import filling
 from llmrun.kernels.levels import host_target

@@ -53,6 +53,9 @@ def _records(work: Lowering) -> Lowered:
     origins: list[int] = []
     for index, op in enumerate(plan.ops):
         _LOWERINGS[type(op)](work, op)
+        changed = ops.sum_of(op)
+        if changed is not None:
+            work.give_integers_back(changed)
         for routing in [routing for routing in work.tables if last_routed[routing] == index]:
             lowering_experts.give_back(work, routing)
         _release(work, index, last_use)

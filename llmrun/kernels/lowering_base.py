@@ -157,8 +157,12 @@ class Lowering:
         buffer = self.buffers.pop(value, None)
         if buffer is None:
             return
+        self.rows.give_back(buffer.address, self.most_rows(value) * buffer.stride)
+        self.give_integers_back(value)
+
+    def give_integers_back(self, value: ops.Value) -> None:
+        """Nobody reads them any more, or the value has become another one."""
         n_rows = self.most_rows(value)
-        self.rows.give_back(buffer.address, n_rows * buffer.stride)
         quantized = self.quantized.pop(value, None)
         if quantized is not None:
             self.rows.give_back(quantized.integers.address, n_rows * quantized.integers.stride)

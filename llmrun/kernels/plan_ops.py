@@ -352,6 +352,17 @@ def routing_of(op: Op) -> Routing | None:
             return None
 
 
+def sum_of(op: Op) -> Value | None:
+    """The value that an op adds onto."""
+    match op:
+        case Add() | AddGated() | Combine():
+            return op.out
+        case Linear():
+            return op.out if op.adds else None
+        case _:
+            return None
+
+
 def inputs_of(op: Op) -> list[Value]:
     """The values an op reads, those that it adds onto among them."""
     match op:

@@ -161,7 +161,7 @@ def test_the_sum_is_the_one_that_the_engine_opens_it_by(path: Path) -> None:
 
 def test_the_engine_keeps_its_promises_where_windows_move_all_the_time(path: Path) -> None:
     """A pass of the engine is several steps of the team, and nothing is kept beyond the windows but whole blocks."""
-    lost = []
+    lost: list[bool] = []
 
     def kept(self: PagedKV, seq: int, n: int) -> int:
         found = known(self, seq, n)

@@ -13,11 +13,13 @@ from llmrun.gguf.reader import open_gguf
 from tests.support.seam_contract import batch_of, rows
 
 
-def logits_in_steps(path: Path, tokens: Sequence[int], steps: Sequence[int], threads: int) -> NDArray[np.float32]:
+def logits_in_steps(
+    path: Path, tokens: Sequence[int], steps: Sequence[int], threads: int, context_size: int = 512
+) -> NDArray[np.float32]:
     """float32[tokens, vocabulary]; `steps` are their numbers of tokens."""
     assert sum(steps) == len(tokens)
     with open_gguf(path) as file:
-        backend = CpuBackend(file, context_size=512, max_sequences=1, threads=threads)
+        backend = CpuBackend(file, context_size=context_size, max_sequences=1, threads=threads)
     try:
         ends = np.cumsum(steps).tolist()
         parts = [

@@ -7,7 +7,7 @@ sizes by letter (see `_sizes`). Without `.bias` they are weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class TinyArchitecture:
     others   layers, by number, that have other tensors than `layer`
     experts  for each of `expert_size` features
     unseen   a key that changes nothing, as llama.cpp has it
+    context  the most that our engine runs it with
     """
 
     architecture: str
@@ -68,6 +69,7 @@ class TinyArchitecture:
     expert_size: int = 32
     last_norm: str = "output_norm"
     unseen: str = ""
+    context: int = 512
 
     def metadata(self) -> dict[str, Any]:
         keys = {
@@ -105,7 +107,8 @@ class TinyArchitecture:
             elif name.startswith("rope"):
                 made[f"{name}.weight"] = ("F32", random.uniform(1.0, 8.0, shape).astype(np.float32))
             elif name.endswith(_ALWAYS_FLOAT):
-                made[f"{name}.weight"] = ("F32", random.standard_normal(shape).astype(np.float32))
+                size = shape[-1] ** -0.5 if "inp" in name else 1.0  # routers: as other matrices
+                made[f"{name}.weight"] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
             else:
                 made[f"{name}.weight"] = weights.matrix(*shape) if len(shape) > 1 else weights.norm(*shape)
         return made
@@ -147,10 +150,14 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
     ),
     "llama yarn": TinyArchitecture("llama", _LLAMA, _YARN, tokens=300),
     "llama longrope, short": TinyArchitecture(
-        "llama", _LLAMA, {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.2}, once=_LONG
+        "llama",
+        _LLAMA,
+        {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.2},
+        once=_LONG,
+        unseen="rope.scaling.type",
     ),
     "llama Mistral Nemo": TinyArchitecture(
-        "llama", _LLAMA, {"rope.dimension_count": 32}, once="output:v,w", heads=2, kv_heads=1, head_size=32, width=72
+        "llama", _LLAMA, once="output:v,w", heads=2, kv_heads=1, head_size=32, width=72
     ),
     "qwen2": TinyArchitecture("qwen2", _LLAMA + _BIASES, {"rope.freq_base": 1e6}),
     "qwen2 yarn": TinyArchitecture("qwen2", _LLAMA + _BIASES, _YARN, once="output:v,w", tokens=300),
@@ -160,13 +167,19 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         _LLAMA,
         _YARN
         | {
-            "rope.scaling.yarn_beta_fast": 16.0,
-            "rope.scaling.yarn_beta_slow": 2.0,
+            "rope.scaling.yarn_beta_fast": 2.0,
+            "rope.scaling.yarn_beta_slow": 0.1,
             "rope.scaling.yarn_log_multiplier": 0.5,
         },
         tokens=300,
     ),
-    "mistral3 temperature": TinyArchitecture("mistral3", _LLAMA, _YARN | {"attention.temperature_scale": 0.1}),
+    "mistral3 temperature": TinyArchitecture(
+        "mistral3",
+        _LLAMA,
+        _YARN | {"attention.temperature_scale": 0.1},
+        unseen="attention.temperature_scale",
+        context=128,
+    ),
     "smollm3": TinyArchitecture("smollm3", _LLAMA, layers=5),
     "gemma": TinyArchitecture("gemma", _LLAMA, width=72, heads=2, kv_heads=1, head_size=64),
     "gemma2": TinyArchitecture(
@@ -190,7 +203,6 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         {
             "attention.sliding_window": 16,
             "rope.freq_base": 1e6,
-            "rope.scaling.type": "linear",
             "rope.scaling.factor": 8.0,
         },
         layers=7,
@@ -433,9 +445,11 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
 }
 
 
-def tiny_architecture(folder: Path, name: str, weight_type: str = "F32", *, without: str | None = None) -> Path:
-    """Write the model of that name; its path. `without` is a key to leave out."""
-    row, vocabulary = TINY_ARCHITECTURES[name], tiny_vocabulary()
+def tiny_architecture(
+    folder: Path, name: str, weight_type: str = "F32", *, without: str | None = None, **sizes: int
+) -> Path:
+    """Write the model of that name; its path. `without` is a key to leave out, `sizes` are other than the row's."""
+    row, vocabulary = replace(TINY_ARCHITECTURES[name], **sizes), tiny_vocabulary()
     metadata = row.metadata() | vocabulary.metadata()
     if without is not None:
         del metadata[f"{row.architecture}.{without}"]

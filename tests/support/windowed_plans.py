@@ -19,7 +19,9 @@ def windows_in_plans(*windows: int) -> Iterator[None]:
     """Of the layers, in turns; 0: they see everything."""
     attend = Plan.attention
 
-    def attention(self: Plan, q: Value, k: Value, v: Value, shape: AttentionShape, *others: Any, **options: Any) -> Value:
+    def attention(
+        self: Plan, q: Value, k: Value, v: Value, shape: AttentionShape, *others: Any, **options: Any
+    ) -> Value:
         number = sum(isinstance(op, Attention) for op in self.ops)
         return attend(self, q, k, v, replace(shape, window=windows[number % len(windows)]), *others, **options)
 
