@@ -115,7 +115,9 @@ def _expert_linear_seconds(op: ops.ExpertLinear, speeds: Speeds, kv_type: str, s
     multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)
     rows_of_each = step.rows * op.routing.used / op.routing.experts
     reading = needs.weight_bytes / speed.read
-    return speed.op + (max(reading, multiplying) if rows_of_each >= _MANY_ROWS_OF_EXPERT else reading * max(1, rows_of_each))
+    return speed.op + (
+        max(reading, multiplying) if rows_of_each >= _MANY_ROWS_OF_EXPERT else reading * max(1, rows_of_each)
+    )
 
 
 def _attention_seconds(op: ops.Attention, speeds: Speeds, kv_type: str, step: StepShape) -> float:

@@ -65,8 +65,8 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     def multiply_many(
         op: Any, thread: Any, before: Any, first: Any, end: Any, start: Any, stop: Any, following: Any
     ) -> Any:
-        """Slots from `first` to `end` times groups `start` to `stop` of an expert that has `before` of others before it;
-        asks for the weights that follow."""
+        """Slots from `first` to `end` times groups `start` to `stop` of an expert that has `before` of others before
+        it; asks for the weights that follow."""
         panel_bytes = load_i64(op + A_BLOCKS) * panel_block
         panel = load_i64(op + A_PANELS) + thread * load_i64(op + A_PANELS_STRIDE)
         n_tiles = (end - first + tile_rows - 1) // tile_rows
