@@ -120,6 +120,9 @@ class Settings:
     frequency_penalty: float | None = _setting(None, float, minimum=-100.0, maximum=100.0)
     repeat_last_n: int | None = _setting(None, int, minimum=-1)  # tokens that the penalties look at; -1: all
     seed: int | None = _setting(None, int, minimum=0, maximum=2**64 - 1)
+    think: bool | None = _setting(None, bool)  # where the model can; None: as it does by itself
+    think_budget: int | None = _setting(None, int, minimum=0)  # tokens
+    hide_thinking: bool = _setting(False, bool)
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)
     quiet: bool = _setting(False, bool)

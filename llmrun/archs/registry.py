@@ -6,7 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmrun.archs import llama
+from llmrun.archs import (
+    cohere2,
+    command_r,
+    exaone4,
+    gemma,
+    gemma2,
+    gemma3,
+    glm4,
+    granite,
+    internlm2,
+    llama,
+    mistral3,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    seed_oss,
+    smollm3,
+    stablelm,
+    starcoder2,
+)
 from llmrun.errors import UnsupportedModel
 from llmrun.gguf.problems import shown
 
@@ -17,13 +37,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`check` reads the config and holds the tensors against it; `plan` writes the model down."""
+    """`check` reads the config; `plan` writes the model down, and holds every tensor against the config.
+
+    models  what its users know it as
+    notes   what is uncommon about it
+    """
 
     check: Callable[[GGUFFile], Any]
     plan: Callable[[GGUFFile, Any], Plan]
+    models: str
+    notes: str = ""
 
 
-ARCHITECTURES = {"llama": Architecture(llama.check, llama.plan)}
+ARCHITECTURES = {
+    "llama": Architecture(llama.check, llama.plan, "Llama 1 to 3.3, SmolLM 1 and 2, TinyLlama, Mistral, Falcon 3"),
+    "qwen2": Architecture(qwen2.check, qwen2.plan, "Qwen2, Qwen2.5"),
+    "qwen3": Architecture(qwen3.check, qwen3.plan, "Qwen3, dense"),
+    "smollm3": Architecture(smollm3.check, smollm3.plan, "SmolLM3", "every fourth layer without positions"),
+    "mistral3": Architecture(mistral3.check, mistral3.plan, "Ministral 3"),
+    "gemma": Architecture(gemma.check, gemma.plan, "Gemma"),
+    "gemma2": Architecture(gemma2.check, gemma2.plan, "Gemma 2", "sliding window, soft caps"),
+    "gemma3": Architecture(gemma3.check, gemma3.plan, "Gemma 3, text", "sliding window"),
+    "phi3": Architecture(phi3.check, phi3.plan, "Phi-3, Phi-3.5, Phi-4, dense", "LongRoPE"),
+    "granite": Architecture(granite.check, granite.plan, "Granite 3 and 4, dense"),
+    "olmo2": Architecture(olmo2.check, olmo2.plan, "OLMo 2, OLMo 3", "sliding window in OLMo 3"),
+    "exaone4": Architecture(exaone4.check, exaone4.plan, "EXAONE 4.0", "sliding window in 32B"),
+    "starcoder2": Architecture(starcoder2.check, starcoder2.plan, "StarCoder2"),
+    "command-r": Architecture(command_r.check, command_r.plan, "Command R, Aya 23"),
+    "cohere2": Architecture(cohere2.check, cohere2.plan, "Command R7B, Command A", "sliding window"),
+    "glm4": Architecture(glm4.check, glm4.plan, "GLM-4 0414, 9B and 32B"),
+    "stablelm": Architecture(stablelm.check, stablelm.plan, "StableLM 3B, StableLM 2 1.6B"),
+    "seed_oss": Architecture(seed_oss.check, seed_oss.plan, "Seed-OSS"),
+    "internlm2": Architecture(internlm2.check, internlm2.plan, "InternLM 2 and 2.5"),
+}
+
+# Named in messages, where all would be too many.
+_KNOWN_BEST = ("llama", "qwen3", "gemma3", "phi3")
 
 
 def architecture_of(file: GGUFFile) -> Architecture:
@@ -33,8 +82,8 @@ def architecture_of(file: GGUFFile) -> Architecture:
     if found is None:
         raise UnsupportedModel(
             f"architecture not supported: {shown(str(file.path), 300)}: '{shown(name)}', the CPU engine runs "
-            + ", ".join(ARCHITECTURES),
-            hint="Choose a model of one of those architectures.",
+            f"{len(ARCHITECTURES)} others, such as {', '.join(_KNOWN_BEST)}",
+            hint="This model may run with --backend llama. The README lists all architectures.",
         )
     return found
 

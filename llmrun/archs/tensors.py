@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.gguf.problems import shown
+from llmrun.kernels.packed_types import GROUP_ROWS
 from llmrun.kernels.weights import SUPPORTED, Matrix
 
 if TYPE_CHECKING:
@@ -21,27 +21,52 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-def check_tensors(file: GGUFFile, required: Mapping[str, Shape], optional: Mapping[str, Shape]) -> None:
-    """Raises BadGGUF for a missing tensor or a wrong shape, UnsupportedModel for one that the architecture lacks.
+class Tensors:
+    """The tensors of a file, each asked for with the shape that the metadata wants; `finish` refuses what nobody
+    asked for: a bias left out would be another model.
 
-    Shapes are in GGUF's order: row length first.
+    Raises BadGGUF for a tensor that is missing or of a wrong shape, UnsupportedModel for a weight type without kernels.
     """
-    for name, shape in {**required, **optional}.items():
-        tensor = file.tensors.get(name)
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self._asked: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def matrix(self, name: str, columns: int, rows: int, copies: int = 1) -> Matrix:
+        """`columns` inputs, `rows` outputs; of `copies` matrices (experts) one after the other."""
+        self._ask(name, (columns, rows, copies))
+        return matrix(self.file, name)
+
+    def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:
+        """float32[size], or float32[copies * size]."""
+        self._ask(name, (size, copies))
+        return vector(self.file, name)
+
+    def optional_vector(self, name: str, size: int) -> NDArray[np.float32] | None:
+        return self.vector(name, size) if name in self else None
+
+    def finish(self) -> None:
+        for name in self.file.tensors:
+            if name not in self._asked:
+                raise UnsupportedModel(
+                    f"tensor not supported: {_path(self.file)}: {shown(name)}: this architecture's engine does not "
+                    "know it",
+                    hint="This model may run with --backend llama.",
+                )
+
+    def _ask(self, name: str, shape: Shape) -> None:
+        """Shapes are in GGUF's order: row length first."""
+        self._asked.add(name)
+        tensor = self.file.tensors.get(name)
         if tensor is None:
-            if name in required:
-                raise BadGGUF(f"tensor missing: {_path(file)}: {name}")
-            continue
+            raise BadGGUF(f"tensor missing: {_path(self.file)}: {name}")
         if _trimmed(tensor.shape) != _trimmed(shape):
             raise BadGGUF(
-                f"tensor of a wrong shape: {_path(file)}: {name}: {_dimensions(tensor.shape)} seen, "
-                f"{_dimensions(shape)} wanted by the metadata"
-            )
-    for name in file.tensors:
-        if name not in required and name not in optional:
-            raise UnsupportedModel(
-                f"tensor not supported: {_path(file)}: {shown(name)}: this architecture's engine does not know it",
-                hint="This model may run with --backend llama.",
+                f"tensor of a wrong shape: {_path(self.file)}: {name}: {_dimensions(_trimmed(tensor.shape))} seen, "
+                f"{_dimensions(_trimmed(shape))} wanted by the metadata"
             )
 
 
@@ -56,6 +81,20 @@ def matrix(file: GGUFFile, name: str) -> Matrix:
             hint="This model may run with --backend llama.",
         )
     return Matrix(name, kind, tensor.n_rows, tensor.shape[0], tensor.nbytes, partial(file.read_into, tensor))
+
+
+def experts(file: GGUFFile, name: str, n: int) -> Matrix:
+    """The matrices of `n` experts, one after the other as one, of a tensor that has them as its third dimension (which
+    `check_tensors` has seen). Raises UnsupportedModel as `matrix` does, and for outputs that are no whole groups."""
+    found = matrix(file, name)
+    outputs = found.rows // n
+    if outputs % GROUP_ROWS:
+        raise UnsupportedModel(
+            f"tensor not supported: {_path(file)}: {shown(name)}: experts of {outputs} outputs, must be a multiple of "
+            f"{GROUP_ROWS}",
+            hint="This model may run with --backend llama.",
+        )
+    return found
 
 
 def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:

@@ -24,11 +24,13 @@ Logprobs = tuple[TokenLogprob, tuple[TokenLogprob, ...]]  # the chosen token, an
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the server counted. A `cached` token of the prompt was not computed again."""
+    """What the server counted. A `cached` token of the prompt was not computed again; `reasoning` ones are among those
+    of the completion."""
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,9 @@ def _usage(usage: dict[str, Any] | None) -> Usage | None:
         return None
     details = _value(usage, "prompt_tokens_details", dict) or {}
     prompt, cached = _count(usage, "prompt_tokens"), _count(details, "cached_tokens")
-    return Usage(prompt, min(cached, prompt), _count(usage, "completion_tokens"))
+    written = _count(usage, "completion_tokens")
+    reasoning = _count(_value(usage, "completion_tokens_details", dict) or {}, "reasoning_tokens")
+    return Usage(prompt, min(cached, prompt), written, min(reasoning, written))
 
 
 def _logprobs(table: dict[str, Any]) -> Iterator[Logprobs]:

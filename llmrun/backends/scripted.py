@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     Voice = Callable[[str], int | None]
 
 
-def as_characters(text: str) -> str:
-    """Text as a voice sees it: every byte and every control string is one character, chr(its id)."""
-    return "".join(map(chr, ScriptedTokenizer().encode(text, add_special=False, parse_special=True)))
+def as_characters(text: str, control_tokens: Sequence[str] = ()) -> str:
+    """Text as a voice sees it: every byte and every control string is one character, chr(its id). `control_tokens` are
+    those that the model has besides every scripted one's."""
+    tokenizer = ScriptedTokenizer(more_control_tokens=control_tokens)
+    return "".join(map(chr, tokenizer.encode(text, add_special=False, parse_special=True)))
 
 
 _USER = as_characters("<|im_start|>user\n")
@@ -58,10 +60,10 @@ def echo(history: str) -> int | None:
     return _next_of("You said: " + question, said)
 
 
-def scripted_answers(script: Sequence[tuple[str, str]]) -> Voice:
+def scripted_answers(script: Sequence[tuple[str, str]], control_tokens: Sequence[str] = ()) -> Voice:
     """A voice that says each answer after its cue: the pair whose cue stands last in the history counts. Without a
     cue, and when what was said is not the answer, there is noise."""
-    pairs = [(as_characters(cue), as_characters(answer)) for cue, answer in script]
+    pairs = [(as_characters(cue, control_tokens), as_characters(answer, control_tokens)) for cue, answer in script]
 
     def voice(history: str) -> int | None:
         at, cue, answer = max((history.rfind(cue), cue, answer) for cue, answer in pairs)
@@ -128,6 +130,8 @@ class ScriptedBackend:
     capacity         tokens the cache holds, None: enough for every sequence
     checkpoint       see ScriptedCache
     step_seconds     how long each forward pass takes, in which `cancel` can stop it
+    control_tokens   more than every scripted model has
+    chat_template    the model's own; None: it has none, and the family's is taken
     """
 
     def __init__(
@@ -141,12 +145,14 @@ class ScriptedBackend:
         capacity: int | None = None,
         checkpoint: int | None = None,
         step_seconds: float = 0.0,
+        control_tokens: Sequence[str] = (),
+        chat_template: str | None = None,
     ) -> None:
         self._voice = voice
         self._step_seconds = step_seconds
         self._cancelled = False
         self._closed = False
-        self.tokenizer = ScriptedTokenizer(vocabulary_size)
+        self.tokenizer = ScriptedTokenizer(vocabulary_size, more_control_tokens=control_tokens)
         vocabulary_size = self.tokenizer.vocabulary_size
         self._ids = np.arange(vocabulary_size, dtype=np.uint64)
         self.kv = ScriptedCache(max_sequences, capacity or context_size * max_sequences, checkpoint)
@@ -164,6 +170,7 @@ class ScriptedBackend:
             backend="scripted",
             device="no model",
             threads=1,
+            metadata={} if chat_template is None else {"tokenizer.chat_template": chat_template},
         )
         self.batches: list[Batch] = []  # every batch that was run, for tests to look at
 
@@ -178,7 +185,8 @@ class ScriptedBackend:
             return cls(path=path, **options)
         try:
             script = json.loads(path.read_text())
-            voice = scripted_answers(script.pop("answers")) if "answers" in script else echo
+            controls = script.get("control_tokens", ())
+            voice = scripted_answers(script.pop("answers"), controls) if "answers" in script else echo
             return cls(voice, path=path, **{**script, **options})
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"not a script for the scripted backend: {path}: {error}") from error

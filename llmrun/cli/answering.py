@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.output import out
 from llmrun.cli.report import Answer, completion_body, logprob_fields, stats_fields, waiting_words
+from llmrun.cli.thinking import ThinkingView
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
 from llmrun.errors import LlmrunError
 from llmrun.types import FinishReason
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
     from llmrun.engine.base import Answering
 
 
-def answer(engine: Answering, request: Request, *, model: str, as_json: bool) -> int:
+def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hide_thinking: bool = False) -> int:
     """Run a request, write its answer and its statistics, and return the exit code.
 
     Ctrl-C (or SIGTERM) ends the answer; what was written stays, and is accounted for like any other.
     """
     pieces: list[str] = []
+    thoughts: list[str] = []
+    thinking = ThinkingView(hidden=hide_thinking or as_json)
     logprobs: list[TokenLogprobs] = []
     finished: Finished | None = None
     with cancelling(engine.cancel_current) as signals:
@@ -32,8 +35,13 @@ def answer(engine: Answering, request: Request, *, model: str, as_json: bool) ->
             if isinstance(event, PrefillProgress):
                 out.progress(waiting_words(event))
             elif isinstance(event, TextDelta):
+                if event.unopened:
+                    thoughts, pieces = [*thoughts, *pieces], []
+                    if not as_json:
+                        out.answer_was_thinking()
                 if event.reasoning:
-                    out.progress("thinking")
+                    thoughts.append(event.reasoning)
+                    thinking.text(event.reasoning)
                 pieces.append(event.text)
                 logprobs.extend(event.logprobs)
                 if not as_json:
@@ -42,7 +50,7 @@ def answer(engine: Answering, request: Request, *, model: str, as_json: bool) ->
                 finished = event
     if finished is None:
         raise LlmrunError("the engine ended a request without saying so")
-    done = Answer(model, engine.info, request, "".join(pieces), tuple(logprobs), finished)
+    done = Answer(model, engine.info, request, "".join(pieces), tuple(logprobs), finished, "".join(thoughts))
     if as_json:
         out.json(completion_body(done))
     else:
@@ -60,6 +68,8 @@ def _explain_length(done: Answer) -> None:
     cut = done.finished.reason is FinishReason.LENGTH
     timings = done.finished.timings
     counted = timings.prompt_tokens > 0  # or else a server's pieces were, which may be several tokens
+    if cut and done.reasoning and not done.text:
+        out.note("the answer was cut while the model was thinking (--think-budget N ends its thinking earlier)")
     if not cut or (asked is not None and (timings.generated_tokens >= asked or not counted)):
         return
     if not done.info.context_size:

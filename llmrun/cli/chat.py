@@ -66,7 +66,7 @@ def chat(
 
         opening = open_model(_for_opening(settings, record), chat_template=template, meanwhile=prepare_rendering)
         with opening as opened:
-            return _talk(opened, store, record, _unsaid(flags), variables)
+            return _talk(opened, store, record, flags, variables)
 
 
 def _said(flags: AnswerFlags, settings: Settings) -> Iterator[Event]:
@@ -121,10 +121,11 @@ def _for_opening(settings: Settings, record: Record) -> Settings:
     return replace(settings, model=conversation.model, **chosen)
 
 
-def _talk(opened: OpenModel, store: Store, record: Record, settings: Settings, variables: Mapping[str, Any]) -> int:
+def _talk(opened: OpenModel, store: Store, record: Record, flags: AnswerFlags, variables: Mapping[str, Any]) -> int:
     from llmrun.cli.chatting.commands import completions
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
+    from llmrun.cli.thinking import check_thinking
 
     engine = opened.engine
     if not engine.takes_chats:
@@ -133,6 +134,7 @@ def _talk(opened: OpenModel, store: Store, record: Record, settings: Settings, v
             "known family",
             hint="give it one with --chat-template FILE, or complete texts with llmrun generate --raw",
         )
+    check_thinking(engine, flags)
     with (
         closing(_turns(lambda before: completions(conversing, before))) as turns,
         Signals(engine.cancel_current, turns.restore) as signals,
@@ -141,7 +143,7 @@ def _talk(opened: OpenModel, store: Store, record: Record, settings: Settings, v
             opened,
             store=store,
             record=record,
-            settings=settings,
+            settings=_unsaid(flags),
             variables=variables,
             turns=turns,
             view=_view(),

@@ -37,6 +37,9 @@ class AnswerFlags:
     repeat_last_n: options.RepeatLastN = None
     seed: options.Seed = None
     stop: options.Stop = None
+    think: options.Think = None
+    think_budget: options.ThinkBudget = None
+    hide_thinking: options.HideThinking = False
     chat_template: options.ChatTemplate = None
     chat_template_kwargs: options.ChatTemplateKwargs = None
     backend: options.Backend = None
@@ -48,8 +51,9 @@ class AnswerFlags:
 
     def given(self) -> dict[str, object]:
         """The settings among them that were typed, but for the system prompt, which as a flag may be empty."""
-        names = [field.name for field in fields(self) if field.name in RULES and field.name != "system"]
-        return {name: getattr(self, name) for name in names if not _is_unsaid(getattr(self, name))}
+        known = [field for field in fields(self) if field.name in RULES and field.name != "system"]
+        values = {field.name: (getattr(self, field.name), field.default) for field in known}
+        return {name: value for name, (value, unsaid) in values.items() if value is not unsaid}
 
     def check_model(self, model: str) -> None:
         """Raise UsageError when what was typed cannot be meant for this model: a server has decided it for itself."""
@@ -67,10 +71,6 @@ class AnswerFlags:
         settings = load_settings(self.given())
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
-
-
-def _is_unsaid(value: object) -> bool:
-    return value is None or value is False  # by identity: 0 equals False
 
 
 def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:

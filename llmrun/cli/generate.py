@@ -53,6 +53,8 @@ def generate(
     flags.check_model(settings.model)
     if raw and (flags.system is not None or flags.chat_template is not None or flags.chat_template_kwargs is not None):
         raise UsageError("--raw: leaves no place for a system prompt or a chat template")
+    if raw and (flags.think is not None or flags.think_budget is not None):
+        raise UsageError("--raw: what the model writes is given out as it is: --think and --think-budget mean nothing")
     bias = parse_logit_bias(logit_bias or ())
     stops = parse_stops(flags.stop or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
@@ -63,6 +65,7 @@ def generate(
     # Nothing heavy is imported above this line: a usage error comes at once.
     from llmrun.cli.answering import answer
     from llmrun.cli.open_model import open_model
+    from llmrun.cli.thinking import check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
     from llmrun.engine.template import prepare_rendering
 
@@ -74,14 +77,18 @@ def generate(
             seed=settings.seed if settings.seed is not None else secrets.randbelow(RANDOM_SEEDS),
         )
         out.detail(f"sampling   {described_sampling(sampling)}")
+        check_thinking(opened.engine, flags)
         request = Request(
             prompt=TextPrompt(text) if raw else ChatPrompt(messages, template_kwargs=variables),
             max_tokens=settings.max_tokens,
             stop=stops,
             sampling=sampling,
             logprobs=logprobs,
+            think=None if raw else wanted_thinking(opened.engine, settings),
+            think_budget=None if raw else settings.think_budget,
         )
-        return answer(opened.engine, request, model=opened.name, as_json=json_output)
+        hidden = settings.hide_thinking
+        return answer(opened.engine, request, model=opened.name, as_json=json_output, hide_thinking=hidden)
 
 
 def _nothing() -> None:

@@ -68,6 +68,14 @@ Seed = Annotated[
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the answer before TEXT. Repeatable.")
 ]
+Think = Annotated[
+    bool | None,
+    typer.Option("--think/--no-think", help="Let the model think first, or not.  [default: as its template has it]"),
+]
+ThinkBudget = Annotated[
+    int | None, typer.Option("--think-budget", metavar="N", help="End its thinking after N tokens; 0: none at all.")
+]
+HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Do not show what it thinks.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -44,6 +44,8 @@ class Output:
         self.verbose = False
         self.color = "auto"
         self._answer_open = False
+        self._thinking_open = False
+        self._thinking_ends_a_line = False
         self._live_width = 0  # columns of the living line that is on the screen
         self._waiting_since: float | None = None
         self._last_drawn = 0.0
@@ -62,6 +64,26 @@ class Output:
         """The final newline, which every answer has, an empty one too."""
         self._answer_open = False
         self._write_stdout("\n")
+
+    def thinking(self, text: str) -> None:
+        """Write a piece of what the model thinks to stderr: dim, or, where there is no color, after a line that says
+        what it is. It ends, with an empty line, when something else is written."""
+        if self.quiet or not text:
+            return
+        if not self._thinking_open:
+            self.clear_progress()
+            self._thinking_open = True
+            if not can_color(sys.stderr, self.color):
+                self._write("thinking:\n")
+        self._thinking_ends_a_line = text.endswith("\n")
+        self._write(self._styled(visible(text) if is_terminal(sys.stderr) else text, DIM))
+
+    def answer_was_thinking(self) -> None:
+        """Say that the text of the answer so far was none."""
+        if self._answer_open and is_terminal(sys.stdout):
+            self._write_stdout("\n")
+        self._answer_open = False
+        self.note("the text so far was thinking: the model has ended what it had not begun")
 
     def json(self, body: Mapping[str, Any]) -> None:
         """The whole answer as one line of JSON."""
@@ -155,7 +177,7 @@ class Output:
 
     def progress(self, text: str) -> None:
         """What is going on now: a line that lives until something else is written. In a log, a line now and then."""
-        if self.quiet:
+        if self.quiet or self._thinking_open:
             return
         now = time.monotonic()
         live = can_move_cursor(sys.stderr)
@@ -173,8 +195,13 @@ class Output:
             self._write("\r" + self._styled(line, DIM) + rest)
 
     def clear_progress(self) -> None:
-        """Erase the living line. Blanks rather than an escape sequence: that works on every terminal."""
+        """End what the model thinks, or erase the living line. Blanks rather than an escape sequence: that works on
+        every terminal."""
         self._waiting_since = None
+        if self._thinking_open:
+            self._thinking_open = False
+            newline = "" if self._thinking_ends_a_line else "\n"
+            self._write(newline + ("\n" if can_color(sys.stderr, self.color) else "done thinking\n\n"))
         if self._live_width:
             blanks = min(self._live_width + len("^C"), columns() - 1)  # what the terminal echoes goes too
             self._live_width = 0

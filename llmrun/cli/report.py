@@ -23,6 +23,7 @@ class Answer:
     text: str
     logprobs: Sequence[TokenLogprobs]
     finished: Finished
+    reasoning: str = ""
 
 
 def stats_fields(answer: Answer) -> list[str]:
@@ -36,7 +37,8 @@ def stats_fields(answer: Answer) -> list[str]:
     if timings.generated_tokens == 0:
         where = "in prefill" if info.context_size else "before it began"
         return [name, f"stopped {where} after {duration(timings.total_s)}", seed]
-    written = [f"{timings.generated_tokens} out"]
+    thinking, first_answer = answer.finished.thinking_tokens, answer.finished.first_answer_s
+    written = [f"{timings.generated_tokens} out" + (f" ({thinking} thinking)" if thinking else "")]
     if timings.generated_tokens > 1:  # a single token has no pace
         written = [f"{written[0]} {_rate(timings.decode_per_second)}", f"TPOT {duration(timings.tpot_s)}"]
     read = f"{timings.prompt_tokens - timings.cached_tokens} in {_rate(timings.prompt_per_second)}"
@@ -44,6 +46,7 @@ def stats_fields(answer: Answer) -> list[str]:
         name,
         *([read] if timings.prompt_tokens else []),  # not every server counts
         f"TTFT {duration(timings.ttft_s)}",
+        *([f"answer after {duration(first_answer)}"] if thinking and first_answer else []),
         *written,
         duration(timings.total_s),
         *([f"ctx {_percent(answer.finished.context_used / info.context_size)}"] if info.context_size else []),
@@ -110,7 +113,12 @@ def completion_body(answer: Answer) -> dict[str, Any]:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "message": {
+                    "role": "assistant",
+                    "content": answer.text,
+                    "reasoning": answer.reasoning or None,
+                    "refusal": None,
+                },
                 "logprobs": logprobs,
                 "finish_reason": str(answer.finished.reason),
             }
@@ -120,9 +128,10 @@ def completion_body(answer: Answer) -> dict[str, Any]:
             "completion_tokens": timings.generated_tokens,
             "total_tokens": timings.prompt_tokens + timings.generated_tokens,
             "prompt_tokens_details": {"cached_tokens": timings.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": answer.finished.thinking_tokens},
         },
         "seed": answer.request.sampling.seed,
-        "timings": _timings(timings),
+        "timings": {**_timings(timings), "first_answer_s": answer.finished.first_answer_s},
         "run": _run(answer),
     }
 

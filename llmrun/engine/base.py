@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 if TYPE_CHECKING:
     from llmrun.engine.requests import Event, Request
     from llmrun.engine.template import ChatTemplate
+    from llmrun.engine.thinking.prompting import ModelThinking
     from llmrun.types import ModelInfo
 
 
@@ -17,6 +18,7 @@ class Answering(Protocol):
 
     load_s    seconds it took to open
     template  the chat template; None where there is none, or where it is the server's own
+    thinking  what is known of how it thinks; None where that is the server's to know
     """
 
     load_s: float
@@ -24,6 +26,9 @@ class Answering(Protocol):
 
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def thinking(self) -> ModelThinking | None: ...
 
     @property
     def takes_chats(self) -> bool: ...

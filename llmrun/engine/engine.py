@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ from llmrun.engine.requests import (
     Event,
     Failed,
     PrefillProgress,
-    Prompt,
     Request,
     TextPrompt,
     TokenPrompt,
@@ -25,6 +24,8 @@ from llmrun.engine.requests import (
 )
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.template import ChatTemplate, choose_template
+from llmrun.engine.thinking.decoder import ThinkingDecoder
+from llmrun.engine.thinking.prompting import ModelThinking
 from llmrun.errors import Cancelled, ContextExceeded, KVFull, ModelFileError, TemplateRefused, UsageError
 from llmrun.types import Batch, FinishReason
 
@@ -53,12 +54,14 @@ class Engine:
         backend: Backend,
         *,
         chat_template: str | None = None,
+        thinking_tags: Sequence[str] | None = None,
         load_s: float = 0.0,
         rows_per_step: int = ROWS_PER_STEP,
     ) -> None:
         """Take over an open backend, and close it in `close`.
 
         chat_template  Jinja source that replaces the model's own
+        thinking_tags  the two around what the model thinks, for one whose template does not tell
         load_s         seconds it took to open the backend, for the timings
         rows_per_step  prompt tokens to run in one step; the answers do not depend on it
         """
@@ -75,6 +78,7 @@ class Engine:
         self._cancel_wishes: deque[int] = deque()  # ids of requests
         self.load_s = load_s
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
+        self.thinking = ModelThinking(self.template, backend.tokenizer, thinking_tags)
 
     @classmethod
     def open(
@@ -88,16 +92,17 @@ class Engine:
         kv_type: str = "f16",
         gpu_layers: int | str = "auto",
         chat_template: str | None = None,
+        thinking_tags: Sequence[str] | None = None,
         progress: Callable[[str, float], None] | None = None,
         explain: Callable[[str], None] | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Engine:
         """Open a GGUF file on the backend named, or on the best one ("auto").
 
-        `chat_template` is Jinja source (not a path). `progress(what, fraction)` is told of loading and of
-        kernels being compiled, `explain(words)` why "auto" chose the backend it did; `gpu_layers` is a number,
-        "all" or "auto", `kv_type` "f16" or "q8_0"; `meanwhile` may be called while weights are read, when other work
-        costs no time. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
+        `chat_template` is Jinja source (not a path), `thinking_tags` as in Engine. `progress(what, fraction)` is told
+        of loading and of kernels being compiled, `explain(words)` why "auto" chose the backend it did; `gpu_layers` is
+        a number, "all" or "auto", `kv_type` "f16" or "q8_0"; `meanwhile` may be called while weights are read, when
+        other work costs no time. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
         """
         from llmrun.backends.select import open_backend
 
@@ -115,7 +120,8 @@ class Engine:
             meanwhile=meanwhile,
         )
         try:
-            return cls(opened, chat_template=chat_template, load_s=time.perf_counter() - started)
+            loaded = time.perf_counter() - started
+            return cls(opened, chat_template=chat_template, thinking_tags=thinking_tags, load_s=loaded)
         except BaseException:
             opened.close()  # its threads, or its process, would live on
             raise
@@ -148,10 +154,13 @@ class Engine:
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
         check_request(request, self.info.vocabulary_size)
-        tokens = self._tokens_of(request.prompt)
+        tokens, decoder = self._begin(request)
+        ending = self._ending_of_thinking() if request.think_budget is not None else ()
         limit = self._token_limit(len(tokens), request.max_tokens)
         request_id = next(self._ids)
-        answer = Answer(request_id, request, self.tokenizer, tokens, limit, self.load_s, submitted, last_cancel)
+        answer = Answer(
+            request_id, request, self.tokenizer, tokens, decoder, ending, limit, self.load_s, submitted, last_cancel
+        )
         self._waiting.append(answer)
         return request_id
 
@@ -232,26 +241,45 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _tokens_of(self, prompt: Prompt) -> list[int]:
+    def _begin(self, request: Request) -> tuple[list[int], ThinkingDecoder]:
+        """The tokens of a request's prompt, and what makes text of those that follow."""
+        prompt = request.prompt
         if isinstance(prompt, TokenPrompt):
-            return list(prompt.tokens)
+            return list(prompt.tokens), ThinkingDecoder(request.stop)
         if isinstance(prompt, TextPrompt):
-            ids = self.tokenizer.encode(prompt.text, add_special=True, parse_special=True)
-            if prompt.text and not len(ids):
-                raise ModelFileError(
-                    f"the vocabulary has no token for this prompt: {self.info.path}: {len(prompt.text)} characters, "
-                    "none of which it knows"
-                )
-        elif self.template is not None:
-            ids = self.tokenizer.encode_rendered(self.template.render(prompt, self.tokenizer))
-        else:
+            return self._tokens_of_text(prompt.text), ThinkingDecoder(request.stop)
+        if self.template is None:
             raise TemplateRefused(
                 f"no chat template: {self.info.path}: tokenizer.chat_template is absent, and the vocabulary is of "
                 "no known family",
                 hint="prompt it as it is with --raw, or give it a template with --chat-template FILE",
             )
-        tokens: list[int] = ids.tolist()
+        think = False if request.think_budget == 0 else request.think
+        rendered = self.template.render(self.thinking.asked(prompt, think), self.tokenizer)
+        if not prompt.add_generation_prompt:
+            return self.tokenizer.encode_rendered(rendered).tolist(), ThinkingDecoder(request.stop)
+        beginning = self.thinking.begun(rendered, think)
+        decoder = ThinkingDecoder(
+            request.stop, self.thinking.spelling, opened=beginning.opened, may_close=beginning.may_close
+        )
+        return self.tokenizer.encode_rendered(beginning.text).tolist(), decoder
+
+    def _tokens_of_text(self, text: str) -> list[int]:
+        tokens: list[int] = self.tokenizer.encode(text, add_special=True, parse_special=True).tolist()
+        if text and not tokens:
+            raise ModelFileError(
+                f"the vocabulary has no token for this prompt: {self.info.path}: {len(text)} characters, "
+                "none of which it knows"
+            )
         return tokens
+
+    def _ending_of_thinking(self) -> list[int]:
+        if self.thinking.style is None:
+            return []
+        ids: list[int] = self.tokenizer.encode(
+            self.thinking.style.ending, add_special=False, parse_special=True
+        ).tolist()
+        return ids
 
     def _token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
         """How many tokens prompt and answer may have together."""

@@ -20,17 +20,29 @@ from llmrun.backends.remote import RemoteModel
 from llmrun.backends.remote_line import Call
 from llmrun.backends.remote_url import parse_endpoint
 from llmrun.engine.remote_request import RemoteRequest, remote_request
-from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
+from llmrun.engine.requests import (
+    ChatPrompt,
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    Request,
+    TextDelta,
+    TokenLogprobs,
+)
 from llmrun.engine.stats import request_timings
+from llmrun.engine.thinking.splitter import Marks, Split, ThinkingSplitter
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.types import FinishReason, ModelInfo
 
 if TYPE_CHECKING:
     from llmrun.backends.remote_stream import Chunk, Usage
     from llmrun.engine.template import ChatTemplate
+    from llmrun.engine.thinking.prompting import ModelThinking
 
 _AWAKE_S = 0.25  # how long `step` waits before it says that nothing has come yet
 _MOST_TOKENS = 1 << 20  # of an answer whose length nobody limited
+_MARKS = Marks("<think>", ("</think>",))  # what servers leave in the text that tell no thinking apart
 _MORE_EVENTS = 1024  # than tokens: the first one, the last ones, and what a server says in between
 
 
@@ -38,7 +50,9 @@ _MORE_EVENTS = 1024  # than tokens: the first one, the last ones, and what a ser
 class _Answer:
     """What is known of a request until its last event.
 
-    moments  when each piece of text, or of reasoning, arrived
+    moments       when each piece of text, or of reasoning, arrived
+    first_answer  when the first text of the answer proper did
+    splitter      finds thinking in a text in which the server has left it; None: it has told them apart
     """
 
     request_id: int
@@ -50,7 +64,13 @@ class _Answer:
     moments: list[float] = field(default_factory=list)
     finish: str = "stop"
     usage: Usage | None = None
+    first_answer: float | None = None
+    splitter: ThinkingSplitter | None = None
     over: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.request.prompt, ChatPrompt):
+            self.splitter = ThinkingSplitter(_MARKS)
 
     def accept(self, chunk: Chunk) -> list[Event]:
         self.usage = chunk.usage or self.usage
@@ -58,16 +78,26 @@ class _Answer:
         if not (chunk.text or chunk.reasoning):
             return []
         self.moments.append(chunk.arrived)
+        split = self.splitter.feed(chunk.text) if self.splitter else Split(answer=chunk.text)
+        if chunk.reasoning and self.splitter:
+            split.answer += self.splitter.finish().answer
+            self.splitter = None
+        if split.answer and (self.first_answer is None or split.unopened):
+            self.first_answer = chunk.arrived
         logprobs = tuple(TokenLogprobs(chosen, top) for chosen, top in chunk.logprobs)
-        return [TextDelta(self.request_id, chunk.text, (), logprobs, chunk.reasoning)]
+        reasoning = chunk.reasoning + split.thought
+        return [TextDelta(self.request_id, split.answer, (), logprobs, reasoning, split.unopened)]
 
-    def end(self, ended: float, reason: FinishReason, load_s: float) -> Finished:
+    def end(self, ended: float, reason: FinishReason, load_s: float) -> list[Event]:
+        """What text is still held, then the last event."""
         self.over = True
+        held = self.splitter.finish() if self.splitter else Split()
         if not self.moments and reason is not FinishReason.CANCELLED:
             self.moments.append(ended)  # the end itself was its one token
-        prompt, cached, generated = 0, 0, len(self.moments)
+        prompt, cached, generated, thinking = 0, 0, len(self.moments), 0
         if self.usage is not None:
             prompt, cached = self.usage.prompt_tokens, self.usage.cached_tokens
+            thinking = self.usage.reasoning_tokens
             generated = self.usage.completion_tokens or generated
         timings = request_timings(
             load_s=load_s,
@@ -79,7 +109,10 @@ class _Answer:
             cached_tokens=cached,
             generated_tokens=generated,
         )
-        return Finished(self.request_id, reason, None, prompt + generated, timings)
+        first_answer = 0.0 if self.first_answer is None else self.first_answer - self.submitted
+        finished = Finished(self.request_id, reason, None, prompt + generated, timings, thinking, first_answer)
+        last = TextDelta(self.request_id, held.answer, (), (), held.thought, held.unopened)
+        return [last, finished] if held != Split() else [finished]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +208,10 @@ class RemoteEngine:
     @property
     def info(self) -> ModelInfo:
         return self._info
+
+    @property
+    def thinking(self) -> ModelThinking | None:
+        return None  # the server knows
 
     @property
     def takes_chats(self) -> bool:
@@ -299,7 +336,7 @@ class RemoteEngine:
             return [Failed(answer.request_id, arrival.error)]
         self._tell_left_out()
         reason = FinishReason.LENGTH if answer.finish == "length" else FinishReason.STOP
-        return [answer.end(arrival.at, reason, self.load_s)]
+        return answer.end(arrival.at, reason, self.load_s)
 
     def _tell_left_out(self) -> None:
         if self.left_out != self._explained and self._explain is not None:
@@ -313,7 +350,7 @@ class RemoteEngine:
             if answer.request_id in named or answer.last_cancel != self._last_cancel:
                 answer.call.stop()
                 self._running.pop(answer.request_id, None)
-                events.append(answer.end(time.perf_counter(), FinishReason.CANCELLED, self.load_s))
+                events += answer.end(time.perf_counter(), FinishReason.CANCELLED, self.load_s)
         if any(answer.over for answer in self._waiting):
             self._waiting = deque(answer for answer in self._waiting if not answer.over)
         return events

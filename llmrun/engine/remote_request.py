@@ -24,6 +24,11 @@ class RemoteRequest:
 def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteRequest:
     """What to send. Raises UsageError for a request that cannot be meant, or that no server could be asked."""
     check_request(request, _ANY_TOKEN)
+    if request.think_budget:
+        raise UsageError(
+            "--think-budget: not for a model behind a server: there is no field for it that servers agree on",
+            hint="0 means no thinking at all; or set it where the server is started",
+        )
     prompt, sampling = request.prompt, request.sampling
     body: dict[str, Any] = {
         "model": model,
@@ -54,10 +59,20 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         body |= {"logprobs": True, "top_logprobs": request.logprobs}
     if prompt.tools:
         body["tools"] = [*prompt.tools]
-    if prompt.template_kwargs:  # not among the extras: who asks for them wants no answer without
-        body["chat_template_kwargs"] = dict(prompt.template_kwargs)
-    body["messages"] = [dict(message) for message in prompt.messages]
+    variables = _thinking_variables(request) | dict(prompt.template_kwargs)
+    if variables:  # not among the extras: who asks for them wants no answer without
+        body["chat_template_kwargs"] = variables
+    # What was thought before is not sent back: some servers refuse it.
+    body["messages"] = [
+        {name: value for name, value in message.items() if name != "reasoning_content"} for message in prompt.messages
+    ]
     return RemoteRequest("/chat/completions", body, extras)
+
+
+def _thinking_variables(request: Request) -> dict[str, Any]:
+    """The names by which most templates know it; those that know one leave the other aside."""
+    think = False if request.think_budget == 0 else request.think
+    return {} if think is None else {"enable_thinking": think, "thinking": think}
 
 
 def _sampling_of_others(sampling: SamplingParams) -> dict[str, Any]:

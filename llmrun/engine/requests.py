@@ -15,7 +15,7 @@ from llmrun.types import FinishReason, SamplingParams, Timings, TokenLogprob
 class ChatPrompt:
     """A conversation, written out by the model's chat template.
 
-    messages  dicts as OpenAI's API has them: at least `role` and `content`
+    messages  dicts as OpenAI's API has them: at least `role` and `content`; past thinking as `reasoning_content`
     tools     JSON schemas the template may show to the model, or None
     add_generation_prompt  False only when the last message is an answer to be continued
     template_kwargs  extra variables for the template (`enable_thinking`, ...)
@@ -51,8 +51,10 @@ class Request:
     """One answer asked for.
 
     max_tokens  None: to the end of the answer or of the context
-    stop        strings that end the answer; they are not part of it
+    stop        strings that end the answer; they are not part of it, and mean nothing in thinking
     logprobs    None: none; N >= 0: the chosen token's log-probability and those of the N likeliest tokens
+    think       whether the model is to think before it answers; None: as its template has it. For conversations
+    think_budget  tokens after which its thinking is ended for it; None: no limit, 0: as `think` False
     """
 
     prompt: Prompt
@@ -60,6 +62,8 @@ class Request:
     stop: tuple[str, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     logprobs: int | None = None
+    think: bool | None = None
+    think_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +90,15 @@ class PrefillProgress:
 class TextDelta:
     """One more token of the answer, and the text that is now certain. A server may send several tokens as one.
 
-    text       may be empty: an unfinished UTF-8 character or a possible stop string is held back
+    text       may be empty: an unfinished UTF-8 character, or what may be a stop string or a tag, is held back
     tokens     ids generated since the delta before; empty in a last delta that only releases held text, and from a
                server, which tells no ids
     logprobs   one entry a token when the request asked for them, else empty
-    reasoning  text the model thinks with, where a server tells it apart; not part of the answer
+    reasoning  text the model thinks with, which comes before `text`; not part of the answer
+    unopened   all text of the deltas before was thinking, too: the model has ended what it never began
 
-    The texts of a request's deltas, joined, are the answer. An end-of-generation token has no delta.
+    The texts of a request's deltas, joined, are the answer (those since the last `unopened` one, if there is one). An
+    end-of-generation token has no delta.
     """
 
     request_id: int
@@ -100,6 +106,7 @@ class TextDelta:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     reasoning: str = ""
+    unopened: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ class Finished:
     stop          the stop string that ended the answer, or None
     context_used  tokens of the context the conversation fills now: prompt and answer
     timings       counts and seconds; `generated_tokens` counts an end-of-generation token too
+    thinking_tokens  how many of those generated were spent on thinking, its end included
+    first_answer_s   request in hand to the first text of the answer proper; 0: none came
     """
 
     request_id: int
@@ -116,6 +125,8 @@ class Finished:
     stop: str | None
     context_used: int
     timings: Timings
+    thinking_tokens: int = 0
+    first_answer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +148,8 @@ def check_request(request: Request, vocabulary_size: int) -> None:
         raise UsageError("a stop string may not be empty: stop: 0 characters, at least 1")
     if request.logprobs is not None and not 0 <= request.logprobs <= vocabulary_size:
         raise UsageError(f"parameter out of range: logprobs: {request.logprobs}, 0 to {vocabulary_size}")
+    if request.think_budget is not None and request.think_budget < 0:
+        raise UsageError(f"parameter out of range: think_budget: {request.think_budget}, at least 0")
     if isinstance(request.prompt, TokenPrompt):
         _check_tokens("prompt", request.prompt.tokens, vocabulary_size)
     _check_tokens("logit_bias", request.sampling.logit_bias, vocabulary_size)

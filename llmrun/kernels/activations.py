@@ -32,6 +32,18 @@ class Activations:
             found.append(builder.add(start, builder.mul(block, simd.I64(n_bytes))))
         return cls(*found)
 
+    @classmethod
+    def of_numbered_row(
+        cls, builder: Any, first_row: list[Any], block: Any, row: Any, x_stride: Any, scale_stride: Any
+    ) -> Activations:
+        """Of a row whose number is known only as the kernel runs, an LLVM i64."""
+        strides = [x_stride, *[scale_stride] * 3, builder.mul(scale_stride, simd.I64(2))]
+        found = []
+        for address, stride, n_bytes in zip(first_row, strides, (32, 4, 4, 4, 8), strict=True):
+            start = builder.add(address, builder.mul(stride, row))
+            found.append(builder.add(start, builder.mul(block, simd.I64(n_bytes))))
+        return cls(*found)
+
     def load_columns(self, builder: Any, index: int) -> Any:
         """i32: columns 4 index to 4 index + 3."""
         return simd.emit_load(builder, simd.emit_offset(builder, self.integers, 4 * index), simd.I32, 4)

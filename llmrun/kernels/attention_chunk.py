@@ -12,13 +12,12 @@ from typing import Any
 
 from numba import types
 
-from llmrun.kernels import records, simd
+from llmrun.kernels import curves, records, simd
 from llmrun.kernels.attention_layout import CHUNK, state_floats
 from llmrun.kernels.attention_tiles import load_elements, load_half, scores, weighted_values
 from llmrun.kernels.compiler import inline_function
 from llmrun.kernels.kv_layout import BLOCK, GROUP, Q8_0, HeadLayout
 from llmrun.kernels.memory import hidden, load_f32, load_i32, load_i64, store_f32
-from llmrun.kernels.tanh import tanh_of_vectors
 
 ARG = records.OP_ARGS
 A_QUERY, A_QUERY_STRIDE, A_OUT, A_OUT_STRIDE, A_KV, A_BLOCK_BYTES, A_KV_HEADS, A_SCALE = (ARG + 8 * i for i in range(8))
@@ -91,7 +90,7 @@ def chunk_of_tile(level: str, head_size: int, heads: int, rows: int, kv_type: st
 def _soften(level: str, *, capped: bool) -> Any:
     """Scores become weights: exponentials relative to the largest."""
     exp = simd.Operations(level).exp
-    tanh = tanh_of_vectors(level)
+    tanh = curves.tanh(level)
 
     @inline_function
     def soften(scores: Any, first: Any, end: Any, cap: Any, largest_and_sum: Any) -> Any:

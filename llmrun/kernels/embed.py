@@ -15,14 +15,15 @@ from numba.extending import intrinsic
 
 from llmrun.kernels import dots, records, simd, unpack
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.memory import load_i32, load_i64
+from llmrun.kernels.memory import load_f32, load_i32, load_i64
 from llmrun.kernels.packed_types import PACKED_TYPES, PackedType
-from llmrun.kernels.work import first_item, n_rows, next_item
+from llmrun.kernels.work import PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 
 ARG = records.OP_ARGS
 A_TABLE, A_GROUP_BYTES, A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES, A_WIDTH, A_Y, A_Y_STRIDE = (
     ARG + 8 * i for i in range(10)
 )
+A_SCALE = ARG + 8 * 10
 
 _FLOAT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 _I32X4, _I8X16 = ir.VectorType(simd.I32, 4), ir.VectorType(simd.I8, 16)
@@ -39,8 +40,12 @@ def embed(level: str, weight: str) -> Callable[..., None]:
         while row < rows:
             token = load_i32(load_i64(step + records.STEP_TOKENS) + 4 * row)
             group = load_i64(op + A_TABLE) + token // 16 * load_i64(op + A_GROUP_BYTES)
-            y = load_i64(op + A_Y) + row * load_i64(op + A_Y_STRIDE)
+            y = load_i64(op + A_Y) + (row + private_row(op, step, thread, PRIVATE_OUTPUT)) * load_i64(op + A_Y_STRIDE)
             unpack_row(op, group, token % 16, y)
+            scale = load_f32(op + A_SCALE)
+            if scale != types.float32(1):
+                for at in range(0, 4 * load_i64(op + A_WIDTH), 64):
+                    simd.store_f32x16(y + at, simd.multiply(simd.load_f32x16(y + at), simd.splat(scale)))
             row = next_item(op, step, row)
 
     return run

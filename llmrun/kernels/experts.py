@@ -1,12 +1,14 @@
-"""A mixture of experts: which rows go to which of them, and what becomes of what they make."""
+"""A mixture of experts in NumPy: which rows go to which of them, and what becomes of what they make. The kernels are in
+routing.py, experts_int8.py, experts_float.py and experts_rows.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from llmrun.kernels.curves import sigmoid_reference
+from llmrun.kernels.expert_tables import LEAST_SUM
 from llmrun.kernels.plan_ops import Gating
-from llmrun.kernels.rowwise import sigmoid_reference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
 
     from llmrun.kernels.plan_ops import Route
     from llmrun.kernels.weights import Matrix
-
-_LEAST_SUM = 2**-14
 
 
 def routed_reference(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -35,7 +35,7 @@ def routed_reference(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np
     if op.gating is Gating.SOFTMAX_OF_CHOSEN:
         weights = _softmax(weights)
     if op.normalized:
-        weights = weights / np.maximum(weights.sum(1, keepdims=True), np.float32(_LEAST_SUM))
+        weights = weights / np.maximum(weights.sum(1, keepdims=True), np.float32(LEAST_SUM))
     return chosen, (weights * np.float32(op.scale)).astype(np.float32)
 
 

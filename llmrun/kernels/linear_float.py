@@ -37,8 +37,8 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     """`weight`: "f32", "f16" or "bf16". Columns are padded to a multiple of 4, with zero weights."""
     element = ELEMENT_BYTES[weight]
     wide = WIDE_TILE if level == "avx512vnni" else 1
-    many_zero, many_columns, many_store = _tile(level, weight, wide)
-    one_zero, one_columns, one_store = _tile(level, weight, 1)
+    many_zero, many_columns, many_store = float_tile(level, weight, wide)
+    one_zero, one_columns, one_store = float_tile(level, weight, 1)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -88,7 +88,7 @@ def _emit_weights(builder: Any, level: str, weight: str, address: Any) -> Any:
     return simd.emit_bf16_to_f32(builder, simd.emit_load(builder, address, simd.I16X16, 2))
 
 
-def _tile(level: str, weight: str, rows: int) -> tuple[Any, Any, Any]:
+def float_tile(level: str, weight: str, rows: int) -> tuple[Any, Any, Any]:
     """(zero, columns, store) for a tile of 16 outputs x `rows` rows with four partial sums each."""
     tile = simd.tile_type(rows * PARTIALS)
     word = types.int64

@@ -10,34 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from numba import types
-from numba.extending import intrinsic
-
-from llmrun.kernels import records, simd, unpack
+from llmrun.kernels import records
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.linear_tiles import single_row, tile, unpacking
+from llmrun.kernels.linear_parts import (
+    A_ADD,
+    A_BLOCKS,
+    A_CHUNK,
+    A_GROUPS,
+    A_LOGITS,
+    A_PANELS,
+    A_PANELS_STRIDE,
+    A_SCALE_STRIDE,
+    A_X_STRIDE,
+    A_Y,
+    A_Y_STRIDE,
+    linear_parts,
+)
+from llmrun.kernels.linear_tiles import tile
 from llmrun.kernels.memory import load_i64
-from llmrun.kernels.packed_types import PACKED_TYPES, PackedType
+from llmrun.kernels.packed_types import PACKED_TYPES
 from llmrun.kernels.tile_shapes import tile_shape
 from llmrun.kernels.work import PRIVATE_INPUT, claim, n_rows, private_row
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-ARG = records.OP_ARGS
-A_WEIGHTS, A_GROUPS, A_BLOCKS, A_GROUP_BYTES = (ARG + 8 * i for i in range(4))
-A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES = (ARG + 8 * i for i in range(4, 9))
-A_X, A_X_STRIDE, A_SCALES, A_OFFSETS, A_SUMS, A_HALF_SUMS, A_SCALE_STRIDE = (ARG + 8 * i for i in range(9, 16))
-A_Y, A_Y_STRIDE, A_ADD, A_CHUNK, A_LOGITS = (ARG + 8 * i for i in range(16, 21))
-A_PANELS, A_PANELS_STRIDE = (ARG + 8 * i for i in range(21, 23))
-
-# How far ahead of a single row's product the weights are asked for. The planes of a group are several streams that end
-# and begin anew every 20 KB, which a processor's own prefetching follows late: 60,000 x 2,048 of Q4_0 and Q6_K on 2
-# threads, GB/s, where plain reading took 48: one block ahead 26 and 33, 6 KB 46 and 42, 8 KB 48 and 42, 12 KB 51 and
-# 45.
-LEAD_BYTES = 10 << 10
-
 
 # From so many rows on weights are unpacked for all of them. 60,000 x 2,048 of Q4_0, G products/s on 2 threads, by the
 # row and unpacked: 12 rows 284 and 255, 16 rows 351 and 350, 20 rows 358 and 399, 32 rows 374 and 480.
@@ -49,57 +46,9 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     """`weight`: a name of PACKED_TYPES."""
     packed = PACKED_TYPES[weight]
     groups, tile_rows = tile_shape(level)
-    unpack_block = unpacking(level, packed)
-    tile_zero, tile_block, tile_store = tile(level, packed, groups, tile_rows)
-    row_zero, row_block, row_store = single_row(level, packed)
-    prefetch = _prefetch(packed)
-    lead_blocks = max(1, LEAD_BYTES // packed.block_bytes)
+    unpack_group, multiply_row, activations_of, ask_for = linear_parts(level, packed)
+    tile_zero, tile_block, _, tile_store = tile(level, packed, groups, tile_rows)
     panel_block = packed.panel_block_bytes
-
-    @inline_function
-    def planes_of(op: Any, group: Any) -> Any:
-        """Addresses of a group's planes."""
-        base = load_i64(op + A_WEIGHTS) + group * load_i64(op + A_GROUP_BYTES)
-        upper_scales, upper_mins = base + load_i64(op + A_UPPER_SCALES), base + load_i64(op + A_UPPER_MINS)
-        values, more_values = base + load_i64(op + A_VALUES), base + load_i64(op + A_MORE_VALUES)
-        return base, base + load_i64(op + A_MINS), upper_scales, upper_mins, values, more_values
-
-    @inline_function
-    def activations_of(op: Any, row: Any) -> Any:
-        """Addresses of a row's integers, scales, offsets, sums and half sums."""
-        at = row * load_i64(op + A_SCALE_STRIDE)
-        x = load_i64(op + A_X) + row * load_i64(op + A_X_STRIDE)
-        scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
-        return x, scales, offsets, load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
-
-    @inline_function
-    def unpack_group(op: Any, group: Any, panel: Any) -> Any:
-        scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
-        for block in range(load_i64(op + A_BLOCKS)):
-            to = panel + block * panel_block
-            unpack_block(block, scales, mins, upper_scales, upper_mins, values, more_values, to)
-
-    @inline_function
-    def multiply_row(op: Any, group: Any, next_group: Any, row: Any, first: Any, y: Any) -> Any:
-        """One row times one group; asks for weights of `next_group` towards the end."""
-        n_blocks = load_i64(op + A_BLOCKS)
-        to_next = (next_group - group) * load_i64(op + A_GROUP_BYTES)
-        scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
-        x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, first + row)
-        lead = min(lead_blocks, n_blocks)
-        total = row_zero()
-        for block in range(n_blocks):
-            ahead = block + lead
-            shift = 0
-            if ahead >= n_blocks:
-                ahead -= n_blocks
-                shift = to_next
-            prefetch(ahead, scales + shift, mins + shift, values + shift, more_values + shift)
-            total = row_block(
-                *(total, block, scales, mins, upper_scales, upper_mins, values, more_values),
-                *(x, x_scales, x_offsets, x_sums, x_half_sums),
-            )
-        row_store(total, y + row * load_i64(op + A_Y_STRIDE) + 64 * group, load_i64(op + A_ADD))
 
     @inline_function
     def multiply_tile(op: Any, panel: Any, panel_bytes: Any, row: Any, group: Any, n_here: Any, y: Any) -> Any:
@@ -118,18 +67,10 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             tile_store(totals, index, to, y_stride, load_i64(op + A_ADD))
 
     @inline_function
-    def ask_for(op: Any, group: Any, part: Any, n_parts: Any) -> Any:
-        """Ask for one of the equal parts of a claim's weights, if there is such a claim."""
-        n_lines = min(groups, load_i64(op + A_GROUPS) - group) * load_i64(op + A_GROUP_BYTES) // 64
-        first = load_i64(op + A_WEIGHTS) + group * load_i64(op + A_GROUP_BYTES)
-        for line in range(part * n_lines // n_parts, (part + 1) * n_lines // n_parts):
-            simd.prefetch_line(first + 64 * line)
-
-    @inline_function
     def multiply_many(op: Any, rows: Any, thread: Any, y: Any) -> Any:
         n_groups = load_i64(op + A_GROUPS)
         n_tiles = rows // tile_rows
-        panel_bytes = load_i64(op + A_BLOCKS) * panel_block
+        panel_bytes, y_stride = load_i64(op + A_BLOCKS) * panel_block, load_i64(op + A_Y_STRIDE)
         panel = load_i64(op + A_PANELS) + thread * load_i64(op + A_PANELS_STRIDE)
         group = claim(op) * groups
         while group < n_groups:
@@ -138,17 +79,17 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             for index in range(n_here):
                 unpack_group(op, group + index, panel + index * panel_bytes)
             for number in range(n_tiles):
-                ask_for(op, next_group, number, n_tiles)
+                ask_for(op, next_group, min(groups, n_groups - next_group), number, n_tiles)
                 multiply_tile(op, panel, panel_bytes, number * tile_rows, group, n_here, y)
             for row in range(n_tiles * tile_rows, rows):
                 for index in range(n_here):
-                    multiply_row(op, group + index, group + index, row, 0, y)
+                    multiply_row(op, group + index, group + index, row, y + row * y_stride + 64 * (group + index))
             group = next_group
 
     @inline_function
     def multiply_few(op: Any, rows: Any, first: Any, y: Any) -> Any:
         n_groups = load_i64(op + A_GROUPS)
-        chunk = load_i64(op + A_CHUNK)
+        chunk, y_stride = load_i64(op + A_CHUNK), load_i64(op + A_Y_STRIDE)
         start = claim(op) * chunk
         while start < n_groups:
             # Claimed early, so that the end of this chunk asks for the weights of the thread's next one: 43 -> 46 to 56
@@ -160,7 +101,7 @@ def linear(level: str, weight: str) -> Callable[..., None]:
                 if next_group == end:
                     next_group = next_start
                 for row in range(rows):
-                    multiply_row(op, group, next_group, row, first, y)
+                    multiply_row(op, group, next_group, first + row, y + row * y_stride + 64 * group)
             start = next_start
 
     @kernel
@@ -175,21 +116,6 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             multiply_many(op, rows, thread, y)
 
     return run
-
-
-def _prefetch(packed: PackedType) -> Any:
-    @intrinsic
-    def prefetch(typingctx: Any, block: Any, scales: Any, mins: Any, values: Any, more_values: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            block, scales, mins, values, more_values = args
-            nowhere = simd.I64(0)
-            planes = unpack.Planes(scales, mins, nowhere, nowhere, values, more_values)
-            unpack.emit_prefetches(builder, packed, planes, block)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 5), codegen
-
-    return prefetch
 
 
 def linear_reference(

@@ -8,7 +8,7 @@ takes them, then scales and minimums, <16 x float> for each sub-block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from llvmlite import ir
 from numba import types
@@ -159,9 +159,28 @@ def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
     return zero, block, store
 
 
-def tile(level: str, packed: PackedType, groups: int, rows: int) -> tuple[Any, Any, Any]:
-    """(zero, block, store) for a tile of `groups` x 16 outputs x `rows` rows, from panels."""
+class Tile(NamedTuple):
+    """Intrinsics of a tile."""
+
+    zero: Any
+    block: Any
+    block_of_numbered: Any
+    store: Any
+
+
+def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
+    """For a tile of `groups` x 16 outputs x `rows` rows, from panels."""
     held = simd.tile_type(groups * rows)
+
+    def add_block(builder: Any, accumulators: Any, panel: Any, panel_bytes: Any, x: list[Activations]) -> Any:
+        panels = [
+            _PanelBlock(builder, packed, builder.add(panel, builder.mul(panel_bytes, simd.I64(group))))
+            for group in range(groups)
+        ]
+        totals = [builder.extract_value(accumulators, index) for index in range(groups * rows)]
+        for index, total in enumerate(_emit_tile(builder, level, packed, totals, panels, x)):
+            accumulators = builder.insert_value(accumulators, total, index)
+        return accumulators
 
     @intrinsic
     def zero(typingctx: Any) -> Any:
@@ -189,20 +208,41 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> tuple[Any, A
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, number, panel, panel_bytes, *addresses, x_stride, scale_stride = args
-            panels = [
-                _PanelBlock(builder, packed, builder.add(panel, builder.mul(panel_bytes, simd.I64(group))))
-                for group in range(groups)
-            ]
             activations = [
                 Activations.of_row(builder, addresses, number, row, x_stride, scale_stride) for row in range(rows)
             ]
-            totals = [builder.extract_value(accumulators, index) for index in range(groups * rows)]
-            totals = _emit_tile(builder, level, packed, totals, panels, activations)
-            for index, total in enumerate(totals):
-                accumulators = builder.insert_value(accumulators, total, index)
-            return accumulators
+            return add_block(builder, accumulators, panel, panel_bytes, activations)
 
         return held(held, *[_WORD] * 10), codegen
+
+    @intrinsic
+    def block_of_numbered(
+        typingctx: Any,
+        accumulators: Any,
+        number: Any,
+        panel: Any,
+        panel_bytes: Any,
+        x: Any,
+        x_scales: Any,
+        x_offsets: Any,
+        x_sums: Any,
+        x_half_sums: Any,
+        x_stride: Any,
+        scale_stride: Any,
+        numbers: Any,
+    ) -> Any:
+        """The same of rows that lie anywhere: int32[rows] at `numbers` are theirs, the addresses are row 0's."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, number, panel, panel_bytes, *addresses, x_stride, scale_stride, numbers = args
+            activations = []
+            for index in range(rows):
+                row = simd.emit_load(builder, simd.emit_offset(builder, numbers, 4 * index), simd.I32, 4)
+                at = builder.zext(row, simd.I64)
+                activations.append(Activations.of_numbered_row(builder, addresses, number, at, x_stride, scale_stride))
+            return add_block(builder, accumulators, panel, panel_bytes, activations)
+
+        return held(held, *[_WORD] * 11), codegen
 
     @intrinsic
     def store(typingctx: Any, accumulators: Any, group: Any, y: Any, y_stride: Any, added: Any) -> Any:
@@ -221,7 +261,7 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> tuple[Any, A
 
         return types.void(held, *[_WORD] * 4), codegen
 
-    return zero, block, store
+    return Tile(zero, block, block_of_numbered, store)
 
 
 def _emit_tile(

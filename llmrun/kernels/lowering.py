@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrun.kernels import lowering_attention, lowering_linear, lowering_rowwise, records
+from llmrun.kernels import lowering_attention, lowering_experts, lowering_linear, lowering_rowwise, records
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.arena import address_of, round_up
 from llmrun.kernels.lowering_base import LANES, Lowered, Lowering
@@ -24,19 +24,40 @@ if TYPE_CHECKING:
 _LOWERINGS: dict[type, Callable[[Lowering, Any], None]] = {
     ops.Embed: lowering_linear.embed,
     ops.RmsNorm: lowering_rowwise.rmsnorm,
+    ops.LayerNorm: lowering_rowwise.layernorm,
+    ops.HeadNorm: lowering_rowwise.headnorm,
     ops.Linear: lowering_linear.linear,
     ops.RopeStore: lowering_attention.rope_store,
     ops.Attention: lowering_attention.attention,
     ops.Gated: lowering_rowwise.gated,
+    ops.Activate: lowering_rowwise.activate,
+    ops.Bias: lowering_rowwise.bias,
+    ops.Add: lowering_rowwise.add,
+    ops.AddGated: lowering_rowwise.add_gated,
+    ops.Convolve: lowering_rowwise.convolve,
+    ops.SoftCap: lowering_rowwise.soft_cap,
+    ops.Route: lowering_experts.route,
+    ops.ExpertLinear: lowering_experts.expert_linear,
+    ops.ExpertBias: lowering_experts.expert_bias,
+    ops.Combine: lowering_experts.combine,
 }
+
+
+_MULTIPLY = (ops.Linear, ops.ExpertLinear)
 
 
 def _records(work: Lowering) -> Lowered:
     plan = work.plan
     last_use = {value: index for index, op in enumerate(plan.ops) for value in ops.inputs_of(op)}
+    last_routed = {routing: index for index, op in enumerate(plan.ops) if (routing := ops.routing_of(op))}
     origins: list[int] = []
     for index, op in enumerate(plan.ops):
         _LOWERINGS[type(op)](work, op)
+        changed = ops.sum_of(op)
+        if changed is not None:
+            work.give_integers_back(changed)
+        for routing in [routing for routing in work.tables if last_routed[routing] == index]:
+            lowering_experts.give_back(work, routing)
         _release(work, index, last_use)
         origins += [index] * (len(work.records) - len(origins))
     words = np.zeros((len(work.records), records.OP_WORDS), np.int64)
@@ -51,7 +72,7 @@ def _records(work: Lowering) -> Lowered:
 
 
 def _flags(work: Lowering, index: int) -> int:
-    """A barrier after every record, but not between linear ops that read the same value."""
+    """A barrier after every record, but not between products of the same value."""
     record = work.records[index]
     following = work.records[index + 1] if index + 1 < len(work.records) else None
     if (
@@ -70,7 +91,7 @@ def _release(work: Lowering, index: int, last_use: Mapping[ops.Value, int]) -> N
         if last_use[value] == index and value.width % LANES == 0:
             work.give_back(value)
     following = work.plan.ops[index + 1] if index + 1 < len(work.plan.ops) else None
-    shares_input = isinstance(op, ops.Linear) and isinstance(following, ops.Linear) and op.x is following.x
+    shares_input = isinstance(op, _MULTIPLY) and isinstance(following, _MULTIPLY) and op.x is following.x
     if not work.records[-1].flags & records.FLAG_REPLICATED and not shares_input:
         work.rows.barrier()
 

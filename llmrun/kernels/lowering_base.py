@@ -17,6 +17,7 @@ from llmrun.kernels.weights import PackedMatrix
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.kernels.expert_tables import Tables
     from llmrun.kernels.plan import Plan
 
 FLOAT = 4  # bytes
@@ -60,7 +61,7 @@ class Record:
     rows: int
     flags: int
     words: list[int]
-    # Of a linear op that does not add onto another's output: the next one with the same input needs no barrier.
+    # Of an op with a matrix that does not add onto another's output: the next one with the same input needs no barrier.
     independent_input: ops.Value | None = None
 
 
@@ -127,6 +128,7 @@ class Lowering:
         self.max_rows, self.n_threads = max_rows, n_threads
         self.buffers: dict[ops.Value, Buffer] = {}
         self.quantized: dict[ops.Value, QuantizedBuffer] = {}
+        self.tables: dict[ops.Routing, Tables] = {}
         self.keep: list[object] = []
         self.shared: dict[str, Any] = {}
         self.rows = RowMemory()
@@ -155,8 +157,12 @@ class Lowering:
         buffer = self.buffers.pop(value, None)
         if buffer is None:
             return
+        self.rows.give_back(buffer.address, self.most_rows(value) * buffer.stride)
+        self.give_integers_back(value)
+
+    def give_integers_back(self, value: ops.Value) -> None:
+        """Nobody reads them any more, or the value has become another one."""
         n_rows = self.most_rows(value)
-        self.rows.give_back(buffer.address, n_rows * buffer.stride)
         quantized = self.quantized.pop(value, None)
         if quantized is not None:
             self.rows.give_back(quantized.integers.address, n_rows * quantized.integers.stride)

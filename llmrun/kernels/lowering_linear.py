@@ -7,45 +7,54 @@ from typing import TYPE_CHECKING
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
-from llmrun.kernels.lowering_base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, private_inputs
+from llmrun.kernels.lowering_base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, float_word, private_inputs
 from llmrun.kernels.store import KernelName
 from llmrun.kernels.tile_shapes import panel_bytes
 
 if TYPE_CHECKING:
     from llmrun.kernels.lowering_base import Lowering
+    from llmrun.kernels.weights import Matrix
 
 
 def embed(work: Lowering, op: ops.Embed) -> None:
-    assert op.scale == 1.0
-    out = work.place(op.out, private=False)
+    private = work.is_private_sum(op.out)
+    out = work.place(op.out, private=private)
     table = work.packed[op.table.name]
     layout = table.layout
     words = [table.address, layout.group_bytes, *layout.planes, op.table.columns, out.address, out.stride]
-    work.emit(KernelName.of("embed", "embed", weight=op.table.packed), op.out, 0, words)
+    kernel = KernelName.of("embed", "embed", weight=op.table.packed)
+    work.emit(kernel, op.out, REPLICATED_OUTPUT if private else 0, [*words, float_word(op.scale)])
 
 
 def linear(work: Lowering, op: ops.Linear) -> None:
-    packed = work.packed[op.weight.name]
-    layout = packed.layout
-    if op.weight.is_integer:
-        x = quantized(work, op.x)
-        source = x.integers
-        head = [packed.address, layout.n_groups, op.weight.columns // 32, layout.group_bytes]
-        head += [*layout.planes, source.address, source.stride]
-        head += [x.scales, x.offsets, x.sums, x.half_sums, x.scale_stride]
-        kernel = KernelName.of("linear_int8", "linear", weight=op.weight.packed)
-    else:
-        source = work.buffers[op.x]
-        head = [packed.address, layout.n_groups, round_up(op.weight.columns, 4), layout.group_bytes]
-        head += [source.address, source.stride]
-        kernel = KernelName.of("linear_float", "linear", weight=op.weight.kind)
+    layout = work.packed[op.weight.name].layout
     is_logits = op.out is work.plan.logits
+    words, flags = source_words(work, op.x, op.weight, layout.n_groups)
     out = work.buffer_of(op.out) if op.adds or is_logits else work.place(op.out, private=False)
-    words = [*head, out.address, out.stride, int(op.adds), layout.chunk_groups, int(is_logits)]
+    assert not (op.adds and out.private)
+    words += [out.address, out.stride, int(op.adds), layout.chunk_groups, int(is_logits)]
     if op.weight.is_integer:
         words += panels(work)
-    record = work.emit(kernel, op.out if is_logits else op.x, private_inputs(source), words)
+        kernel = KernelName.of("linear_int8", "linear", weight=op.weight.packed)
+    else:
+        kernel = KernelName.of("linear_float", "linear", weight=op.weight.kind)
+    record = work.emit(kernel, op.out if is_logits else op.x, flags, words)
     record.independent_input = None if op.adds else op.x
+
+
+def source_words(work: Lowering, x: ops.Value, weight: Matrix, n_groups: int) -> tuple[list[int], int]:
+    """(words, flags): of weights, and of the rows they are multiplied by, made integers where they are."""
+    packed = work.packed[weight.name]
+    layout = packed.layout
+    if not weight.is_integer:
+        floats = work.buffers[x]
+        words = [packed.address, n_groups, round_up(weight.columns, 4), layout.group_bytes]
+        return [*words, floats.address, floats.stride], private_inputs(floats)
+    made = quantized(work, x)
+    words = [packed.address, n_groups, weight.columns // 32, layout.group_bytes, *layout.planes]
+    words += [made.integers.address, made.integers.stride]
+    words += [made.scales, made.offsets, made.sums, made.half_sums, made.scale_stride]
+    return words, private_inputs(made.integers)
 
 
 def quantized(work: Lowering, value: ops.Value) -> QuantizedBuffer:

@@ -4,24 +4,115 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from llmrun.kernels import plan_ops as ops
-from llmrun.kernels.lowering_base import REPLICATED_OUTPUT, float_word
+from llmrun.kernels import records
+from llmrun.kernels.arena import round_up
+from llmrun.kernels.lowering_base import FLOAT, LANES, REPLICATED_OUTPUT, Buffer, float_word, private_inputs
 from llmrun.kernels.store import KernelName
 
 if TYPE_CHECKING:
     from llmrun.kernels.lowering_base import Lowering
 
 
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+
 def rmsnorm(work: Lowering, op: ops.RmsNorm) -> None:
+    _norm(work, "rmsnorm", op, op.x.width, last_word=1)
+
+
+def headnorm(work: Lowering, op: ops.HeadNorm) -> None:
+    head_size = op.weight.size
+    assert head_size % LANES == 0
+    _norm(work, "rmsnorm", op, head_size, last_word=op.x.width // head_size)
+
+
+def layernorm(work: Lowering, op: ops.LayerNorm) -> None:
+    bias = np.zeros_like(op.weight) if op.bias is None else op.bias
+    _norm(work, "layernorm", op, op.x.width, last_word=work.kept_vector(bias))
+
+
+def _norm(
+    work: Lowering, name: str, op: ops.RmsNorm | ops.HeadNorm | ops.LayerNorm, width: int, last_word: int
+) -> None:
     x, out = work.buffers[op.x], work.place(op.out, private=True)
     gathers = op.out.rows is ops.Rows.WANTED and op.x.rows is not ops.Rows.WANTED
-    words = [x.address, x.stride, out.address, out.stride, work.kept_vector(op.weight), op.x.width]
-    words += [float_word(op.epsilon), int(gathers)]
-    work.emit(KernelName.of("rowwise", "rmsnorm"), op.out, REPLICATED_OUTPUT, words)
+    words = [x.address, x.stride, out.address, out.stride, work.kept_vector(op.weight), width]
+    words += [float_word(op.epsilon), int(gathers), last_word]
+    work.emit(KernelName.of("norms", name), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
+
+
+# --- activations -----------------------------------------------------------------------------------------------------
 
 
 def gated(work: Lowering, op: ops.Gated) -> None:
-    assert op.activation is ops.Activation.SILU
-    gate, up, out = work.buffers[op.gate], work.buffers[op.up], work.place(op.out, private=True)
+    _gated(work, op, op.gate, work.buffers[op.up])
+
+
+def activate(work: Lowering, op: ops.Activate) -> None:
+    """A gate whose other side is 1, the same for all rows."""
+    _gated(work, op, op.x, _same_for_all_rows(work, np.ones(op.x.width, np.float32)))
+
+
+def _gated(work: Lowering, op: ops.Gated | ops.Activate, value: ops.Value, up: Buffer) -> None:
+    gate, out = work.buffers[value], work.place(op.out, private=True)
     words = [gate.address, gate.stride, up.address, up.stride, out.address, out.stride, op.out.width]
-    work.emit(KernelName.of("rowwise", "swiglu"), op.out, REPLICATED_OUTPUT, words)
+    kernel = KernelName.of("rowwise", "gated", activation=op.activation.value)
+    work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(gate, up), words)
+
+
+def _same_for_all_rows(work: Lowering, values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Buffer:
+    return Buffer(work.kept_vector(values), 0, private=False)
+
+
+# --- sums ------------------------------------------------------------------------------------------------------------
+
+_NO_GATE = Buffer(0, 0, private=False)
+
+
+def bias(work: Lowering, op: ops.Bias) -> None:
+    x, out = work.buffers[op.x], work.place(op.out, private=True)
+    _add(work, op.out, out, x, _same_for_all_rows(work, op.bias), 1.0, _NO_GATE)
+
+
+def add(work: Lowering, op: ops.Add) -> None:
+    out = work.buffers[op.out]
+    _add(work, op.out, out, out, work.buffers[op.y], op.scale, _NO_GATE)
+
+
+def add_gated(work: Lowering, op: ops.AddGated) -> None:
+    out = work.buffers[op.out]
+    _add(work, op.out, out, out, work.buffers[op.y], 1.0, work.buffers[op.gate])
+
+
+def _add(work: Lowering, value: ops.Value, out: Buffer, x: Buffer, y: Buffer, factor: float, gate: Buffer) -> None:
+    """Onto a sum that the threads share one of them adds, and all wait for it."""
+    words = [out.address, out.stride, x.address, x.stride, y.address, y.stride, value.width]
+    words += [float_word(factor), gate.address, gate.stride]
+    flags = (REPLICATED_OUTPUT if out.private else 0) | private_inputs(x, y, gate)
+    work.emit(KernelName.of("rowwise", "add"), value, flags, words)
+
+
+# --- what looks back, and what comes last ----------------------------------------------------------------------------
+
+
+def convolve(work: Lowering, op: ops.Convolve) -> None:
+    """First all rows are kept, then they look back on each other."""
+    shape = op.place.shape
+    assert isinstance(shape, ops.ConvolutionShape)
+    assert shape.width % LANES == 0
+    x, out = work.buffers[op.x], work.place(op.out, private=True)
+    cache, block_bytes = work.cache_of(op.place)
+    words = [x.address, x.stride, cache, block_bytes, work.tables_of(op.place), shape.width]
+    work.emit(KernelName.of("convolution", "keep"), op.out, records.FLAG_REPLICATED | private_inputs(x), words)
+    by_tap = work.kept_vector(np.ascontiguousarray(op.weight.T).reshape(-1))
+    words += [out.address, out.stride, by_tap, shape.taps]
+    work.emit(KernelName.of("convolution", "convolve"), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
+
+
+def soft_cap(work: Lowering, op: ops.SoftCap) -> None:
+    assert op.x is work.plan.logits
+    words = [round_up(op.x.width, LANES) * FLOAT, op.x.width, float_word(op.cap)]
+    work.emit(KernelName.of("rowwise", "soft_cap"), op.x, 0, words)

@@ -343,6 +343,26 @@ def matrix_of(op: Op) -> Matrix | None:
             return None
 
 
+def routing_of(op: Op) -> Routing | None:
+    """Of an op that has to do with experts."""
+    match op:
+        case Route() | ExpertLinear() | ExpertBias() | Combine():
+            return op.routing
+        case _:
+            return None
+
+
+def sum_of(op: Op) -> Value | None:
+    """The value that an op adds onto."""
+    match op:
+        case Add() | AddGated() | Combine():
+            return op.out
+        case Linear():
+            return op.out if op.adds else None
+        case _:
+            return None
+
+
 def inputs_of(op: Op) -> list[Value]:
     """The values an op reads, those that it adds onto among them."""
     match op:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.kernels import curves, norms, rowwise
 from llmrun.kernels import plan_ops as ops
-from llmrun.kernels import rowwise
 from llmrun.kernels.attention import attention_reference
 from llmrun.kernels.convolution import convolution_reference
 from llmrun.kernels.experts import combined_reference, expert_linear_reference, routed_reference
@@ -103,12 +103,12 @@ class _Run:
             case ops.Embed():
                 values[op.out] = dequantized(op.table)[self._tokens] * np.float32(op.scale)
             case ops.RmsNorm():
-                values[op.out] = rowwise.rmsnorm_reference(values[op.x], op.weight, op.epsilon)
+                values[op.out] = norms.rmsnorm_reference(values[op.x], op.weight, op.epsilon)
             case ops.LayerNorm():
-                values[op.out] = rowwise.layernorm_reference(values[op.x], op.weight, op.bias, op.epsilon)
+                values[op.out] = norms.layernorm_reference(values[op.x], op.weight, op.bias, op.epsilon)
             case ops.HeadNorm():
                 heads = self._heads(op.x, len(op.weight))
-                values[op.out] = self._joined(rowwise.rmsnorm_reference(heads, op.weight, op.epsilon))
+                values[op.out] = self._joined(norms.rmsnorm_reference(heads, op.weight, op.epsilon))
             case ops.Linear():
                 product = self._linear(op.weight, values[op.x])
                 values[op.out] = values[op.out] + product if op.adds else product
@@ -117,13 +117,13 @@ class _Run:
             case ops.Add():
                 values[op.out] = values[op.out] + np.float32(op.scale) * values[op.y]
             case ops.AddGated():
-                values[op.out] = values[op.out] + rowwise.sigmoid_reference(values[op.gate]) * values[op.y]
+                values[op.out] = values[op.out] + curves.sigmoid_reference(values[op.gate]) * values[op.y]
             case ops.Gated():
                 values[op.out] = rowwise.gated_reference(values[op.gate], values[op.up], op.activation)
             case ops.Activate():
                 values[op.out] = rowwise.activation_reference(values[op.x], op.activation)
             case ops.SoftCap():
-                values[op.x] = rowwise.soft_cap_reference(values[op.x], op.cap)
+                values[op.x] = curves.soft_cap_reference(values[op.x], op.cap)
             case ops.RopeStore():
                 self._store(op)
             case ops.Attention():

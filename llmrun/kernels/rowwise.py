@@ -1,6 +1,7 @@
-"""Ops that work on whole rows: normalization, the gated activation.
+"""Ops on rows, feature by feature: activations, sums, the cap on logits.
 
-All are cheap, so in a step of one row every thread runs them for itself (records.py).
+All but the cap are cheap, so in a step of one row every thread runs them for itself (records.py). Rows are padded with
+zeros to whole vectors, and every one of them makes zeros of zeros.
 """
 
 from __future__ import annotations
@@ -9,16 +10,24 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from llmrun.kernels import records, simd
-from llmrun.kernels.compiler import kernel, kernel_family
-from llmrun.kernels.memory import load_f32, load_i32, load_i64
+from llmrun.kernels import curves, records, simd
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.curves import sigmoid_reference
+from llmrun.kernels.memory import load_f32, load_i64
 from llmrun.kernels.plan_ops import Activation
-from llmrun.kernels.work import PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
+from llmrun.kernels.work import (
+    PRIVATE_INPUT,
+    PRIVATE_OUTPUT,
+    PRIVATE_SECOND,
+    PRIVATE_THIRD,
+    claim,
+    first_item,
+    n_rows,
+    next_item,
+    private_row,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,80 +35,20 @@ if TYPE_CHECKING:
 
 ARG = records.OP_ARGS
 
-
-# --- rmsnorm -------------------------------------------------------------------------------------------------------
-
-A_NORM_X, A_NORM_X_STRIDE, A_NORM_Y, A_NORM_Y_STRIDE, A_NORM_WEIGHT, A_NORM_WIDTH, A_NORM_EPSILON, A_NORM_GATHER = (
-    ARG + 8 * i for i in range(8)
-)
-
-
-@intrinsic
-def _root(typingctx: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        function = ir.FunctionType(simd.F32, [simd.F32])
-        root = cgutils.get_or_insert_function(builder.module, function, "llvm.sqrt.f32")
-        return builder.call(root, args)
-
-    return types.float32(types.float32), codegen
-
-
-@kernel_family
-def rmsnorm(level: str) -> Callable[..., None]:
-    """y = x / sqrt(mean(x^2) + epsilon) * weight. With GATHER, row i reads the i-th wanted row of x."""
-    fma = simd.Operations(level).fma
-
-    @kernel
-    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        rows = n_rows(op, step)
-        x_stride = load_i64(op + A_NORM_X_STRIDE)
-        y_stride = load_i64(op + A_NORM_Y_STRIDE)
-        y0 = load_i64(op + A_NORM_Y) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
-        weight = load_i64(op + A_NORM_WEIGHT)
-        width = load_i64(op + A_NORM_WIDTH)
-        epsilon = load_f32(op + A_NORM_EPSILON)
-        gather = load_i64(op + A_NORM_GATHER)
-        row = first_item(op, step)
-        while row < rows:
-            source = row
-            if gather != 0:
-                source = load_i32(load_i64(step + records.STEP_WANTED_ROWS) + 4 * row)
-            x = load_i64(op + A_NORM_X) + source * x_stride
-            y = y0 + row * y_stride
-            # Rows are padded with zeros to a whole number of vectors, which a sum of squares does not mind.
-            squares = simd.splat(types.float32(0))
-            for at in range(0, 4 * width, 64):
-                value = simd.load_f32x16(x + at)
-                squares = fma(value, value, squares)
-            mean = simd.sum_lanes(squares) / types.float32(width)
-            scale = simd.splat(types.float32(1) / _root(mean + epsilon))
-            for at in range(0, 4 * width, 64):
-                normal = simd.multiply(simd.load_f32x16(x + at), scale)
-                simd.store_f32x16(y + at, simd.multiply(normal, simd.load_f32x16(weight + at)))
-            row = next_item(op, step, row)
-
-    return run
-
-
-def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.float32]:
-    """x float32[..., width], weight float32[width]; returns x's shape."""
-    import numpy as np
-
-    mean = np.square(x, dtype=np.float32).mean(-1, keepdims=True, dtype=np.float32)
-    result: NDArray[np.float32] = x * (np.float32(1) / np.sqrt(mean + np.float32(epsilon))) * weight
-    return result
-
-
-# --- gated activation ------------------------------------------------------------------------------------------------
+# --- activations -----------------------------------------------------------------------------------------------------
 
 A_GATE, A_GATE_STRIDE, A_UP, A_UP_STRIDE, A_GATED, A_GATED_STRIDE, A_GATED_WIDTH = (ARG + 8 * i for i in range(7))
 
+_GELU_CUBIC = 0.044715
+_GELU_SLOPE = math.sqrt(2 / math.pi)
+_CLAMP = 7.0
+_CLAMPED_SLOPE = 1.702
+
 
 @kernel_family
-def swiglu(level: str) -> Callable[..., None]:
-    """y = gate / (1 + exp(-gate)) * up."""
-    operations = simd.Operations(level)
-    exp = operations.exp
+def gated(level: str, activation: str) -> Callable[..., None]:
+    """y = activation(gate) * up. An up of ones, with a stride of 0, makes it the activation alone."""
+    activate = _activations(level)[Activation(activation)]
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -107,33 +56,49 @@ def swiglu(level: str) -> Callable[..., None]:
         gate_stride = load_i64(op + A_GATE_STRIDE)
         up_stride = load_i64(op + A_UP_STRIDE)
         y_stride = load_i64(op + A_GATED_STRIDE)
+        gate0 = load_i64(op + A_GATE) + private_row(op, step, thread, PRIVATE_INPUT) * gate_stride
+        up0 = load_i64(op + A_UP) + private_row(op, step, thread, PRIVATE_SECOND) * up_stride
         y0 = load_i64(op + A_GATED) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
         width = load_i64(op + A_GATED_WIDTH)
-        one = simd.splat(types.float32(1))
-        zero = simd.splat(types.float32(0))
         row = first_item(op, step)
         while row < rows:
-            gate = load_i64(op + A_GATE) + row * gate_stride
-            up = load_i64(op + A_UP) + row * up_stride
+            gate = gate0 + row * gate_stride
+            up = up0 + row * up_stride
             y = y0 + row * y_stride
             for at in range(0, 4 * width, 64):
-                value = simd.load_f32x16(gate + at)
-                # exp takes arguments <= 0: sigmoid(x) = e / (1 + e) for x < 0 and 1 / (1 + e) above, e = exp(-|x|).
-                e = exp(simd.subtract(zero, simd.absolute(value)))
-                top = simd.select_negative(value, e, one)
-                sigmoid = simd.divide(top, simd.add(one, e))
-                simd.store_f32x16(y + at, simd.multiply(simd.multiply(value, sigmoid), simd.load_f32x16(up + at)))
+                simd.store_f32x16(y + at, activate(simd.load_f32x16(gate + at), simd.load_f32x16(up + at)))
             row = next_item(op, step, row)
 
     return run
 
 
-def sigmoid_reference(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    import numpy as np
+def _activations(level: str) -> dict[Activation, Any]:
+    """What each makes of 16 gates and ups."""
+    sigmoid = curves.sigmoid(level)
 
-    e = np.exp(-np.abs(x))
-    top = np.where(x < 0, e, np.float32(1))
-    return (top / (np.float32(1) + e)).astype(np.float32)
+    @inline_function
+    def silu(gate: Any, up: Any) -> Any:
+        return simd.multiply(simd.multiply(gate, sigmoid(gate)), up)
+
+    @inline_function
+    def gelu(gate: Any, up: Any) -> Any:
+        # (1 + tanh(u)) / 2 is sigmoid(2u), which loses nothing where tanh(u) is near -1.
+        cube = simd.multiply(simd.multiply(simd.multiply(simd.splat(types.float32(_GELU_CUBIC)), gate), gate), gate)
+        doubled = simd.multiply(simd.splat(types.float32(2 * _GELU_SLOPE)), simd.add(gate, cube))
+        return simd.multiply(simd.multiply(gate, sigmoid(doubled)), up)
+
+    @inline_function
+    def clamped_silu(gate: Any, up: Any) -> Any:
+        most, least = simd.splat(types.float32(_CLAMP)), simd.splat(types.float32(-_CLAMP))
+        # `most` where it is the smaller; a NaN stays.
+        gate = simd.select_negative(simd.subtract(most, gate), most, gate)
+        up = simd.select_negative(simd.subtract(most, up), most, up)
+        up = simd.select_negative(simd.subtract(up, least), least, up)
+        slope = simd.splat(types.float32(_CLAMPED_SLOPE))
+        silu = simd.multiply(gate, sigmoid(simd.multiply(slope, gate)))
+        return simd.multiply(silu, simd.add(up, simd.splat(types.float32(1))))
+
+    return {Activation.SILU: silu, Activation.GELU: gelu, Activation.CLAMPED_SILU: clamped_silu}
 
 
 def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
@@ -141,10 +106,10 @@ def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDAr
     import numpy as np
 
     if activation is Activation.SILU:
-        gated: NDArray[np.float32] = x * sigmoid_reference(x)
-        return gated
+        silu: NDArray[np.float32] = x * sigmoid_reference(x)
+        return silu
     assert activation is Activation.GELU
-    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    inner = np.float32(_GELU_SLOPE) * (x + np.float32(_GELU_CUBIC) * x * x * x)
     return (np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))).astype(np.float32)
 
 
@@ -152,26 +117,84 @@ def gated_reference(gate: NDArray[np.float32], up: NDArray[np.float32], activati
     """gate, up float32[rows, width]; returns float32[rows, width]."""
     import numpy as np
 
-    if activation is not Activation.CLAMPED_SILU:
-        return activation_reference(gate, activation) * up
-    gate = np.minimum(gate, np.float32(7))
-    up = np.clip(up, np.float32(-7), np.float32(7))
-    result: NDArray[np.float32] = gate * sigmoid_reference(np.float32(1.702) * gate) * (up + np.float32(1))
+    if activation is Activation.CLAMPED_SILU:
+        gate = np.minimum(gate, np.float32(_CLAMP))
+        up = np.clip(up, np.float32(-_CLAMP), np.float32(_CLAMP)) + np.float32(1)
+        activated: NDArray[np.float32] = gate * sigmoid_reference(np.float32(_CLAMPED_SLOPE) * gate)
+    else:
+        activated = activation_reference(gate, activation)
+    result: NDArray[np.float32] = activated * up
     return result
 
 
-def soft_cap_reference(x: NDArray[np.float32], cap: float) -> NDArray[np.float32]:
-    import numpy as np
+# --- sums ------------------------------------------------------------------------------------------------------------
 
-    return (np.float32(cap) * np.tanh(x / np.float32(cap))).astype(np.float32)
+A_SUM, A_SUM_STRIDE, A_X, A_X_STRIDE, A_Y, A_Y_STRIDE, A_SUM_WIDTH, A_FACTOR = (ARG + 8 * i for i in range(8))
+A_SUM_GATE, A_SUM_GATE_STRIDE = (ARG + 8 * i for i in range(8, 10))
 
 
-def layernorm_reference(
-    x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
-) -> NDArray[np.float32]:
-    """x float32[rows, width], weight and bias float32[width]; returns float32[rows, width]."""
-    import numpy as np
+@kernel_family
+def add(level: str) -> Callable[..., None]:
+    """sum = x + factor * y. With a GATE the factor is its sigmoid, of each row; x may be where the sum is.
 
-    centred = x - x.mean(-1, keepdims=True, dtype=np.float32)
-    result = rmsnorm_reference(centred, weight, epsilon)
-    return result if bias is None else result + bias
+    Rounded twice at every level, so that all agree.
+    """
+    sigmoid = curves.sigmoid(level)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        sum_stride = load_i64(op + A_SUM_STRIDE)
+        x_stride = load_i64(op + A_X_STRIDE)
+        y_stride = load_i64(op + A_Y_STRIDE)
+        gate_stride = load_i64(op + A_SUM_GATE_STRIDE)
+        sum0 = load_i64(op + A_SUM) + private_row(op, step, thread, PRIVATE_OUTPUT) * sum_stride
+        x0 = load_i64(op + A_X) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
+        y0 = load_i64(op + A_Y) + private_row(op, step, thread, PRIVATE_SECOND) * y_stride
+        gate0 = load_i64(op + A_SUM_GATE) + private_row(op, step, thread, PRIVATE_THIRD) * gate_stride
+        width = load_i64(op + A_SUM_WIDTH)
+        row = first_item(op, step)
+        while row < rows:
+            total = sum0 + row * sum_stride
+            x = x0 + row * x_stride
+            y = y0 + row * y_stride
+            factor = simd.splat(load_f32(op + A_FACTOR))
+            if load_i64(op + A_SUM_GATE) != 0:
+                factor = sigmoid(simd.splat(load_f32(gate0 + row * gate_stride)))
+            for at in range(0, 4 * width, 64):
+                scaled = simd.multiply(factor, simd.load_f32x16(y + at))
+                simd.store_f32x16(total + at, simd.add(simd.load_f32x16(x + at), scaled))
+            row = next_item(op, step, row)
+
+    return run
+
+
+# --- the cap on logits -----------------------------------------------------------------------------------------------
+
+A_CAPPED_STRIDE, A_CAPPED_WIDTH, A_CAP = (ARG + 8 * i for i in range(3))
+
+CAP_CHUNK = 4096  # logits that a thread takes at a time
+
+
+@kernel_family
+def soft_cap(level: str) -> Callable[..., None]:
+    """logits = cap * tanh(logits / cap), in place: the team shares each row, as a vocabulary may have 262,144 words."""
+    tanh = curves.tanh(level)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        width = load_i64(op + A_CAPPED_WIDTH)
+        chunks = (width + CAP_CHUNK - 1) // CAP_CHUNK
+        items = n_rows(op, step) * chunks
+        cap = simd.splat(load_f32(op + A_CAP))
+        item = claim(op)
+        while item < items:
+            start = item % chunks * CAP_CHUNK
+            end = min(width, start + CAP_CHUNK)
+            x = load_i64(step + records.STEP_LOGITS) + item // chunks * load_i64(op + A_CAPPED_STRIDE)
+            for at in range(4 * start, 4 * end, 64):
+                value = simd.divide(simd.load_f32x16(x + at), cap)
+                simd.store_f32x16(x + at, simd.multiply(cap, tanh(value)))
+            item = claim(op)
+
+    return run

@@ -30,7 +30,7 @@ SUPPORTED = frozenset(PACKED_TYPES) - {WIDE} | WIDENED_TYPES | frozenset(_ELEMEN
 
 # What a thread claims at once. Large enough that the claim (50 ns) is lost in it, small enough that the last one does
 # not keep the others waiting.
-_CHUNK_BYTES = 24 << 10
+CHUNK_BYTES = 24 << 10
 _MOST_CHUNKS = 256
 
 # Fills uint8[n] with the bytes of a matrix from an offset on, from any thread.
@@ -126,7 +126,7 @@ class PackedLayout:
 
     @property
     def chunk_groups(self) -> int:
-        by_size = -(-_CHUNK_BYTES // self.group_bytes)
+        by_size = -(-CHUNK_BYTES // self.group_bytes)
         return max(1, by_size, self.n_groups // _MOST_CHUNKS)
 
 

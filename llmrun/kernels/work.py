@@ -53,8 +53,14 @@ def next_item(op: Any, step: Any, item: Any) -> Any:
 
 
 @inline_function
-def private_row(op: Any, step: Any, thread: Any, flag: Any) -> Any:
-    """Row at which this thread's copy of a buffer begins: 0 unless the buffer is private in this step."""
+def own_copy(op: Any, step: Any, thread: Any, flag: Any) -> Any:
+    """Which copy of a buffer is this thread's: 0 unless the buffer is private in this step."""
     if load_i64(step + _STEP_REPLICATED) != 0 and load_i64(op + _FLAGS) & flag:
         return thread
     return 0
+
+
+@inline_function
+def private_row(op: Any, step: Any, thread: Any, flag: Any) -> Any:
+    """Row at which this thread's copy of a buffer begins that has as many rows as the op."""
+    return own_copy(op, step, thread, flag) * n_rows(op, step)

@@ -310,10 +310,10 @@ def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_p
     from llmrun.cli.chat import _talk
     from llmrun.cli.chatting.record import Record
     from llmrun.cli.chatting.store import Store
+    from llmrun.cli.flags import AnswerFlags
     from llmrun.cli.open_model import OpenModel
     from llmrun.engine.engine import Engine
     from llmrun.errors import TemplateRefused
-    from llmrun.settings import Settings
     from llmrun.types import SamplingParams
 
     store = Store(tmp_path)
@@ -321,7 +321,7 @@ def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_p
         engine.template = None
         opened = OpenModel(engine, "m", SamplingParams())
         with pytest.raises(TemplateRefused) as refused:
-            _talk(opened, store, Record(store, new_conversation("m")), Settings(), {})
+            _talk(opened, store, Record(store, new_conversation("m")), AnswerFlags(), {})
     assert "--chat-template FILE" in refused.value.hint
 
 

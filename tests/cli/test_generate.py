@@ -88,7 +88,12 @@ def test_json_is_an_openai_chat_completion() -> None:
     assert (body["model"], body["seed"]) == ("smollm2:135m", 7)
     (choice,) = body["choices"]
     assert (choice["index"], choice["finish_reason"]) == (0, "stop")
-    assert choice["message"] == {"role": "assistant", "content": "You said: hellö", "refusal": None}
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "You said: hellö",
+        "reasoning": None,
+        "refusal": None,
+    }
     usage = body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     content = choice["logprobs"]["content"]

@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.support.fidelity import ENGINE_FLOOR, ENGINE_RATIO, TWIN_BOUND, LlmrunModel, divergences, exact_twin, plan_of
 from tests.support.gguf_files import tiny_llama, tiny_spm_vocabulary
-from tests.support.llama_cpp_oracle import LlamaCppModel, requantize
+from tests.support.llama_cpp_oracle import requantize
+from tests.support.predictions import check_predictions
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {},
@@ -31,8 +30,6 @@ FLOAT_SHAPES: dict[str, dict[str, Any]] = {
 }
 FLOAT_TYPES = ("F32", "F16", "BF16")
 TYPES = (*FLOAT_TYPES, "Q8_0", "Q4_0", "Q4_1")
-
-PROMPTS, PROMPT_TOKENS = 8, 100
 
 CASES = [("tied", weight_type) for weight_type in TYPES]
 CASES += [(shape, weight_type) for shape in SHAPES if shape != "tied" for weight_type in ("F32", "Q4_1")]
@@ -55,18 +52,3 @@ def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, shape: 
 def test_files_that_llama_cpp_quantized_are_predicted_as_it_does(tmp_path: Path, weight_type: str) -> None:
     plain = tiny_llama(tmp_path / "plain.gguf", weight_type="F32", **QUANTIZED_SHAPE)
     check_predictions(requantize(plain, tmp_path / "quantized.gguf", weight_type), tmp_path)
-
-
-def check_predictions(path: Path, tmp_path: Path) -> None:
-    dequantized = requantize(path, tmp_path / "dequantized.gguf", "F32")
-    random = np.random.default_rng(0)
-    with (
-        LlamaCppModel.oracle(dequantized) as oracle,
-        LlamaCppModel(path, kv_type="F16", flash_attention=False) as theirs,
-        LlmrunModel(path) as ours,
-    ):
-        prompts = random.integers(3, oracle.vocabulary_size, (PROMPTS, PROMPT_TOKENS)).tolist()
-        models = {"twin": exact_twin(plan_of(path)), "ours": ours.logits, "theirs": theirs.logits}
-        measured = {name: divergence.mean for name, divergence in divergences(oracle.logits, models, prompts).items()}
-    assert measured["twin"] <= TWIN_BOUND
-    assert measured["ours"] <= max(ENGINE_RATIO * measured["theirs"], ENGINE_FLOOR), measured

@@ -105,9 +105,7 @@ def test_capped_attention_is_near_its_twin(level: str, window: int, cap: float) 
     keys, values = cache.read(300)
     sinks = np.linspace(-4, 4, 6, dtype=np.float32)
     for heads_sinks in (None, sinks):
-        actual = cache.attend(
-            q, LENGTHS - 1, level=level, threads=2, window=window, soft_cap=cap, sinks=heads_sinks
-        )
+        actual = cache.attend(q, LENGTHS - 1, level=level, threads=2, window=window, soft_cap=cap, sinks=heads_sinks)
         for row, length in enumerate(LENGTHS):
             seen = seen_by(length - 1, window or length)
             expected = attention_reference(q[row], keys[seen], values[seen], 48**-0.5, cap, heads_sinks)

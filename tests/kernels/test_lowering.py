@@ -17,9 +17,10 @@ from llmrun.kernels.arena import address_of, allocate
 from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import Value
-from llmrun.kernels.weights import reserve
+from llmrun.kernels.plan_ops import Gating, Value
+from llmrun.kernels.weights import Matrix, reserve
 from tests.support.kernel_runs import matrix_of
+from tests.support.row_ops_plan import row_ops_plan
 from tests.support.tiny_models import TINY_MODELS, tiny_model
 
 # Words of an op record, counted from its arguments: what a kernel reads and what it writes.
@@ -31,8 +32,20 @@ READS = {
     "linear_float": [4],
     "rope_store": [0, 2, 4],
     "attention": [0, 4],
+    "capped_attention": [0, 4],
     "merge": [0],
-    "swiglu": [0, 2],
+    "gated": [0, 2],
+    "layernorm": [0],
+    "add": [2, 4, 8],
+    "keep": [0],
+    "convolve": [0, 2],
+    "soft_cap": [],
+    "route": [0],
+    "group": [3],
+    "experts_int8": [9, 11, 12, 13, 14, 23, 25],
+    "experts_float": [4, 11, 13],
+    "bias": [0, 6],
+    "combine": [0, 2, 3, 6],
 }
 WRITES = {
     "embed": [8],
@@ -42,10 +55,28 @@ WRITES = {
     "linear_float": [6],
     "rope_store": [6, 8],
     "attention": [2, 10],
+    "capped_attention": [2, 10],
     "merge": [2],
-    "swiglu": [4],
+    "gated": [4],
+    "layernorm": [2],
+    "add": [0],
+    "keep": [2],
+    "convolve": [6],
+    "soft_cap": [],  # the logits
+    "route": [10, 11],
+    "group": [0, 4, 5, 6],
+    "experts_int8": [16],
+    "experts_float": [6],
+    "bias": [2],
+    "combine": [6],
 }
-CACHE_WORDS = {("rope_store", 8), ("attention", 4)}
+CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("capped_attention", 4), ("keep", 2), ("convolve", 2)}
+# Tables of a routing, of which each thread has its own in a step of one row.
+TABLE_WORDS = {("group", 3), ("experts_int8", 23), ("experts_int8", 25), ("experts_float", 11), ("experts_float", 13)}
+TABLE_WORDS |= {("bias", 6), ("combine", 2), ("combine", 3)}
+# Inputs that are not an op's first have flags of their own.
+SECOND_INPUTS = {("gated", 2), ("add", 4), ("rope_store", 2)}
+THIRD_INPUTS = {("add", 8), ("rope_store", 4)}
 
 
 @dataclass(frozen=True)
@@ -63,21 +94,27 @@ def accesses(lowered: Lowered) -> Iterator[list[Access]]:
     """What each record touches, in order."""
     first = records.OP_ARGS // records.WORD
     for index, (name, words) in enumerate(zip(lowered.kernels, lowered.records.tolist(), strict=True)):
-        kernel = name.module if name.function == "linear" else name.function
+        kernel = name.module if name.function in ("linear", "experts") else name.function
         flags = words[records.OP_FLAGS // records.WORD]
-        uses = [(word, False, records.FLAG_PRIVATE_INPUT) for word in READS[kernel]]
+        uses = [(word, False, input_flag(kernel, word)) for word in READS[kernel]]
         uses += [(word, True, records.FLAG_PRIVATE_OUTPUT) for word in WRITES[kernel]]
         yield [
             Access(
                 index,
                 words[first + word],
                 writes,
-                bool(flags & private) and (kernel, word) not in CACHE_WORDS,
+                (bool(flags & private) and (kernel, word) not in CACHE_WORDS) or (kernel, word) in TABLE_WORDS,
                 bool(flags & records.FLAG_REPLICATED),
             )
             for word, writes, private in uses
             if words[first + word]  # the logits' address comes with each step
         ]
+
+
+def input_flag(kernel: str, word: int) -> int:
+    if (kernel, word) in SECOND_INPUTS:
+        return records.FLAG_PRIVATE_SECOND
+    return records.FLAG_PRIVATE_THIRD if (kernel, word) in THIRD_INPUTS else records.FLAG_PRIVATE_INPUT
 
 
 def races(lowered: Lowered, *, one_row: bool) -> list[tuple[Access, Access]]:
@@ -132,6 +169,14 @@ def test_no_two_threads_meet_in_memory(model_plan: Callable[[str], Plan], name: 
 
 
 @pytest.mark.parametrize("one_row", [True, False])
+def test_no_two_threads_meet_in_row_ops(one_row: bool) -> None:
+    lowered = lowered_plan(row_ops_plan())
+    kernels = {name.function for name in lowered.kernels}
+    assert {"rmsnorm", "layernorm", "add", "gated", "keep", "convolve", "soft_cap"} <= kernels
+    assert races(lowered, one_row=one_row) == []
+
+
+@pytest.mark.parametrize("one_row", [True, False])
 def test_a_missing_barrier_would_be_seen(model_plan: Callable[[str], Plan], one_row: bool) -> None:
     """The check itself: take any one barrier away that is not the last, and there is a race."""
     lowered = lowered_plan(model_plan("Q4_0 untied"))
@@ -159,6 +204,37 @@ def test_a_layer_takes_five_barriers_in_a_step_of_one_row(model_plan: Callable[[
         assert count_barriers(lowered_plan(model_plan(name)), one_row=True) == 5 * layers + 2
 
 
+def test_sums_of_norms_take_no_barriers_in_a_step_of_one_row() -> None:
+    """A layer that normalizes what it adds, as Gemma's do: the barriers are those after its two matrices, and one after
+    the logits. Each thread has a sum of its own, from the embedding on."""
+    plan, norm = Plan(), np.ones(64, np.float32)
+    square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
+    x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"), scale=8.0)
+    for _ in range(3):
+        h = plan.rmsnorm(plan.linear(plan.rmsnorm(x, norm, 1e-5), square), norm, 1e-5)
+        plan.add(plan.rmsnorm(plan.linear(h, square), norm, 1e-5), to=x)
+    plan.output(x, square)
+    lowered = lowered_plan(plan)
+    assert count_barriers(lowered, one_row=True) == 3 * 2 + 1
+    assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
+
+
+def test_a_sum_that_products_are_added_onto_is_shared() -> None:
+    """One thread adds a row to it, and the others wait."""
+    plan = Plan()
+    square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
+    x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
+    plan.linear_add(plan.linear(x, square), square, to=x)
+    plan.add(plan.linear(x, square), to=x)
+    plan.output(x, square)
+    lowered = lowered_plan(plan)
+    [adds] = [index for index, name in enumerate(lowered.kernels) if name.function == "add"]
+    flags = int(lowered.records[adds, records.OP_FLAGS // records.WORD])
+    assert flags & records.FLAG_BARRIER
+    assert not flags & records.FLAG_REPLICATED
+    assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
+
+
 def test_linear_ops_on_one_input_run_into_each_other(model_plan: Callable[[str], Plan]) -> None:
     lowered = lowered_plan(model_plan("Q4_0 untied"))
     flags = lowered.records[:, records.OP_FLAGS // records.WORD]
@@ -177,6 +253,67 @@ def test_an_op_that_adds_waits_for_what_it_adds_to() -> None:
     plan.output(y, square)
     for one_row in (True, False):
         assert races(lowered_plan(plan), one_row=one_row) == []
+
+
+def experts_plan(layers: int = 3, kind: str = "q8_0") -> Plan:
+    """Layers of experts with what an architecture may have beside them: a bias of each kind, experts for all rows."""
+    plan, norm = Plan(), np.ones(64, np.float32)
+
+    def matrix(name: str, rows: int, columns: int, of: str = kind) -> Matrix:
+        return matrix_of(of, np.ones((rows, columns), np.float32), name)
+
+    x = plan.embed(matrix("table", 4, 64, "f32"))
+    for layer in range(layers):
+        v = plan.linear(plan.rmsnorm(x, norm, 1e-5), matrix("v", 64, 64))
+        plan.linear_add(v, matrix("o", 64, 64), to=x)
+        h = plan.rmsnorm(x, norm, 1e-5)
+        logits = plan.bias(plan.linear(h, matrix("router", 6, 64, "f32")), np.ones(6, np.float32))
+        routing = plan.route(logits, 2, Gating.SOFTMAX, normalized=True)
+        gate, up = (plan.expert_linear(h, matrix(name, 6 * 32, 64), routing) for name in ("gate", "up"))
+        if layer % 2:
+            gate = plan.expert_bias(gate, np.ones((6, 32), np.float32), routing)
+        y = plan.expert_linear(plan.swiglu(gate, up), matrix("down", 6 * 64, 32), routing)
+        if layer % 2:
+            y = plan.expert_bias(y, np.ones((6, 64), np.float32), routing)
+        plan.combine(y, routing, to=x)
+    plan.output(x, matrix("output", 16, 64))
+    return plan
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+@pytest.mark.parametrize("kind", ["q8_0", "f32"])
+def test_no_two_threads_meet_among_experts(one_row: bool, kind: str) -> None:
+    assert races(lowered_plan(experts_plan(kind=kind)), one_row=one_row) == []
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+def test_a_missing_barrier_among_experts_would_be_seen(one_row: bool) -> None:
+    """Of floats: integers are quantized between routing and products, with a barrier of their own."""
+    lowered = lowered_plan(experts_plan(kind="f32"))
+    column = lowered.records[:, records.OP_FLAGS // records.WORD]
+    for index in np.flatnonzero(column & records.FLAG_BARRIER)[:-1]:
+        if one_row and column[index] & records.FLAG_REPLICATED:
+            continue
+        column[index] &= ~records.FLAG_BARRIER
+        assert races(lowered, one_row=one_row), lowered.kernels[index]
+        column[index] |= records.FLAG_BARRIER
+
+
+def test_a_layer_of_experts_takes_four_barriers_in_a_step_of_one_row() -> None:
+    """After the router; gate and up; down; what they add up to. Two more for what stands for attention here, two for the rest."""
+    assert count_barriers(lowered_plan(experts_plan(4)), one_row=True) == (2 + 4) * 4 + 2
+
+
+def test_tables_of_a_routing_are_the_next_ones_memory() -> None:
+    lowered = lowered_plan(experts_plan(12))
+    first = records.OP_ARGS // records.WORD
+    heads = [
+        words[first]
+        for name, words in zip(lowered.kernels, lowered.records.tolist(), strict=True)
+        if name.function == "group"
+    ]
+    assert len(heads) == 12
+    assert len(set(heads)) <= 2
 
 
 def test_memory_does_not_grow_with_the_layers() -> None:

@@ -14,6 +14,7 @@ class Gathered:
     """The events of one request."""
 
     text: str = ""
+    reasoning: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     progress: list[PrefillProgress] = field(default_factory=list)
@@ -41,6 +42,9 @@ def run_to_the_end(
             answer = answers[event.request_id]
             assert answer.last is None, f"{event} after {answer.last}"
             if isinstance(event, TextDelta):
+                if event.unopened:
+                    answer.reasoning, answer.text = answer.text, ""
+                answer.reasoning += event.reasoning
                 answer.text += event.text
                 answer.tokens += event.tokens
                 answer.logprobs += event.logprobs

@@ -18,6 +18,7 @@ from llmrun.cli.chatting.events import (
     ModelChanged,
     PreferenceSet,
     SystemSet,
+    Thought,
     Undone,
 )
 from llmrun.types import FinishReason
@@ -32,6 +33,7 @@ _preferences = st.one_of(
     st.builds(PreferenceSet, st.just("repeat_last_n"), st.none() | st.integers(-1, 10**6)),
     st.builds(PreferenceSet, st.just("seed"), st.none() | st.integers(0, 2**64 - 1)),
     st.builds(PreferenceSet, st.just("max_tokens"), st.none() | st.integers(1, 10**6)),
+    st.builds(PreferenceSet, st.just("think"), st.none() | st.booleans()),
     st.builds(PreferenceSet, st.just("stop"), st.none() | st.lists(st.text(min_size=1), min_size=1, max_size=3)),
 )
 _began = st.builds(Began, st.just(FORMAT), texts, texts, texts, texts)
@@ -41,6 +43,7 @@ _later = st.one_of(
     _preferences,
     st.builds(Asked, texts, texts),
     st.builds(AnswerBegan, st.integers(0, 2**64 - 1)),
+    st.builds(Thought, texts),
     st.builds(AnswerWent, texts),
     st.builds(
         AnswerEnded,

@@ -253,7 +253,7 @@ def tiny_llama(
     if chat_template is not None:
         metadata["tokenizer.chat_template"] = chat_template
     metadata |= extra or {}
-    random = _RandomWeights(np.random.default_rng(seed), weight_type)
+    random = RandomWeights(np.random.default_rng(seed), weight_type)
 
     tensors: dict[str, Tensor] = {"token_embd.weight": random.matrix(len(vocabulary.tokens), width)}
     for layer in range(layers):
@@ -287,7 +287,7 @@ _FILE_TYPES = {
 }
 
 
-class _RandomWeights:
+class RandomWeights:
     def __init__(self, random: np.random.Generator, weight_type: str) -> None:
         self._random = random
         self._weight_type = weight_type

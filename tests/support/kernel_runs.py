@@ -29,7 +29,7 @@ from llmrun.kernels.levels import (
 from llmrun.kernels.lowering import lower
 from llmrun.kernels.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import Value
+from llmrun.kernels.plan_ops import Activation, Value
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.team import Team
 from llmrun.kernels.weights import Matrix, reserve
@@ -41,6 +41,9 @@ PACKED_NAMES = tuple(PACKED_TYPES)
 INTEGER_TYPES = (*(name for name in PACKED_NAMES if name != WIDE), *sorted(WIDENED_TYPES))
 FLOAT_TYPES = ("f32", "f16", "bf16")
 WEIGHT_TYPES = INTEGER_TYPES + FLOAT_TYPES
+
+# Of experts in tests: one scale a block, two levels with minimums, two sub-blocks, a table.
+EXPERT_TYPES = ("q8_0", "q4_k", "q6_k", "mxfp4")
 
 # Every kernel there is; test_instructions.py holds this list against the sources.
 ALL_KERNELS = (
@@ -54,11 +57,21 @@ ALL_KERNELS = (
     KernelName.of("attention", "attention", head_size=48, group=3, kv_type="f16"),
     KernelName.of("attention", "capped_attention", head_size=48, group=1, kv_type="f16"),
     KernelName.of("attention", "merge", head_size=48),
-    *(KernelName.of("rowwise", name) for name in ("rmsnorm", "swiglu")),
+    *(KernelName.of("norms", name) for name in ("rmsnorm", "layernorm")),
+    *(KernelName.of("rowwise", "gated", activation=activation.value) for activation in Activation),
+    *(KernelName.of("rowwise", name) for name in ("add", "soft_cap")),
+    *(KernelName.of("convolution", name) for name in ("keep", "convolve")),
     KernelName.of("quantize", "quantize"),
+    *(KernelName.of("experts_int8", "experts", weight=kind) for kind in EXPERT_TYPES),
+    KernelName.of("experts_float", "experts", weight="f32"),
+    *(KernelName.of("routing", name) for name in ("route", "group")),
+    *(KernelName.of("experts_rows", name) for name in ("bias", "combine")),
     *(KernelName.of("conduct", name) for name in ("work", "work_timed", "start", "wait")),
     *(KernelName.of(f"{model}_merge", "merge") for model in ("bpe", "spm")),
+    KernelName.of("spm_merge", "find_joined"),
     KernelName.of("token_table", "build"),
+    *(KernelName.of("special_tokens", name) for name in ("build", "find")),
+    KernelName.of("split", "split"),
     *(KernelName.of("limits", name) for name in ("read", "multiply")),
 )
 
@@ -122,6 +135,11 @@ def run_kernel(
         ]
         for call in calls:
             call.result()
+
+
+def ulps(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """The largest distance in units of expected's last place."""
+    return float((np.abs(actual - expected) / np.spacing(np.abs(expected))).max())
 
 
 def padded_rows(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -56,6 +56,19 @@ def set_preference(chat: Chat, argument: str) -> None:
     chat.confirm(f"{name} {_shown(chat.preference(name))}")
 
 
+def think(chat: Chat, argument: str) -> None:
+    on = preferences.parse_value(preferences.THINK, argument or "on") if argument != DEFAULT else None
+    if on and chat.engine.thinking:
+        chat.engine.thinking.require()
+    chat.record.add(PreferenceSet(preferences.THINK, on))
+    words = {None: "thinks or not as it does by itself", True: "thinks before it answers", False: "answers at once"}
+    chat.confirm(f"the model {words[None if on is None else bool(on)]}")
+
+
+def answer_at_once(chat: Chat, argument: str) -> None:
+    think(chat, "off")
+
+
 def show(chat: Chat, argument: str) -> None:
     if argument and argument not in _SHOWN:
         raise UsageError(f"/show: {argument}: no such thing", hint="known: " + ", ".join(_SHOWN))
@@ -144,6 +157,10 @@ def preference_choices(chat: Chat) -> Iterable[tuple[str, str]]:
     return [(f"{name} ", _shown(chat.preference(name))) for name in preferences.NAMES if name != preferences.CONTEXT]
 
 
+def think_choices(chat: Chat) -> Iterable[tuple[str, str]]:
+    return [("on", ""), ("off", ""), (DEFAULT, "")]
+
+
 def show_choices(chat: Chat) -> Iterable[tuple[str, str]]:
     return [(name, "") for name in _SHOWN]
 
@@ -200,7 +217,11 @@ def _system_lines(chat: Chat) -> list[str]:
 def _preference_lines(chat: Chat) -> list[str]:
     others = ("seed", "max_tokens", preferences.STOP)
     chosen = [f"{name} {_shown(chat.preference(name))}" for name in others]
-    return [f"settings    {described_sampling(chat.sampling)}", f"            {', '.join(chosen)}"]
+    thinking = [f"{name} {_shown(chat.preference(name))}" for name in preferences.THINKING]
+    return [
+        f"settings    {described_sampling(chat.sampling)}",
+        *(f"            {', '.join(x)}" for x in (chosen, thinking)),
+    ]
 
 
 def _meter_lines(chat: Chat) -> list[str]:
@@ -231,6 +252,8 @@ def _conversation_lines(chat: Chat) -> list[str]:
 def _shown(value: object) -> str:
     if value is None:
         return "not set"
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return visible_line(", ".join(map(repr, value))) if isinstance(value, list) else f"{value}"
 
 

@@ -53,6 +53,14 @@ COMMANDS: tuple[Command, ...] = (
         choices=actions.preference_choices,
     ),
     Command(
+        "think",
+        "[on|off]",
+        "let the model think before it answers, or not; `default` takes it back",
+        actions.think,
+        choices=actions.think_choices,
+    ),
+    Command("nothink", "", "answer at once: as /think off", actions.answer_at_once),
+    Command(
         "show",
         "[WHAT]",
         "what is going on: model, template, system, settings or conversation",

@@ -21,6 +21,7 @@ from llmrun.cli.chatting.events import (
     ModelChanged,
     PreferenceSet,
     SystemSet,
+    Thought,
     Undone,
 )
 from llmrun.cli.chatting.preferences import Value
@@ -34,10 +35,12 @@ class Misplaced(ValueError):
 
 @dataclass(slots=True)
 class Exchange:
-    """A question and its answer. `began` is None while there is no answer, `ended` while it has not ended."""
+    """A question and its answer. `began` is None while there is no answer, `ended` while it has not ended. `thoughts`
+    are what the model thought for the answer."""
 
     asked: Asked
     began: AnswerBegan | None = None
+    thoughts: list[str] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     ended: AnswerEnded | None = None
 
@@ -48,6 +51,10 @@ class Exchange:
     @property
     def answer(self) -> str:
         return "".join(self.pieces)
+
+    @property
+    def thinking(self) -> str:
+        return "".join(self.thoughts)
 
 
 @dataclass(slots=True)
@@ -79,7 +86,9 @@ class Conversation:
                 self.exchanges.append(Exchange(event))
             case AnswerBegan():
                 last = self._last()
-                last.began, last.pieces, last.ended = event, [], None
+                last.began, last.thoughts, last.pieces, last.ended = event, [], [], None
+            case Thought(text):
+                self._under_way().thoughts.append(text)
             case AnswerWent(text):
                 self._under_way().pieces.append(text)
             case AnswerEnded():
@@ -113,7 +122,8 @@ class Conversation:
         told = [] if self.system is None else [{"role": "system", "content": self.system}]
         for exchange in self.exchanges:
             told.append({"role": "user", "content": exchange.question})
-            told.append({"role": "assistant", "content": exchange.answer})
+            thinking = {"reasoning_content": exchange.thinking} if exchange.thoughts else {}
+            told.append({"role": "assistant", "content": exchange.answer, **thinking})
         return told[:-1] if self.exchanges else told
 
     @property
@@ -147,6 +157,8 @@ class Conversation:
             yield exchange.asked
             if exchange.began:
                 yield exchange.began
+                if exchange.thoughts:
+                    yield Thought(exchange.thinking)
                 if exchange.pieces:
                     yield AnswerWent(exchange.answer)
                 if exchange.ended:

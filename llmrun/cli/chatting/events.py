@@ -16,7 +16,8 @@ from llmrun.cli.chatting.preferences import Value, checked_value
 from llmrun.errors import UsageError
 from llmrun.types import FinishReason
 
-FORMAT: Final = 1  # of the file; a change that older versions cannot read raises it
+FORMAT: Final = 2  # of the file; a change that older versions cannot read raises it
+READABLE: Final = (1, 2)  # 1 has no thoughts
 FAILED: Final = "failed"  # an answer that an error ended
 
 Name = str  # may hold a path that is not UTF-8: "\\udcff" stands for its byte 0xff, here and in the file
@@ -79,6 +80,13 @@ class AnswerWent:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """The next piece of what the model thinks, written down once the answer has begun."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerEnded:
     """`reason` is a FinishReason ("cancelled": the user stopped it) or "failed". Tokens and seconds as in Timings."""
 
@@ -102,7 +110,17 @@ class Cleared:
 
 
 Event = (
-    Began | ModelChanged | SystemSet | PreferenceSet | Asked | AnswerBegan | AnswerWent | AnswerEnded | Undone | Cleared
+    Began
+    | ModelChanged
+    | SystemSet
+    | PreferenceSet
+    | Asked
+    | AnswerBegan
+    | Thought
+    | AnswerWent
+    | AnswerEnded
+    | Undone
+    | Cleared
 )
 
 _KINDS: Mapping[str, type[Event]] = {
@@ -112,6 +130,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "set": PreferenceSet,
     "question": Asked,
     "answer": AnswerBegan,
+    "thought": Thought,
     "text": AnswerWent,
     "end": AnswerEnded,
     "undo": Undone,
@@ -159,7 +178,7 @@ def _meant(event: Event) -> Event:
             raise ValueError(str(error)) from None
     if isinstance(event, AnswerEnded) and event.reason not in _REASONS:
         raise ValueError(f"end: reason: {event.reason!r:.40} is none of {', '.join(sorted(_REASONS))}")
-    if isinstance(event, Began) and event.format != FORMAT:
+    if isinstance(event, Began) and event.format not in READABLE:
         raise ValueError(f"began: format {event.format}: this llmrun reads format {FORMAT}")
     return event
 
@@ -184,7 +203,7 @@ def _is_seconds(value: Any) -> bool:
 def _is_preference(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_text, value))
-    return value is None or _is_text(value) or type(value) in (int, float)
+    return value is None or _is_text(value) or type(value) in (int, float, bool)
 
 
 _FITS: Mapping[str, Callable[[Any], bool]] = {

@@ -5,31 +5,59 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent
+from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Thought
 from llmrun.cli.output import out
+from llmrun.cli.thinking import ThinkingView
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.record import Record
     from llmrun.cli.chatting.screen import AnswerView
-    from llmrun.engine.requests import Finished
+    from llmrun.engine.requests import Finished, TextDelta
 
 
 class Saying:
-    """One answer to the last question. It begins with its first text, so that an answer stopped before leaves what
-    there was as it was; left by an error, it ends as failed."""
+    """One answer to the last question. It begins with its first text that is no thinking, so that an answer stopped
+    before leaves what there was as it was; left by an error, it ends as failed."""
 
-    def __init__(self, record: Record, view: AnswerView, seed: int) -> None:
+    def __init__(self, record: Record, view: AnswerView, seed: int, *, hide_thinking: bool = False) -> None:
         self._record = record
         self._view = view
         self._seed = seed
+        self._thinking = ThinkingView(hidden=hide_thinking)
+        self._thoughts = ""  # before the answer began
         self._used_before = record.conversation.context_used
         self._ended = False
         self.begun = False
+
+    def take(self, delta: TextDelta) -> None:
+        if delta.unopened:
+            self.was_thinking()
+        if delta.reasoning:
+            self.thought(delta.reasoning)
+        if delta.text:
+            self.text(delta.text)
 
     def text(self, piece: str) -> None:
         self._begin()
         self._record.add(AnswerWent(piece))
         self._view.text(piece)
+
+    def thought(self, piece: str) -> None:
+        if not self.begun:
+            self._thoughts += piece
+            self._thinking.text(piece)
+            return
+        self._record.add(Thought(piece))
+        self._view.end()
+        self._thinking.text(piece)
+        self._view.begin()
+
+    def was_thinking(self) -> None:
+        """All that was said so far was no answer yet."""
+        self._thoughts += self._record.conversation.exchanges[-1].answer
+        self._view.end()
+        out.answer_was_thinking()
+        self._begin_answer()
 
     def finish(self, finished: Finished) -> None:
         self._begin()
@@ -64,5 +92,10 @@ class Saying:
         if not self.begun:
             self.begun = True
             out.clear_progress()
-            self._record.add(AnswerBegan(self._seed))
-            self._view.begin()
+            self._begin_answer()
+
+    def _begin_answer(self) -> None:
+        self._record.add(AnswerBegan(self._seed))
+        if self._thoughts:
+            self._record.add(Thought(self._thoughts))
+        self._view.begin()

@@ -22,6 +22,7 @@ from llmrun.cli.parsing import RANDOM_SEEDS, SAMPLING_SETTINGS, chosen_sampling,
 from llmrun.cli.prompt import checked_text
 from llmrun.cli.report import Answer, stats_fields, waiting_words
 from llmrun.cli.terminal import shortened, visible_line
+from llmrun.cli.thinking import wanted_thinking
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta
 from llmrun.errors import ContextExceeded, LlmrunError, NetworkError, TemplateRefused, UsageError
 from llmrun.settings import RULES
@@ -202,6 +203,8 @@ class Chat:
             max_tokens=self._now_set.max_tokens,
             stop=tuple(self._stops),
             sampling=replace(self.sampling, seed=seed),
+            think=wanted_thinking(self.engine, self._now_set),
+            think_budget=self._now_set.think_budget,
         )
         try:
             with self._turns.answering():
@@ -222,20 +225,20 @@ class Chat:
         )
         self._explain_length(request, finished)
         last = self.conversation.exchanges[-1]
-        out.fields(stats_fields(Answer(self.model, self.engine.info, request, last.answer, (), finished)))
+        done = Answer(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
+        out.fields(stats_fields(done))
 
     def _stream(self, request: Request) -> Finished | None:
         """Write down and show an answer as it comes. None: it was stopped before a word of it."""
-        with Saying(self.record, self._view, request.sampling.seed) as saying:
+        hidden = self._now_set.hide_thinking
+        with Saying(self.record, self._view, request.sampling.seed, hide_thinking=hidden) as saying:
             for event in self.engine.generate(request):
                 if self._signals.stop_wanted:  # also a wish from before the engine knew of the request
                     self.engine.cancel_current()
                 if isinstance(event, PrefillProgress):
                     out.progress(waiting_words(event))
-                elif isinstance(event, TextDelta) and event.text:
-                    saying.text(event.text)
-                elif isinstance(event, TextDelta) and event.reasoning:
-                    out.progress("thinking")
+                elif isinstance(event, TextDelta):
+                    saying.take(event)
                 elif isinstance(event, Finished):
                     if event.reason is FinishReason.CANCELLED and not saying.begun:
                         return None
@@ -270,6 +273,9 @@ class Chat:
         """No answer is cut in silence."""
         if finished.reason is not FinishReason.LENGTH:
             return
+        last = self.conversation.exchanges[-1]
+        if last.thoughts and not last.answer:
+            out.note("the answer was cut while the model was thinking: /set think_budget ends its thinking earlier")
         generated = finished.timings.generated_tokens
         counted = finished.timings.prompt_tokens > 0  # or else a server's pieces were, which may be several tokens
         if request.max_tokens is not None and (generated >= request.max_tokens or not counted):

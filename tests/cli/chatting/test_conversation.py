@@ -17,6 +17,7 @@ from llmrun.cli.chatting.events import (
     Event,
     PreferenceSet,
     SystemSet,
+    Thought,
     Undone,
 )
 from tests.support.conversations import events, folded, histories
@@ -54,6 +55,15 @@ def test_a_second_answer_takes_the_place_of_the_first() -> None:
     assert (exchange.answer, exchange.ended) == ("B", None)
 
 
+def test_thinking_is_kept_apart_and_belongs_to_its_answer() -> None:
+    conversation = after(Asked("a", ""), AnswerBegan(1), Thought("hm"), Thought("!"), AnswerWent("A"), ENDED)
+    conversation.apply(Asked("b", ""))
+    assert conversation.messages[1] == {"role": "assistant", "content": "A", "reasoning_content": "hm!"}
+    assert conversation.message_count == 3
+    again = after(Asked("a", ""), AnswerBegan(1), Thought("hm"), ENDED, AnswerBegan(2), AnswerWent("B"))
+    assert (again.exchanges[0].thinking, again.exchanges[0].answer) == ("", "B")
+
+
 def test_undo_takes_back_the_last_question_and_its_answer() -> None:
     conversation = after(Asked("a", ""), AnswerBegan(1), ENDED, Asked("b", ""), AnswerBegan(2), AnswerWent("B"))
     conversation.apply(Undone())
@@ -84,6 +94,7 @@ def test_a_title_is_the_first_question_on_one_short_line() -> None:
         (AnswerBegan(1),),
         (AnswerWent("x"),),
         (Asked("a", ""), AnswerWent("x")),
+        (Asked("a", ""), Thought("x")),
         (Asked("a", ""), ENDED),
         (Asked("a", ""), Asked("b", "")),
         (Asked("a", ""), AnswerBegan(1), ENDED, ENDED),

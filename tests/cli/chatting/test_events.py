@@ -60,7 +60,7 @@ GOOD |= {"generated_tokens": 4, "ttft_s": 0.1, "decode_s": 1}
         (b'{"event": "set", "name": "temperature", "value": 1e999}', "inf is not a number from 0 to 100"),
         (b'{"event": "set", "name": "temperature", "value": "hot"}', "'hot' is not a number from 0 to 100"),
         (b'{"event": "set", "name": "top_k", "value": 1.5}', "1.5 is not an integer"),
-        (b'{"event": "set", "name": "top_k", "value": true}', "True is not a value"),
+        (b'{"event": "set", "name": "top_k", "value": true}', "True is not an integer"),
         (b'{"event": "set", "name": "top_k", "value": {"a": 1}}', "is not a value"),
         (b'{"event": "set", "name": "backend", "value": "cpu"}', "no such setting"),
         (b'{"event": "set", "name": "stop", "value": []}', "is not a list of texts"),
@@ -69,7 +69,7 @@ GOOD |= {"generated_tokens": 4, "ttft_s": 0.1, "decode_s": 1}
         (json.dumps(GOOD | {"reason": "bored"}).encode(), "'bored' is none of"),
         (json.dumps(GOOD | {"ttft_s": -1}).encode(), "ttft_s: -1 is not a float"),
         (json.dumps(GOOD | {"ttft_s": "1"}).encode(), "ttft_s: '1' is not a float"),
-        (b'{"event":"began","format":2,"conversation":"","model":"","created":"","version":""}', "reads format 1"),
+        (b'{"event":"began","format":3,"conversation":"","model":"","created":"","version":""}', "reads format 2"),
     ],
 )
 def test_a_hostile_line_is_refused_with_what_is_wrong(line: bytes, said: str) -> None:
@@ -103,6 +103,11 @@ def test_a_line_with_one_byte_changed_is_an_event_or_a_value_error(event: Event,
         from_line(bytes(line))
     except ValueError:
         return
+
+
+def test_a_conversation_from_before_there_were_thoughts_can_be_read() -> None:
+    line = b'{"event":"began","format":1,"conversation":"","model":"","created":"","version":""}'
+    assert from_line(line) == Began(1, "", "", "", "")
 
 
 def test_an_integer_will_do_for_a_temperature() -> None:

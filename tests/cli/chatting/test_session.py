@@ -148,7 +148,7 @@ def test_set_and_show_tell_what_holds(tmp_path: Path, capsys: Capture) -> None:
         found.run("/set", "/set top_k", "/set top-k 3", "/set top_k default", "/show settings")
     told = capsys.readouterr().err.splitlines()
     assert "top_k 12" in told[0]
-    assert told[2:5] == ["top_k 12", "top_k 3", "top_k 12"]
+    assert told[3:6] == ["top_k 12", "top_k 3", "top_k 12"]
 
 
 def test_the_system_prompt_can_be_shown_set_emptied_and_taken_back(tmp_path: Path) -> None:

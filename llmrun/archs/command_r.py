@@ -1,0 +1,42 @@
+"""The `command-r` architecture: one LayerNorm, from which attention and feed-forward both read; scaled logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmrun.archs.hyperparameters import LAYER_NORM_EPSILON, Hyperparameters, refuse_experts
+from llmrun.archs.keys import Keys
+from llmrun.archs.writer import PlanWriter
+from llmrun.kernels.rotations import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    logit_scale: float
+
+
+def check(file: GGUFFile) -> Config:
+    keys = Keys(file)
+    refuse_experts(keys)
+    # 0 means that there is none
+    return Config.of(keys, epsilon=LAYER_NORM_EPSILON, logit_scale=keys.number("logit_scale", 0.0) or 1.0)
+
+
+def plan(file: GGUFFile, config: Config) -> Plan:
+    c, w = config, PlanWriter(file, config)
+    shape, rope = c.attention(), w.rope(Pairing.ADJACENT)
+    x = w.embed()
+    for layer in range(c.layers):
+        block = f"blk.{layer}"
+        h = w.layernorm(f"{block}.attn_norm", x)
+        q, k, v = w.queries_keys_values(block, h)
+        a = w.plan.attention(q, k, v, shape, rope)
+        w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
+        w.linear_add(f"{block}.attn_output", a, to=x)
+    w.output_after_layernorm(x, scale=c.logit_scale)
+    return w.finished()

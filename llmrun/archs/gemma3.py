@@ -1,0 +1,71 @@
+"""The `gemma3` architecture: gemma2's form with norms for each head, other rotary positions in layers with a
+window, and no soft caps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmrun.archs.hyperparameters import Hyperparameters, refuse_experts, windows_of
+from llmrun.archs.keys import Keys
+from llmrun.archs.writer import PlanWriter
+from llmrun.kernels.plan_ops import Activation
+from llmrun.kernels.rotations import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+
+_LAYERS_OF_27B = 62
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    """logit_cap 0: there is none."""
+
+    windows: tuple[int, ...]
+    window_base: float
+    logit_cap: float
+
+    @property
+    def attention_scale(self) -> float:
+        """That of the largest model is by its width, not by the size of its heads."""
+        size = self.width // self.heads if self.layers == _LAYERS_OF_27B else self.head_size
+        return size**-0.5
+
+
+def check(file: GGUFFile) -> Config:
+    keys = Keys(file)
+    refuse_experts(keys)
+    return Config.of(
+        keys,
+        windows=windows_of(keys, every=6, default=0),
+        window_base=keys.positive("rope.freq_base_swa", 10000.0),
+        logit_cap=keys.number("final_logit_softcapping", 0.0),
+    )
+
+
+def plan(file: GGUFFile, config: Config) -> Plan:
+    c, w = config, PlanWriter(file, config)
+    rope = w.rope(Pairing.HALVES)
+    window_rope = c.rope.unscaled().with_base(c.window_base).rope(file, Pairing.HALVES)
+    x = w.embed(scale=c.width**0.5)
+    for layer in range(c.layers):
+        block = f"blk.{layer}"
+        window = c.windows[layer]
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        q, k, v = w.queries_keys_values(block, h)
+        q, k = w.headnorm(f"{block}.attn_q_norm", q), w.headnorm(f"{block}.attn_k_norm", k)
+        layer_rope = window_rope if window else rope
+        a = w.plan.attention(q, k, v, c.attention(window), layer_rope, scale=c.attention_scale)
+        y = w.linear(f"{block}.attn_output", a, c.width)
+        w.plan.add(w.rmsnorm(f"{block}.post_attention_norm", y), to=x)
+        h = w.rmsnorm(f"{block}.ffn_norm", x)
+        y = w.linear(f"{block}.ffn_down", w.gated(block, h, Activation.GELU), c.width)
+        w.plan.add(w.rmsnorm(f"{block}.post_ffw_norm", y), to=x)
+    w.output_after_rmsnorm(x)
+    if c.logit_cap:
+        w.plan.soft_cap_logits(c.logit_cap)
+    return w.finished()

@@ -1,0 +1,58 @@
+"""The `granite` architecture: llama's form, with factors for embeddings, scores, what layers add, and logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmrun.archs.hyperparameters import Hyperparameters, refuse_experts
+from llmrun.archs.keys import Keys
+from llmrun.archs.writer import PlanWriter
+from llmrun.kernels.rotations import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    """attention_scale None: by the size of the heads."""
+
+    embedding_scale: float
+    attention_scale: float | None
+    residual_scale: float
+    logit_scale: float
+    has_rope: bool
+
+
+def check(file: GGUFFile) -> Config:
+    keys = Keys(file)
+    refuse_experts(keys)
+    if keys.has("deepstack_mapping"):
+        raise keys.unsupported(f"{keys.name('deepstack_mapping')}, which images need")
+    return Config.of(
+        keys,
+        # 0 means that there is none
+        embedding_scale=keys.number("embedding_scale", 0.0) or 1.0,
+        attention_scale=keys.number("attention.scale", 0.0) or None,
+        residual_scale=keys.number("residual_scale", 0.0) or 1.0,
+        logit_scale=keys.positive("logit_scale"),
+        has_rope=keys.flag("rope.scaling.finetuned", default=True),
+    )
+
+
+def plan(file: GGUFFile, config: Config) -> Plan:
+    c, w = config, PlanWriter(file, config)
+    shape, rope = c.attention(), w.rope(Pairing.ADJACENT)
+    x = w.embed(scale=c.embedding_scale)
+    for layer in range(c.layers):
+        block = f"blk.{layer}"
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        q, k, v = w.queries_keys_values(block, h)
+        a = w.plan.attention(q, k, v, shape, rope if c.has_rope else None, scale=c.attention_scale)
+        w.plan.add(w.linear(f"{block}.attn_output", a, c.width), to=x, scale=c.residual_scale)
+        h = w.rmsnorm(f"{block}.ffn_norm", x)
+        w.plan.add(w.linear(f"{block}.ffn_down", w.swiglu(block, h), c.width), to=x, scale=c.residual_scale)
+    w.output_after_rmsnorm(x, scale=1 / c.logit_scale)
+    return w.finished()

@@ -1,0 +1,118 @@
+"""The hyperparameters that all architectures share, with the limits a hostile header is held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from llmrun.archs.keys import Keys
+from llmrun.archs.rope_settings import RopeSettings
+from llmrun.kernels.plan_ops import AttentionShape
+
+# No model is near these; they keep a hostile header from asking for absurd amounts of work.
+MOST_LAYERS: Final = 1024
+MOST_HEADS: Final = 1024
+MOST_WIDTH: Final = 1 << 20
+MOST_CONTEXT: Final = 1 << 27
+
+RMS_EPSILON: Final = "attention.layer_norm_rms_epsilon"
+LAYER_NORM_EPSILON: Final = "attention.layer_norm_epsilon"
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """Sizes of the layers, the norms' epsilon, rotary positions. An architecture with more has a subclass."""
+
+    layers: int
+    width: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary_size: int
+    train_context: int
+    norm_epsilon: float
+    rope: RopeSettings
+
+    @classmethod
+    def of(cls, keys: Keys, *, epsilon: str = RMS_EPSILON, **more: Any) -> Self:
+        """Read from the metadata; `more` are the fields of a subclass. Raises BadGGUF and UnsupportedModel."""
+        _refuse_variants(keys)
+        width = keys.integer("embedding_length", minimum=1, maximum=MOST_WIDTH)
+        heads = keys.of_all_layers("attention.head_count", minimum=1, maximum=MOST_HEADS)
+        kv_heads = keys.of_all_layers("attention.head_count_kv", heads, minimum=1, maximum=heads)
+        if heads % kv_heads:
+            raise keys.bad("attention.head_count_kv", f"{kv_heads} seen, must divide {heads} heads")
+        head_size = _head_size(keys, width // heads)
+        train_context = keys.integer("context_length", minimum=1, maximum=MOST_CONTEXT)
+        return cls(
+            layers=layers_of(keys),
+            width=width,
+            feed_forward=keys.of_all_layers("feed_forward_length", minimum=1, maximum=MOST_WIDTH),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=head_size,
+            vocabulary_size=len(keys.file.strings("tokenizer.ggml.tokens")),
+            train_context=train_context,
+            norm_epsilon=keys.positive(epsilon),
+            rope=RopeSettings.of(keys, head_size, train_context),
+            **more,
+        )
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_size
+
+    def attention(self, window: int = 0) -> AttentionShape:
+        """The heads of a layer, that see so many positions (0: all before)."""
+        return AttentionShape(self.heads, self.kv_heads, self.head_size, window)
+
+
+def refuse_experts(keys: Keys) -> None:
+    """For architectures that have none here. Raises UnsupportedModel."""
+    experts = keys.integer("expert_count", 0, minimum=0, maximum=MOST_WIDTH)
+    if experts:
+        raise keys.unsupported(f"a mixture of {experts} experts")
+
+
+def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[int, ...]:
+    """For each layer, how many positions a row sees, its own among them; 0: all before it.
+
+    All layers but each `every`th have the window, unless the file has another number, or says it for each layer. A
+    `default` of None: the file must name the window; 0: where it names none, or 0, no layer has one.
+    """
+    layers = layers_of(keys)
+    window = keys.integer("attention.sliding_window", default, minimum=int(default != 0), maximum=MOST_CONTEXT)
+    key = "attention.sliding_window_pattern"
+    if keys.is_array(key):
+        return tuple(window if value else 0 for value in keys.of_each_layer(key, layers))
+    every = keys.integer(key, every, minimum=0, maximum=MOST_LAYERS)
+    return tuple(window if every == 0 or layer % every < every - 1 else 0 for layer in range(layers))
+
+
+def layers_of(keys: Keys) -> int:
+    return keys.integer("block_count", minimum=1, maximum=MOST_LAYERS)
+
+
+def _head_size(keys: Keys, default: int) -> int:
+    key = keys.integer("attention.key_length", default, minimum=1, maximum=MOST_WIDTH)
+    value = keys.integer("attention.value_length", default, minimum=1, maximum=MOST_WIDTH)
+    if key != value:
+        raise keys.unsupported(f"keys of {key} and values of {value} features, they must be equal")
+    if key % 16:
+        raise keys.unsupported(f"heads of {key} features, must be a multiple of 16")
+    for name in ("attention.key_length_swa", "attention.value_length_swa"):
+        if keys.integer(name, key, minimum=1, maximum=MOST_WIDTH) != key:
+            raise keys.unsupported(f"a {keys.name(name)} other than that of layers without a window")
+    return key
+
+
+def _refuse_variants(keys: Keys) -> None:
+    if not keys.flag("attention.causal", default=True):
+        raise keys.unsupported(f"not a model that generates text: {keys.name('attention.causal')} is false")
+    if keys.integer("nextn_predict_layers", 0, minimum=0, maximum=MOST_LAYERS):
+        raise keys.unsupported("layers that predict tokens further ahead")

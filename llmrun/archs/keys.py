@@ -1,0 +1,86 @@
+"""The metadata of an architecture: keys below its name, such as `llama.block_count`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.errors import BadGGUF, UnsupportedModel
+from llmrun.gguf.problems import shown
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+
+
+class Keys:
+    """Getters of one file's keys, without the architecture's name. A default of None: the key must be there.
+
+    All raise BadGGUF for a key that is missing, of another type or outside its limits.
+    """
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self._architecture = file.string("general.architecture")
+
+    def name(self, key: str) -> str:
+        return f"{self._architecture}.{key}"
+
+    def has(self, key: str) -> bool:
+        return self.file.has(self.name(key))
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int, maximum: int) -> int:
+        name = self.name(key)
+        if default is None:
+            return self.file.integer(name, minimum=minimum, maximum=maximum)
+        return self.file.integer(name, default, minimum=minimum, maximum=maximum)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        name = self.name(key)
+        return self.file.number(name) if default is None else self.file.number(name, default)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if value <= 0:
+            raise self.bad(key, f"{value} seen, must be above 0")
+        return value
+
+    def string(self, key: str, default: str) -> str:
+        return self.file.string(self.name(key), default)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        return self.file.boolean(self.name(key), default)
+
+    def of_all_layers(self, key: str, default: int | None = None, *, minimum: int, maximum: int) -> int:
+        """An integer, or an array of one for each layer, all equal. Raises UnsupportedModel where they differ."""
+        if not isinstance(self.file.metadata.get(self.name(key)), np.ndarray):
+            return self.integer(key, default, minimum=minimum, maximum=maximum)
+        values = {int(value) for value in self.file.integers(self.name(key))}
+        if len(values) != 1:
+            raise self.unsupported(f"a {self.name(key)} for each layer")
+        value = values.pop()
+        if not minimum <= value <= maximum:
+            raise self.bad(key, f"{value} seen, must be {minimum} to {maximum}")
+        return value
+
+    def of_each_layer(self, key: str, layers: int) -> list[int]:
+        """An array of integers or booleans, one for each layer."""
+        values = self.file.metadata[self.name(key)]
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "iub":
+            raise self.bad(key, "must be an array of integers or booleans")
+        if len(values) != layers:
+            raise self.bad(key, f"{len(values)} values seen, must be one for each of {layers} layers")
+        return [int(value) for value in values]
+
+    def is_array(self, key: str) -> bool:
+        return isinstance(self.file.metadata.get(self.name(key)), np.ndarray)
+
+    def bad(self, key: str, seen: str) -> BadGGUF:
+        return self.file.bad(self.name(key), seen)
+
+    def unsupported(self, what: str) -> UnsupportedModel:
+        """The error for what would be computed wrongly."""
+        return UnsupportedModel(
+            f"model not supported: {shown(str(self.file.path), 300)}: {what}",
+            hint="This model may run with --backend llama.",
+        )

@@ -1,0 +1,37 @@
+"""The `qwen3` architecture: qwen2's form, with a norm for each head of queries and keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.archs.hyperparameters import Hyperparameters, refuse_experts
+from llmrun.archs.keys import Keys
+from llmrun.archs.writer import PlanWriter
+from llmrun.kernels.rotations import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+
+def check(file: GGUFFile) -> Hyperparameters:
+    keys = Keys(file)
+    refuse_experts(keys)
+    return Hyperparameters.of(keys)
+
+
+def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
+    w = PlanWriter(file, config)
+    shape, rope = config.attention(), w.rope(Pairing.HALVES)
+    x = w.embed()
+    for layer in range(config.layers):
+        block = f"blk.{layer}"
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        q, k, v = w.queries_keys_values(block, h)
+        q, k = w.headnorm(f"{block}.attn_q_norm", q), w.headnorm(f"{block}.attn_k_norm", k)
+        a = w.plan.attention(q, k, v, shape, rope)
+        w.linear_add(f"{block}.attn_output", a, to=x)
+        h = w.rmsnorm(f"{block}.ffn_norm", x)
+        w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
+    w.output_after_rmsnorm(x)
+    return w.finished()

@@ -1,0 +1,137 @@
+"""What architectures write their plans with: a plan, and the tensors of a file by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.archs.tensors import Tensors
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import Activation, Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.archs.hyperparameters import Hyperparameters
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.rotations import Pairing, Rope
+
+
+class PlanWriter:
+    """Ops of `plan` whose weights are tensors, named as in the file without `.weight`. Where the file has a `.bias`
+    too, it is added: norms and matrices are used as they are there.
+
+    All raise BadGGUF and UnsupportedModel for tensors that are not the config's.
+    """
+
+    def __init__(self, file: GGUFFile, config: Hyperparameters) -> None:
+        self.plan = Plan()
+        self.tensors = Tensors(file)
+        self._config = config
+
+    def finished(self) -> Plan:
+        self.tensors.finish()
+        return self.plan
+
+    # --- whole rows ---
+
+    def embed(self, scale: float = 1.0) -> Value:
+        c = self._config
+        return self.plan.embed(self.tensors.matrix("token_embd.weight", c.width, c.vocabulary_size), scale)
+
+    def rmsnorm(self, name: str, x: Value) -> Value:
+        return self.plan.rmsnorm(x, self.tensors.vector(f"{name}.weight", x.width), self._config.norm_epsilon)
+
+    def headnorm(self, name: str, x: Value) -> Value:
+        """The RMSNorm of each head, with the same weight for all."""
+        weight = self.tensors.vector(f"{name}.weight", self._config.head_size)
+        return self.plan.headnorm(x, weight, self._config.norm_epsilon)
+
+    def layernorm(self, name: str, x: Value) -> Value:
+        weight = self.tensors.vector(f"{name}.weight", x.width)
+        bias = self.tensors.optional_vector(f"{name}.bias", x.width)
+        return self.plan.layernorm(x, weight, bias, self._config.norm_epsilon)
+
+    # --- matrices ---
+
+    def linear(self, name: str, x: Value, rows: int) -> Value:
+        out = self.plan.linear(x, self.tensors.matrix(f"{name}.weight", x.width, rows))
+        return self._biased(f"{name}.bias", out)
+
+    def linear_add(self, name: str, x: Value, to: Value) -> None:
+        """to += x . weight + bias"""
+        if f"{name}.bias" in self.tensors:
+            self.plan.add(self.linear(name, x, to.width), to)
+        else:
+            self.plan.linear_add(x, self.tensors.matrix(f"{name}.weight", x.width, to.width), to)
+
+    def queries_keys_values(self, block: str, x: Value) -> tuple[Value, Value, Value]:
+        """From a matrix for each, or from one of all three (`attn_qkv`)."""
+        c = self._config
+        rows = {"attn_q": c.query_width, "attn_k": c.kv_width, "attn_v": c.kv_width}
+        if f"{block}.attn_qkv.weight" not in self.tensors:
+            q, k, v = (self.linear(f"{block}.{name}", x, rows[name]) for name in rows)
+            return q, k, v
+        fused = self.tensors.matrix(f"{block}.attn_qkv.weight", x.width, sum(rows.values()))
+        bias = self.tensors.optional_vector(f"{block}.attn_qkv.bias", sum(rows.values()))
+        values, first = [], 0
+        for name, count in rows.items():
+            value = self.plan.linear(x, fused.part(first, count))
+            if bias is None:
+                value = self._biased(f"{block}.{name}.bias", value)
+            else:
+                value = self.plan.bias(value, np.ascontiguousarray(bias[first : first + count]))
+            values.append(value)
+            first += count
+        q, k, v = values
+        return q, k, v
+
+    def gated(self, block: str, x: Value, activation: Activation) -> Value:
+        """activation(x . gate) * (x . up)"""
+        gate = self.linear(f"{block}.ffn_gate", x, self._config.feed_forward)
+        return self.plan.gated(gate, self.linear(f"{block}.ffn_up", x, self._config.feed_forward), activation)
+
+    def swiglu(self, block: str, x: Value) -> Value:
+        return self.gated(block, x, Activation.SILU)
+
+    def fused_swiglu(self, block: str, x: Value) -> Value:
+        """The same from one matrix (`ffn_up`): the gate's rows, then those of up."""
+        size = self._config.feed_forward
+        fused = self.tensors.matrix(f"{block}.ffn_up.weight", x.width, 2 * size)
+        return self.plan.swiglu(self.plan.linear(x, fused.part(0, size)), self.plan.linear(x, fused.part(size, size)))
+
+    # --- logits ---
+
+    def output_after_rmsnorm(self, x: Value, scale: float = 1.0) -> None:
+        """Logits of the wanted rows, times `scale`."""
+        weight = self.tensors.vector("output_norm.weight", x.width)
+        h = self.plan.rmsnorm_wanted(x, _scaled(weight, scale), self._config.norm_epsilon)
+        self._output(h)
+
+    def output_after_layernorm(self, x: Value, scale: float = 1.0) -> None:
+        weight = self.tensors.vector("output_norm.weight", x.width)
+        bias = self.tensors.optional_vector("output_norm.bias", x.width)
+        scaled_bias = None if bias is None else _scaled(bias, scale)
+        h = self.plan.layernorm_wanted(x, _scaled(weight, scale), scaled_bias, self._config.norm_epsilon)
+        self._output(h)
+
+    def _output(self, h: Value) -> None:
+        """By the embedding's matrix where the file has no other."""
+        name = "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
+        self.plan.output(h, self.tensors.matrix(name, h.width, self._config.vocabulary_size))
+
+    # --- rotary positions ---
+
+    def rope(self, pairing: Pairing) -> Rope:
+        """With the factors that the file carries."""
+        return self._config.rope.rope_of(self.tensors, pairing)
+
+    def _biased(self, name: str, x: Value) -> Value:
+        bias = self.tensors.optional_vector(name, x.width)
+        return x if bias is None else self.plan.bias(x, bias)
+
+
+def _scaled(weight: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
+    """Logits are linear in what the last norm multiplies by: no op is needed to scale them."""
+    return weight if scale == 1.0 else weight * np.float32(scale)

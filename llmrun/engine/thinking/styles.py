@@ -1,0 +1,157 @@
+"""The ways in which families of models mark what they think, and which of them a model has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmrun.engine.abilities import ThinkingTags
+    from llmrun.tokenizers.base import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingStyle:
+    """What stands around thinking. White space next to any of these texts belongs to them.
+
+    opening   begins it, where no answer has begun yet
+    closing   any of these ends it
+    headers   may stand before the answer; no part of it
+    trailers  may stand at the very end of the answer; no part of it
+    known_by  a template with all of these texts in it is of this style; () is `opening` and the first of `closing`
+    anywhere  every message says what it is, so that the model may think again after it began to answer
+    ending    what the model itself would write to end its thinking and begin to answer
+    blank     what it would write between `opening` and `ending` to think nothing
+    """
+
+    opening: str
+    closing: tuple[str, ...]
+    headers: tuple[str, ...] = ()
+    trailers: tuple[str, ...] = ()
+    known_by: tuple[str, ...] = ()
+    anywhere: bool = False
+    ending: str = ""
+    blank: str = ""
+
+    @property
+    def nothing_thought(self) -> str:
+        """What a prompt ends in for a model that is to answer at once."""
+        return self.opening + self.blank + self.ending
+
+
+def pair_style(opening: str, closing: str) -> ThinkingStyle:
+    """The style of a model of which nothing is known but its two tags."""
+    return next(
+        (style for style in reversed(STYLES) if (style.opening, style.closing[0]) == (opening, closing)),
+        ThinkingStyle(opening, (closing,), ending=closing),
+    )
+
+
+STYLES = (
+    # gpt-oss. A message to a tool keeps its header: it says which tool is meant.
+    ThinkingStyle(
+        "<|channel|>analysis<|message|>",
+        ("<|end|>", "<|channel|>final<|message|>"),
+        headers=(
+            "<|end|>",
+            "<|start|>assistant",
+            "<|channel|>final<|message|>",
+            "<|channel|>commentary<|message|>",
+        ),
+        known_by=("<|channel|>analysis", "<|channel|>final"),
+        anywhere=True,
+        ending="<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
+    ThinkingStyle(
+        "<|open|>think<|sep|>",  # Kimi K3
+        ("<|close|>think<|sep|>",),
+        headers=("<|open|>response<|sep|>",),
+        trailers=("<|close|>response<|sep|><|close|>message<|sep|>", "<|close|>response<|sep|>"),
+        known_by=("<|open|>", "<|close|>", "<|sep|>", "'think' if thinking else 'response'"),
+        ending="<|close|>think<|sep|><|open|>response<|sep|>",
+    ),
+    ThinkingStyle("<|channel>thought", ("<channel|>",), ending="<channel|>", blank="\n"),  # Gemma 4
+    ThinkingStyle(
+        "<|START_THINKING|>",  # Cohere
+        ("<|END_THINKING|>",),
+        headers=("<|START_RESPONSE|>", "<|START_TEXT|>"),
+        trailers=("<|END_RESPONSE|>", "<|END_TEXT|>"),
+        ending="<|END_THINKING|>",
+    ),
+    ThinkingStyle("<|inner_prefix|>", ("<|inner_suffix|>",), ending="<|inner_suffix|>"),  # Apertus
+    ThinkingStyle(
+        "<|think|>",  # Solar
+        ("<|end|>",),
+        headers=("<|begin|>assistant", "<|content|>"),
+        known_by=("<|think|>", "<|content|>", "<|begin|>"),
+        ending="<|end|><|begin|>assistant<|content|>",
+    ),
+    ThinkingStyle("[THINK]", ("[/THINK]",), ending="[/THINK]"),  # Mistral
+    ThinkingStyle("<seed:think>", ("</seed:think>",), ending="</seed:think>"),
+    ThinkingStyle("<mm:think>", ("</mm:think>",), ending="</mm:think>"),  # MiniMax M3
+    ThinkingStyle(
+        "<thinking>",  # Apriel 1.5
+        ("</thinking>",),
+        headers=("[BEGIN FINAL RESPONSE]",),
+        trailers=("[END FINAL RESPONSE]",),
+        known_by=("<thinking>", "</thinking>", "[BEGIN FINAL RESPONSE]"),
+        ending="</thinking>\n[BEGIN FINAL RESPONSE]\n",
+    ),
+    ThinkingStyle(
+        "Here are my reasoning steps:",  # Apriel 1.6
+        ("[BEGIN FINAL RESPONSE]",),
+        ending="\n[BEGIN FINAL RESPONSE]\n",
+    ),
+    ThinkingStyle(
+        "<think>",  # Granite 3
+        ("</think>",),
+        headers=("<response>",),
+        trailers=("</response>",),
+        known_by=("<think>", "</think>", "<response>", "</response>"),
+        ending="</think>",
+    ),
+    # Qwen, DeepSeek, SmolLM, GLM, Nemotron, LFM and many others. Templates may know no more than where it ends.
+    ThinkingStyle("<think>", ("</think>",), known_by=("</think>",), ending="\n</think>\n\n", blank="\n"),
+)
+
+
+def recognised_style(
+    template: str | None, tokenizer: Tokenizer, known_pair: Sequence[str] | None
+) -> ThinkingStyle | None:
+    """How a model marks its thinking: as its template says, else as is known of it by name (`known_pair`: its two
+    tags), else as its vocabulary gives away by having both tags as tokens. None: it does not think, or nobody knows."""
+    for style in STYLES:
+        if template and all(text in template for text in style.known_by or (style.opening, style.closing[0])):
+            return style
+    if template and _SPEAKS_OF_THINKING.search(template):
+        from llmrun.engine.abilities import abilities_of  # tries the template: 20 to 200 ms
+
+        if tags := abilities_of(template).thinking_tags:
+            return _style_of_tags(tags)
+    if known_pair:
+        return pair_style(*known_pair)
+    for opening, closing in _PAIRS_OF_TOKENS:
+        if _is_token(tokenizer, opening) and _is_token(tokenizer, closing):
+            return pair_style(opening, closing)
+    return None
+
+
+def _style_of_tags(tags: ThinkingTags) -> ThinkingStyle:
+    return ThinkingStyle(
+        tags.opening,
+        (tags.closing,),
+        headers=(tags.answer_opening,) if tags.answer_opening else (),
+        trailers=(tags.answer_closing,) if tags.answer_closing else (),
+        ending=tags.closing + tags.answer_opening,
+    )
+
+
+_SPEAKS_OF_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
+_PAIRS_OF_TOKENS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+
+
+def _is_token(tokenizer: Tokenizer, text: str) -> bool:
+    ids = tokenizer.encode(text, add_special=False, parse_special=True).tolist()
+    return len(ids) == 1 and tokenizer.token_text(ids[0]) == text

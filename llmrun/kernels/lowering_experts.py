@@ -1,0 +1,122 @@
+"""Records of a mixture of experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.kernels import plan_ops as ops
+from llmrun.kernels import records
+from llmrun.kernels.arena import address_of, allocate, round_up
+from llmrun.kernels.expert_tables import SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN, Tables, tables_bytes
+from llmrun.kernels.lowering_base import FLOAT, REPLICATED_OUTPUT, float_word, private_inputs
+from llmrun.kernels.lowering_linear import panels, source_words
+from llmrun.kernels.store import KernelName
+from llmrun.kernels.tile_shapes import MOST_GROUPS
+from llmrun.kernels.weights import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from llmrun.kernels.lowering_base import Lowering
+
+_GATINGS = {
+    ops.Gating.SOFTMAX: SOFTMAX,
+    ops.Gating.SIGMOID: SIGMOID,
+    ops.Gating.SOFTMAX_OF_CHOSEN: SOFTMAX_OF_CHOSEN,
+}
+
+
+def route(work: Lowering, op: ops.Route) -> None:
+    """Two records: the rows' experts, which threads share out by rows, and the tables, which one makes for all."""
+    routing, logits = op.routing, work.buffers[op.logits]
+    assert routing.used == work.plan.experts_used, "one step has one number of chosen rows"
+    tables = work.tables[routing] = _take_tables(work, routing)
+    bias = 0 if op.selection_bias is None else work.kept_vector(op.selection_bias)
+    words = [logits.address, logits.stride, routing.experts, routing.used, _GATINGS[op.gating], int(op.normalized)]
+    words += [float_word(op.scale), bias, *_scratch(work), tables.chosen, tables.weights, tables.row_bytes]
+    flags = REPLICATED_OUTPUT | private_inputs(logits)
+    work.emit(KernelName.of("routing", "route"), op.logits, flags, words)
+    words = [tables.head, tables.head_bytes, tables.next_slots, tables.chosen, tables.slots, tables.sources]
+    words += [tables.experts, tables.row_bytes, routing.experts, routing.used]
+    work.emit(KernelName.of("routing", "group"), op.logits, REPLICATED_OUTPUT, words)
+
+
+def expert_linear(work: Lowering, op: ops.ExpertLinear) -> None:
+    tables, layout = work.tables[op.routing], work.packed[op.weight.name].layout
+    n_groups = layout.n_groups // op.routing.experts
+    assert op.out.width == n_groups * 16, "an expert's outputs are whole groups"
+    words, flags = source_words(work, op.x, op.weight, n_groups)
+    out = work.place(op.out, private=False)
+    words += [out.address, out.stride, 0, 0, 0]
+    if op.weight.is_integer:
+        words += panels(work)
+        kernel = KernelName.of("experts_int8", "experts", weight=op.weight.packed)
+    else:
+        kernel = KernelName.of("experts_float", "experts", weight=op.weight.kind)
+    has_own_rows = op.x.rows is ops.Rows.CHOSEN
+    numbers = _own_numbers(work, op.routing) if has_own_rows else tables.sources
+    chunk = round_up(-(-CHUNK_BYTES // layout.group_bytes), MOST_GROUPS)
+    words += [tables.head, tables.head_bytes, numbers, int(has_own_rows), min(chunk, n_groups)]
+    record = work.emit(kernel, op.out, flags, words)
+    record.independent_input = op.x
+
+
+def expert_bias(work: Lowering, op: ops.ExpertBias) -> None:
+    tables, x, out = work.tables[op.routing], work.buffers[op.x], work.place(op.out, private=True)
+    stride = round_up(FLOAT * op.bias.shape[1], records.CACHE_LINE)
+    biases = np.zeros((len(op.bias), stride // FLOAT), np.float32)
+    biases[:, : op.bias.shape[1]] = op.bias
+    work.keep.append(biases)
+    words = [x.address, x.stride, out.address, out.stride, address_of(biases), stride]
+    words += [tables.experts, tables.row_bytes, op.x.width]
+    work.emit(KernelName.of("experts_rows", "bias"), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
+
+
+def combine(work: Lowering, op: ops.Combine) -> None:
+    """Onto a sum that the threads share each adds some columns, and all wait."""
+    tables, y, out = work.tables[op.routing], work.buffers[op.y], work.buffers[op.out]
+    words = [y.address, y.stride, tables.slots, tables.weights, tables.row_bytes, op.routing.used]
+    words += [out.address, out.stride, op.out.width]
+    flags = (REPLICATED_OUTPUT if out.private else 0) | private_inputs(y)
+    work.emit(KernelName.of("experts_rows", "combine"), op.out, flags, words)
+
+
+def give_back(work: Lowering, routing: ops.Routing) -> None:
+    """The memory of tables that no later op reads."""
+    tables = work.tables.pop(routing)
+    work.rows.give_back(tables.head, _tables_bytes(work, routing))
+
+
+def _take_tables(work: Lowering, routing: ops.Routing) -> Tables:
+    address = work.rows.take(_tables_bytes(work, routing))
+    return Tables.at(address, routing.experts, routing.used, _most_rows(work), work.n_threads)
+
+
+def _tables_bytes(work: Lowering, routing: ops.Routing) -> int:
+    return tables_bytes(routing.experts, routing.used, _most_rows(work), work.n_threads)
+
+
+def _most_rows(work: Lowering) -> int:
+    return max(work.max_rows, work.n_threads)
+
+
+def _scratch(work: Lowering) -> tuple[int, int]:
+    """(address, bytes for a thread) of probabilities and ranks of a row's experts, the same for all layers."""
+    if "route" not in work.shared:
+        most = max(op.routing.experts for op in work.plan.ops if isinstance(op, ops.Route))
+        stride = 2 * round_up(FLOAT * most, records.CACHE_LINE)
+        memory = allocate(work.n_threads * stride, "probabilities of experts")
+        work.keep.append(memory)
+        work.shared["route"] = address_of(memory), stride
+    found: tuple[int, int] = work.shared["route"]
+    return found
+
+
+def _own_numbers(work: Lowering, routing: ops.Routing) -> int:
+    """Address of the numbers of rows that are slots themselves."""
+    if "own numbers" not in work.shared:
+        numbers = np.arange(_most_rows(work) * routing.used, dtype=np.int32)
+        work.keep.append(numbers)
+        work.shared["own numbers"] = address_of(numbers)
+    found: int = work.shared["own numbers"]
+    return found

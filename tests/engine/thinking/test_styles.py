@@ -1,0 +1,72 @@
+"""Which tags a model has: read from a table, and the real templates of llama.cpp's source say the same when tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmrun.backends.scripted_tokenizer import ScriptedTokenizer
+from llmrun.engine.abilities import abilities_of
+from llmrun.engine.requests import ChatPrompt
+from llmrun.engine.template import ChatTemplate
+from llmrun.engine.thinking.prompting import ModelThinking
+from llmrun.engine.thinking.styles import STYLES, ThinkingStyle, pair_style, recognised_style
+from tests.support.downloads import llama_cpp_source
+
+TEMPLATES = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
+THINKING = [path for path in TEMPLATES if recognised_style(path.read_text(), ScriptedTokenizer(), None)]
+names = pytest.mark.parametrize("path", THINKING, ids=lambda path: path.stem)
+
+
+def thinking(source: str) -> ModelThinking:
+    return ModelThinking(ChatTemplate(source, "model", "t"), ScriptedTokenizer())
+
+
+def test_most_of_the_real_templates_are_of_models_that_think() -> None:
+    assert len(THINKING) >= 40
+
+
+@names
+def test_the_table_says_what_the_template_does_when_it_is_tried(path: Path) -> None:
+    source = path.read_text()
+    style = recognised_style(source, ScriptedTokenizer(), None)
+    tags = abilities_of(source).thinking_tags
+    assert style
+    assert tags
+    assert (style.opening, tags.closing) == (tags.opening, style.closing[0])
+    around = (*style.headers, *style.closing, style.ending.strip())
+    assert any(text.endswith(tags.answer_opening) for text in around)
+    assert not tags.answer_closing or tags.answer_closing in style.trailers
+
+
+@names
+def test_a_prompt_that_asks_for_no_thinking_begins_none(path: Path) -> None:
+    source = path.read_text()
+    known = thinking(source)
+    prompt = ChatPrompt([{"role": "user", "content": "Is it so?"}])
+    rendered = ChatTemplate(source, "model", "t").render(known.asked(prompt, False), ScriptedTokenizer())
+    beginning = known.begun(rendered, False)
+    assert not beginning.opened
+    assert known.has_switch or not beginning.may_close  # closed in the prompt, by us
+
+
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.opening)
+def test_an_ending_ends_and_begins_no_thinking(style: ThinkingStyle) -> None:
+    assert style.ending
+    assert any(text in style.ending for text in style.closing)
+    assert style.opening not in style.ending
+
+
+def test_two_tags_alone_make_a_style() -> None:
+    assert pair_style("<think>", "</think>") is STYLES[-1]
+    style = pair_style("<a>", "<b>")
+    assert (style.opening, style.closing, style.nothing_thought) == ("<a>", ("<b>",), "<a><b>")
+
+
+def test_a_vocabulary_may_give_the_tags_away() -> None:
+    tokens = ScriptedTokenizer(more_control_tokens=("[THINK]", "[/THINK]"))
+    style = recognised_style("{{ messages[0].content }}", tokens, None)
+    assert style
+    assert style.opening == "[THINK]"
+    assert recognised_style("{{ messages[0].content }}", ScriptedTokenizer(), None) is None

@@ -1,0 +1,27 @@
+"""Every architecture with quantized weights predicts what llama.cpp predicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.llama_cpp_oracle import requantize
+from tests.support.predictions import check_predictions
+from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+
+# The first row of each architecture: variants differ in what no weight type changes.
+NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
+# llama.cpp's GELU is a table of float16: 3e-8 nats were the most seen.
+GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "starcoder2"), 1e-6
+# Wide enough for Q4_K_M, whose blocks are of 256.
+WIDE = {"width": 256, "heads": 8, "kv_heads": 4, "head_size": 32, "feed_forward": 256}
+
+
+@pytest.mark.parametrize("weight_type", ["Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("name", NAMES)
+def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, name: str, weight_type: str) -> None:
+    plain = tiny_architecture(tmp_path, name, **WIDE)
+    path = requantize(plain, tmp_path / "quantized.gguf", weight_type)
+    bound = {"twin_bound": GELU_BOUND} if TINY_ARCHITECTURES[name].architecture in GELU else {}
+    check_predictions(path, tmp_path, **bound)

@@ -1,0 +1,301 @@
+"""Tiny models of every architecture our engine runs, and of its variants: one row each, by name.
+
+Tensors are written down as llama.cpp's loader wants them, not as our engine asks for them: "name:rows,columns" with
+sizes by letter (see `_sizes`). Without `.bias` they are weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.support.gguf_files import RandomWeights, Tensor, tiny_vocabulary, write_gguf
+
+_NORMS = "attn_norm:w ffn_norm:w "
+_ATTENTION = "attn_q:q,w attn_k:k,w attn_v:k,w attn_output:w,q "
+_FUSED_ATTENTION = "attn_qkv:a,w attn_output:w,q "
+_BIASES = "attn_q.bias:q attn_k.bias:k attn_v.bias:k "
+_HEAD_NORMS = "attn_q_norm:h attn_k_norm:h "
+_POST_NORMS = "post_attention_norm:w post_ffw_norm:w "
+_GATED = "ffn_gate:f,w ffn_up:f,w ffn_down:w,f "
+_FUSED_GATED = "ffn_up:g,w ffn_down:w,f "
+_LLAMA = _NORMS + _ATTENTION + _GATED
+_LAYER_NORM_BIASES = "attn_norm.bias:w ffn_norm.bias:w "
+
+_RMS = "attention.layer_norm_rms_epsilon"
+_LAYER_NORM = "attention.layer_norm_epsilon"
+
+
+@dataclass(frozen=True)
+class TinyArchitecture:
+    """A row. `keys` are below the architecture's name; `once` are tensors that are in no layer.
+
+    tokens  of the prompt that shows it: past the window where there is one
+    unseen  a key that changes nothing, as llama.cpp has it
+    context the most that our engine runs it with
+    """
+
+    architecture: str
+    layer: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    once: str = ""
+    layers: int = 2
+    width: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_size: int = 16
+    feed_forward: int = 96
+    epsilon: str = _RMS
+    tokens: int = 80
+    unseen: str = ""
+    context: int = 512
+
+    def metadata(self) -> dict[str, Any]:
+        keys = {
+            "context_length": 512,
+            "embedding_length": self.width,
+            "block_count": self.layers,
+            "feed_forward_length": self.feed_forward,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            self.epsilon: 1e-5,
+        }
+        if self.head_size * self.heads != self.width:
+            keys |= {"attention.key_length": self.head_size, "attention.value_length": self.head_size}
+        keys |= self.keys
+        metadata = {
+            "general.architecture": self.architecture,
+            "general.name": "tiny",  # by the name of Phi-3, llama.cpp changes tokens that this vocabulary lacks
+            "general.quantization_version": gguf.GGML_QUANT_VERSION,
+        }
+        return metadata | {f"{self.architecture}.{key}": value for key, value in keys.items()}
+
+    def tensors(self, weight_type: str, vocabulary_size: int) -> dict[str, Tensor]:
+        sizes = self._sizes(vocabulary_size)
+        random = np.random.default_rng(0)
+        weights = RandomWeights(random, weight_type)
+        names = f"token_embd:v,w output_norm:w {self.once}".split()
+        names += [f"blk.{layer}.{name}" for layer in range(self.layers) for name in self.layer.split()]
+        made: dict[str, Tensor] = {}
+        for name, _, letters in (name.partition(":") for name in names):
+            shape = [sizes[letter] for letter in letters.split(",")]
+            if name.endswith(".bias"):
+                made[name] = ("F32", (0.3 * random.standard_normal(shape)).astype(np.float32))
+            elif name.startswith("rope"):
+                made[f"{name}.weight"] = ("F32", random.uniform(1.0, 8.0, shape).astype(np.float32))
+            else:
+                made[f"{name}.weight"] = weights.matrix(*shape) if len(shape) == 2 else weights.norm(*shape)
+        return made
+
+    def _sizes(self, vocabulary_size: int) -> dict[str, int]:
+        query, key = self.heads * self.head_size, self.kv_heads * self.head_size
+        return {
+            "w": self.width,
+            "f": self.feed_forward,
+            "g": 2 * self.feed_forward,  # gate and up
+            "h": self.head_size,
+            "q": query,
+            "k": key,
+            "a": query + 2 * key,  # queries, keys and values: all of them
+            "r": self.keys.get("rope.dimension_count", self.head_size) // 2,
+            "v": vocabulary_size,
+        }
+
+
+_YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 128,
+    "rope.freq_base": 1e6,
+}
+_LONG = "rope_factors_long:r rope_factors_short:r"
+
+TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
+    "llama biases": TinyArchitecture(
+        "llama", _LLAMA + _BIASES + "attn_output.bias:w ffn_gate.bias:f ffn_up.bias:f ffn_down.bias:w"
+    ),
+    "llama yarn": TinyArchitecture("llama", _LLAMA, _YARN, tokens=300),
+    "llama longrope, short": TinyArchitecture(
+        "llama",
+        _LLAMA,
+        {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.2},
+        once=_LONG,
+        unseen="rope.scaling.type",
+    ),
+    "llama Mistral Nemo": TinyArchitecture(
+        "llama", _LLAMA, once="output:v,w", heads=2, kv_heads=1, head_size=32, width=72
+    ),
+    "qwen2": TinyArchitecture("qwen2", _LLAMA + _BIASES, {"rope.freq_base": 1e6}),
+    "qwen2 yarn": TinyArchitecture("qwen2", _LLAMA + _BIASES, _YARN, once="output:v,w", tokens=300),
+    "qwen3": TinyArchitecture("qwen3", _LLAMA + _HEAD_NORMS, {"rope.freq_base": 1e6}, head_size=32),
+    "mistral3": TinyArchitecture(
+        "mistral3",
+        _LLAMA,
+        _YARN
+        | {
+            "rope.scaling.yarn_beta_fast": 2.0,
+            "rope.scaling.yarn_beta_slow": 0.1,
+            "rope.scaling.yarn_log_multiplier": 0.5,
+        },
+        tokens=300,
+    ),
+    "mistral3 temperature": TinyArchitecture(
+        "mistral3",
+        _LLAMA,
+        _YARN | {"attention.temperature_scale": 0.1},
+        unseen="attention.temperature_scale",
+        context=128,
+    ),
+    "smollm3": TinyArchitecture("smollm3", _LLAMA, layers=5),
+    "gemma": TinyArchitecture("gemma", _LLAMA, width=72, heads=2, kv_heads=1, head_size=64),
+    "gemma2": TinyArchitecture(
+        "gemma2",
+        _LLAMA + _POST_NORMS,
+        {
+            "attention.sliding_window": 24,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+        },
+        layers=3,
+        head_size=32,
+        tokens=200,
+    ),
+    "gemma2 27B": TinyArchitecture(
+        "gemma2", _LLAMA + _POST_NORMS, {"attention.sliding_window": 24}, layers=46, head_size=32
+    ),
+    "gemma3": TinyArchitecture(
+        "gemma3",
+        _LLAMA + _POST_NORMS + _HEAD_NORMS,
+        {
+            "attention.sliding_window": 16,
+            "rope.freq_base": 1e6,
+            "rope.scaling.factor": 8.0,
+        },
+        layers=7,
+        head_size=32,
+        tokens=200,
+    ),
+    "gemma3 without window": TinyArchitecture(
+        "gemma3", _LLAMA + _POST_NORMS + _HEAD_NORMS, {"final_logit_softcapping": 2.0}, once="output:v,w"
+    ),
+    "gemma3 27B": TinyArchitecture(
+        "gemma3", _LLAMA + _POST_NORMS + _HEAD_NORMS, {"attention.sliding_window": 16}, layers=62, head_size=32
+    ),
+    "gemma3 pattern": TinyArchitecture(
+        "gemma3",
+        _LLAMA + _POST_NORMS + _HEAD_NORMS,
+        {
+            "attention.sliding_window": 16,
+            "attention.sliding_window_pattern": np.array([True, False, False]),
+            "rope.freq_base_swa": 3e4,
+            "rope.freq_base": 1e6,
+        },
+        layers=3,
+    ),
+    "phi3": TinyArchitecture(
+        "phi3",
+        _NORMS + _FUSED_ATTENTION + _FUSED_GATED,
+        {"attention.sliding_window": 8},
+        once="output:v,w",
+        unseen="attention.sliding_window",
+    ),
+    "phi3 longrope, short": TinyArchitecture(
+        "phi3",
+        _NORMS + _FUSED_ATTENTION + _FUSED_GATED,
+        {"rope.dimension_count": 12, "rope.scaling.attn_factor": 1.19},
+        once=_LONG,
+    ),
+    "phi3 longrope, long": TinyArchitecture(
+        "phi3",
+        _NORMS + _FUSED_ATTENTION + _FUSED_GATED,
+        {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.19},
+        once=_LONG,
+    ),
+    "phi3 separate, biases": TinyArchitecture("phi3", _NORMS + _ATTENTION + _BIASES + _FUSED_GATED),
+    "fused with one bias": TinyArchitecture("qwen2", _NORMS + _FUSED_ATTENTION + "attn_qkv.bias:a " + _GATED),
+    "fused with three biases": TinyArchitecture("qwen2", _NORMS + _FUSED_ATTENTION + _BIASES + _GATED),
+    "granite": TinyArchitecture(
+        "granite",
+        _LLAMA,
+        {"logit_scale": 8.0, "residual_scale": 0.7, "embedding_scale": 3.0, "attention.scale": 0.5},
+    ),
+    "granite plain, no rope": TinyArchitecture(
+        "granite", _LLAMA, {"logit_scale": 4.0, "rope.scaling.finetuned": False}, once="rope_freqs:r"
+    ),
+    "olmo2": TinyArchitecture(
+        "olmo2", _ATTENTION + "attn_q_norm:q attn_k_norm:k " + _POST_NORMS + _GATED, once="output:v,w"
+    ),
+    "olmo2 OLMo 3": TinyArchitecture(
+        "olmo2",
+        _ATTENTION + "attn_q_norm:q attn_k_norm:k " + _POST_NORMS + _GATED,
+        _YARN | {"attention.sliding_window": 24, "rope.scaling.attn_factor": 1.2},
+        once="output:v,w",
+        layers=5,
+        tokens=300,
+    ),
+    "exaone4": TinyArchitecture(
+        "exaone4", _ATTENTION + _HEAD_NORMS + _POST_NORMS + _GATED, {"rope.freq_base": 1e6}, once="rope_freqs:r"
+    ),
+    "exaone4 32B": TinyArchitecture(
+        "exaone4", _ATTENTION + _HEAD_NORMS + _POST_NORMS + _GATED, {"attention.sliding_window": 24}, layers=64
+    ),
+    "starcoder2": TinyArchitecture(
+        "starcoder2",
+        _NORMS
+        + _LAYER_NORM_BIASES
+        + _ATTENTION
+        + _BIASES
+        + "attn_output.bias:w ffn_up:f,w ffn_down:w,f ffn_up.bias:f ffn_down.bias:w",
+        once="output_norm.bias:w",
+        epsilon=_LAYER_NORM,
+    ),
+    "command-r": TinyArchitecture(
+        "command-r", "attn_norm:w " + _ATTENTION + _GATED, {"logit_scale": 0.0625}, epsilon=_LAYER_NORM
+    ),
+    "cohere2": TinyArchitecture(
+        "cohere2",
+        "attn_norm:w " + _ATTENTION + _GATED,
+        {"logit_scale": 0.25, "attention.sliding_window": 24},
+        epsilon=_LAYER_NORM,
+        layers=5,
+        tokens=200,
+    ),
+    "glm4": TinyArchitecture(
+        "glm4", _NORMS + _ATTENTION + _BIASES + _POST_NORMS + _FUSED_GATED, {"rope.dimension_count": 8}
+    ),
+    "stablelm": TinyArchitecture(
+        "stablelm",
+        _LLAMA + _LAYER_NORM_BIASES + _BIASES,
+        {"rope.dimension_count": 4},
+        once="output:v,w output_norm.bias:w",
+        epsilon=_LAYER_NORM,
+    ),
+    "stablelm parallel": TinyArchitecture(
+        "stablelm",
+        "attn_norm:w attn_norm.bias:w " + _ATTENTION + _GATED,
+        {"rope.dimension_count": 4},
+        once="output:v,w output_norm.bias:w",
+        epsilon=_LAYER_NORM,
+    ),
+    "seed_oss": TinyArchitecture(
+        "seed_oss", "attn_norm:w post_attention_norm:w " + _ATTENTION + _BIASES + _GATED, head_size=32
+    ),
+    "internlm2": TinyArchitecture("internlm2", _LLAMA, {"rope.freq_base": 1e6}, once="output:v,w"),
+}
+
+
+def tiny_architecture(
+    folder: Path, name: str, weight_type: str = "F32", *, without: str | None = None, **sizes: int
+) -> Path:
+    """Write the model of that name; its path. `without` is a key to leave out, `sizes` are other than the row's."""
+    row, vocabulary = replace(TINY_ARCHITECTURES[name], **sizes), tiny_vocabulary()
+    metadata = row.metadata() | vocabulary.metadata()
+    if without is not None:
+        del metadata[f"{row.architecture}.{without}"]
+    tensors = row.tensors(weight_type, len(vocabulary.tokens))
+    return write_gguf(folder / f"{name.replace(' ', '-').replace(',', '')}.gguf", metadata, tensors)
