@@ -9,6 +9,7 @@ import numpy as np
 
 from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.gguf.problems import shown
+from llmrun.kernels.packed_types import GROUP_ROWS
 from llmrun.kernels.weights import SUPPORTED, Matrix
 
 if TYPE_CHECKING:
@@ -80,6 +81,20 @@ def matrix(file: GGUFFile, name: str) -> Matrix:
             hint="This model may run with --backend llama.",
         )
     return Matrix(name, kind, tensor.n_rows, tensor.shape[0], tensor.nbytes, partial(file.read_into, tensor))
+
+
+def experts(file: GGUFFile, name: str, n: int) -> Matrix:
+    """The matrices of `n` experts, one after the other as one, of a tensor that has them as its third dimension (which
+    `check_tensors` has seen). Raises UnsupportedModel as `matrix` does, and for outputs that are no whole groups."""
+    found = matrix(file, name)
+    outputs = found.rows // n
+    if outputs % GROUP_ROWS:
+        raise UnsupportedModel(
+            f"tensor not supported: {_path(file)}: {shown(name)}: experts of {outputs} outputs, must be a multiple of "
+            f"{GROUP_ROWS}",
+            hint="This model may run with --backend llama.",
+        )
+    return found
 
 
 def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:

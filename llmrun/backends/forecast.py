@@ -11,6 +11,7 @@ import numpy as np
 
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.needs import StepShape, needs_of
+from llmrun.kernels.op_speeds import WIDTHS
 
 if TYPE_CHECKING:
     from llmrun.backends.speeds import Speeds
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from llmrun.kernels.plan import Plan
 
 _MANY_ROWS = 16  # linear_int8.py: from here on weights are unpacked for all rows
+_MANY_ROWS_OF_EXPERT = 12  # experts_int8.py
 # Seconds of a step in Python: batch, block tables, the engine's bookkeeping. SmolLM2: 0.45 to 0.5 ms of a token's 5.6
 # are outside the team of threads.
 _STEP_PYTHON = 450e-6
@@ -53,7 +55,7 @@ def step_seconds(plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> f
     quantized: set[ops.Value] = set()
     for op in plan.ops:
         total += _op_seconds(op, speeds, kv_type, step)
-        if isinstance(op, ops.Linear) and op.weight.is_integer and op.x not in quantized:
+        if isinstance(op, ops.Linear | ops.ExpertLinear) and op.weight.is_integer and op.x not in quantized:
             quantized.add(op.x)
             total += _row_seconds("quantize", op.x, speeds, step)
     return total
@@ -72,7 +74,7 @@ def _op_seconds(op: ops.Op, speeds: Speeds, kv_type: str, step: StepShape) -> fl
         case ops.Gated() | ops.Activate():
             return _row_seconds("swiglu", op.out, speeds, step)
         case ops.SoftCap():
-            return _row_seconds("swiglu", op.x, speeds, step)
+            return _shared_row_seconds("swiglu", op.x, speeds, step)
         case ops.Route():
             return _row_seconds("swiglu", op.logits, speeds, step)
         case ops.ExpertLinear():
@@ -92,6 +94,11 @@ def _row_seconds(name: str, value: ops.Value, speeds: Speeds, step: StepShape) -
     return speeds.rows(name).seconds(rows, value.width) if rows else 0.0
 
 
+def _shared_row_seconds(name: str, value: ops.Value, speeds: Speeds, step: StepShape) -> float:
+    """Of rows so wide that the threads share even one: a feature takes what it takes in many rows."""
+    return step.of(value) * value.width * speeds.rows(name).many[-1] / WIDTHS[-1]
+
+
 def _linear_seconds(op: ops.Linear, speeds: Speeds, kv_type: str, step: StepShape) -> float:
     needs = needs_of(op, kv_type, step)
     if not needs.weight_bytes:
@@ -108,7 +115,7 @@ def _expert_linear_seconds(op: ops.ExpertLinear, speeds: Speeds, kv_type: str, s
     multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)
     rows_of_each = step.rows * op.routing.used / op.routing.experts
     reading = needs.weight_bytes / speed.read
-    return speed.op + (max(reading, multiplying) if rows_of_each >= _MANY_ROWS else reading * max(1, rows_of_each))
+    return speed.op + (max(reading, multiplying) if rows_of_each >= _MANY_ROWS_OF_EXPERT else reading * max(1, rows_of_each))
 
 
 def _attention_seconds(op: ops.Attention, speeds: Speeds, kv_type: str, step: StepShape) -> float:

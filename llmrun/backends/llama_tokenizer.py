@@ -58,7 +58,10 @@ class LlamaTokenizer:
         plain, marks = unmark(without_surrogates(text))
         ids: list[int] = []
         for part in self._special.partition(plain, parse_control=True, marks=marks):
-            ids += [part] if isinstance(part, int) else self._tokenize(part, add_special=False, parse_special=False)
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._tokenize(part.decode(), add_special=False, parse_special=False)
         if self._add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return np.array(ids, np.int32)

@@ -371,7 +371,7 @@ def _shapes(rows: int, depth: int) -> list[StepShape]:
 def _needs(backend: CpuBackend, part: _Part, step: StepShape) -> Needs:
     op = backend.plan.ops[part.origin]
     if part.quantizes:
-        assert isinstance(op, ops.Linear)
+        assert isinstance(op, ops.Linear | ops.ExpertLinear)
         return quantizing_needs(op, step)
     return needs_of(op, backend.info.kv_type, step)
 

@@ -120,9 +120,10 @@ def _attention(level: str, head_size: int, group: int, kv_type: str, *, capped: 
             return
         row_tiles = (rows + tile_rows - 1) // tile_rows
         while item < head_tiles * row_tiles:
-            # The last rows first: in a long prompt they have the most to do.
-            first = (row_tiles - 1 - item // head_tiles) * tile_rows
-            tile = item % head_tiles
+            # One head after the other, whose keys and values stay in the cache; of each the last rows first: in a long
+            # prompt they have the most to do.
+            first = (row_tiles - 1 - item % row_tiles) * tile_rows
+            tile = item // row_tiles
             head = tile * heads
             query = query0 + first * query_stride + tile * row_bytes
             out = load_i64(op + A_OUT) + first * out_stride + tile * row_bytes

@@ -1,7 +1,7 @@
 """Tiles of accumulators for attention: scores of 32 positions, and weighted sums of values, for several queries.
 
-Each comes as (zero or load, step, store). A key or value is converted to float32 once for all queries of a tile; the scales of
-q8_0 are left for later: those of keys multiply the sums of a group's products, those of values the weights.
+Each comes as (zero or load, step, store). A key or value is converted to float32 once for all queries of a tile; the
+scales of q8_0 are left for later: those of keys multiply the sums of a group's products, those of values the weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Byte-level BPE: the pieces of a text become token ids by merging adjacent symbols, lowest rank first.
 
-A symbol is a token id from the start (that of its byte), so a merge is one look-up of an id pair. A short piece
+A symbol is a token id from the start (that of its byte, or of its character where tokens are spelled in those), so a
+merge is one look-up of an id pair. A short piece
 rescans its ranks after every merge; a long one keeps them in a heap, because 1 MiB of one letter is one piece.
 """
 
@@ -37,7 +38,11 @@ def merge_by_priority(symbols: Sequence[str], priority: Callable[[str, str], flo
 TEXT, ENDS, N_PIECES, INSERT_AT, INSERT_IDS, N_INSERTS = range(0, 48, 8)
 BYTE_SYMBOLS, PAIRS, PAIR_MASK, EMITTED, RAW_BYTE_IDS = range(48, 88, 8)
 STARTS, LENGTHS, TABLE, MASK, LONGEST_WHOLE, SPELLING = range(88, 136, 8)
-SCRATCH, IDS, COUNT = range(136, 160, 8)
+WHOLE_BEGINS, BY_CHARACTER = range(136, 152, 8)
+SCRATCH, IDS, COUNT = range(152, 176, 8)
+
+# The symbol of byte b of a character that is no symbol is UNKNOWN_BYTES - b: nothing merges with it.
+UNKNOWN_BYTES = -2
 
 
 @inline_function
@@ -144,6 +149,12 @@ def emit_symbols(op: int, n: int, symbols: int, n_out: int) -> int:
     out = load_i64(op + IDS)
     for i in range(n):
         symbol = load_i32(symbols + i * 4)
+        if symbol < 0:
+            token = load_i32(load_i64(op + RAW_BYTE_IDS) + (UNKNOWN_BYTES - symbol) * 4)
+            if token != NOT_FOUND:
+                store_i32(out + n_out * 4, token)
+                n_out += 1
+            continue
         token = load_i32(load_i64(op + EMITTED) + symbol * 4)
         if token != NOT_FOUND:
             store_i32(out + n_out * 4, token)
@@ -175,16 +186,50 @@ def whole_token(op: int, text: int, n: int, spelled: int) -> int:
 
 
 @inline_function
+def byte_symbols(op: int, text: int, n: int, symbols: int) -> int:
+    """Write the symbols of `n` bytes; returns how many they are."""
+    for i in range(n):
+        store_i32(symbols + i * 4, load_i32(load_i64(op + BYTE_SYMBOLS) + load_u8(text + i) * 4))
+    return n
+
+
+@inline_function
+def character_symbols(op: int, text: int, n: int, symbols: int) -> int:
+    """The same for tokens that are spelled in characters."""
+    starts, lengths = load_i64(op + STARTS), load_i64(op + LENGTHS)
+    table, mask = load_i64(op + TABLE), load_i64(op + MASK)
+    count = 0
+    at = 0
+    while at < n:
+        lead = load_u8(text + at)
+        width = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+        if width == 1:
+            symbol = load_i32(load_i64(op + BYTE_SYMBOLS) + lead * 4)
+        else:
+            symbol = find_text(table, mask, starts, lengths, text + at, width)
+        if symbol != NOT_FOUND:
+            store_i32(symbols + count * 4, symbol)
+            count += 1
+        else:
+            for i in range(width):
+                store_i32(symbols + count * 4, UNKNOWN_BYTES - load_u8(text + at + i))
+                count += 1
+        at += width
+    return count
+
+
+@inline_function
 def encode_piece(op: int, text: int, n: int, n_out: int) -> int:
     """Write the ids of one piece of `n` bytes; returns the new count."""
     scratch = load_i64(op + SCRATCH)
-    if n <= load_i64(op + LONGEST_WHOLE):
+    begins = load_i64(op + WHOLE_BEGINS)
+    if n <= load_i64(op + LONGEST_WHOLE) and (begins < 0 or begins == load_u8(text)):
         whole = whole_token(op, text, n, scratch)
         if whole != NOT_FOUND:
             store_i32(load_i64(op + IDS) + n_out * 4, whole)
             return n_out + 1
-    for i in range(n):
-        store_i32(scratch + i * 4, load_i32(load_i64(op + BYTE_SYMBOLS) + load_u8(text + i) * 4))
+    by_character = load_i64(op + BY_CHARACTER)
+    n = character_symbols(op, text, n, scratch) if by_character else byte_symbols(op, text, n, scratch)
     if n <= SHORT_PIECE:
         n_left = merge_short(op, n, scratch, scratch + 4 * n, scratch + 8 * n)
     else:
@@ -199,12 +244,13 @@ def merge(op: int, step: int, thread: int, n_threads: int) -> None:
     """Ids of every piece of a text, with control tokens in between.
 
     text u8[], piece ends int64[p], p, insert positions int64[k], insert ids int32[k], k,
-    byte symbols int32[256], pair table, its mask,
+    byte symbols int32[256] (NOT_FOUND only where tokens are spelled in characters), pair table, its mask,
     emitted int32[symbols] (id, or NOT_FOUND for a symbol that plain text does not become),
     ids of the tokens of one raw byte int32[256] (or NOT_FOUND),
     symbol addresses int64[], lengths int64[], token table, its mask,
     longest token in bytes if pieces that are tokens are not merged, else 0,
     spelling u8[256][4] (how a byte is written in the vocabulary: length, first byte, second byte),
+    the byte with which such pieces begin or -1 for any, whether tokens are spelled in characters,
     scratch u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest piece],
     ids int32[2 * text bytes + k] (out), count int64[1] (out)
     """

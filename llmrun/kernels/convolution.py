@@ -7,7 +7,6 @@ and all keep the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from numba import types
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ARG = records.OP_ARGS
-# TABLES: number of the window, whose block tables are read; WIDTH: features, a whole number of vectors; WEIGHT: [taps, features].
+# TABLES: number of the window whose block tables are read; WIDTH: of a row, a whole number of vectors; WEIGHT: [taps,
+# features].
 A_X, A_X_STRIDE, A_CACHE, A_BLOCK_BYTES, A_TABLES, A_WIDTH = (ARG + 8 * i for i in range(6))
 A_Y, A_Y_STRIDE, A_WEIGHT, A_TAPS = (ARG + 8 * i for i in range(6, 10))
 

@@ -81,4 +81,5 @@ def soft_cap_reference(x: NDArray[np.float32], cap: float) -> NDArray[np.float32
     """cap * tanh(x / cap)"""
     import numpy as np
 
-    return (np.float32(cap) * np.tanh(x / np.float32(cap))).astype(np.float32)
+    result: NDArray[np.float32] = np.float32(cap) * np.tanh(x / np.float32(cap))
+    return result

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from llmrun.kernels.curves import sigmoid_reference
 from llmrun.kernels.expert_tables import LEAST_SUM
 from llmrun.kernels.plan_ops import Gating
-from llmrun.kernels.curves import sigmoid_reference
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,6 @@ from numba.extending import intrinsic
 from llmrun.kernels import simd
 from llmrun.kernels.compiler import inline_function
 from llmrun.kernels.kv_layout import BLOCK, GROUP, Q8_0, HeadLayout, n_groups
-from llmrun.kernels.memory import load_f32
 from llmrun.kernels.spread import spread_key_reference, spread_query_reference
 
 if TYPE_CHECKING:
@@ -25,18 +24,19 @@ def storing(level: str, head_size: int, kv_type: str) -> tuple[Any, Any]:
 
 
 def _storing_halves(level: str, head_size: int) -> tuple[Any, Any]:
-    store_half = _store_half(level)
     values_at = HeadLayout.of("f16", head_size).values
+    store_key_halves, store_value_halves = _store_halves(level, BLOCK), _store_halves(level, 1)
 
     @inline_function
     def store_key(key: Any, block: Any, slot: Any) -> Any:
-        for feature in range(head_size):
-            store_half(block + 2 * (BLOCK * feature + slot), load_f32(key + 4 * feature))
+        for feature in range(0, head_size, simd.LANES):
+            store_key_halves(block + 2 * (BLOCK * feature + slot), simd.load_f32x16(key + 4 * feature))
 
     @inline_function
     def store_value(value: Any, block: Any, slot: Any) -> Any:
-        for feature in range(head_size):
-            store_half(block + values_at + 2 * (head_size * slot + feature), load_f32(value + 4 * feature))
+        for feature in range(0, head_size, simd.LANES):
+            at = block + values_at + 2 * (head_size * slot + feature)
+            store_value_halves(at, simd.load_f32x16(value + 4 * feature))
 
     return store_key, store_value
 
@@ -104,6 +104,21 @@ def _store_half(level: str) -> Any:
     return store_half
 
 
+def _store_halves(level: str, stride: int) -> Any:
+    @intrinsic
+    def store_halves(typingctx: Any, address: Any, vector: Any) -> Any:
+        """Write 16 floats as float16, `stride` elements apart."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            address, vector = args
+            _emit_store_apart(builder, address, simd.emit_f32_to_f16(builder, level, vector), 2, stride)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, simd.f32x16), codegen
+
+    return store_halves
+
+
 def _store_integers(stride: int) -> Any:
     @intrinsic
     def store_integers(typingctx: Any, address: Any, vector: Any) -> Any:
@@ -116,17 +131,22 @@ def _store_integers(stride: int) -> Any:
                 limit = simd.constant(simd.F32X16, bound)
                 vector = builder.select(builder.fcmp_unordered(comparison, vector, limit), vector, limit)
             integers = builder.trunc(simd.emit_rounded(builder, vector), ir.VectorType(simd.I8, simd.LANES))
-            if stride == 1:
-                simd.emit_store(builder, address, integers)
-                return context.get_dummy_value()
-            for lane in range(simd.LANES):
-                integer = builder.extract_element(integers, simd.I32(lane))
-                simd.emit_store(builder, simd.emit_offset(builder, address, stride * lane), integer)
+            _emit_store_apart(builder, address, integers, 1, stride)
             return context.get_dummy_value()
 
         return types.void(types.int64, simd.f32x16), codegen
 
     return store_integers
+
+
+def _emit_store_apart(builder: Any, address: Any, vector: Any, element_bytes: int, stride: int) -> None:
+    """The elements of a vector, `stride` of them apart."""
+    if stride == 1:
+        simd.emit_store(builder, address, vector)
+        return
+    for lane in range(simd.LANES):
+        place = simd.emit_offset(builder, address, element_bytes * stride * lane)
+        simd.emit_store(builder, place, builder.extract_element(vector, simd.I32(lane)))
 
 
 def entered_reference(

@@ -94,8 +94,8 @@ def needs_of(op: ops.Op, kv_type: str, step: StepShape) -> Needs:
             return Needs(activation_bytes=_floats(step, op.gate, op.up, op.out))
 
 
-def quantizing_needs(op: ops.Linear, step: StepShape) -> Needs:
-    """Of making the input of a linear op int8."""
+def quantizing_needs(op: ops.Linear | ops.ExpertLinear, step: StepShape) -> Needs:
+    """Of making the input of a product int8."""
     return Needs(activation_bytes=_floats(step, op.x) + _quantized_bytes(op, step))
 
 
@@ -162,5 +162,5 @@ def _floats(step: StepShape, *values: ops.Value) -> int:
     return sum(step.of(value) * value.width * _FLOAT for value in values)
 
 
-def _quantized_bytes(op: ops.Linear, step: StepShape) -> int:
+def _quantized_bytes(op: ops.Linear | ops.ExpertLinear, step: StepShape) -> int:
     return step.of(op.x) * op.x.width // 32 * _QUANTIZED_BLOCK

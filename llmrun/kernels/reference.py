@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import curves, norms, rowwise
+from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.attention import attention_reference
 from llmrun.kernels.convolution import convolution_reference
 from llmrun.kernels.experts import combined_reference, expert_linear_reference, routed_reference

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from llmrun.kernels import records
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llmrun.kernels import records, simd
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.kv_layout import BLOCK, Q8_0, HeadLayout
 from llmrun.kernels.kv_store import storing
@@ -31,12 +35,10 @@ if TYPE_CHECKING:
 ARG = records.OP_ARGS
 
 A_Q, A_Q_STRIDE, A_K, A_K_STRIDE, A_V, A_V_STRIDE, A_ROTATED, A_ROTATED_STRIDE = (ARG + 8 * i for i in range(8))
-A_CACHE, A_BLOCK_BYTES, A_Q_HEADS, A_KV_HEADS, A_SCRATCH, A_SCRATCH_BYTES, A_TABLES = (
-    ARG + 8 * i for i in range(8, 15)
-)
-# Pairs that are rotated; where their rotations begin in a row's, and bytes of a row's; bytes from a pair to the next,
-# and from a pair's first feature to its second.
-A_PAIRS, A_ROTATION, A_ROTATION_STRIDE, A_PAIR_STEP, A_PAIR_GAP = (ARG + 8 * i for i in range(15, 20))
+A_CACHE, A_BLOCK_BYTES, A_Q_HEADS, A_KV_HEADS, A_SCRATCH, A_SCRATCH_BYTES = (ARG + 8 * i for i in range(8, 14))
+# Which of the plan's windows; pairs that are rotated; where their rotations begin in a row's, and bytes of a row's;
+# bytes from a pair to the next, and from a pair's first feature to its second.
+A_TABLES, A_PAIRS, A_ROTATION, A_ROTATION_STRIDE, A_PAIR_STEP, A_PAIR_GAP = (ARG + 8 * i for i in range(14, 20))
 
 
 @kernel_family
@@ -47,21 +49,7 @@ def rope_store(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
     spreads = kv_type == Q8_0
     head_bytes = HeadLayout.of(kv_type, head_size).n_bytes
 
-    @inline_function
-    def rotate(op: Any, x: Any, rotation: Any, out: Any) -> Any:
-        pairs = load_i64(op + A_PAIRS)
-        step = load_i64(op + A_PAIR_STEP)
-        gap = load_i64(op + A_PAIR_GAP)
-        for pair in range(pairs):
-            at = pair * step
-            x0 = load_f32(x + at)
-            x1 = load_f32(x + at + gap)
-            cosine = load_f32(rotation + 8 * pair)
-            sine = load_f32(rotation + 8 * pair + 4)
-            store_f32(out + at, x0 * cosine - x1 * sine)
-            store_f32(out + at + gap, x0 * sine + x1 * cosine)
-        for feature in range(2 * pairs, head_size):
-            store_f32(out + 4 * feature, load_f32(x + 4 * feature))
+    rotate = _rotate(head_size)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -98,6 +86,73 @@ def rope_store(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
             row = next_item(op, step, row)
 
     return run
+
+
+def _rotate(head_size: int) -> Any:
+    """The features of one head, from one place to another: 16 pairs at a time, then the rest, and those of no pair."""
+    rotate_adjacent, rotate_halves = _rotate_pairs(Pairing.ADJACENT), _rotate_pairs(Pairing.HALVES)
+
+    @inline_function
+    def rotate(op: Any, x: Any, rotation: Any, out: Any) -> Any:
+        pairs = load_i64(op + A_PAIRS)
+        step = load_i64(op + A_PAIR_STEP)
+        gap = load_i64(op + A_PAIR_GAP)
+        in_vectors = pairs // simd.LANES * simd.LANES
+        if gap == 4:
+            for pair in range(0, in_vectors, simd.LANES):
+                rotate_adjacent(x + 8 * pair, rotation + 8 * pair, out + 8 * pair, gap)
+        else:
+            for pair in range(0, in_vectors, simd.LANES):
+                rotate_halves(x + 4 * pair, rotation + 8 * pair, out + 4 * pair, gap)
+        for pair in range(in_vectors, pairs):
+            at = pair * step
+            x0 = load_f32(x + at)
+            x1 = load_f32(x + at + gap)
+            cosine = load_f32(rotation + 8 * pair)
+            sine = load_f32(rotation + 8 * pair + 4)
+            store_f32(out + at, x0 * cosine - x1 * sine)
+            store_f32(out + at + gap, x0 * sine + x1 * cosine)
+        for feature in range(2 * pairs, head_size):
+            store_f32(out + 4 * feature, load_f32(x + 4 * feature))
+
+    return rotate
+
+
+def _rotate_pairs(pairing: Pairing) -> Any:
+    @intrinsic
+    def rotate_pairs(typingctx: Any, x: Any, rotation: Any, out: Any, gap: Any) -> Any:
+        """16 pairs; `gap` bytes from a pair's first feature to its second."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            x, rotation, out, gap = args
+            cosine, sine = _emit_load_pairs(builder, rotation)
+            if pairing is Pairing.ADJACENT:
+                x0, x1 = _emit_load_pairs(builder, x)
+            else:
+                x0, x1 = (simd.emit_load(builder, at, simd.F32X16, 4) for at in (x, builder.add(x, gap)))
+            y0 = builder.fsub(builder.fmul(x0, cosine), builder.fmul(x1, sine))
+            y1 = builder.fadd(builder.fmul(x0, sine), builder.fmul(x1, cosine))
+            if pairing is Pairing.ADJACENT:
+                by_turns = [lane // 2 + simd.LANES * (lane % 2) for lane in range(2 * simd.LANES)]
+                lanes = ir.Constant(ir.VectorType(simd.I32, 2 * simd.LANES), by_turns)
+                simd.emit_store(builder, out, builder.shuffle_vector(y0, y1, lanes), 4)
+            else:
+                simd.emit_store(builder, out, y0, 4)
+                simd.emit_store(builder, builder.add(out, gap), y1, 4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    return rotate_pairs
+
+
+def _emit_load_pairs(builder: Any, address: Any) -> tuple[Any, Any]:
+    """(first, second) of 16 pairs of floats that follow each other."""
+    low, high = (simd.emit_load(builder, simd.emit_offset(builder, address, at), simd.F32X16, 4) for at in (0, 64))
+    first, second = (
+        ir.Constant(ir.VectorType(simd.I32, simd.LANES), list(range(start, 2 * simd.LANES, 2))) for start in (0, 1)
+    )
+    return builder.shuffle_vector(low, high, first), builder.shuffle_vector(low, high, second)
 
 
 def rope_reference(

@@ -11,3 +11,10 @@ SCRATCH_BYTES_PER_BYTE = 40
 
 # The priority of a token that plain text never becomes; behind all others.
 NEVER = 0x7FFFFFFF
+
+# Flags of a special token.
+CONTROL, ONE_CHARACTER = 1, 2
+
+# Words of one text that the SentencePiece kernel remembers, at most, and int64[4] for each.
+KNOWN_WORDS = 4096
+KNOWN_WORD_BYTES = 32

@@ -1,9 +1,10 @@
 """GGUF tokenizer `gpt2`: byte-level BPE. A byte is spelled as one printable character in the vocabulary, so every
-text has ids, and ids any bytes."""
+text has ids, and ids any bytes. `gemma4` is BPE on characters, with a token for each byte of those that are none."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,8 +13,8 @@ from llmrun.errors import UnsupportedModel
 from llmrun.gguf.problems import shown
 from llmrun.kernels.store import load_kernel
 from llmrun.kernels.token_layout import NOT_FOUND, SCRATCH_BYTES_PER_BYTE
-from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS, SUPPORTED_KINDS, PreTokenizer
-from llmrun.tokenizers.text_tokenizer import Pieces, TextTokenizer, longest_piece
+from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS, PreTokenizer, splitter
+from llmrun.tokenizers.text_tokenizer import SPACE, Parts, TextTokenizer, longest_piece
 from llmrun.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
 _DEFAULT_ID = 11  # llama.cpp's BOS and EOS for a file that names none
+_NEWLINE = 0x0A
+_ANY_BYTE = -1
 
 
 @functools.cache
@@ -41,8 +44,20 @@ def load_bpe(file: GGUFFile) -> BPETokenizer:
     """The tokenizer of a file whose `tokenizer.ggml.model` is `gpt2`. Raises UnsupportedModel as `pre_tokenizer_of`."""
     rule = pre_tokenizer_of(file)
     bos_id = _DEFAULT_ID if rule.has_default_bos else None
-    defaults = Defaults(bos_id=bos_id, eos_id=_DEFAULT_ID, add_bos=rule.add_bos)
-    return BPETokenizer(read_vocabulary(file, defaults, merged=True, required=_spellings()), rule)
+    return _load(file, rule, Defaults(bos_id=bos_id, eos_id=_DEFAULT_ID, add_bos=rule.add_bos))
+
+
+def load_gemma4(file: GGUFFile) -> BPETokenizer:
+    """The tokenizer of a file whose `tokenizer.ggml.model` is `gemma4`."""
+    return _load(file, PRE_TOKENIZERS["gemma4"], Defaults(bos_id=None, eos_id=None, add_bos=True))
+
+
+def _load(file: GGUFFile, rule: PreTokenizer, defaults: Defaults) -> BPETokenizer:
+    required = () if rule.by_character else _spellings()
+    vocabulary = read_vocabulary(file, defaults, merged=True, required=required, strips_before=rule.strips_before)
+    if rule.always_adds_bos:
+        vocabulary = replace(vocabulary, add_bos=vocabulary.bos_id is not None)
+    return BPETokenizer(vocabulary, rule)
 
 
 def pre_tokenizer_of(file: GGUFFile) -> PreTokenizer:
@@ -52,7 +67,7 @@ def pre_tokenizer_of(file: GGUFFile) -> PreTokenizer:
     if rule is None:
         raise UnsupportedModel(
             f"pre-tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.pre: '{shown(name)}', "
-            f"supported are {', '.join(SUPPORTED_KINDS)} and the names that mean one of these",
+            f"supported are {len(PRE_TOKENIZERS)} others",
             hint="Another model may run here, and this one may run with --backend llama.",
         )
     return rule
@@ -62,30 +77,38 @@ class BPETokenizer(TextTokenizer):
     def __init__(self, vocabulary: Vocabulary, rule: PreTokenizer) -> None:
         super().__init__(vocabulary)
         self._rule = rule
+        self._splitter = splitter(rule.stages)
         self._merge = load_kernel("bpe_merge", "merge")
         self._byte_of_character = {character: byte for byte, character in enumerate(byte_characters())}
         tables = vocabulary.tables
-        self._byte_symbols = tables.find(_spellings())
-        self._spelling = np.array([[len(text), *text.ljust(2, b"\0"), 0] for text in _spellings()], np.uint8)
+        bytes_ = [bytes([byte]) for byte in range(256)]
+        spellings = bytes_ if rule.by_character else _spellings()
+        self._byte_symbols = tables.find(spellings)
+        self._spelling = np.array([[len(text), *text.ljust(2, b"\0"), 0] for text in spellings], np.uint8)
         symbols = np.arange(len(tables.starts), dtype=np.int32)
         symbols[tables.vocabulary_size :] = NOT_FOUND
         symbols[: tables.vocabulary_size][vocabulary.control_mask()] = NOT_FOUND
         self._emitted = symbols
-        raw = tables.find([bytes([byte]) for byte in range(256)])
+        raw = tables.find([b"<0x%02X>" % byte for byte in range(256)] if rule.by_character else bytes_)
         self._raw_byte_ids = np.where(raw == NOT_FOUND, NOT_FOUND, symbols[raw]).astype(np.int32)
-        self._longest_whole = int(tables.lengths.max()) if rule.ignore_merges else 0
+        whole = rule.ignore_merges or rule.whole_newlines
+        self._longest_whole = int(tables.lengths.max()) if whole else 0
+        self._whole_begins = _NEWLINE if rule.whole_newlines else _ANY_BYTE
 
-    def _split(self, text: str, *, after_special: bool) -> tuple[bytes, NDArray[np.int64]]:
-        return self._rule.split(text)
+    def _written(self, text: bytes, *, after_special: bool) -> bytes:
+        return text.replace(b" ", SPACE) if self._rule.escapes_spaces else text
 
     def _normal_bytes(self, text: bytes) -> bytes:
+        if self._rule.escapes_spaces:
+            return text.replace(SPACE, b" ")
         try:
             return bytes([self._byte_of_character[character] for character in text.decode()])
         except (KeyError, UnicodeDecodeError):
             return text  # not spelled in byte characters: shown as it is
 
-    def _encode_pieces(self, pieces: Pieces) -> NDArray[np.int32]:
-        text, ends, insert_at, insert_ids = pieces
+    def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
+        text, part_ends, insert_at, insert_ids = parts
+        ends = self._splitter.split(text, part_ends)
         buffer = np.frombuffer(text + b"\0", np.uint8)
         scratch = np.empty(SCRATCH_BYTES_PER_BYTE * longest_piece(ends), np.uint8)
         ids = np.empty(2 * len(text) + len(insert_ids), np.int32)
@@ -97,7 +120,7 @@ class BPETokenizer(TextTokenizer):
             *(self._byte_symbols.ctypes.data, tables.pairs.ctypes.data, tables.pair_mask),
             *(self._emitted.ctypes.data, self._raw_byte_ids.ctypes.data),
             *(tables.starts.ctypes.data, tables.lengths.ctypes.data, tables.table.ctypes.data, tables.mask),
-            *(self._longest_whole, self._spelling.ctypes.data),
+            *(self._longest_whole, self._spelling.ctypes.data, self._whole_begins, int(self._rule.by_character)),
             *(scratch.ctypes.data, ids.ctypes.data, count.ctypes.data),
         )
         return ids[: count[0]].copy()

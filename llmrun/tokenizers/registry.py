@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llmrun.errors import UnsupportedModel
 from llmrun.gguf.problems import shown
 from llmrun.kernels.store import KernelName, load_kernels
-from llmrun.tokenizers.bpe import load_bpe, pre_tokenizer_of
+from llmrun.tokenizers.bpe import load_bpe, load_gemma4, pre_tokenizer_of
 from llmrun.tokenizers.spm import load_spm
 
 if TYPE_CHECKING:
@@ -20,14 +20,28 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class _Kind:
     load: Callable[[GGUFFile], Tokenizer]
-    merge_kernel: KernelName
+    kernels: tuple[KernelName, ...]
     check: Callable[[GGUFFile], object] | None = None  # raises UnsupportedModel, from a glance at the metadata
 
 
-_TABLES = KernelName.of("token_table", "build")
+_ALWAYS = (
+    KernelName.of("token_table", "build"),
+    *(KernelName.of("special_tokens", name) for name in ("build", "find")),
+)
+_BPE = (KernelName.of("split", "split"), KernelName.of("bpe_merge", "merge"))
 _KINDS = {
-    "gpt2": _Kind(load_bpe, KernelName.of("bpe_merge", "merge"), pre_tokenizer_of),
-    "llama": _Kind(load_spm, KernelName.of("spm_merge", "merge")),
+    "gpt2": _Kind(load_bpe, _BPE, pre_tokenizer_of),
+    "gemma4": _Kind(load_gemma4, _BPE),
+    "llama": _Kind(load_spm, (KernelName.of("spm_merge", "find_joined"), KernelName.of("spm_merge", "merge"))),
+}
+# What other names of llama.cpp stand for: out of scope.
+_OTHERS = {
+    "t5": "Unigram (T5)",
+    "bert": "WordPiece (BERT)",
+    "rwkv": "RWKV",
+    "plamo2": "PLaMo-2",
+    "hybriddna": "k-mers of DNA",
+    "whitespace": "words without white space",
 }
 
 
@@ -39,7 +53,7 @@ def tokenizer_kernels(file: GGUFFile) -> Sequence[KernelName]:
     kind = _kind_of(file)
     if kind.check is not None:
         kind.check(file)
-    return _TABLES, kind.merge_kernel
+    return *_ALWAYS, *kind.kernels
 
 
 def load_tokenizer(file: GGUFFile) -> Tokenizer:
@@ -57,9 +71,10 @@ def _kind_of(file: GGUFFile) -> _Kind:
     model = file.string("tokenizer.ggml.model")
     kind = _KINDS.get(model)
     if kind is None:
+        known = f", which is {_OTHERS[model]}" if model in _OTHERS else ""
         raise UnsupportedModel(
-            f"tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.model: '{shown(model)}', "
-            f"supported are {', '.join(_KINDS)}",
+            f"tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.model: '{shown(model)}'{known}; "
+            f"supported are BPE ({', '.join(name for name in _KINDS if name != 'llama')}) and SentencePiece (llama)",
             hint="Another model may run here, and this one may run with --backend llama.",
         )
     return kind

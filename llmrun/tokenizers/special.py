@@ -10,10 +10,18 @@ doubled. `unmark` takes the marks out again and says where they were.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.kernels.store import load_kernel
+from llmrun.kernels.token_layout import CONTROL, NOT_FOUND, ONE_CHARACTER
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MARK = "\ufdd0"
 
@@ -26,32 +34,53 @@ class SpecialToken:
     text: str
     is_control: bool
     strips_right: bool = False  # white space after it belongs to it
+    strips_left: bool = False  # white space before it belongs to it
 
 
 class SpecialTokens:
     """All special tokens of a vocabulary, found longest first, as llama.cpp does."""
 
     def __init__(self, tokens: Sequence[SpecialToken]) -> None:
-        by_length = sorted(tokens, key=lambda token: -len(token.text.encode()))
-        # Most texts hold no special token, and most special tokens of a vocabulary begin alike: a text without
-        # "<|" needs one search, not 256.
-        self._by_prefix: dict[str, list[tuple[int, SpecialToken]]] = defaultdict(list)
-        for order, token in enumerate(by_length):
-            self._by_prefix[token.text[:2]].append((order, token))
+        self._tokens = sorted(tokens, key=lambda token: -len(token.text.encode()))
+        self._find_kernel = load_kernel("special_tokens", "find")
+        texts = [token.text.encode() for token in self._tokens]
+        self._lengths = [len(text) for text in texts]
+        self._ids = np.array([token.token_id for token in self._tokens], np.int32)
+        flags = [CONTROL * token.is_control | ONE_CHARACTER * (len(token.text) == 1) for token in self._tokens]
+        self._flags = np.array(flags, np.uint8)
+        joined = np.frombuffer(b"".join(texts) + b"\0", np.uint8)
+        ends = np.cumsum(self._lengths, dtype=np.int64)
+        self._edges = np.zeros((1 << (2 * len(joined)).bit_length(), 2), np.int64)
+        self._beginnings = np.zeros(256, np.uint8)
+        self._nodes = np.full(len(joined), NOT_FOUND, np.int32)
+        load_kernel("special_tokens", "build")(
+            *(joined.ctypes.data, ends.ctypes.data, len(texts), self._edges.ctypes.data, len(self._edges) - 1),
+            *(self._beginnings.ctypes.data, self._nodes.ctypes.data),
+        )
 
-    def partition(self, text: str, *, parse_control: bool, marks: Sequence[int] = ()) -> list[str | int]:
-        """Text and ids of special tokens, in order. Control strings stay text unless `parse_control`; one with a
+    def partition(self, text: str, *, parse_control: bool, marks: Sequence[int] = ()) -> list[bytes | int]:
+        """UTF-8 and ids of special tokens, in order. Control strings stay text unless `parse_control`; one with a
         mark inside always does. `marks` are positions as `unmark` gives them."""
-        spans = [(0, len(text), -1)] if text else []
-        for token in self._present(text):
-            if parse_control or not token.is_control:
-                spans = _cut_at(token, text, spans, marks if token.is_control else ())
-        return [text[start:end] if token_id < 0 else token_id for start, end, token_id in spans]
+        encoded = text.encode()
+        found = self._find(encoded, parse_control=parse_control, marks=_byte_offsets(text, marks))
+        wanted = (token for token in found.present if parse_control or not token.is_control)
+        if found.overlap or any(token.strips_left or token.strips_right for token in wanted):
+            return self._partition_by_length(text, found.present, parse_control=parse_control, marks=marks)
+        parts: list[bytes | int] = []
+        done = 0
+        for at, number in zip(found.places.tolist(), found.numbers.tolist(), strict=True):
+            if at > done:
+                parts.append(encoded[done:at])
+            parts.append(int(self._ids[number]))
+            done = at + self._lengths[number]
+        if done < len(encoded):
+            parts.append(encoded[done:])
+        return parts
 
     def protect(self, text: str) -> str:
         """The text with every control string broken by a mark, and its own marks doubled."""
         places: set[int] = set()
-        for token in self._present(text):
+        for token in self._find(text.encode(), parse_control=True, marks=()).present:
             if token.is_control:
                 inside = _mark_offset(token)
                 at = text.find(token.text)
@@ -61,16 +90,54 @@ class SpecialTokens:
         cuts = [0, *sorted(places), len(text)]
         return MARK.join(text[start:end].replace(MARK, MARK * 2) for start, end in pairwise(cuts))
 
-    def _present(self, text: str) -> list[SpecialToken]:
-        """The special tokens whose text occurs, longest first."""
-        found = [
-            numbered
-            for prefix, tokens in self._by_prefix.items()
-            if prefix in text
-            for numbered in tokens
-            if numbered[1].text in text
-        ]
-        return [token for _, token in sorted(found, key=lambda numbered: numbered[0])]
+    def _partition_by_length(
+        self, text: str, present: Sequence[SpecialToken], *, parse_control: bool, marks: Sequence[int]
+    ) -> list[bytes | int]:
+        """The rule itself, and the only way where tokens overlap or take white space with them: one pass for each
+        token that occurs."""
+        spans = [(0, len(text), -1)] if text else []
+        for token in present:
+            if parse_control or not token.is_control:
+                spans = _cut_at(token, text, spans, marks if token.is_control else ())
+        return [text[start:end].encode() if token_id < 0 else token_id for start, end, token_id in spans]
+
+    def _find(self, encoded: bytes, *, parse_control: bool, marks: Sequence[int]) -> _Found:
+        buffer = np.frombuffer(encoded + b"\0", np.uint8)
+        at_marks = np.array(marks, np.int64)
+        present = np.zeros(len(self._tokens), np.uint8)
+        places = np.empty(len(encoded), np.int64)
+        numbers = np.empty(len(encoded), np.int32)
+        result = np.zeros(2, np.int64)
+        self._find_kernel(
+            *(buffer.ctypes.data, len(encoded), at_marks.ctypes.data, len(marks), int(parse_control)),
+            *(self._beginnings.ctypes.data, self._edges.ctypes.data, len(self._edges) - 1),
+            *(self._nodes.ctypes.data, self._flags.ctypes.data, present.ctypes.data),
+            *(places.ctypes.data, numbers.ctypes.data, result.ctypes.data),
+        )
+        count, overlap = result.tolist()
+        occurring = [self._tokens[number] for number in np.flatnonzero(present).tolist()]
+        return _Found(occurring, places[:count], numbers[:count], bool(overlap))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the kernel says of a text; `numbers` and `present` are in the order of length."""
+
+    present: list[SpecialToken]
+    places: NDArray[np.int64]  # byte offsets
+    numbers: NDArray[np.int32]
+    overlap: bool
+
+
+def _byte_offsets(text: str, positions: Sequence[int]) -> list[int]:
+    """Offsets in a text's UTF-8 of ascending positions in it."""
+    offsets = []
+    done = length = 0
+    for position in positions:
+        length += len(text[done:position].encode())
+        done = position
+        offsets.append(length)
+    return offsets
 
 
 def unmark(text: str) -> tuple[str, list[int]]:
@@ -109,8 +176,11 @@ def _cut_at(
             if _is_marked(marks, at + _mark_offset(token), at + length):
                 search = at + 1
                 continue
-            if at > start:
-                result.append((start, at, -1))
+            before = at
+            while token.strips_left and before > start and text[before - 1] in _ASCII_SPACE:
+                before -= 1
+            if before > start:
+                result.append((start, before, -1))
             start = at + length
             result.append((at, start, token.token_id))
             while token.strips_right and start < end and text[start] in _ASCII_SPACE:

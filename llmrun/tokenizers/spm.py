@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.kernels.store import load_kernel
-from llmrun.kernels.token_layout import NEVER, NOT_FOUND, SCRATCH_BYTES_PER_BYTE
-from llmrun.tokenizers.text_tokenizer import Pieces, TextTokenizer, longest_piece
+from llmrun.kernels.token_layout import KNOWN_WORD_BYTES, KNOWN_WORDS, NEVER, NOT_FOUND, SCRATCH_BYTES_PER_BYTE
+from llmrun.tokenizers.text_tokenizer import SPACE, Parts, TextTokenizer, longest_piece
 from llmrun.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.gguf.reader import GGUFFile
-
-_SPACE = "▁".encode()
 
 
 def load_spm(file: GGUFFile) -> SPMTokenizer:
@@ -38,25 +36,30 @@ class SPMTokenizer(TextTokenizer):
         self._priorities = _priorities(scores)
         self._priorities[vocabulary.control_mask()] = NEVER
         self._byte_ids = _byte_ids(vocabulary)
-        self._longest = int(vocabulary.tables.lengths.max())
+        tables = vocabulary.tables
+        self._longest = int(tables.lengths.max())
+        self._joined = np.zeros(256, np.uint8)
+        load_kernel("spm_merge", "find_joined")(
+            tables.starts.ctypes.data, tables.lengths.ctypes.data, len(tables.starts), self._joined.ctypes.data
+        )
 
     def decode(self, ids: Sequence[int]) -> bytes:
         decoded = super().decode(ids)
         return decoded.removeprefix(b" ") if self._space_prefix else decoded
 
-    def _split(self, text: str, *, after_special: bool) -> tuple[bytes, NDArray[np.int64]]:
-        spaced = " " + text if self._space_prefix and after_special else text
-        encoded = spaced.encode().replace(b" ", _SPACE)
-        return encoded, np.array([len(encoded)], np.int64)
+    def _written(self, text: bytes, *, after_special: bool) -> bytes:
+        spaced = b" " + text if self._space_prefix and after_special else text
+        return spaced.replace(b" ", SPACE)
 
     def _normal_bytes(self, text: bytes) -> bytes:
-        return text.replace(_SPACE, b" ")
+        return text.replace(SPACE, b" ")
 
-    def _encode_pieces(self, pieces: Pieces) -> NDArray[np.int32]:
-        text, ends, insert_at, insert_ids = pieces
+    def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
+        text, ends, insert_at, insert_ids = parts
         buffer = np.frombuffer(text + b"\0", np.uint8)
         scratch = np.empty(SCRATCH_BYTES_PER_BYTE * longest_piece(ends), np.uint8)
         ids = np.empty(len(text) + len(insert_ids), np.int32)
+        known = np.zeros((KNOWN_WORDS, KNOWN_WORD_BYTES // 8), np.int64)
         count = np.zeros(1, np.int64)
         tables = self._vocabulary.tables
         self._merge(
@@ -64,6 +67,7 @@ class SPMTokenizer(TextTokenizer):
             *(insert_at.ctypes.data, insert_ids.ctypes.data, len(insert_ids)),
             *(tables.table.ctypes.data, tables.mask, tables.starts.ctypes.data, tables.lengths.ctypes.data),
             *(self._longest, self._priorities.ctypes.data, self._byte_ids.ctypes.data),
+            *(self._joined.ctypes.data, known.ctypes.data),
             *(scratch.ctypes.data, ids.ctypes.data, count.ctypes.data),
         )
         return ids[: count[0]].copy()

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from llmrun.tokenizers.vocabulary import Vocabulary
 
-# What a kernel is given: UTF-8, byte offsets at which its pieces end, and the control tokens between them (byte
-# offsets, ids).
-Pieces = tuple[bytes, "NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int32]"]
+# Text and the special tokens in it: UTF-8 as the vocabulary writes it, byte offsets at which its parts end, and the
+# special tokens between those (byte offsets, ids).
+Parts = tuple[bytes, "NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int32]"]
+
+SPACE = "▁".encode()  # how SentencePiece writes a space
 
 
 class TextTokenizer(ABC):
@@ -29,12 +31,12 @@ class TextTokenizer(ABC):
         self._bytes: dict[int, bytes] = {}
 
     @abstractmethod
-    def _encode_pieces(self, pieces: Pieces) -> NDArray[np.int32]:
-        """Ids of the pieces, with the control tokens in between."""
+    def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
+        """Ids of the text, with the special tokens in between."""
 
     @abstractmethod
-    def _split(self, text: str, *, after_special: bool) -> tuple[bytes, NDArray[np.int64]]:
-        """(UTF-8 of plain text as the vocabulary writes it, byte offsets at which its pieces end)."""
+    def _written(self, text: bytes, *, after_special: bool) -> bytes:
+        """Plain text, in UTF-8, as the vocabulary writes it."""
 
     @abstractmethod
     def _normal_bytes(self, text: bytes) -> bytes:
@@ -105,16 +107,16 @@ class TextTokenizer(ABC):
             return _byte_of(text)
         return b""
 
-    def _with_bos(self, parts: list[str | int]) -> list[str | int]:
+    def _with_bos(self, parts: list[bytes | int]) -> list[bytes | int]:
         """BOS first if the vocabulary asks for it, once, whoever wrote it."""
         bos_id = self._vocabulary.bos_id
         if not self._vocabulary.add_bos or bos_id is None or parts[:1] == [bos_id]:
             return parts
         return [bos_id, *parts]
 
-    def _encode_parts(self, parts: Sequence[str | int]) -> NDArray[np.int32]:
+    def _encode_parts(self, parts: Sequence[bytes | int]) -> NDArray[np.int32]:
         texts: list[bytes] = []
-        ends: list[NDArray[np.int64]] = []
+        ends: list[int] = []
         positions: list[int] = []
         ids: list[int] = []
         length = 0
@@ -124,14 +126,12 @@ class TextTokenizer(ABC):
                 positions.append(length)
                 ids.append(part)
             else:
-                text, piece_ends = self._split(part, after_special=after_special)
-                texts.append(text)
-                ends.append(piece_ends + length)
-                length += len(text)
+                texts.append(self._written(part, after_special=after_special))
+                length += len(texts[-1])
+                ends.append(length)
             after_special = isinstance(part, int)
-        all_ends = np.concatenate(ends) if ends else np.empty(0, np.int64)
         inserts = np.array(positions, np.int64), np.array(ids, np.int32)
-        return self._encode_pieces((b"".join(texts), all_ends, *inserts))
+        return self._encode_plain((b"".join(texts), np.array(ends, np.int64), *inserts))
 
 
 def without_surrogates(text: str) -> str:

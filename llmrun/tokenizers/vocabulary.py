@@ -49,8 +49,11 @@ class Vocabulary:
         return np.isin(self.kinds, (CONTROL, UNKNOWN))
 
 
-def read_vocabulary(file: GGUFFile, defaults: Defaults, *, merged: bool, required: Sequence[bytes] = ()) -> Vocabulary:
-    """Read the keys `tokenizer.ggml.*`; `merged` says that there are merges to read.
+def read_vocabulary(
+    file: GGUFFile, defaults: Defaults, *, merged: bool, required: Sequence[bytes] = (), strips_before: str = ""
+) -> Vocabulary:
+    """Read the keys `tokenizer.ggml.*`; `merged` says that there are merges to read, `strips_before` which special
+    token the white space before it belongs to.
 
     What the kernels rely on (tokens are unique, arrays as long as the vocabulary, ids inside it) has been checked when
     the file was opened.
@@ -70,7 +73,7 @@ def read_vocabulary(file: GGUFFile, defaults: Defaults, *, merged: bool, require
     return Vocabulary(
         tables=tables,
         kinds=kinds,
-        special=_special_tokens(tables, kinds, file),
+        special=_special_tokens(tables, kinds, file, strips_before),
         bos_id=bos_id,
         eos_id=eos_id,
         add_bos=file.boolean("tokenizer.ggml.add_bos_token", default=defaults.add_bos) and bos_id is not None,
@@ -95,8 +98,12 @@ def _inside(token: int | None, size: int) -> int | None:
     return token if token is not None and token < size else None
 
 
-def _special_tokens(tables: TokenTables, kinds: NDArray[np.int32], file: GGUFFile) -> SpecialTokens:
-    strips_right = _phi3_strips_right(file)
+def _special_tokens(tables: TokenTables, kinds: NDArray[np.int32], file: GGUFFile, strips_before: str) -> SpecialTokens:
+    name = file.string("general.name", default="").lower()
+    # llama.cpp's rules: no key of the file says it.
+    strips_right = "phi-3" in name or "phi3" in name
+    if "modern-bert" in name and not strips_before:
+        strips_before = "[MASK]"
     found = []
     for token in np.flatnonzero((kinds == CONTROL) | (kinds == UNKNOWN) | (kinds == USER_DEFINED)).tolist():
         try:
@@ -105,12 +112,7 @@ def _special_tokens(tables: TokenTables, kinds: NDArray[np.int32], file: GGUFFil
             continue  # no text holds it
         if MARK in text:
             continue  # a rendered text may hold marks of ours only
-        strips = strips_right and text not in ("<unk>", "<s>", "<|endoftext|>")
-        found.append(SpecialToken(token, text, kinds[token] != USER_DEFINED, strips))
+        right = strips_right and not strips_before and text not in ("<unk>", "<s>", "<|endoftext|>")
+        left = text == strips_before
+        found.append(SpecialToken(token, text, kinds[token] != USER_DEFINED, strips_left=left, strips_right=right))
     return SpecialTokens(found)
-
-
-def _phi3_strips_right(file: GGUFFile) -> bool:
-    """Whether white space after a special token belongs to it: so for models named Phi-3; no key says it."""
-    name = file.string("general.name", default="").lower()
-    return "phi-3" in name or "phi3" in name

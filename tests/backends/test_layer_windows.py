@@ -17,7 +17,7 @@ from tests.support.gguf_files import write_gguf
 def windows(tmp_path: Path, architecture: str, n_layers: int = 6, **attention: Any) -> list[int]:
     metadata = {f"{architecture}.attention.{name}": value for name, value in attention.items()}
     tensors = {"token_embd.weight": ("F32", np.zeros((1, 32), np.float32))}
-    path = write_gguf(tmp_path / "made.gguf", {"general.architecture": architecture, **metadata}, tensors)  # type: ignore[arg-type]
+    path = write_gguf(tmp_path / "made.gguf", {"general.architecture": architecture, **metadata}, tensors)
     with open_gguf(path) as file:
         return layer_windows(file, n_layers)
 

@@ -20,9 +20,9 @@ from tests.support.random_text import random_texts
 from tests.support.tiny_models import changed_copy
 from tests.support.vocabularies import llama_vocabulary, our_tokenizer, vocabulary_path
 
-OTHERS = ("bert-bge", "deepseek-llm", "falcon", "nomic-bert-moe")  # WordPiece, other splits of text, Unigram
+OTHERS = ("bert-bge", "nomic-bert-moe")  # WordPiece, Unigram
 SEARCHED = ("deepseek-llm", "falcon")  # by regular expressions; every byte of a text comes back
-OURS_TOO = ("llama-spm", "llama-bpe")
+OURS_TOO = ("llama-spm", "llama-bpe", *SEARCHED)
 WIDTH = 32
 
 

@@ -18,6 +18,7 @@ from tests.support.paged_memory import PagedCache, blocks_of
 SEQUENCES = 3
 MAX_ROWS = 48
 CONTEXT = 1000
+WINDOWS = (0, 2, 4, 32, 33, 34, 100, 700)
 CUT_BACK = 256  # at least so many tokens can be taken back, besides a step
 
 
@@ -42,7 +43,7 @@ def run(cache: PagedCache, seq: int, tokens: list[int]) -> None:
 class WindowMachine(RuleBasedStateMachine):
     """Naive: the tokens of each sequence, and the set of the positions that each window holds of it."""
 
-    @initialize(windows=st.lists(st.sampled_from([0, 2, 4, 32, 33, 34, 100, 700]), min_size=1, max_size=3, unique=True))
+    @initialize(windows=st.lists(st.sampled_from(WINDOWS), min_size=1, max_size=3, unique=True))
     def open(self, windows: list[int]) -> None:
         self.shares = shares_of(tuple(windows))
         self.cache = cache_of(*windows)
@@ -120,6 +121,13 @@ class WindowMachine(RuleBasedStateMachine):
     def take_some_back(self, seq: int, back: int) -> None:
         self.truncate(seq, max(0, len(self.tokens[seq]) - back))
 
+    @rule(seq=st.integers(0, SEQUENCES - 1), number=st.integers(0, 2), beside=st.integers(-40, 40))
+    def go_back_about_as_far_as_a_window_reaches(self, seq: int, number: int, beside: int) -> None:
+        window = list(self.shares)[number % len(self.shares)]
+        n = min(self.held[window, seq], default=0) + window - 1 + beside
+        if 0 <= n < len(self.tokens[seq]):
+            self.truncate(seq, n)
+
     @rule(src=st.integers(0, SEQUENCES - 1), dst=st.integers(0, SEQUENCES - 1), back=st.integers(0, 2 * CUT_BACK))
     def copy(self, src: int, dst: int, back: int) -> None:
         n = max(0, len(self.tokens[src]) - back)
@@ -166,10 +174,12 @@ TestWindows = WindowMachine.TestCase
 def test_an_answer_of_256_tokens_and_a_step_can_be_taken_back_wherever_it_ends(window: int, length: int) -> None:
     cache = cache_of(window)
     run(cache, 0, list(range(length)))
+    first = blocks_of(length) - shares_of((window,))[window]
     for n in range(length, 0, -1):
         kept = cache.kv.copy(0, 1, n)
-        assert kept in (0, n)
-        assert kept == n or n < length - CUT_BACK - MAX_ROWS
+        reached = first <= 0 or n - window + 1 >= first * BLOCK
+        assert kept == (n if reached else 0)
+        assert reached or n < length - CUT_BACK - MAX_ROWS
         cache.kv.free(1)
     assert cache.kv.truncate(0, length - CUT_BACK - MAX_ROWS) == length - CUT_BACK - MAX_ROWS
     seen = range(max(0, cache.kv.lengths[0] - window + 1), cache.kv.lengths[0])

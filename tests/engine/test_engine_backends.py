@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.backends.base import Backend
 from llmrun.backends.cpu import CpuBackend
 from llmrun.backends.llama_cpp import LlamaBackend
 from llmrun.backends.paged_kv import PagedKV
@@ -24,8 +25,10 @@ from tests.support.engine_contract import (
     plain_tokens,
 )
 from tests.support.engine_machine import run_engine_machine
+from tests.support.gguf_files import tiny_llama
 from tests.support.sliding_window import WINDOW, tiny_sliding_window
 from tests.support.tiny_models import tiny_model
+from tests.support.windowed_plans import windows_in_plans
 
 
 class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedContract):
@@ -63,7 +66,9 @@ def open_cpu(path: Path, *, context_size: int, max_sequences: int) -> CpuBackend
 def open_crowded_cpu(path: Path, *, capacity: int, context_size: int, max_sequences: int) -> CpuBackend:
     """One whose cache is told that most of its memory is not there."""
     backend = open_cpu(path, context_size=context_size, max_sequences=max_sequences)
-    backend.kv = PagedKV(backend.kv._memory[:, : capacity // BLOCK], max_sequences, context_size)
+    [pool] = backend.kv._pools
+    fewer = [memory[:, : capacity // BLOCK] for memory in pool._memory]
+    backend.kv = PagedKV({0: fewer}, max_sequences, context_size)
     return backend
 
 
@@ -139,6 +144,27 @@ class TestRealModelOnLlamaCpp(StopStringContract, CompanyContract):
         return open_llama(smollm2(), context_size=context_size, max_sequences=max_sequences)
 
 
+class TestWindowsOnTheCpu(PrefixContract, CancelContract):
+    """Two layers of three keep the last tokens only: of a window, of a step, and 256 that can be taken back."""
+
+    context = 1536
+    path: Path
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _model(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        cls.path = tiny_llama(tmp_path_factory.mktemp("engine") / "tiny.gguf", layers=3)
+
+    @classmethod
+    def open_backend(cls, *, context_size: int, max_sequences: int) -> CpuBackend:
+        with windows_in_plans(WINDOW, 2 * WINDOW, 0):
+            return open_cpu(cls.path, context_size=context_size, max_sequences=max_sequences)
+
+    @pytest.mark.parametrize(("back_to", "kept"), [(1206, 1206), (1150, 1150), (800, 800), (300, 0), (WINDOW - 1, 0)])
+    def test_a_long_conversation_is_taken_back(self, backend: CpuBackend, back_to: int, kept: int) -> None:
+        assert_taken_back(self, backend, back_to, kept)
+
+
 class TestSlidingWindowOnLlamaCpp(PrefixContract, CancelContract):
     """What no layer sees any more is dropped, so that the cache cannot go back to any place it was at."""
 
@@ -159,15 +185,20 @@ class TestSlidingWindowOnLlamaCpp(PrefixContract, CancelContract):
 
     @pytest.mark.parametrize(("back_to", "kept"), [(1206, 1206), (1150, 1150), (1000, 1000), (300, 0), (WINDOW - 1, 0)])
     def test_a_long_conversation_is_taken_back(self, backend: LlamaBackend, back_to: int, kept: int) -> None:
-        engine = Engine(backend)
-        first = self.request(backend, plain_tokens(backend, 1200, seed=1), 7)
-        [answer] = answer_all(engine, [first])
-        history = [*plain_tokens(backend, 1200, seed=1), *answer.tokens]
-        other = [token for token in plain_tokens(backend, 30, seed=2) if token != history[back_to]]
-        second = self.request(backend, history[:back_to] + other, 7)
-        [gathered] = answer_all(engine, [second])
-        assert gathered.finished.timings.cached_tokens == kept
-        self.assert_answers(backend, second, gathered)
+        assert_taken_back(self, backend, back_to, kept)
+
+
+def assert_taken_back(contract: PrefixContract, backend: Backend, back_to: int, kept: int) -> None:
+    """A conversation of 1,207 tokens goes on otherwise from one of them, and so many are not run again."""
+    engine = Engine(backend)
+    first = contract.request(backend, plain_tokens(backend, 1200, seed=1), 7)
+    [answer] = answer_all(engine, [first])
+    history = [*plain_tokens(backend, 1200, seed=1), *answer.tokens]
+    other = [token for token in plain_tokens(backend, 30, seed=2) if token != history[back_to]]
+    second = contract.request(backend, history[:back_to] + other, 7)
+    [gathered] = answer_all(engine, [second])
+    assert gathered.finished.timings.cached_tokens == kept
+    contract.assert_answers(backend, second, gathered)
 
 
 @pytest.mark.parametrize("capacity", [None, 120])

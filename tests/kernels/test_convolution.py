@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def weights(taps: int) -> NDArray[np.float32]:
 def convolved(
     steps: Sequence[Rows], *, taps: int = 3, level: str = LEVELS_HERE[0], threads: int = 2
 ) -> dict[int, NDArray[np.float32]]:
-    """Of two layers, the second of which convolves the same input: what they keep must not mix. Token i is INPUTS[i]."""
+    """Of two layers on the same input: what they keep must not mix. Token i is row i of INPUTS."""
     plan = Plan()
     x = plan.embed(matrix_of("f32", INPUTS, "inputs"))
     first, second = plan.convolve(x, weights(taps)), plan.convolve(x, -2 * weights(taps))
@@ -40,7 +41,7 @@ def expected(tokens: Sequence[int], taps: int = 3) -> NDArray[np.float32]:
 
 
 def cut(tokens: Sequence[int], at: Sequence[int]) -> list[Rows]:
-    return [[(0, token) for token in tokens[start:end]] for start, end in zip(at, at[1:], strict=False)]
+    return [[(0, token) for token in tokens[start:end]] for start, end in pairwise(at)]
 
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
@@ -66,10 +67,9 @@ def test_sequences_of_one_batch_keep_apart() -> None:
     random = np.random.default_rng(2)
     steps = []
     while any(left.values()):
-        rows = random.permutation(
-            sum(([seq] * min(len(of), int(random.integers(1, 9))) for seq, of in left.items()), [])
-        )
-        steps.append([(int(seq), left[seq].pop(0)) for seq in rows])
+        counts = [min(len(of), int(random.integers(1, 9))) for of in left.values()]
+        rows = random.permutation(np.repeat(list(left), counts)).tolist()
+        steps.append([(seq, left[seq].pop(0)) for seq in rows])
     found = convolved(steps, threads=3)
     for seq, of in tokens.items():
         np.testing.assert_array_equal(found[seq], expected(of))

@@ -17,8 +17,8 @@ from llmrun.kernels.arena import address_of, allocate
 from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import Value
-from llmrun.kernels.weights import reserve
+from llmrun.kernels.plan_ops import Gating, Value
+from llmrun.kernels.weights import Matrix, reserve
 from tests.support.kernel_runs import matrix_of
 from tests.support.row_ops_plan import row_ops_plan
 from tests.support.tiny_models import TINY_MODELS, tiny_model
@@ -40,6 +40,12 @@ READS = {
     "keep": [0],
     "convolve": [0, 2],
     "soft_cap": [],
+    "route": [0],
+    "group": [3],
+    "experts_int8": [9, 11, 12, 13, 14, 23, 25],
+    "experts_float": [4, 11, 13],
+    "bias": [0, 6],
+    "combine": [0, 2, 3, 6],
 }
 WRITES = {
     "embed": [8],
@@ -57,11 +63,20 @@ WRITES = {
     "keep": [2],
     "convolve": [6],
     "soft_cap": [],  # the logits
+    "route": [10, 11],
+    "group": [0, 4, 5, 6],
+    "experts_int8": [16],
+    "experts_float": [6],
+    "bias": [2],
+    "combine": [6],
 }
 CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("capped_attention", 4), ("keep", 2), ("convolve", 2)}
+# Tables of a routing, of which each thread has its own in a step of one row.
+TABLE_WORDS = {("group", 3), ("experts_int8", 23), ("experts_int8", 25), ("experts_float", 11), ("experts_float", 13)}
+TABLE_WORDS |= {("bias", 6), ("combine", 2), ("combine", 3)}
 # Inputs that are not an op's first have flags of their own.
-SECOND_INPUTS = {("gated", 2), ("add", 4)}
-THIRD_INPUTS = {("add", 8)}
+SECOND_INPUTS = {("gated", 2), ("add", 4), ("rope_store", 2)}
+THIRD_INPUTS = {("add", 8), ("rope_store", 4)}
 
 
 @dataclass(frozen=True)
@@ -79,7 +94,7 @@ def accesses(lowered: Lowered) -> Iterator[list[Access]]:
     """What each record touches, in order."""
     first = records.OP_ARGS // records.WORD
     for index, (name, words) in enumerate(zip(lowered.kernels, lowered.records.tolist(), strict=True)):
-        kernel = name.module if name.function == "linear" else name.function
+        kernel = name.module if name.function in ("linear", "experts") else name.function
         flags = words[records.OP_FLAGS // records.WORD]
         uses = [(word, False, input_flag(kernel, word)) for word in READS[kernel]]
         uses += [(word, True, records.FLAG_PRIVATE_OUTPUT) for word in WRITES[kernel]]
@@ -88,7 +103,7 @@ def accesses(lowered: Lowered) -> Iterator[list[Access]]:
                 index,
                 words[first + word],
                 writes,
-                bool(flags & private) and (kernel, word) not in CACHE_WORDS,
+                (bool(flags & private) and (kernel, word) not in CACHE_WORDS) or (kernel, word) in TABLE_WORDS,
                 bool(flags & records.FLAG_REPLICATED),
             )
             for word, writes, private in uses
@@ -238,6 +253,67 @@ def test_an_op_that_adds_waits_for_what_it_adds_to() -> None:
     plan.output(y, square)
     for one_row in (True, False):
         assert races(lowered_plan(plan), one_row=one_row) == []
+
+
+def experts_plan(layers: int = 3, kind: str = "q8_0") -> Plan:
+    """Layers of experts with what an architecture may have beside them: a bias of each kind, experts for all rows."""
+    plan, norm = Plan(), np.ones(64, np.float32)
+
+    def matrix(name: str, rows: int, columns: int, of: str = kind) -> Matrix:
+        return matrix_of(of, np.ones((rows, columns), np.float32), name)
+
+    x = plan.embed(matrix("table", 4, 64, "f32"))
+    for layer in range(layers):
+        v = plan.linear(plan.rmsnorm(x, norm, 1e-5), matrix("v", 64, 64))
+        plan.linear_add(v, matrix("o", 64, 64), to=x)
+        h = plan.rmsnorm(x, norm, 1e-5)
+        logits = plan.bias(plan.linear(h, matrix("router", 6, 64, "f32")), np.ones(6, np.float32))
+        routing = plan.route(logits, 2, Gating.SOFTMAX, normalized=True)
+        gate, up = (plan.expert_linear(h, matrix(name, 6 * 32, 64), routing) for name in ("gate", "up"))
+        if layer % 2:
+            gate = plan.expert_bias(gate, np.ones((6, 32), np.float32), routing)
+        y = plan.expert_linear(plan.swiglu(gate, up), matrix("down", 6 * 64, 32), routing)
+        if layer % 2:
+            y = plan.expert_bias(y, np.ones((6, 64), np.float32), routing)
+        plan.combine(y, routing, to=x)
+    plan.output(x, matrix("output", 16, 64))
+    return plan
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+@pytest.mark.parametrize("kind", ["q8_0", "f32"])
+def test_no_two_threads_meet_among_experts(one_row: bool, kind: str) -> None:
+    assert races(lowered_plan(experts_plan(kind=kind)), one_row=one_row) == []
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+def test_a_missing_barrier_among_experts_would_be_seen(one_row: bool) -> None:
+    """Of floats: integers are quantized between routing and products, with a barrier of their own."""
+    lowered = lowered_plan(experts_plan(kind="f32"))
+    column = lowered.records[:, records.OP_FLAGS // records.WORD]
+    for index in np.flatnonzero(column & records.FLAG_BARRIER)[:-1]:
+        if one_row and column[index] & records.FLAG_REPLICATED:
+            continue
+        column[index] &= ~records.FLAG_BARRIER
+        assert races(lowered, one_row=one_row), lowered.kernels[index]
+        column[index] |= records.FLAG_BARRIER
+
+
+def test_a_layer_of_experts_takes_four_barriers_in_a_step_of_one_row() -> None:
+    """After the router; gate and up; down; what they add up to. Two more for what stands for attention here, two for the rest."""
+    assert count_barriers(lowered_plan(experts_plan(4)), one_row=True) == (2 + 4) * 4 + 2
+
+
+def test_tables_of_a_routing_are_the_next_ones_memory() -> None:
+    lowered = lowered_plan(experts_plan(12))
+    first = records.OP_ARGS // records.WORD
+    heads = [
+        words[first]
+        for name, words in zip(lowered.kernels, lowered.records.tolist(), strict=True)
+        if name.function == "group"
+    ]
+    assert len(heads) == 12
+    assert len(set(heads)) <= 2
 
 
 def test_memory_does_not_grow_with_the_layers() -> None:

@@ -17,12 +17,15 @@ from llmrun.kernels.plan_ops import (
     Activation,
     Attention,
     AttentionShape,
+    Combine,
     Embed,
+    ExpertLinear,
     Gated,
     Linear,
     Place,
     RmsNorm,
     RopeStore,
+    Routing,
     Rows,
     Value,
 )
@@ -61,6 +64,22 @@ def test_padding_is_read_too() -> None:
     op = Linear(X, random_matrix("q8_0", 33, 64), Value(33), adds=False)
     assert needs(op).weight_bytes == 48 * 2 * 34  # whole groups of 16 rows
     assert needs(op).products == 33 * 64
+
+
+def test_of_experts_one_row_reads_those_it_is_sent_to() -> None:
+    """3 of 12; of 2 rows, if all are as likely, 3 and three quarters of 3 more."""
+    matrix, routing = random_matrix("q4_0", 12 * 48, 64), Routing(12, 3)
+    expert, out = 48 * 2 * 18, Value(48, Rows.CHOSEN, 3)
+    written = 48 * 4
+    op = ExpertLinear(X, matrix, routing, out)
+    assert needs(op) == Needs(3 * expert, 0, 3 * (ACTIVATIONS + written), products=3 * 48 * 64)
+    assert needs(op, rows=2) == Needs(round((3 + 9 / 4) * expert), 0, 6 * (ACTIVATIONS + written), products=6 * 48 * 64)
+    assert needs(op, rows=200).weight_bytes == 12 * expert
+    assert quantizing_needs(op, StepShape(2)) == Needs(activation_bytes=2 * (64 * 4 + ACTIVATIONS))
+    of_chosen = ExpertLinear(Value(64, Rows.CHOSEN, 3), matrix, routing, out)
+    assert quantizing_needs(of_chosen, StepShape(2)) == Needs(activation_bytes=6 * (64 * 4 + ACTIVATIONS))
+    added = Combine(out, routing, Value(48))
+    assert needs(added, rows=2) == Needs(activation_bytes=(6 + 2 * 2) * written)
 
 
 def test_only_wanted_rows_have_logits_and_none_reads_no_weights() -> None:

@@ -1,4 +1,4 @@
-"""Kernels on rows, feature by feature, against their NumPy twins: at every level, with odd widths and rows of any kind."""
+"""Kernels on rows, feature by feature, against their NumPy twins: at every level, with odd widths."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def run_gated(
 def exponent_of(x: NDArray[np.float64], activation: Activation) -> NDArray[np.float64]:
     """What an activation's sigmoid is of."""
     if activation is Activation.GELU:
-        return 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+        argument: NDArray[np.float64] = 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+        return argument
     return x if activation is Activation.SILU else 1.702 * np.minimum(x, 7)
 
 
@@ -64,7 +65,8 @@ def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: 
     sigmoid = 1 / (1 + np.exp(-exponent_of(x, activation)))
     if activation is Activation.CLAMPED_SILU:
         x, y = np.minimum(x, 7), np.clip(y, -7, 7) + 1
-    return x * sigmoid * y
+    exact: NDArray[np.float64] = x * sigmoid * y
+    return exact
 
 
 @EVERY_LEVEL
@@ -183,7 +185,7 @@ def test_a_gated_sum_is_near_its_twin(level: str, rows: int) -> None:
 @pytest.mark.parametrize("width", [1, 37, CAP_CHUNK, 2 * CAP_CHUNK + 5])
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_logits_are_capped(level: str, rows: int, width: int) -> None:
-    """Every row and every chunk once. A threads' share is any."""
+    """Every row and every chunk once. Threads take what is left."""
     logits = (40 * np.random.default_rng(width).standard_normal((rows, width))).astype(np.float32)
     padded = padded_rows(logits) if rows else np.zeros((1, round_up(width, 16)), np.float32)
     words = [padded.strides[0], width, float_word(30.0)]
@@ -207,15 +209,8 @@ def test_embedded_rows_are_the_dequantized_ones_scaled(level: str, kind: str, sc
     packed = reserve([table])[table.name]
     fill({table.name: packed}, 1)
     layout = packed.layout
-    words = [
-        packed.address,
-        layout.group_bytes,
-        *layout.planes,
-        columns,
-        address_of(y),
-        y.strides[0],
-        float_word(scale),
-    ]
+    words = [packed.address, layout.group_bytes, *layout.planes, columns, address_of(y), y.strides[0]]
+    words.append(float_word(scale))
     step = {records.STEP_ROWS: len(tokens), records.STEP_TOKENS: address_of(tokens)}
     run_kernel(KernelName.of("embed", "embed", weight=table.packed), words, step, level=level, threads=3)
     np.testing.assert_array_equal(y[:, :columns], dequantized(table)[tokens] * np.float32(scale))

@@ -64,6 +64,13 @@ class Machine(RuleBasedStateMachine):
         prompt = plain_tokens(self.backend, 10 * stem, seed=0) + plain_tokens(self.backend, length, seed=seed + 1)
         self.submitted(self.request(prompt, max_tokens, seed))
 
+    @rule(stem=st.integers(0, 2), seed=st.integers(0, 3))
+    def submit_a_long_one(self, stem: int, seed: int) -> None:
+        """Most of the context: more than a sliding window keeps."""
+        length = self.backend.info.context_size - 10 * stem - 8
+        prompt = plain_tokens(self.backend, 10 * stem, seed=0) + plain_tokens(self.backend, length, seed=seed + 1)
+        self.submitted(self.request(prompt, 5, seed))
+
     @precondition(lambda self: any(expected.last for expected in self.requests.values()))
     @rule(data=st.data(), more=st.integers(1, 20))
     def take_the_next_turn(self, data: st.DataObject, more: int) -> None:

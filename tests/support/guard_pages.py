@@ -31,16 +31,19 @@ from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import AttentionShape
+from llmrun.kernels.plan_ops import AttentionShape, Gating, Value
 from llmrun.kernels.rotations import Pairing, Rope, rotations_of
+from llmrun.kernels.split_layout import STAGE_WORDS
 from llmrun.kernels.store import KernelName, load_kernels
-from llmrun.kernels.token_layout import SCRATCH_BYTES_PER_BYTE
+from llmrun.kernels.token_layout import KNOWN_WORD_BYTES, KNOWN_WORDS, SCRATCH_BYTES_PER_BYTE
 from llmrun.kernels.weights import Matrix, PackedMatrix
-from llmrun.tokenizers import bpe, spm, tables
+from llmrun.tokenizers import bpe, pretokenize, special, spm, tables
+from llmrun.tokenizers.code_points import N_CODE_POINTS
 from llmrun.tokenizers.registry import load_tokenizer
 from llmrun.tokenizers.text_tokenizer import longest_piece
 from tests.support.gguf_files import tiny_spm_vocabulary, tiny_vocabulary, write_gguf
-from tests.support.kernel_runs import WEIGHT_TYPES, at_level, random_matrix, width
+from tests.support.kernel_runs import EXPERT_TYPES, WEIGHT_TYPES, at_level, random_matrix, width
+from tests.support.row_ops_plan import row_ops_plan
 
 ENDS = ("start", "end")
 # Shapes that test_attention.py has too, in both types of the cache: each that it has not is five seconds to compile.
@@ -90,11 +93,13 @@ class GuardedMemory:
 
 
 def run_plans(memory: GuardedMemory) -> bytes:
-    """A layer of a model for each weight type and shape; returns a checksum of the logits."""
+    """A layer of a model for each weight type and shape, and all row ops; returns a checksum of the logits."""
     checksum = hashlib.sha256()
+    plans = [(row_ops_plan(), KV_TYPES[0])]
     for index, kind in enumerate(WEIGHT_TYPES):
         kv_type = KV_TYPES[index % len(KV_TYPES)]
-        plan = _plan(kind, SHAPES[index % len(SHAPES)], kv_type)
+        plans.append((_plan(kind, SHAPES[index % len(SHAPES)], kv_type), kv_type))
+    for plan, kv_type in plans:
         packed: dict[str, PackedMatrix] = {}
         for matrix in plan.matrices:
             _say(f"pack {matrix.kind}")
@@ -131,6 +136,8 @@ def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
     plan.linear_add(seen, matrix("o", columns, heads, "f16"), to=x)
     gate, up = (plan.linear(x, matrix(name, 101, columns)) for name in ("gate", "up"))
     plan.linear_add(plan.swiglu(gate, up), matrix("down", columns, 101, "f32"), to=x)
+    if kind in (*EXPERT_TYPES, "f32"):
+        _experts(plan, kind, x)
     plan.output(plan.rmsnorm_wanted(x, norm, 1e-5), matrix("output", 37, columns))
     return plan
 
@@ -141,6 +148,27 @@ def _table(window: int, position: int) -> NDArray[np.int32]:
     gone = max(0, position + 1 - window) // BLOCK if window else 0
     table[:gone] = NOWHERE
     return table
+
+
+def _experts(plan: Plan, kind: str, x: Value) -> None:
+    """Five experts, of which each row has two: so few that in the longest step each has its weights unpacked."""
+    n, columns, inner = 5, x.width // 16 * 16, width(kind, 48)
+    h = plan.linear(x, random_matrix("f32", columns, x.width, name="to experts"))
+    routing = plan.route(
+        plan.linear(h, random_matrix("f32", n, columns, name="router")),
+        2,
+        Gating.SIGMOID,
+        normalized=True,
+        selection_bias=np.ones(n, np.float32),
+    )
+    gate, up = (
+        plan.expert_linear(h, random_matrix(kind, n * inner, columns, name=f"{name} of experts"), routing)
+        for name in ("gate", "up")
+    )
+    gate = plan.expert_bias(gate, np.ones((n, inner), np.float32), routing)
+    down = random_matrix(kind, n * columns, inner, name="down of experts")
+    plan.combine(plan.expert_linear(plan.swiglu(gate, up), down, routing), routing, to=h)
+    plan.linear_add(h, random_matrix("f32", x.width, columns, name="from experts"), to=x)
 
 
 def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDArray[np.generic]:
@@ -162,6 +190,7 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
     step[records.STEP_LOGITS // records.WORD] = logits.ctypes.data
     step[records.STEP_ROWS // records.WORD] = rows
     step[records.STEP_WANTED // records.WORD] = len(wanted)
+    step[records.STEP_CHOSEN // records.WORD] = rows * plan.experts_used
     step[records.STEP_REPLICATED // records.WORD] = int(rows == 1)
     kernels = load_kernels(lowered.kernels)
     for record, name in zip(lowered.records, lowered.kernels, strict=True):
@@ -179,11 +208,18 @@ class _GuardedVocabularyKernels:
     def __init__(self, memory: GuardedMemory) -> None:
         self._memory = memory
         self._n_symbols = 0  # of the tables built last; a look-up is not told
+        self._n_special = self._tree_nodes = 0  # of the tree built last
 
     def load(self, module: str, function: str) -> Callable[..., None]:
         name = KernelName.of(module, function)
         kernel = load_kernels([name])[name]
-        sizes = {"token_table": self._table_sizes, "bpe_merge": self._bpe_sizes, "spm_merge": self._spm_sizes}[module]
+        sizes = {
+            "build": self._table_sizes if module == "token_table" else self._tree_sizes,
+            "find": self._find_sizes,
+            "find_joined": self._joined_sizes,
+            "split": self._split_sizes,
+            "merge": self._bpe_sizes if module == "bpe_merge" else self._spm_sizes,
+        }[function]
 
         def run(*words: int) -> None:
             guarded = list(words)
@@ -212,15 +248,35 @@ class _GuardedVocabularyKernels:
         sizes, text_bytes, longest = _text_sizes(words)
         vocabulary = {6: 1024, 7: 16 * (words[8] + 1), 9: 4 * self._n_symbols, 10: 1024, 11: 8 * self._n_symbols}
         vocabulary |= {12: 8 * self._n_symbols, 13: 8 * (words[14] + 1), 16: 1024}
-        outputs = {17: SCRATCH_BYTES_PER_BYTE * longest, 18: 4 * (2 * text_bytes + words[5]), 19: 8}
+        outputs = {19: SCRATCH_BYTES_PER_BYTE * longest, 20: 4 * (2 * text_bytes + words[5]), 21: 8}
         return sizes | vocabulary | outputs
 
     def _spm_sizes(self, words: Sequence[int]) -> dict[int, int]:
         sizes, text_bytes, longest = _text_sizes(words)
         vocabulary = {6: 8 * (words[7] + 1), 8: 8 * self._n_symbols, 9: 8 * self._n_symbols}
-        vocabulary |= {11: 4 * self._n_symbols, 12: 1024}
-        outputs = {13: SCRATCH_BYTES_PER_BYTE * longest, 14: 4 * (text_bytes + words[5]), 15: 8}
+        vocabulary |= {11: 4 * self._n_symbols, 12: 1024, 13: 256, 14: KNOWN_WORDS * KNOWN_WORD_BYTES}
+        outputs = {15: SCRATCH_BYTES_PER_BYTE * longest, 16: 4 * (text_bytes + words[5]), 17: 8}
         return sizes | vocabulary | outputs
+
+    def _joined_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        return {0: 8 * words[2], 1: 8 * words[2], 3: 256}
+
+    def _tree_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        ends = (ctypes.c_int64 * words[2]).from_address(words[1])
+        self._n_special = words[2]
+        self._tree_nodes = 1 + (ends[-1] if words[2] else 0)
+        return {0: self._tree_nodes - 1, 1: 8 * words[2], 3: 16 * (words[4] + 1), 5: 256, 6: 4 * self._tree_nodes}
+
+    def _find_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        n_bytes, n_marks = words[1], words[3]
+        tree = {5: 256, 6: 16 * (words[7] + 1), 8: 4 * self._tree_nodes, 9: self._n_special}
+        return {0: n_bytes, 2: 8 * n_marks} | tree | {10: self._n_special, 11: 8 * n_bytes, 12: 4 * n_bytes, 13: 16}
+
+    def _split_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        """The stages' own tables are not guarded: nothing but the stages says where they lie."""
+        n_bytes, n_parts, n_stages = words[1], words[3], words[7]
+        stages = {4: N_CODE_POINTS, 6: 8 * STAGE_WORDS * n_stages}
+        return {0: n_bytes, 2: 8 * n_parts} | stages | {8: n_bytes + 1, 9: 8 * n_bytes, 10: 8}
 
 
 def _text_sizes(words: Sequence[int]) -> tuple[dict[int, int], int, int]:
@@ -237,9 +293,11 @@ def run_tokenizers(memory: GuardedMemory) -> bytes:
     checksum = hashlib.sha256()
     kernels = _GuardedVocabularyKernels(memory)
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        for module in (tables, bpe, spm):
+        for module in (tables, special, pretokenize, bpe, spm):
             stack.enter_context(mock.patch.object(module, "load_kernel", kernels.load))
-        for vocabulary in (tiny_vocabulary(), tiny_spm_vocabulary()):
+        by_line = replace(tiny_vocabulary(), pre="gemma4")
+        afmoe = replace(tiny_vocabulary(), pre="afmoe")
+        for vocabulary in (tiny_vocabulary(), tiny_spm_vocabulary(), by_line, afmoe):
             metadata = {"general.architecture": "llama", **vocabulary.metadata()}
             tokenizer = load_tokenizer(open_gguf(write_gguf(Path(folder) / "vocabulary.gguf", metadata, {})))
             for text in ("", "a", "Hello", "Hello world é", "the " * 40, "x" * 300, "日本" * 20, "<|im_end|>a</s>"):
@@ -271,13 +329,10 @@ def main(level: str, end: str, missing: str = "0") -> None:
     memory = GuardedMemory(end, int(missing))
     with ExitStack() as stack:
         stack.enter_context(at_level(level))
-        for name, guarded in (
-            ("allocate", memory.take),
-            ("allocate_huge", memory.take),
-            ("address_of", memory.address),
-        ):
+        guarded = {"allocate": memory.take, "allocate_huge": memory.take, "address_of": memory.address}
+        for name, stand_in in guarded.items():
             for module in _users_of(name):
-                stack.enter_context(mock.patch.object(module, name, guarded))
+                stack.enter_context(mock.patch.object(module, name, stand_in))
         stack.enter_context(mock.patch.object(machine, "_ROUNDS", 1000))
         run_machine()
         plans = run_plans(memory)

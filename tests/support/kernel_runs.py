@@ -68,7 +68,10 @@ ALL_KERNELS = (
     *(KernelName.of("experts_rows", name) for name in ("bias", "combine")),
     *(KernelName.of("conduct", name) for name in ("work", "work_timed", "start", "wait")),
     *(KernelName.of(f"{model}_merge", "merge") for model in ("bpe", "spm")),
+    KernelName.of("spm_merge", "find_joined"),
     KernelName.of("token_table", "build"),
+    *(KernelName.of("special_tokens", name) for name in ("build", "find")),
+    KernelName.of("split", "split"),
     *(KernelName.of("limits", name) for name in ("read", "multiply")),
 )
 

@@ -64,3 +64,74 @@ def random_text(source: random.Random, special: Sequence[str] = ()) -> str:
 def random_texts(seed: int, count: int, special: Sequence[str] = ()) -> Iterator[str]:
     source = random.Random(seed)
     return (random_text(source, special) for _ in range(count))
+
+
+_PEOPLE = "👩👨🧑👶👮🏃💃🤦🙋"
+_SKINS = "🏻🏼🏽🏾🏿"
+_THINGS = "🚀💻🔬🎨🌾❤⚕✈🏳🏴☠🌈♂♀⚧"
+_JOINER, _EMOJI_STYLE, _TEXT_STYLE, _KEYCAP = "\u200d", "\ufe0f", "\ufe0e", "\u20e3"
+
+
+def emoji_sequence(source: random.Random) -> str:
+    """One emoji as people type them: joined, coloured, a flag, a keycap, a region's flag, or a piece of one."""
+    kind = source.randrange(6)
+    if kind == 0:
+        parts = [source.choice(_PEOPLE) + source.choice(("", *_SKINS)) for _ in range(source.randrange(1, 5))]
+        return _JOINER.join([*parts, source.choice(_THINGS)])
+    if kind == 1:
+        return source.choice(_PEOPLE) + source.choice(_SKINS)
+    if kind == 2:
+        return "".join([chr(0x1F1E6 + source.randrange(26)) for _ in range(source.randrange(1, 6))])
+    if kind == 3:
+        return source.choice("0123456789#*") + source.choice((_EMOJI_STYLE, _TEXT_STYLE, "")) + _KEYCAP
+    if kind == 4:
+        return (
+            "🏴" + "".join([chr(0xE0000 + ord(letter)) for letter in source.choice(("gbeng", "gbsct"))]) + "\U000e007f"
+        )
+    return source.choice(_THINGS) + source.choice((_EMOJI_STYLE, _TEXT_STYLE, _JOINER))
+
+
+def broken_text(source: random.Random) -> str:
+    """Text made of bytes that are not UTF-8, the wrong ones as U+FFFD or as lone surrogates, or of surrogates."""
+    kind = source.randrange(3)
+    if kind == 0:
+        return "".join([chr(source.randrange(0xD800, 0xE000)) for _ in range(source.randrange(1, 4))])
+    good = "".join([likely_character(source) for _ in range(source.randrange(1, 8))]).encode()
+    at = source.randrange(len(good) + 1)
+    wrong = source.randbytes(source.randrange(1, 4))
+    cut = source.randrange(3)
+    data = good[:at] + wrong + good[min(at + cut, len(good)) :]
+    return data.decode(errors="replace" if kind == 1 else "surrogateescape")
+
+
+def harsh_text(source: random.Random, special: Sequence[str] = ()) -> str:
+    """As `random_text`, with emoji sequences and broken text in between."""
+    parts = []
+    for _ in range(source.randrange(1, 4)):
+        choice = source.random()
+        if choice < 0.6:
+            parts.append(random_text(source, special))
+        elif choice < 0.8:
+            parts.append(emoji_sequence(source))
+        else:
+            parts.append(broken_text(source))
+    return "".join(parts)
+
+
+# One character and more of everything that a pre-tokenizer tells apart.
+_OF_EVERY_CLASS = (
+    "aAbsStTrReEvVlLmMdD''   \t\n\r\n\x0b01239!,-/($^|&.…"
+    "éÉЖжاก中一ぁア가ㄅ々豈龥ʰǅªµℵ！、。：“”²Ⅷ٣\u0301\u093c©€😀\ufe0f\u200d\u00a0\u3000\u0085\u2028\u061c\ufffd\U000e0041"
+)
+
+
+def text_of_every_class(source: random.Random) -> str:
+    """Short runs of characters of all classes in every order."""
+    return "".join(
+        [source.choice(_OF_EVERY_CLASS) * source.choice((1, 1, 1, 2, 3, 4)) for _ in range(source.randrange(25))]
+    )
+
+
+def edge_characters() -> str:
+    """The characters of `text_of_every_class`, once each."""
+    return "".join(dict.fromkeys(_OF_EVERY_CLASS))

@@ -65,8 +65,25 @@ def test_a_product_that_is_no_token_merges_on_and_is_written_in_bytes(merges: li
     assert spelled(tokenizer_of(vocabulary), text) == expected
 
 
+# With spaces: words are merged by themselves where no token holds a space in such a place.
+spaced_texts = st.text("ab ", min_size=1, max_size=3 * SHORT_PIECE)
+spaced_parts = st.text("ab▁", min_size=1, max_size=4)
+
+
+@given(
+    st.dictionaries(spaced_parts, st.integers(-3, 3), min_size=1, max_size=30),
+    st.lists(spaced_texts, min_size=1, max_size=5),
+)
+def test_sentence_pieces_merge_across_spaces_as_tokens_do(scores: dict[str, int], examples: list[str]) -> None:
+    check_sentence_pieces(scores, examples)
+
+
 @given(st.dictionaries(parts, st.integers(-3, 3), min_size=1, max_size=30), st.lists(texts, min_size=1, max_size=5))
 def test_sentence_pieces_merge_by_score(scores: dict[str, int], examples: list[str]) -> None:
+    check_sentence_pieces(scores, examples)
+
+
+def check_sentence_pieces(scores: dict[str, int], examples: list[str]) -> None:
     """Few different scores, so that many pairs are equal and the leftmost must win; letters that are no token too."""
     bytes_ = tuple(f"<0x{byte:02X}>" for byte in range(256))
     tokens = ("<unk>", "<s>", "</s>", *bytes_, *scores)
@@ -85,7 +102,7 @@ def test_sentence_pieces_merge_by_score(scores: dict[str, int], examples: list[s
         return -scores[left + right] if left + right in scores else None
 
     for text in examples:
-        symbols = merge_by_priority("▁" + text, priority)
+        symbols = merge_by_priority("▁" + text.replace(" ", "▁"), priority)
         expected = [part for symbol in symbols for part in ([symbol] if symbol in scores else byte_tokens(symbol))]
         ids = tokenizer.encode(text, add_special=False, parse_special=False)
         assert [tokens[id_] for id_ in ids.tolist()] == expected

@@ -16,6 +16,7 @@ from llmrun.tokenizers.end_of_generation import ENDING_TEXTS, FILL_IN_MIDDLE, FI
 from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
 from tests.support.gguf_files import (
+    BYTE,
     CONTROL,
     NORMAL,
     UNUSED,
@@ -159,6 +160,39 @@ def test_tokens_of_every_kind(base: Vocabulary, tmp_path: Path) -> None:
     assert_same(ours, oracle, "<word>", "   ", "<not used>", "<ctl>", "<ctl> x")
 
 
+@pytest.mark.parametrize(
+    ("pre", "name", "mask"),
+    [("jina-v2-de", "tiny", "<mask>"), ("gpt-2", "Modern-BERT tiny", "[MASK]"), ("gpt-2", "a Phi-3", "<mask>")],
+)
+def test_white_space_belongs_to_a_token_by_the_names_llama_cpp_goes_by(
+    pre: str, name: str, mask: str, tmp_path: Path
+) -> None:
+    texts = (mask, "</s>", "<unk>", "<s>", "<|end|>", "<|user|>")
+    base = with_tokens(tiny_vocabulary(), *texts, kind=CONTROL)
+    metadata = {"general.architecture": "llama", **replace(base, pre=pre).metadata(), "general.name": name}
+    path = write_gguf(tmp_path / "vocabulary.gguf", metadata, {})
+    assert_same(load_tokenizer(open_gguf(path)), LlamaVocabulary(path), *(f" \n{text} \t" for text in texts))
+
+
+def test_characters_that_are_no_tokens_are_written_in_bytes_as_llama_cpp_does(tmp_path: Path) -> None:
+    """Gemma 4: BPE on characters. A merge's product that is no token, too; and runs of newlines are taken whole."""
+    bytes_ = tuple(f"<0x{byte:02X}>" for byte in range(256) if byte != 0x7A)
+    merges = ("▁ a", "b c", "é x", "▁a b", "\n \n", "a é", "bc é")
+    tokens = ("<bos>", "<eos>", *bytes_, *"▁abcdé\n", "▁a", "bc", "▁ab", "\n\n", "\n\n\n", "aé")
+    types = (CONTROL, CONTROL, *(BYTE,) * 255, *(NORMAL,) * (len(tokens) - 257))
+    vocabulary = Vocabulary(tokens, types, merges, model="gemma4", bos=0, eos=1)
+    ours, oracle = both(tmp_path, vocabulary)
+    source = ["a b", " ab abc bcé éx aéx", "z\u007fzz 中é", "\n\n\n\n a\n\n\nb\n", "<bos> ▁a", ""]
+    for text in [*source, *random_texts(5, 300)]:
+        for add in (False, True):
+            got = ours.encode(text, add_special=add, parse_special=False).tolist()
+            assert got == oracle.encode(text, add_special=add, parse_special=False), text
+    assert [ours.token_bytes(id_) for id_ in range(oracle.size)] == [
+        oracle.token_bytes(id_) for id_ in range(oracle.size)
+    ]
+    assert ours.end_of_generation == oracle.end_of_generation()
+
+
 def test_bytes_without_a_token_are_left_out_as_llama_cpp_does(tmp_path: Path) -> None:
     base = tiny_vocabulary()
     renamed = {"a": "<lost 1>", "Ġ": "<lost 2>", "Ã": "<lost 3>", "Ġthe": "<lost 4>"}
@@ -207,7 +241,27 @@ def test_what_is_not_supported_is_named_with_what_is(name: str) -> None:
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [("t5", "Unigram (T5)"), ("bert", "WordPiece (BERT)"), ("rwkv", "RWKV"), ("plamo2", "PLaMo-2")],
+)
+def test_a_kind_out_of_scope_is_refused_in_one_plain_line(model: str, words: str, tmp_path: Path) -> None:
+    vocabulary = Vocabulary(tuple("abc"), (NORMAL,) * 3, model=model, scores=(0.0,) * 3, bos=0, eos=1, unknown=2)
+    metadata = {"general.architecture": "llama", **vocabulary.metadata(), "tokenizer.ggml.seperator_token_id": 0}
+    file = open_gguf(write_gguf(tmp_path / "vocabulary.gguf", metadata, {}))
+    with pytest.raises(UnsupportedModel) as caught:
+        load_tokenizer(file)
+    assert f"tokenizer.ggml.model: '{model}', which is {words}; supported are BPE" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_kernels_to_compile_are_known_before_the_tokenizer_is_loaded(tmp_path: Path) -> None:
     metadata = {"general.architecture": "llama", **tiny_spm_vocabulary().metadata()}
     file = open_gguf(write_gguf(tmp_path / "vocabulary.gguf", metadata, {}))
-    assert list(tokenizer_kernels(file)) == [KernelName.of("token_table", "build"), KernelName.of("spm_merge", "merge")]
+    assert set(tokenizer_kernels(file)) == {
+        KernelName.of("token_table", "build"),
+        KernelName.of("special_tokens", "build"),
+        KernelName.of("special_tokens", "find"),
+        KernelName.of("spm_merge", "find_joined"),
+        KernelName.of("spm_merge", "merge"),
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,21 +12,25 @@ from llmrun.tokenizers.special import MARK, SpecialToken, SpecialTokens, unmark
 from tests.support.vocabularies import our_tokenizer
 
 START, END, OVERLAP, SINGLE, WORD, STRIPPED = 1, 2, 3, 4, 5, 6
-SPECIAL = SpecialTokens(
-    [
-        SpecialToken(START, "<|s|>", is_control=True),
-        SpecialToken(END, "<|e|>", is_control=True),
-        SpecialToken(OVERLAP, "|><|", is_control=True),
-        SpecialToken(SINGLE, "\x01", is_control=True),
-        SpecialToken(WORD, "<|", is_control=False),
-        SpecialToken(STRIPPED, "<strip>", is_control=True, strips_right=True),
-    ]
-)
+TOKENS = [
+    SpecialToken(START, "<|s|>", is_control=True),
+    SpecialToken(END, "<|e|>", is_control=True),
+    SpecialToken(OVERLAP, "|><|", is_control=True),
+    SpecialToken(SINGLE, "\x01", is_control=True),
+    SpecialToken(WORD, "<|", is_control=False),
+    SpecialToken(STRIPPED, "<strip>", is_control=True, strips_right=True),
+]
+SPECIAL = SpecialTokens(TOKENS)
 CONTROL_TEXTS = ("<|s|>", "<|e|>", "|><|", "\x01", "<strip>")
 
 # Words that a hostile user would try, whole, cut and doubled.
 pieces = st.sampled_from([*CONTROL_TEXTS, "<", "|", ">", "s", "<|", "|>", MARK, MARK * 2, " ", "\n", "é", "strip>"])
 hostile = st.lists(pieces | st.text(max_size=3), max_size=12).map("".join)
+
+
+def partition(text: str, *, parse_control: bool, marks: Sequence[int] = ()) -> list[str | int]:
+    parts = SPECIAL.partition(text, parse_control=parse_control, marks=marks)
+    return [part.decode() if isinstance(part, bytes) else part for part in parts]
 
 
 def ids_in(parts: list[str | int]) -> list[int]:
@@ -33,26 +39,57 @@ def ids_in(parts: list[str | int]) -> list[int]:
 
 def rendered(text: str) -> list[str | int]:
     plain, marks = unmark(text)
-    return SPECIAL.partition(plain, parse_control=True, marks=marks)
+    return partition(plain, parse_control=True, marks=marks)
 
 
 def test_special_tokens_are_cut_out_longest_first() -> None:
-    assert SPECIAL.partition("a<|s|>b", parse_control=True) == ["a", START, "b"]
-    assert SPECIAL.partition("<|s|><|e|>", parse_control=True) == [START, END]
-    assert SPECIAL.partition("<|e<|s|><|s|>", parse_control=True) == [WORD, "e", START, START]
-    assert SPECIAL.partition("x|><|y", parse_control=True) == ["x", OVERLAP, "y"]
-    assert SPECIAL.partition("", parse_control=True) == []
+    assert partition("a<|s|>b", parse_control=True) == ["a", START, "b"]
+    assert partition("<|s|><|e|>", parse_control=True) == [START, END]
+    assert partition("<|e<|s|><|s|>", parse_control=True) == [WORD, "e", START, START]
+    assert partition("x|><|y", parse_control=True) == ["x", OVERLAP, "y"]
+    assert partition("", parse_control=True) == []
 
 
 def test_only_words_of_the_vocabulary_are_found_where_control_is_not_parsed() -> None:
-    assert SPECIAL.partition("a<|s|>b", parse_control=False) == ["a", WORD, "s|>b"]
-    assert SPECIAL.partition("\x01", parse_control=False) == ["\x01"]
+    assert partition("a<|s|>b", parse_control=False) == ["a", WORD, "s|>b"]
+    assert partition("\x01", parse_control=False) == ["\x01"]
+
+
+@given(hostile, st.booleans())
+def test_one_pass_finds_what_a_pass_for_each_token_finds(text: str, parse_control: bool) -> None:
+    """The kernel's answer, wherever it gives one, is the rule's; marks and all."""
+    plain, marks = unmark(text)
+    present = [token for token in sorted(TOKENS, key=lambda token: -len(token.text.encode())) if token.text in plain]
+    by_rule = SPECIAL._partition_by_length(plain, present, parse_control=parse_control, marks=marks)
+    assert SPECIAL.partition(plain, parse_control=parse_control, marks=marks) == by_rule
+
+
+runs = st.lists(st.sampled_from([" ", "  ", " " * 7, "x", "\n", "\n\n\n", "ab", "ba", "<|s|>"]), max_size=15).map(
+    "".join
+)
+
+
+@given(runs)
+def test_runs_of_white_space_are_found_longest_first(text: str) -> None:
+    texts = [*(" " * n for n in (2, 3, 5, 8)), "\n\n", "\n\n\n\n", "<|s|>", "abab"]
+    tokens = [SpecialToken(number, one, is_control=False) for number, one in enumerate(texts)]
+    special = SpecialTokens(tokens)
+    present = [token for token in sorted(tokens, key=lambda token: -len(token.text)) if token.text in text]
+    by_rule = special._partition_by_length(text, present, parse_control=True, marks=())
+    assert special.partition(text, parse_control=True) == by_rule
+
+
+def test_white_space_before_a_token_may_belong_to_it() -> None:
+    special = SpecialTokens([SpecialToken(7, "<mask>", is_control=True, strips_left=True)])
+    assert special.partition("a \t<mask> b", parse_control=True) == [b"a", 7, b" b"]
+    assert special.partition("  <mask>\u00a0<mask>", parse_control=True) == [7, "\u00a0".encode(), 7]
+    assert special.partition("  <mask>", parse_control=False) == [b"  <mask>"]
 
 
 def test_white_space_after_a_stripping_token_belongs_to_it() -> None:
-    assert SPECIAL.partition("<strip> \n x", parse_control=True) == [STRIPPED, "x"]
-    assert SPECIAL.partition("<strip> \n", parse_control=True) == [STRIPPED]
-    assert SPECIAL.partition("<strip>\u00a0", parse_control=True) == [STRIPPED, "\u00a0"]
+    assert partition("<strip> \n x", parse_control=True) == [STRIPPED, "x"]
+    assert partition("<strip> \n", parse_control=True) == [STRIPPED]
+    assert partition("<strip>\u00a0", parse_control=True) == [STRIPPED, "\u00a0"]
 
 
 @given(hostile)
@@ -62,7 +99,7 @@ def test_unmarking_undoes_protection(text: str) -> None:
 
 @given(hostile)
 def test_protected_text_is_cut_like_text_whose_control_strings_mean_nothing(text: str) -> None:
-    assert rendered(SPECIAL.protect(text)) == SPECIAL.partition(text, parse_control=False)
+    assert rendered(SPECIAL.protect(text)) == partition(text, parse_control=False)
 
 
 @given(hostile, hostile)

@@ -1,0 +1,184 @@
+"""A pattern as a table that a kernel walks: one look-up a character, and no way back.
+
+The match is the one a backtracking matcher would find first. Every way through the pattern is followed at once, in the
+order in which they would be tried; when one ends, those after it are dropped, and the last end seen is the match
+(Thompson's simulation, its states numbered). What a pattern asks of the character after the match is known when that
+character is read, so an end is noted one step late, as a flag of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.kernels.split_layout import ENDS_HERE, NO_WAY_ON, ROW_SHIFT
+from llmrun.tokenizers.patterns import Ahead, Choice, Node, OneOf, Repeat, Sequence
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.tokenizers.code_points import CodePoints
+
+
+@dataclass(frozen=True, slots=True)
+class _Take:
+    """One character of the set with this number, then on to another step."""
+
+    set_number: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """On to another step if the next character is of the set, or there is none."""
+
+    set_number: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """On to several steps, the first preferred."""
+
+    after: tuple[int, ...]
+
+
+_Step = _Take | _Look | _Fork | None  # None: the pattern's end
+
+
+def sets_of(node: Node) -> list[CodePoints]:
+    """The sets of code points in a pattern, in the order in which `transitions` takes their rows."""
+    if isinstance(node, OneOf | Ahead):
+        return [node.members]
+    parts = (node.part,) if isinstance(node, Repeat) else node.parts
+    return [members for part in parts for members in sets_of(part)]
+
+
+def transitions(node: Node, membership: NDArray[np.bool_], n_symbols: int) -> NDArray[np.int32]:
+    """int32[states, n_symbols + 2]: from a state, by the symbol of the next character, to the next one; the two last
+    columns are for a byte that continues a character, and for the end.
+
+    An entry is the byte offset of the next row << ROW_SHIFT, ENDS_HERE if a match ends before this character,
+    NO_WAY_ON if there is no next row. `membership` is bool[sets of the pattern, n_symbols]. Row 0 is the start.
+    """
+    return _Walker(_steps_of(node), membership, n_symbols).table()
+
+
+def _steps_of(node: Node) -> list[_Step]:
+    """The pattern's steps; the last one is where to start."""
+    steps: list[_Step] = [None]
+    numbers: dict[int, int] = {}
+    _number_sets(node, numbers, 0)
+    steps.append(_Fork((_compile(node, 0, steps, numbers),)))
+    return steps
+
+
+def _number_sets(node: Node, numbers: dict[int, int], count: int) -> int:
+    """Number the sets below a node as `sets_of` orders them; returns how many there are."""
+    if isinstance(node, OneOf | Ahead):
+        numbers[id(node)] = count
+        return count + 1
+    for part in (node.part,) if isinstance(node, Repeat) else node.parts:
+        count = _number_sets(part, numbers, count)
+    return count
+
+
+def _compile(node: Node, after: int, steps: list[_Step], numbers: dict[int, int]) -> int:
+    """Add the steps of a node that go on to step `after`; returns the first."""
+
+    def add(step: _Step) -> int:
+        steps.append(step)
+        return len(steps) - 1
+
+    if isinstance(node, OneOf):
+        return add(_Take(numbers[id(node)], after))
+    if isinstance(node, Ahead):
+        return add(_Look(numbers[id(node)], after))
+    if isinstance(node, Sequence):
+        for part in reversed(node.parts):
+            after = _compile(part, after, steps, numbers)
+        return after
+    if isinstance(node, Choice):
+        return add(_Fork(tuple([_compile(part, after, steps, numbers) for part in node.parts])))
+    if node.most is None:
+        loop = add(None)
+        steps[loop] = _Fork((_compile(node.part, loop, steps, numbers), after))
+        first = loop
+    else:
+        first = after
+        for _ in range(node.most - node.least):
+            first = add(_Fork((_compile(node.part, first, steps, numbers), after)))
+    for _ in range(node.least):
+        first = _compile(node.part, first, steps, numbers)
+    return first
+
+
+class _Walker:
+    """Finds the states: the steps that may be next, in order of preference."""
+
+    def __init__(self, steps: Ordered[_Step], membership: NDArray[np.bool_], n_symbols: int) -> None:
+        self._steps = steps
+        self._members = [set(np.flatnonzero(row).tolist()) for row in membership]
+        self._n_symbols = n_symbols
+        self._end = n_symbols + 1
+
+    def table(self) -> NDArray[np.int32]:
+        start: tuple[int, ...] = (len(self._steps) - 1,)
+        numbers = {start: 0}
+        waiting = [start]
+        row_bytes = 4 * (self._n_symbols + 2)
+        rows: list[list[int]] = []
+        for state in waiting:  # grows meanwhile
+            row = []
+            for follow, matched in self._followers(state):
+                entry = ENDS_HERE if matched else 0
+                if not follow:
+                    row.append(entry | NO_WAY_ON)
+                    continue
+                if follow not in numbers:
+                    numbers[follow] = len(waiting)
+                    waiting.append(follow)
+                row.append(entry | numbers[follow] * row_bytes << ROW_SHIFT)
+            row.insert(self._n_symbols, len(rows) * row_bytes << ROW_SHIFT)
+            rows.append(row)
+        return np.array(rows, np.int32)
+
+    def _followers(self, state: tuple[int, ...]) -> list[tuple[tuple[int, ...], bool]]:
+        """(next state, whether a match ends first) for every symbol, then for the end."""
+        result: list[tuple[tuple[int, ...], bool]] = []
+        known: tuple[list[_Take], bool] | None = None
+        for symbol in (*range(self._n_symbols), self._end):
+            takes, matched = known or self._reached(state, symbol)
+            if known is None and not self._looked:
+                known = takes, matched
+            after = [take.after for take in takes if symbol in self._members[take.set_number]]
+            result.append((tuple(dict.fromkeys(after)), matched))
+        return result
+
+    def _reached(self, state: tuple[int, ...], symbol: int) -> tuple[list[_Take], bool]:
+        """(the characters that may be taken next, in order, whether the pattern's end is reached: what would be tried
+        after it is left out), given the symbol of the next character."""
+        self._looked = False
+        takes: list[_Take] = []
+        seen: set[int] = set()
+        waiting = list(reversed(state))
+        while waiting:
+            number = waiting.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            step = self._steps[number]
+            if step is None:
+                return takes, True
+            if isinstance(step, _Take):
+                takes.append(step)
+            elif isinstance(step, _Fork):
+                waiting += reversed(step.after)
+            else:
+                self._looked = True
+                if symbol == self._end or symbol in self._members[step.set_number]:
+                    waiting.append(step.after)
+        return takes, False

@@ -1,0 +1,96 @@
+"""Sets of code points, and the named ones that patterns speak of.
+
+A set is the sorted int64 array of the code points at which membership changes; it begins outside. `[A-C]` is 41, 44.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmrun.tokenizers import unicode_ranges
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    CodePoints = NDArray[np.int64]
+
+N_CODE_POINTS = 0x110000
+
+NAMED = {
+    "L": unicode_ranges.LETTERS,
+    "N": unicode_ranges.NUMBERS,
+    "P": unicode_ranges.PUNCTUATION,
+    "M": unicode_ranges.MARKS,
+    "S": unicode_ranges.SYMBOLS,
+    "Cased": unicode_ranges.CASED_LETTERS,
+    "Han": "3400-4DBF 4E00-9FFF F900-FAFF 20000-2A6DF 2A700-2B73F 2B740-2CEAF 2CEB0-2EBEF 2F800-2FA1F",
+    "s": unicode_ranges.WHITE_SPACE,
+}
+
+
+@functools.cache
+def named(name: str) -> CodePoints:
+    """The set with a name of NAMED."""
+    spans = [code_points.partition("-") for code_points in NAMED[name].split()]
+    return union(*(span(int(first, 16), int(last or first, 16)) for first, _, last in spans))
+
+
+def span(first: int, last: int) -> CodePoints:
+    """Both ends included."""
+    return np.array([first, last + 1], np.int64)
+
+
+def union(*sets: CodePoints) -> CodePoints:
+    if len(sets) == 1:
+        return sets[0]
+    # One pass over all edges: inside is where more sets have been entered than left.
+    edges = np.concatenate(sets)
+    steps = np.concatenate([_steps(one) for one in sets])
+    places, where = np.unique(edges, return_inverse=True)
+    depth = np.cumsum(np.bincount(where, weights=steps, minlength=len(places)))
+    return _changes(places, depth > 0)
+
+
+def complement(one: CodePoints) -> CodePoints:
+    """Everything else, up to the last code point."""
+    places = np.union1d(one, [0, N_CODE_POINTS])
+    return _changes(places, ~contains(one, places) & (places < N_CODE_POINTS))
+
+
+def intersection(one: CodePoints, other: CodePoints) -> CodePoints:
+    places = np.union1d(one, other)
+    return _changes(places, contains(one, places) & contains(other, places))
+
+
+def contains(one: CodePoints, places: CodePoints) -> NDArray[np.bool_]:
+    """bool[places]"""
+    inside: NDArray[np.bool_] = np.searchsorted(one, places, side="right") % 2 == 1
+    return inside
+
+
+def symbols_of(sets: list[CodePoints]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """(uint8[N_CODE_POINTS]: a number for every code point, equal for those that no set tells apart;
+    bool[sets, numbers]: which of the numbers a set holds). At most 62 sets."""
+    places = np.unique(np.concatenate([np.zeros(1, np.int64), *sets]))
+    places = places[places < N_CODE_POINTS]
+    membership = np.stack([contains(one, places) for one in sets])
+    signature = (membership.astype(np.int64) << np.arange(len(sets))[:, None]).sum(axis=0)
+    _, first, number = np.unique(signature, return_index=True, return_inverse=True)
+    table = np.repeat(number.astype(np.uint8), np.diff(places, append=N_CODE_POINTS))
+    return table, membership[:, first]
+
+
+def _steps(one: CodePoints) -> CodePoints:
+    steps = np.ones(len(one), np.int64)
+    steps[1::2] = -1
+    return steps
+
+
+def _changes(places: CodePoints, inside: NDArray[Any]) -> CodePoints:
+    """The set whose membership from each place to the next is `inside`."""
+    before = np.concatenate([np.zeros(1, np.bool_), inside[:-1]])
+    changed: CodePoints = places[inside != before]
+    return changed

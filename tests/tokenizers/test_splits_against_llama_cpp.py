@@ -1,0 +1,58 @@
+"""Every pre-tokenizer cuts where llama.cpp cuts, on a vocabulary in which any two bytes merge: a cut that is elsewhere
+shows in the ids."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmrun.gguf.reader import open_gguf
+from llmrun.tokenizers.automaton import sets_of
+from llmrun.tokenizers.patterns import parse
+from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS
+from llmrun.tokenizers.registry import load_tokenizer
+from tests.support.gguf_files import NORMAL, Vocabulary, byte_characters, write_gguf
+from tests.support.llama_vocabulary import LlamaVocabulary
+from tests.support.random_text import edge_characters, text_of_every_class
+from tests.support.tokenizer_soak import compare
+
+# One name for every set of stages whose tokens are spelled in bytes; test_registry goes through all the names.
+KINDS = list({rule.stages: name for name, rule in reversed(PRE_TOKENIZERS.items()) if not rule.by_character}.values())
+
+
+@cache
+def sticky_vocabulary() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(tokens, merges): all bytes, and every pair of the bytes of `edge_characters`, in a random order."""
+    spelled = byte_characters()
+    bytes_ = sorted(set(edge_characters().encode()))
+    pairs = list(itertools.product([spelled[byte] for byte in bytes_], repeat=2))
+    random.Random(1).shuffle(pairs)
+    return (*spelled, *("".join(pair) for pair in pairs)), tuple(" ".join(pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_pieces_end_where_llama_cpp_s_do(name: str, tmp_path: Path) -> None:
+    tokens, merges = sticky_vocabulary()
+    vocabulary = Vocabulary(tokens, (NORMAL,) * len(tokens), merges, pre=name)
+    metadata = {"general.architecture": "llama", **vocabulary.metadata(), "tokenizer.ggml.add_bos_token": False}
+    path = write_gguf(tmp_path / "vocabulary.gguf", metadata, {})
+    tokenizer, oracle = load_tokenizer(open_gguf(path)), LlamaVocabulary(path)
+    source = random.Random(2)
+    texts = [text_of_every_class(source) for _ in range(300)]
+    for text in [*texts, *characters_at_edges(name)]:
+        mismatch = compare(tokenizer, oracle, text, add_special=False, parse_special=False)
+        assert mismatch is None, str(mismatch)
+
+
+def characters_at_edges(name: str) -> list[str]:
+    """The characters at which the sets in the patterns begin and end, and the ones beside them, among others."""
+    stages = PRE_TOKENIZERS[name].stages
+    edges = np.unique(np.concatenate([one for stage in stages for one in sets_of(parse(stage.pattern))]))
+    near = np.unique(np.concatenate([edges - 1, edges]))
+    kept = [chr(code) for code in near.tolist() if 0 <= code < 0x110000 and not 0xD800 <= code < 0xE000]
+    return ["".join([f"a{c}b {c}{c} 1{c}!{c}中" for c in kept[at : at + 50]]) for at in range(0, len(kept), 50)]
