@@ -36,7 +36,7 @@ def _input(op: Any, step: Any, thread: Any, row: Any) -> Any:
 @inline_function
 def _block_table(op: Any, step: Any, row: Any) -> Any:
     tables = load_i64(step + records.STEP_TABLES)
-    return load_i64(tables + 8 * (load_i64(op + A_TABLE) * load_i64(step + records.STEP_ROWS) + row))
+    return load_i64(tables + 8 * (load_i64(op + A_TABLES) * load_i64(step + records.STEP_ROWS) + row))
 
 
 @inline_function
