@@ -30,6 +30,6 @@ def test_experts_whose_outputs_are_no_whole_groups_are_refused(tmp_path: Path) -
     """Their groups of 16 outputs would be of two experts."""
     with (
         open_gguf(written(tmp_path, 24, 2)) as file,
-        pytest.raises(UnsupportedModel, match="experts.weight: experts of 24 outputs, must be a multiple of 16"),
+        pytest.raises(UnsupportedModel, match=r"experts\.weight: experts of 24 outputs, must be a multiple of 16"),
     ):
         experts(file, "experts.weight", 2)
