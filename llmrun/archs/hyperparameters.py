@@ -35,12 +35,14 @@ class Hyperparameters:
     rope: RopeSettings
 
     @classmethod
-    def of(cls, keys: Keys, *, epsilon: str = RMS_EPSILON, **more: Any) -> Self:
-        """Read from the metadata; `more` are the fields of a subclass. Raises BadGGUF and UnsupportedModel."""
+    def of(cls, keys: Keys, *, epsilon: str = RMS_EPSILON, kv_heads: int | None = None, **more: Any) -> Self:
+        """Read from the metadata; `more` are the fields of a subclass, `kv_heads` those of an architecture where not
+        all layers have any. Raises BadGGUF and UnsupportedModel."""
         _refuse_variants(keys)
         width = keys.integer("embedding_length", minimum=1, maximum=MOST_WIDTH)
         heads = keys.of_all_layers("attention.head_count", minimum=1, maximum=MOST_HEADS)
-        kv_heads = keys.of_all_layers("attention.head_count_kv", heads, minimum=1, maximum=heads)
+        if kv_heads is None:
+            kv_heads = keys.of_all_layers("attention.head_count_kv", heads, minimum=1, maximum=heads)
         if heads % kv_heads:
             raise keys.bad("attention.head_count_kv", f"{kv_heads} seen, must divide {heads} heads")
         head_size = _head_size(keys, width // heads)
@@ -48,7 +50,7 @@ class Hyperparameters:
         return cls(
             layers=layers_of(keys),
             width=width,
-            feed_forward=keys.of_all_layers("feed_forward_length", minimum=1, maximum=MOST_WIDTH),
+            feed_forward=feed_forward_of(keys),
             heads=heads,
             kv_heads=kv_heads,
             head_size=head_size,
@@ -96,6 +98,10 @@ def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[i
 
 def layers_of(keys: Keys) -> int:
     return keys.integer("block_count", minimum=1, maximum=MOST_LAYERS)
+
+
+def feed_forward_of(keys: Keys) -> int:
+    return keys.of_all_layers("feed_forward_length", minimum=1, maximum=MOST_WIDTH)
 
 
 def _head_size(keys: Keys, default: int) -> int:

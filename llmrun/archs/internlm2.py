@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.archs import llama
-from llmrun.archs.hyperparameters import Hyperparameters
+from llmrun.archs.hyperparameters import refuse_experts
+from llmrun.archs.keys import Keys
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.kernels.plan import Plan
 
 
-check = llama.check
+def check(file: GGUFFile) -> llama.Config:
+    keys = Keys(file)
+    refuse_experts(keys)
+    return llama.Config.of(keys)
 
 
-def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
+def plan(file: GGUFFile, config: llama.Config) -> Plan:
     return llama.plan(file, config)

@@ -1,13 +1,15 @@
 """The `llama` architecture: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-Also SmolLM2, TinyLlama, Mistral and what else was made in its form.
+Also SmolLM2, TinyLlama, Mistral and what else was made in its form; of Mixtral, the feed-forward is one of experts.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from llmrun.archs.hyperparameters import Hyperparameters, refuse_experts
+from llmrun.archs.experts import Experts, add_experts, experts_of, has_experts
+from llmrun.archs.hyperparameters import Hyperparameters
 from llmrun.archs.keys import Keys
 from llmrun.archs.writer import PlanWriter
 from llmrun.kernels.rotations import Pairing
@@ -17,23 +19,33 @@ if TYPE_CHECKING:
     from llmrun.kernels.plan import Plan
 
 
-def check(file: GGUFFile) -> Hyperparameters:
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    experts: Experts | None = None
+
+
+def check(file: GGUFFile) -> Config:
     keys = Keys(file)
-    refuse_experts(keys)
-    return Hyperparameters.of(keys)
+    config = Config.of(keys)
+    if not has_experts(keys):
+        return config
+    return replace(config, experts=experts_of(keys, config.feed_forward, normalized=True))
 
 
-def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
-    w = PlanWriter(file, config)
-    shape, rope = config.attention(), w.rope(Pairing.ADJACENT)
+def plan(file: GGUFFile, config: Config) -> Plan:
+    c, w = config, PlanWriter(file, config)
+    shape, rope = c.attention(), w.rope(Pairing.ADJACENT)
     x = w.embed()
-    for layer in range(config.layers):
+    for layer in range(c.layers):
         block = f"blk.{layer}"
         h = w.rmsnorm(f"{block}.attn_norm", x)
         q, k, v = w.queries_keys_values(block, h)
         a = w.plan.attention(q, k, v, shape, rope)
         w.linear_add(f"{block}.attn_output", a, to=x)
         h = w.rmsnorm(f"{block}.ffn_norm", x)
-        w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
+        if c.experts is None:
+            w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
+        else:
+            add_experts(w, block, h, c.experts, to=x)
     w.output_after_rmsnorm(x)
     return w.finished()

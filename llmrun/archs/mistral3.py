@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmrun.archs import llama
-from llmrun.archs.hyperparameters import Hyperparameters, refuse_experts
+from llmrun.archs.hyperparameters import refuse_experts
 from llmrun.archs.keys import Keys
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Config(Hyperparameters):
-    temperature_scale: float
+class Config(llama.Config):
+    temperature_scale: float = 0.0
 
 
 def check(file: GGUFFile) -> Config:

@@ -9,19 +9,27 @@ from typing import TYPE_CHECKING, Any
 from llmrun.archs import (
     cohere2,
     command_r,
+    deepseek,
     exaone4,
     gemma,
     gemma2,
     gemma3,
     glm4,
+    gpt_oss,
     granite,
+    granitemoe,
     internlm2,
+    lfm2,
+    lfm2moe,
     llama,
     mistral3,
     olmo2,
+    olmoe,
     phi3,
     qwen2,
+    qwen2moe,
     qwen3,
+    qwen3moe,
     seed_oss,
     smollm3,
     stablelm,
@@ -50,7 +58,9 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "llama": Architecture(llama.check, llama.plan, "Llama 1 to 3.3, SmolLM 1 and 2, TinyLlama, Mistral, Falcon 3"),
+    "llama": Architecture(
+        llama.check, llama.plan, "Llama 1 to 3.3, SmolLM 1 and 2, TinyLlama, Mistral, Mixtral, Falcon 3"
+    ),
     "qwen2": Architecture(qwen2.check, qwen2.plan, "Qwen2, Qwen2.5"),
     "qwen3": Architecture(qwen3.check, qwen3.plan, "Qwen3, dense"),
     "smollm3": Architecture(smollm3.check, smollm3.plan, "SmolLM3", "every fourth layer without positions"),
@@ -69,6 +79,14 @@ ARCHITECTURES = {
     "stablelm": Architecture(stablelm.check, stablelm.plan, "StableLM 3B, StableLM 2 1.6B"),
     "seed_oss": Architecture(seed_oss.check, seed_oss.plan, "Seed-OSS"),
     "internlm2": Architecture(internlm2.check, internlm2.plan, "InternLM 2 and 2.5"),
+    "qwen2moe": Architecture(qwen2moe.check, qwen2moe.plan, "Qwen1.5 MoE, Qwen2 57B", "experts, one shared"),
+    "qwen3moe": Architecture(qwen3moe.check, qwen3moe.plan, "Qwen3 30B and 235B, Qwen3-Coder", "experts"),
+    "gpt-oss": Architecture(gpt_oss.check, gpt_oss.plan, "gpt-oss", "experts, sliding window, sinks"),
+    "granitemoe": Architecture(granitemoe.check, granitemoe.plan, "Granite 3 MoE", "experts"),
+    "olmoe": Architecture(olmoe.check, olmoe.plan, "OLMoE", "experts"),
+    "deepseek": Architecture(deepseek.check, deepseek.plan, "DeepSeek MoE 16B, the first", "experts, one shared"),
+    "lfm2": Architecture(lfm2.check, lfm2.plan, "LFM2, LFM2.5", "short convolutions"),
+    "lfm2moe": Architecture(lfm2moe.check, lfm2moe.plan, "LFM2 8B and 24B", "short convolutions, experts"),
 }
 
 # Named in messages, where all would be too many.

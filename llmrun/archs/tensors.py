@@ -35,10 +35,15 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self.file.tensors
 
-    def matrix(self, name: str, columns: int, rows: int, copies: int = 1) -> Matrix:
-        """`columns` inputs, `rows` outputs; of `copies` matrices (experts) one after the other."""
-        self._ask(name, (columns, rows, copies))
+    def matrix(self, name: str, columns: int, rows: int) -> Matrix:
+        """`columns` inputs, `rows` outputs."""
+        self._ask(name, (columns, rows))
         return matrix(self.file, name)
+
+    def experts(self, name: str, columns: int, rows: int, n: int) -> Matrix:
+        """The matrices of `n` experts, one after the other."""
+        self._ask(name, (columns, rows, n))
+        return experts(self.file, name, n)
 
     def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:
         """float32[size], or float32[copies * size]."""
@@ -85,7 +90,7 @@ def matrix(file: GGUFFile, name: str) -> Matrix:
 
 def experts(file: GGUFFile, name: str, n: int) -> Matrix:
     """The matrices of `n` experts, one after the other as one, of a tensor that has them as its third dimension (which
-    `check_tensors` has seen). Raises UnsupportedModel as `matrix` does, and for outputs that are no whole groups."""
+    `Tensors` has seen). Raises UnsupportedModel as `matrix` does, and for outputs that are no whole groups."""
     found = matrix(file, name)
     outputs = found.rows // n
     if outputs % GROUP_ROWS:

@@ -103,9 +103,9 @@ class PlanWriter:
 
     # --- logits ---
 
-    def output_after_rmsnorm(self, x: Value, scale: float = 1.0) -> None:
+    def output_after_rmsnorm(self, x: Value, scale: float = 1.0, norm: str = "output_norm") -> None:
         """Logits of the wanted rows, times `scale`."""
-        weight = self.tensors.vector("output_norm.weight", x.width)
+        weight = self.tensors.vector(f"{norm}.weight", x.width)
         h = self.plan.rmsnorm_wanted(x, _scaled(weight, scale), self._config.norm_epsilon)
         self._output(h)
 

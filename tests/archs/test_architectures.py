@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.archs.registry import ARCHITECTURES
-from llmrun.errors import BadGGUF
+from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.kernels import reference, rowwise
 from llmrun.kernels.plan_ops import Activate, Activation, Gated
 from tests.support.engine_runs import logits_in_steps
@@ -92,8 +92,8 @@ def test_what_a_row_sets_is_seen(tmp_path: Path, name: str, key: str) -> None:
     (tmp_path / "without").mkdir()
     try:
         without = twin_logits(tiny_architecture(tmp_path / "without", name, without=key), tokens)
-    except BadGGUF:
-        return  # a key that must be there
+    except (BadGGUF, UnsupportedModel):
+        return  # a key that must be there, or one that tensors belong to
     assert distance(without, with_it) > 2e-3
 
 

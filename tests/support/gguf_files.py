@@ -292,9 +292,10 @@ class RandomWeights:
         self._random = random
         self._weight_type = weight_type
 
-    def matrix(self, rows: int, columns: int) -> Tensor:
+    def matrix(self, *shape: int) -> Tensor:
+        """Of (rows, columns), or (matrices, rows, columns)."""
         # 1 / sqrt(columns) keeps activations near 1.
-        values = self._random.standard_normal((rows, columns)) / np.sqrt(columns)
+        values = self._random.standard_normal(shape) / np.sqrt(shape[-1])
         return (self._weight_type, values.astype(np.float32))
 
     def norm(self, width: int) -> Tensor:

@@ -27,6 +27,16 @@ _FUSED_GATED = "ffn_up:g,w ffn_down:w,f "
 _LLAMA = _NORMS + _ATTENTION + _GATED
 _LAYER_NORM_BIASES = "attn_norm.bias:w ffn_norm.bias:w "
 
+_ROUTER = "ffn_gate_inp:e,w "
+_EXPERTS = _ROUTER + "ffn_gate_exps:e,x,w ffn_up_exps:e,x,w ffn_down_exps:e,w,x "
+_EXPERT_BIASES = "ffn_gate_inp.bias:e ffn_gate_exps.bias:e,x ffn_up_exps.bias:e,x ffn_down_exps.bias:e,w "
+_SHARED = "ffn_gate_shexp:s,w ffn_up_shexp:s,w ffn_down_shexp:w,s "
+_SHARED_BY_COUNT = "ffn_gate_shexp:S,w ffn_up_shexp:S,w ffn_down_shexp:w,S "
+_CONVOLUTION = "shortconv.conv:w,t shortconv.in_proj:i,w shortconv.out_proj:w,w "
+
+# What llama.cpp never quantizes, and what would do little with weights near 1.
+_ALWAYS_FLOAT = ("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_sinks", "shortconv.conv")
+
 _RMS = "attention.layer_norm_rms_epsilon"
 _LAYER_NORM = "attention.layer_norm_epsilon"
 
@@ -35,9 +45,11 @@ _LAYER_NORM = "attention.layer_norm_epsilon"
 class TinyArchitecture:
     """A row. `keys` are below the architecture's name; `once` are tensors that are in no layer.
 
-    tokens  of the prompt that shows it: past the window where there is one
-    unseen  a key that changes nothing, as llama.cpp has it
-    context the most that our engine runs it with
+    tokens   of the prompt that shows it: past the window where there is one
+    others   layers, by number, that have other tensors than `layer`
+    experts  for each of `expert_size` features
+    unseen   a key that changes nothing, as llama.cpp has it
+    context  the most that our engine runs it with
     """
 
     architecture: str
@@ -52,6 +64,10 @@ class TinyArchitecture:
     feed_forward: int = 96
     epsilon: str = _RMS
     tokens: int = 80
+    others: Mapping[int, str] = field(default_factory=dict)
+    experts: int = 0
+    expert_size: int = 32
+    last_norm: str = "output_norm"
     unseen: str = ""
     context: int = 512
 
@@ -79,17 +95,22 @@ class TinyArchitecture:
         sizes = self._sizes(vocabulary_size)
         random = np.random.default_rng(0)
         weights = RandomWeights(random, weight_type)
-        names = f"token_embd:v,w output_norm:w {self.once}".split()
-        names += [f"blk.{layer}.{name}" for layer in range(self.layers) for name in self.layer.split()]
+        names = f"token_embd:v,w {self.last_norm}:w {self.once}".split()
+        for layer in range(self.layers):
+            names += [f"blk.{layer}.{name}" for name in self.others.get(layer, self.layer).split()]
         made: dict[str, Tensor] = {}
         for name, _, letters in (name.partition(":") for name in names):
             shape = [sizes[letter] for letter in letters.split(",")]
             if name.endswith(".bias"):
-                made[name] = ("F32", (0.3 * random.standard_normal(shape)).astype(np.float32))
+                size = 2.0 if "_exps" in name else 0.3  # gpt-oss cuts off what is above 7
+                made[name] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
             elif name.startswith("rope"):
                 made[f"{name}.weight"] = ("F32", random.uniform(1.0, 8.0, shape).astype(np.float32))
+            elif name.endswith(_ALWAYS_FLOAT):
+                size = shape[-1] ** -0.5 if "inp" in name else 1.0  # routers: as other matrices
+                made[f"{name}.weight"] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
             else:
-                made[f"{name}.weight"] = weights.matrix(*shape) if len(shape) == 2 else weights.norm(*shape)
+                made[f"{name}.weight"] = weights.matrix(*shape) if len(shape) > 1 else weights.norm(*shape)
         return made
 
     def _sizes(self, vocabulary_size: int) -> dict[str, int]:
@@ -104,6 +125,13 @@ class TinyArchitecture:
             "a": query + 2 * key,  # queries, keys and values: all of them
             "r": self.keys.get("rope.dimension_count", self.head_size) // 2,
             "v": vocabulary_size,
+            "n": self.heads,
+            "e": self.experts,
+            "x": self.expert_size,
+            "s": self.keys.get("expert_shared_feed_forward_length", self.feed_forward),
+            "S": self.keys.get("expert_shared_count", 0) * self.expert_size,
+            "i": 3 * self.width,  # what a short convolution is made of
+            "t": self.keys.get("shortconv.l_cache", 0),
         }
 
 
@@ -113,6 +141,7 @@ _YARN = {
     "rope.scaling.original_context_length": 128,
     "rope.freq_base": 1e6,
 }
+_OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32}
 _LONG = "rope_factors_long:r rope_factors_short:r"
 
 TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
@@ -286,6 +315,133 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         "seed_oss", "attn_norm:w post_attention_norm:w " + _ATTENTION + _BIASES + _GATED, head_size=32
     ),
     "internlm2": TinyArchitecture("internlm2", _LLAMA, {"rope.freq_base": 1e6}, once="output:v,w"),
+    "llama Mixtral": TinyArchitecture(
+        "llama",
+        _NORMS + _ATTENTION + _EXPERTS,
+        {"expert_count": 4, "expert_used_count": 2},
+        once="output:v,w",
+        feed_forward=32,
+        experts=4,
+    ),
+    "qwen3moe": TinyArchitecture(
+        "qwen3moe",
+        _NORMS + _ATTENTION + _HEAD_NORMS + _EXPERTS,
+        _OF_EXPERTS | {"rope.freq_base": 1e6},
+        once="output:v,w",
+        head_size=32,
+        feed_forward=144,
+        experts=8,
+    ),
+    "qwen2moe": TinyArchitecture(
+        "qwen2moe",
+        _NORMS + _ATTENTION + _BIASES + _EXPERTS + _SHARED + "ffn_gate_inp_shexp:w",
+        _OF_EXPERTS | {"expert_shared_feed_forward_length": 48, "rope.freq_base": 1e6},
+        once="output:v,w",
+        feed_forward=144,
+        experts=8,
+    ),
+    "qwen2moe sizes by feed-forward": TinyArchitecture(
+        "qwen2moe",
+        _NORMS + _ATTENTION + _BIASES + _EXPERTS + _SHARED + "ffn_gate_inp_shexp:w",
+        {"expert_count": 8, "expert_used_count": 3},
+        once="output:v,w",
+        experts=8,
+    ),
+    "granitemoe": TinyArchitecture(
+        "granitemoe",
+        _NORMS + _ATTENTION + _EXPERTS,
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "logit_scale": 8.0,
+            "residual_scale": 0.22,
+            "embedding_scale": 12.0,
+            "attention.scale": 0.015625,
+        },
+        feed_forward=32,
+        experts=8,
+    ),
+    "granitemoe shared": TinyArchitecture(
+        "granitemoe",
+        _NORMS + _ATTENTION + _EXPERTS + _SHARED,
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_shared_feed_forward_length": 48,
+            "logit_scale": 4.0,
+            "residual_scale": 0.5,
+        },
+        feed_forward=32,
+        experts=8,
+    ),
+    "gpt-oss": TinyArchitecture(
+        "gpt-oss",
+        "attn_norm:w post_attention_norm:w attn_output.bias:w attn_sinks:n "
+        + _ATTENTION
+        + _BIASES
+        + _EXPERTS
+        + _EXPERT_BIASES,
+        _OF_EXPERTS | _YARN | {"attention.sliding_window": 24},
+        once="output:v,w",
+        layers=4,
+        head_size=32,
+        tokens=300,
+        experts=8,
+    ),
+    "olmoe": TinyArchitecture(
+        "olmoe",
+        _NORMS + _ATTENTION + "attn_q_norm:q attn_k_norm:k " + _EXPERTS,
+        {"expert_count": 8, "expert_used_count": 3},
+        once="output:v,w",
+        kv_heads=4,
+        feed_forward=32,
+        experts=8,
+    ),
+    "deepseek": TinyArchitecture(
+        "deepseek",
+        _NORMS + _ATTENTION + _EXPERTS + _SHARED_BY_COUNT,
+        _OF_EXPERTS | {"expert_shared_count": 2, "leading_dense_block_count": 1, "expert_weights_scale": 1.5},
+        once="output:v,w",
+        layers=3,
+        kv_heads=4,
+        experts=8,
+        others={0: _LLAMA},
+    ),
+    "lfm2": TinyArchitecture(
+        "lfm2",
+        _NORMS + _CONVOLUTION + _GATED,
+        {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 0, 2, 0, 2], "rope.freq_base": 1e6},
+        layers=5,
+        others=dict.fromkeys((2, 4), _LLAMA + _HEAD_NORMS),
+        last_norm="token_embd_norm",
+    ),
+    "lfm2 window": TinyArchitecture(
+        "lfm2",
+        _NORMS + _CONVOLUTION + _GATED,
+        {"shortconv.l_cache": 4, "attention.head_count_kv": [0, 2, 0, 2], "attention.sliding_window": 24},
+        layers=4,
+        tokens=200,
+        others=dict.fromkeys((1, 3), _LLAMA + _HEAD_NORMS),
+        last_norm="token_embd_norm",
+    ),
+    "lfm2moe": TinyArchitecture(
+        "lfm2moe",
+        _NORMS + _CONVOLUTION + _EXPERTS + "exp_probs_b.bias:e",
+        _OF_EXPERTS
+        | {
+            "shortconv.l_cache": 3,
+            "attention.head_count_kv": [0, 0, 2, 0],
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+        },
+        layers=4,
+        experts=8,
+        others={
+            0: _NORMS + _CONVOLUTION + _GATED,
+            2: _NORMS + _ATTENTION + _HEAD_NORMS + _EXPERTS + "exp_probs_b.bias:e",
+        },
+        last_norm="token_embd_norm",
+    ),
 }
 
 

@@ -1,0 +1,63 @@
+"""The `deepseek` architecture: llama's form, with experts from some layer on, and one more that every row is sent to.
+
+DeepSeek MoE 16B, the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmrun.archs.experts import (
+    Experts,
+    add_experts,
+    expert_size,
+    experts_of,
+    leading_dense,
+    scale_of,
+    shared_expert,
+    shared_size_by_count,
+)
+from llmrun.archs.hyperparameters import Hyperparameters
+from llmrun.archs.keys import Keys
+from llmrun.archs.writer import PlanWriter
+from llmrun.kernels.rotations import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    """dense: layers before the first with experts. shared: features of the expert that every row is sent to."""
+
+    experts: Experts
+    dense: int
+    shared: int
+
+
+def check(file: GGUFFile) -> Config:
+    keys = Keys(file)
+    experts = experts_of(keys, expert_size(keys), normalized=False, scale=scale_of(keys))
+    return Config.of(keys, experts=experts, dense=leading_dense(keys), shared=shared_size_by_count(keys))
+
+
+def plan(file: GGUFFile, config: Config) -> Plan:
+    c, w = config, PlanWriter(file, config)
+    shape, rope = c.attention(), w.rope(Pairing.ADJACENT)
+    x = w.embed()
+    for layer in range(c.layers):
+        block = f"blk.{layer}"
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        q, k, v = w.queries_keys_values(block, h)
+        a = w.plan.attention(q, k, v, shape, rope)
+        w.linear_add(f"{block}.attn_output", a, to=x)
+        h = w.rmsnorm(f"{block}.ffn_norm", x)
+        if layer < c.dense:
+            w.linear_add(f"{block}.ffn_down", w.swiglu(block, h), to=x)
+        else:
+            w.plan.add(shared_expert(w, block, h, c.shared, c.width), to=x)
+            add_experts(w, block, h, c.experts, to=x)
+    w.output_after_rmsnorm(x)
+    return w.finished()

@@ -1,0 +1,62 @@
+"""The `granitemoe` architecture: granite's form, with experts for a feed-forward, in some models also one that every
+row is sent to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmrun.archs.experts import Experts, add_experts, experts_of, shared_expert, shared_size
+from llmrun.archs.hyperparameters import Hyperparameters, feed_forward_of
+from llmrun.archs.keys import Keys
+from llmrun.archs.writer import PlanWriter
+from llmrun.kernels.rotations import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    """attention_scale None: by the size of the heads. shared 0: there is no expert that every row is sent to."""
+
+    embedding_scale: float
+    attention_scale: float | None
+    residual_scale: float
+    logit_scale: float
+    experts: Experts
+    shared: int
+
+
+def check(file: GGUFFile) -> Config:
+    keys = Keys(file)
+    residual_scale = keys.number("residual_scale", 0.0) or 1.0  # 0 means that there is none
+    return Config.of(
+        keys,
+        embedding_scale=keys.number("embedding_scale", 0.0) or 1.0,
+        attention_scale=keys.number("attention.scale", 0.0) or None,
+        residual_scale=residual_scale,
+        logit_scale=keys.positive("logit_scale"),
+        experts=experts_of(keys, feed_forward_of(keys), normalized=True, scale=residual_scale),
+        shared=shared_size(keys, 0),
+    )
+
+
+def plan(file: GGUFFile, config: Config) -> Plan:
+    c, w = config, PlanWriter(file, config)
+    shape, rope = c.attention(), w.rope(Pairing.ADJACENT)
+    x = w.embed(scale=c.embedding_scale)
+    for layer in range(c.layers):
+        block = f"blk.{layer}"
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        q, k, v = w.queries_keys_values(block, h)
+        a = w.plan.attention(q, k, v, shape, rope, scale=c.attention_scale)
+        w.plan.add(w.linear(f"{block}.attn_output", a, c.width), to=x, scale=c.residual_scale)
+        h = w.rmsnorm(f"{block}.ffn_norm", x)
+        if c.shared:
+            w.plan.add(shared_expert(w, block, h, c.shared, c.width), to=x, scale=c.residual_scale)
+        add_experts(w, block, h, c.experts, to=x)
+    w.output_after_rmsnorm(x, scale=1 / c.logit_scale)
+    return w.finished()

@@ -1,0 +1,50 @@
+"""The `qwen2moe` architecture: qwen2's form, with experts for a feed-forward, and one more that every row is sent to,
+by a gate of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmrun.archs.experts import Experts, add_experts, expert_size_or_share, experts_of, shared_expert, shared_size
+from llmrun.archs.hyperparameters import Hyperparameters, feed_forward_of
+from llmrun.archs.keys import Keys
+from llmrun.archs.writer import PlanWriter
+from llmrun.kernels.rotations import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    """shared: features of the expert that every row is sent to."""
+
+    experts: Experts
+    shared: int
+
+
+def check(file: GGUFFile) -> Config:
+    keys = Keys(file)
+    experts = experts_of(keys, expert_size_or_share(keys), normalized=False)
+    return Config.of(keys, experts=experts, shared=shared_size(keys, feed_forward_of(keys)))
+
+
+def plan(file: GGUFFile, config: Config) -> Plan:
+    c, w = config, PlanWriter(file, config)
+    shape, rope = c.attention(), w.rope(Pairing.HALVES)
+    x = w.embed()
+    for layer in range(c.layers):
+        block = f"blk.{layer}"
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        q, k, v = w.queries_keys_values(block, h)
+        a = w.plan.attention(q, k, v, shape, rope)
+        w.linear_add(f"{block}.attn_output", a, to=x)
+        h = w.rmsnorm(f"{block}.ffn_norm", x)
+        gate = w.linear(f"{block}.ffn_gate_inp_shexp", h, 1)
+        w.plan.add_gated(shared_expert(w, block, h, c.shared, c.width), gate, to=x)
+        add_experts(w, block, h, c.experts, to=x)
+    w.output_after_rmsnorm(x)
+    return w.finished()

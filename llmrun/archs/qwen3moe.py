@@ -1,0 +1,43 @@
+"""The `qwen3moe` architecture: qwen3's form, with experts for a feed-forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmrun.archs.experts import Experts, add_experts, expert_size_or_share, experts_of
+from llmrun.archs.hyperparameters import Hyperparameters
+from llmrun.archs.keys import Keys
+from llmrun.archs.writer import PlanWriter
+from llmrun.kernels.rotations import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    experts: Experts
+
+
+def check(file: GGUFFile) -> Config:
+    keys = Keys(file)
+    return Config.of(keys, experts=experts_of(keys, expert_size_or_share(keys), normalized=True))
+
+
+def plan(file: GGUFFile, config: Config) -> Plan:
+    c, w = config, PlanWriter(file, config)
+    shape, rope = c.attention(), w.rope(Pairing.HALVES)
+    x = w.embed()
+    for layer in range(c.layers):
+        block = f"blk.{layer}"
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        q, k, v = w.queries_keys_values(block, h)
+        q, k = w.headnorm(f"{block}.attn_q_norm", q), w.headnorm(f"{block}.attn_k_norm", k)
+        a = w.plan.attention(q, k, v, shape, rope)
+        w.linear_add(f"{block}.attn_output", a, to=x)
+        h = w.rmsnorm(f"{block}.ffn_norm", x)
+        add_experts(w, block, h, c.experts, to=x)
+    w.output_after_rmsnorm(x)
+    return w.finished()
