@@ -15,7 +15,15 @@ from llmrun.kernels import records, simd
 from llmrun.kernels.compiler import inline_function, kernel
 from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.memory import load_i32, load_i64
-from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
+from llmrun.kernels.work import (
+    PRIVATE_INPUT,
+    PRIVATE_OUTPUT,
+    block_tables,
+    first_item,
+    n_rows,
+    next_item,
+    private_row,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,12 +42,6 @@ def _input(op: Any, step: Any, thread: Any, row: Any) -> Any:
 
 
 @inline_function
-def _block_table(op: Any, step: Any, row: Any) -> Any:
-    tables = load_i64(step + records.STEP_TABLES)
-    return load_i64(tables + 8 * (load_i64(op + A_TABLES) * load_i64(step + records.STEP_ROWS) + row))
-
-
-@inline_function
 def _kept(op: Any, table: Any, position: Any) -> Any:
     """Address of what is kept of a position."""
     block = load_i32(table + 4 * (position // BLOCK)) * load_i64(op + A_BLOCK_BYTES)
@@ -55,7 +57,7 @@ def keep(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     while row < rows:
         b = _input(op, step, thread, row)
         position = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row)
-        kept = _kept(op, _block_table(op, step, row), position)
+        kept = _kept(op, load_i64(block_tables(step, load_i64(op + A_TABLES)) + 8 * row), position)
         for at in range(0, part, 64):
             y = simd.load_f32x16(b + 2 * part + at)
             simd.store_f32x16(kept + at, simd.multiply(simd.load_f32x16(b + at), y))
@@ -74,7 +76,7 @@ def convolve(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     while row < rows:
         c = _input(op, step, thread, row) + part
         y = y0 + row * y_stride
-        table = _block_table(op, step, row)
+        table = load_i64(block_tables(step, load_i64(op + A_TABLES)) + 8 * row)
         first = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row) - taps + 1
         for at in range(0, part, 64):
             simd.store_f32x16(y + at, simd.splat(types.float32(0)))
