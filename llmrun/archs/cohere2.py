@@ -32,7 +32,7 @@ def check(file: GGUFFile) -> Config:
         keys,
         epsilon=LAYER_NORM_EPSILON,
         windows=windows_of(keys, every=4),
-        logit_scale=keys.number("logit_scale") or 1.0,  # 0 means that there is none
+        logit_scale=keys.scale("logit_scale"),
     )
 
 

@@ -23,8 +23,7 @@ class Config(Hyperparameters):
 def check(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
-    # 0 means that there is none
-    return Config.of(keys, epsilon=LAYER_NORM_EPSILON, logit_scale=keys.number("logit_scale", 0.0) or 1.0)
+    return Config.of(keys, epsilon=LAYER_NORM_EPSILON, logit_scale=keys.scale("logit_scale", 1.0))
 
 
 def plan(file: GGUFFile, config: Config) -> Plan:

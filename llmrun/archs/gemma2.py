@@ -5,6 +5,7 @@ window, and soft caps on scores and logits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from llmrun.archs.hyperparameters import Hyperparameters, refuse_experts, windows_of
@@ -32,7 +33,7 @@ class Config(Hyperparameters):
     def attention_scale(self) -> float:
         """That of the largest model is by its width, not by the size of its heads."""
         size = self.width // self.heads if self.layers == _LAYERS_OF_27B else self.head_size
-        return size**-0.5
+        return 1 / sqrt(size)
 
 
 def check(file: GGUFFile) -> Config:

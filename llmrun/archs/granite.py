@@ -33,11 +33,10 @@ def check(file: GGUFFile) -> Config:
         raise keys.unsupported(f"{keys.name('deepstack_mapping')}, which images need")
     return Config.of(
         keys,
-        # 0 means that there is none
-        embedding_scale=keys.number("embedding_scale", 0.0) or 1.0,
-        attention_scale=keys.number("attention.scale", 0.0) or None,
-        residual_scale=keys.number("residual_scale", 0.0) or 1.0,
-        logit_scale=keys.positive("logit_scale"),
+        embedding_scale=keys.scale("embedding_scale", 1.0),
+        attention_scale=keys.scale("attention.scale", 1.0) if keys.number("attention.scale", 0.0) else None,
+        residual_scale=keys.scale("residual_scale", 1.0),
+        logit_scale=keys.scale("logit_scale"),
         has_rope=keys.flag("rope.scaling.finetuned", default=True),
     )
 

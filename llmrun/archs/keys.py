@@ -12,6 +12,8 @@ from llmrun.gguf.problems import shown
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
+_LARGEST_SCALE = 1e9  # no model is near it; it keeps float32 from overflowing
+
 
 class Keys:
     """Getters of one file's keys, without the architecture's name. A default of None: the key must be there.
@@ -43,6 +45,13 @@ class Keys:
         value = self.number(key, default)
         if value <= 0:
             raise self.bad(key, f"{value} seen, must be above 0")
+        return value
+
+    def scale(self, key: str, default: float | None = None) -> float:
+        """What something is multiplied by; 0 says that there is none: 1.0."""
+        value = self.number(key, default) or 1.0
+        if not 1 / _LARGEST_SCALE <= abs(value) <= _LARGEST_SCALE:
+            raise self.bad(key, f"{value:g} seen, must be {1 / _LARGEST_SCALE:g} to {_LARGEST_SCALE:g}")
         return value
 
     def string(self, key: str, default: str) -> str:

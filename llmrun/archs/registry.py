@@ -106,6 +106,13 @@ def architecture_of(file: GGUFFile) -> Architecture:
     return found
 
 
+def table() -> str:
+    """All architectures as the Markdown table of the README: name, models, what is uncommon."""
+    rows = [("`general.architecture`", "models", "notes"), ("---", "---", "---")]
+    rows += [(f"`{name}`", found.models, found.notes) for name, found in ARCHITECTURES.items()]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def plan_of_header(file: GGUFFile) -> Plan:
     """The plan of a model, no weight of which is read: for arithmetic about it. Raises BadGGUF and UnsupportedModel."""
     architecture = architecture_of(file)

@@ -30,7 +30,9 @@ from llmrun.kernels.work import claim
 
 A_ITEMS = A_PANELS_STRIDE + 8
 
-# From so many rows of an expert on its weights are unpacked.
+# From so many rows of an expert on its weights are unpacked. 128 experts of 768 x 2,048, 8 to a row, Q4_K, G products/s
+# on 2 threads in steps of 64, 128, 256 and 512 rows: from 5 on 165, 209, 287 and 388; 8 197, 253, 321 and 394; 12 193,
+# 264, 329 and 386; 16 214, 277, 334 and 372.
 MANY_ROWS = 12
 
 
@@ -65,7 +67,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     def multiply_many(
         op: Any, thread: Any, before: Any, first: Any, end: Any, start: Any, stop: Any, following: Any
     ) -> Any:
-        """Slots from `first` to `end` times groups `start` to `stop` of an expert that has `before` of others before it;
+        """Slots from `first` to `end` times groups `start` to `stop` of an expert with `before` of others before it;
         asks for the weights that follow."""
         panel_bytes = load_i64(op + A_BLOCKS) * panel_block
         panel = load_i64(op + A_PANELS) + thread * load_i64(op + A_PANELS_STRIDE)

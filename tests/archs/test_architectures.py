@@ -23,7 +23,7 @@ DEEP = 40
 
 
 def tokens_of(name: str) -> list[int]:
-    return np.random.default_rng(0).integers(3, 290, TINY_ARCHITECTURES[name].tokens).tolist()
+    return [int(token) for token in np.random.default_rng(0).integers(3, 290, TINY_ARCHITECTURES[name].tokens)]
 
 
 def twin_logits(path: Path, tokens: list[int]) -> NDArray[np.float32]:

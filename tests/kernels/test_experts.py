@@ -332,7 +332,7 @@ def test_slots_are_in_order_of_experts_and_rows(data: st.DataObject) -> None:
     found = routed(logits.astype(np.float32), route_of(experts, used), threads=data.draw(st.integers(1, 3)))
     pairs = sorted((expert, row) for row in range(rows) for expert in found.chosen[row].tolist())
     assert [*zip(found.experts.tolist(), found.sources.tolist(), strict=True)] == pairs
-    firsts = {}
+    firsts: dict[int, int] = {}
     for slot, (expert, _) in enumerate(pairs):
         firsts.setdefault(expert, slot)
     assert found.active == list(firsts.items())

@@ -119,7 +119,7 @@ def test_the_integer_kernels_use_their_levels_dot_product(level: str, code: dict
         "neondot": "sdot",
     }[level]
     for kernel, instructions in code.items():
-        if kernel.startswith("linear_int8."):
+        if kernel.startswith(("linear_int8.", "experts_int8.")):
             assert any(instruction.mnemonic == wanted for instruction in instructions), kernel
 
 
@@ -127,9 +127,13 @@ def test_sums_of_products_are_fused_where_the_level_can(level: str, code: dict[s
     """And nowhere else: a compiler that fuses on its own would change results from version to version."""
     for kernel, instructions in code.items():
         fused = any("fmadd" in i.mnemonic or i.mnemonic in ("fmla", "fmadd") for i in instructions)
-        if level == "portable" or kernel.startswith(("embed.", "rope.", "convolution.", "conduct.", "pack.")):
+        if level == "portable" or kernel.startswith(
+            ("embed.", "rope.", "rowwise.add", "experts_rows.", "convolution.", "conduct.", "pack.")
+        ):
             assert not fused, kernel
-        elif kernel.startswith(("linear_", "attention.attention", "norms.", "rowwise.soft_cap")):
+        elif kernel.startswith(
+            ("linear_", "experts_int8.", "experts_float.", "attention.attention", "norms.", "rowwise.soft_cap")
+        ):
             assert fused, kernel
 
 

@@ -461,7 +461,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
 
 
 def tiny_architecture(
-    folder: Path, name: str, weight_type: str = "F32", *, without: str | None = None, **sizes: int
+    folder: Path, name: str, weight_type: str = "F32", *, without: str | None = None, **sizes: Any
 ) -> Path:
     """Write the model of that name; its path. `without` is a key to leave out, `sizes` are other than the row's."""
     row, vocabulary = replace(TINY_ARCHITECTURES[name], **sizes), tiny_vocabulary()
