@@ -16,13 +16,24 @@ NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURE
 # llama.cpp's GELU is a table of float16: 3e-8 nats were the most seen.
 GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "starcoder2"), 1e-6
 # Wide enough for Q4_K_M, whose blocks are of 256.
-WIDE: dict[str, Any] = {"width": 256, "heads": 8, "kv_heads": 4, "head_size": 32, "feed_forward": 256}
+WIDE: dict[str, Any] = dict(width=256, heads=8, kv_heads=4, head_size=32, feed_forward=256, expert_size=256)
 
 
 @pytest.mark.parametrize("weight_type", ["Q8_0", "Q4_K_M"])
 @pytest.mark.parametrize("name", NAMES)
 def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, name: str, weight_type: str) -> None:
-    plain = tiny_architecture(tmp_path, name, **WIDE)
+    check_quantized(tmp_path, name, weight_type)
+
+
+def test_experts_of_mxfp4_predict_what_llama_cpp_predicts(tmp_path: Path) -> None:
+    """As gpt-oss is published: everything else is of Q8_0."""
+    check_quantized(tmp_path, "gpt-oss", "MXFP4_MOE")
+
+
+def check_quantized(tmp_path: Path, name: str, weight_type: str) -> None:
+    row = TINY_ARCHITECTURES[name]
+    heads = {"kv_heads": 8} if row.kv_heads == row.heads else {}
+    plain = tiny_architecture(tmp_path, name, **WIDE | heads)
     path = requantize(plain, tmp_path / "quantized.gguf", weight_type)
-    bound = {"twin_bound": GELU_BOUND} if TINY_ARCHITECTURES[name].architecture in GELU else {}
-    check_predictions(path, tmp_path, **bound)
+    bound = {"twin_bound": GELU_BOUND} if row.architecture in GELU else {}
+    check_predictions(path, tmp_path, of_experts=row.experts > 0, **bound)

@@ -162,6 +162,16 @@ def divergences(
     return {name: Divergence(by_model[index], np.array(counts)) for index, name in enumerate(models)}
 
 
+def divergences_of_positions(
+    oracle: LogitsOf, models: Mapping[str, LogitsOf], prompts: Iterable[Sequence[int]]
+) -> dict[str, NDArray[np.float64]]:
+    """float64[positions of all prompts] of each model, in nats."""
+    parts = [
+        kl_divergence(expected, found) for _, (expected, *found) in _all_logits([oracle, *models.values()], prompts)
+    ]
+    return dict(zip(models, np.concatenate(parts, axis=1), strict=True))
+
+
 @dataclass(frozen=True)
 class Perplexity:
     value: float

@@ -38,6 +38,7 @@ _CONVOLUTION = "shortconv.conv:w,t shortconv.in_proj:i,w shortconv.out_proj:w,w 
 _ALWAYS_FLOAT = ("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_sinks", "shortconv.conv")
 
 _RMS = "attention.layer_norm_rms_epsilon"
+_EXPERT_SIZE = "expert_feed_forward_length"
 _LAYER_NORM = "attention.layer_norm_epsilon"
 
 
@@ -50,6 +51,7 @@ class TinyArchitecture:
     experts  for each of `expert_size` features
     unseen   a key that changes nothing, as llama.cpp has it
     context  the most that our engine runs it with
+    seed     of the weights: one with which no position is near being sent to other experts than it is
     """
 
     architecture: str
@@ -70,6 +72,7 @@ class TinyArchitecture:
     last_norm: str = "output_norm"
     unseen: str = ""
     context: int = 512
+    seed: int = 0
 
     def metadata(self) -> dict[str, Any]:
         keys = {
@@ -84,6 +87,12 @@ class TinyArchitecture:
         if self.head_size * self.heads != self.width:
             keys |= {"attention.key_length": self.head_size, "attention.value_length": self.head_size}
         keys |= self.keys
+        if _EXPERT_SIZE in keys:
+            keys[_EXPERT_SIZE] = self.expert_size
+        if "shortconv" in self.layer:  # such layers have no heads
+            keys["attention.head_count_kv"] = [
+                0 if "shortconv" in self.names_of(layer) else self.kv_heads for layer in range(self.layers)
+            ]
         metadata = {
             "general.architecture": self.architecture,
             "general.name": "tiny",  # by the name of Phi-3, llama.cpp changes tokens that this vocabulary lacks
@@ -91,13 +100,16 @@ class TinyArchitecture:
         }
         return metadata | {f"{self.architecture}.{key}": value for key, value in keys.items()}
 
+    def names_of(self, layer: int) -> str:
+        return self.others.get(layer, self.layer)
+
     def tensors(self, weight_type: str, vocabulary_size: int) -> dict[str, Tensor]:
         sizes = self._sizes(vocabulary_size)
-        random = np.random.default_rng(0)
+        random = np.random.default_rng(self.seed)
         weights = RandomWeights(random, weight_type)
         names = f"token_embd:v,w {self.last_norm}:w {self.once}".split()
         for layer in range(self.layers):
-            names += [f"blk.{layer}.{name}" for name in self.others.get(layer, self.layer).split()]
+            names += [f"blk.{layer}.{name}" for name in self.names_of(layer).split()]
         made: dict[str, Tensor] = {}
         for name, _, letters in (name.partition(":") for name in names):
             shape = [sizes[letter] for letter in letters.split(",")]
@@ -141,7 +153,7 @@ _YARN = {
     "rope.scaling.original_context_length": 128,
     "rope.freq_base": 1e6,
 }
-_OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32}
+_OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, _EXPERT_SIZE: 0}  # the size is filled in
 _LONG = "rope_factors_long:r rope_factors_short:r"
 
 TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
@@ -335,7 +347,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
     "qwen2moe": TinyArchitecture(
         "qwen2moe",
         _NORMS + _ATTENTION + _BIASES + _EXPERTS + _SHARED + "ffn_gate_inp_shexp:w",
-        _OF_EXPERTS | {"expert_shared_feed_forward_length": 48, "rope.freq_base": 1e6},
+        _OF_EXPERTS | {"expert_shared_feed_forward_length": 64, "rope.freq_base": 1e6},
         once="output:v,w",
         feed_forward=144,
         experts=8,
@@ -346,6 +358,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         {"expert_count": 8, "expert_used_count": 3},
         once="output:v,w",
         experts=8,
+        seed=8,
     ),
     "granitemoe": TinyArchitecture(
         "granitemoe",
@@ -367,7 +380,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         {
             "expert_count": 8,
             "expert_used_count": 3,
-            "expert_shared_feed_forward_length": 48,
+            "expert_shared_feed_forward_length": 64,
             "logit_scale": 4.0,
             "residual_scale": 0.5,
         },
@@ -387,6 +400,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         head_size=32,
         tokens=300,
         experts=8,
+        seed=10,
     ),
     "olmoe": TinyArchitecture(
         "olmoe",
@@ -405,12 +419,13 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         layers=3,
         kv_heads=4,
         experts=8,
+        seed=11,
         others={0: _LLAMA},
     ),
     "lfm2": TinyArchitecture(
         "lfm2",
         _NORMS + _CONVOLUTION + _GATED,
-        {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 0, 2, 0, 2], "rope.freq_base": 1e6},
+        {"shortconv.l_cache": 3, "rope.freq_base": 1e6},
         layers=5,
         others=dict.fromkeys((2, 4), _LLAMA + _HEAD_NORMS),
         last_norm="token_embd_norm",
@@ -418,7 +433,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
     "lfm2 window": TinyArchitecture(
         "lfm2",
         _NORMS + _CONVOLUTION + _GATED,
-        {"shortconv.l_cache": 4, "attention.head_count_kv": [0, 2, 0, 2], "attention.sliding_window": 24},
+        {"shortconv.l_cache": 4, "attention.sliding_window": 24},
         layers=4,
         tokens=200,
         others=dict.fromkeys((1, 3), _LLAMA + _HEAD_NORMS),
@@ -430,12 +445,12 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         _OF_EXPERTS
         | {
             "shortconv.l_cache": 3,
-            "attention.head_count_kv": [0, 0, 2, 0],
             "leading_dense_block_count": 1,
             "expert_gating_func": 2,
         },
         layers=4,
         experts=8,
+        seed=10,
         others={
             0: _NORMS + _CONVOLUTION + _GATED,
             2: _NORMS + _ATTENTION + _HEAD_NORMS + _EXPERTS + "exp_probs_b.bias:e",
