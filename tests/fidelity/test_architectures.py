@@ -16,7 +16,14 @@ NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURE
 # llama.cpp's GELU is a table of float16: 3e-8 nats were the most seen.
 GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "starcoder2"), 1e-6
 # Wide enough for Q4_K_M, whose blocks are of 256.
-WIDE: dict[str, Any] = dict(width=256, heads=8, kv_heads=4, head_size=32, feed_forward=256, expert_size=256)
+WIDE: dict[str, Any] = {
+    "width": 256,
+    "heads": 8,
+    "kv_heads": 4,
+    "head_size": 32,
+    "feed_forward": 256,
+    "expert_size": 256,
+}
 
 
 @pytest.mark.parametrize("weight_type", ["Q8_0", "Q4_K_M"])
