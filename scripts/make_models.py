@@ -1,71 +1,152 @@
 #!/usr/bin/env python3
-"""Models to measure with: the shape of Llama 3.2 1B, random weights, one file for each weight type.
+"""Models to measure with: shapes that people run, random weights, one file for each weight type.
 
-    scripts/make_models.py FOLDER [TYPE ...]        Q4_0 Q4_K_M Q8_0 Q5_K_M Q6_K IQ4_XS MXFP4 ...; about a minute each
+    scripts/make_models.py FOLDER [TYPE ...]                   Llama 3.2 1B: Q4_0 Q4_K_M Q8_0 Q5_K_M Q6_K IQ4_XS MXFP4
+    scripts/make_models.py FOLDER Q4_K_M --shape gemma3-1b     another shape (see SHAPES); a minute or two each
 
 llama.cpp quantizes them from a file of Q8_0; MXFP4, which it writes for experts alone, is quantized by gguf-py. The
-vocabulary is Llama 3's, from llama-cpp-python's source distribution, which pip fetches.
+vocabularies are in llama-cpp-python's source distribution, which pip fetches.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from llmrun.gguf.reader import open_gguf  # noqa: E402
 from tests.support.downloads import LLAMA_CPP_FOLDER, llama_cpp_source  # noqa: E402
-from tests.support.gguf_files import Vocabulary, tiny_llama  # noqa: E402
+from tests.support.gguf_files import Tensor, write_gguf  # noqa: E402
 from tests.support.llama_cpp_oracle import requantize  # noqa: E402
+from tests.support.tiny_architectures import TINY_ARCHITECTURES, TinyArchitecture  # noqa: E402
 
 TYPES = ("Q4_0", "Q4_K_M", "Q8_0", "Q5_K_M", "Q6_K", "IQ4_XS", "MXFP4")
 SOURCE = "Q8_0"
 WRITTEN_HERE = (SOURCE, "MXFP4")
 
 
-def llama3_vocabulary() -> Vocabulary:
-    with open_gguf(llama_cpp_source() / LLAMA_CPP_FOLDER / "ggml-vocab-llama-bpe.gguf") as file:
-        return Vocabulary(
-            tuple(file.strings("tokenizer.ggml.tokens")),
-            tuple(file.integers("tokenizer.ggml.token_type").tolist()),
-            tuple(file.strings("tokenizer.ggml.merges")),
-            pre=file.string("tokenizer.ggml.pre"),
-            bos=file.integer("tokenizer.ggml.bos_token_id"),
-            eos=file.integer("tokenizer.ggml.eos_token_id"),
-        )
+def _shape(row: str, keys: dict[str, Any], **sizes: int) -> TinyArchitecture:
+    """A tiny architecture, grown up."""
+    tiny = TINY_ARCHITECTURES[row]
+    return replace(tiny, keys={**tiny.keys, **keys}, **sizes)  # type: ignore[arg-type]
 
 
-def write(path: Path, weight_type: str) -> Path:
-    return tiny_llama(
-        path,
-        weight_type=weight_type,
-        layers=16,
-        width=2048,
-        heads=32,
-        kv_heads=8,
-        feed_forward=8192,
-        context=8192,
-        vocabulary=llama3_vocabulary(),
-        rope_base=500_000.0,
-    )
+# (vocabulary, sizes) of each.
+SHAPES: dict[str, tuple[str, TinyArchitecture]] = {
+    "1b": (
+        "llama-bpe",
+        replace(
+            _shape("qwen3", {"rope.freq_base": 500_000.0, "context_length": 8192}, layers=16, width=2048, heads=32),
+            architecture="llama",
+            kv_heads=8,
+            head_size=64,
+            feed_forward=8192,
+            layer=TINY_ARCHITECTURES["smollm3"].layer,
+        ),
+    ),
+    "qwen3-0.6b": (
+        "qwen2",
+        _shape(
+            "qwen3",
+            {"context_length": 40960},
+            layers=28,
+            width=1024,
+            heads=16,
+            kv_heads=8,
+            head_size=128,
+            feed_forward=3072,
+        ),
+    ),
+    "gemma3-1b": (
+        "gemma-4",
+        _shape(
+            "gemma3",
+            {"context_length": 32768, "attention.sliding_window": 512},
+            layers=26,
+            width=1152,
+            heads=4,
+            kv_heads=1,
+            head_size=256,
+            feed_forward=6912,
+        ),
+    ),
+    "phi3-mini": (
+        "phi-3",
+        _shape(
+            "phi3",
+            {"context_length": 4096, "attention.sliding_window": 2047},
+            layers=32,
+            width=3072,
+            heads=32,
+            kv_heads=32,
+            head_size=96,
+            feed_forward=8192,
+        ),
+    ),
+    "moe-1b": (
+        "llama-bpe",
+        _shape(
+            "qwen3moe",
+            {"context_length": 8192, "expert_count": 32, "expert_used_count": 4, "expert_feed_forward_length": 512},
+            layers=16,
+            width=1024,
+            heads=16,
+            kv_heads=4,
+            head_size=64,
+            feed_forward=3072,
+            experts=32,
+            expert_size=512,
+        ),
+    ),
+}
+
+
+def vocabulary_of(name: str) -> dict[str, Any]:
+    """The metadata of one of llama.cpp's tokenizers."""
+    with open_gguf(llama_cpp_source() / LLAMA_CPP_FOLDER / f"ggml-vocab-{name}.gguf") as file:
+        return {
+            key: value if isinstance(value, str | bool | int | float | np.ndarray) else list(value)
+            for key, value in file.metadata.items()
+            if key.startswith("tokenizer.ggml.")
+        }
+
+
+def write(path: Path, shape: str, weight_type: str) -> Path:
+    """All layers have the same weights, which no measurement minds, and which takes little memory to write."""
+    vocabulary, row = SHAPES[shape]
+    tokenizer = vocabulary_of(vocabulary)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in replace(row, layers=1).tensors(weight_type, len(tokenizer["tokenizer.ggml.tokens"])).items():
+        kind, values = tensor[0], tensor[1]
+        assert isinstance(values, np.ndarray)
+        raw = gguf.quants.quantize(np.ascontiguousarray(values), gguf.GGMLQuantizationType[kind]).tobytes()
+        names = [name.replace("blk.0.", f"blk.{layer}.") for layer in range(row.layers)]
+        tensors |= dict.fromkeys(names, (kind, raw, values.shape))
+    return write_gguf(path, row.metadata() | tokenizer, tensors)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("types", nargs="*")
+    parser.add_argument("--shape", choices=SHAPES, default="1b")
     options = parser.parse_args()
     for weight_type in dict.fromkeys((SOURCE, *(options.types or TYPES))):
-        target = options.folder / f"1b-{weight_type}.gguf"
+        target = options.folder / f"{options.shape}-{weight_type}.gguf"
         if not target.exists():
             part = target.with_suffix(".part")
             if weight_type in WRITTEN_HERE:
-                write(part, weight_type)
+                write(part, options.shape, weight_type)
             else:
-                requantize(options.folder / f"1b-{SOURCE}.gguf", part, weight_type)
+                requantize(options.folder / f"{options.shape}-{SOURCE}.gguf", part, weight_type)
             part.rename(target)
         print(target, flush=True)
 

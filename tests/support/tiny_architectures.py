@@ -75,7 +75,7 @@ class TinyArchitecture:
     seed: int = 0
 
     def metadata(self) -> dict[str, Any]:
-        keys = {
+        keys: dict[str, Any] = {
             "context_length": 512,
             "embedding_length": self.width,
             "block_count": self.layers,
