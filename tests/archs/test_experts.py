@@ -7,25 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from llmrun.archs.registry import architecture_of
 from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
-from llmrun.gguf.reader import open_gguf
+from llmrun.kernels import reference
+from llmrun.kernels.curves import sigmoid_reference
+from llmrun.kernels.experts import routed_reference
 from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import Attention, Convolve, ExpertLinear, Gating, Route
+from tests.support.fidelity import plan_of
 from tests.support.gguf_files import Tensor
-from tests.support.tiny_architectures import tiny_architecture
+from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 from tests.support.tiny_models import Change, changed_copy
 
 
-def planned(path: Path) -> Plan:
-    with open_gguf(path) as file:
-        architecture = architecture_of(file)
-        return architecture.plan(file, architecture.check(file))
-
-
 def changed(folder: Path, name: str, change: Change) -> Plan:
-    return planned(changed_copy(tiny_architecture(folder, name), folder / "changed.gguf", change))
+    return plan_of(changed_copy(tiny_architecture(folder, name), folder / "changed.gguf", change))
 
 
 def with_metadata(**values: Any) -> Change:
@@ -106,7 +103,7 @@ def test_a_convolution_of_no_or_absurdly_many_taps_is_refused(tmp_path: Path, ta
 
 def test_a_plan_sends_rows_as_the_file_says(tmp_path: Path) -> None:
     routes = {
-        name: next(op for op in planned(tiny_architecture(tmp_path, name)).ops if isinstance(op, Route))
+        name: next(op for op in plan_of(tiny_architecture(tmp_path, name)).ops if isinstance(op, Route))
         for name in ("llama Mixtral", "qwen2moe", "gpt-oss", "granitemoe", "deepseek", "lfm2moe")
     }
     seen = {
@@ -125,15 +122,35 @@ def test_a_plan_sends_rows_as_the_file_says(tmp_path: Path) -> None:
 
 
 def test_layers_before_the_first_with_experts_have_none(tmp_path: Path) -> None:
-    plan = planned(tiny_architecture(tmp_path, "deepseek"))
+    plan = plan_of(tiny_architecture(tmp_path, "deepseek"))
     assert sum(isinstance(op, Route) for op in plan.ops) == 2
     assert sum(isinstance(op, ExpertLinear) for op in plan.ops) == 6
     assert sum(isinstance(op, Attention) for op in plan.ops) == 3
 
 
 def test_only_layers_with_heads_of_keys_are_attention(tmp_path: Path) -> None:
-    plan = planned(tiny_architecture(tmp_path, "lfm2"))
+    plan = plan_of(tiny_architecture(tmp_path, "lfm2"))
     kinds = [type(op) for op in plan.ops if isinstance(op, Attention | Convolve)]
     assert kinds == [Convolve, Convolve, Attention, Convolve, Attention]
     assert [group.layers for group in plan.groups] == [3, 2]
     assert plan.windows == [3, 0]
+
+
+@pytest.mark.parametrize("name", [name for name, row in TINY_ARCHITECTURES.items() if row.experts])
+def test_no_position_of_a_tiny_model_is_near_other_experts(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or float16 keys would send it there, and the walks that compare logits would fail with nothing wrong: by 5e-4 of
+    probability, where those that were sent elsewhere had been within 2e-4. A new row needs a `seed` that does."""
+    margins = []
+
+    def routed(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        ranked = logits if op.gating is not Gating.SIGMOID else sigmoid_reference(logits)
+        ranked = -np.sort(-(ranked if op.selection_bias is None else ranked + op.selection_bias), axis=1)
+        margins.append((ranked[:, op.routing.used - 1] - ranked[:, op.routing.used]).min())
+        return routed_reference(logits, op)
+
+    monkeypatch.setattr(reference, "routed_reference", routed)
+    tokens = np.random.default_rng(0).integers(3, 290, TINY_ARCHITECTURES[name].tokens)
+    reference.exact(plan_of(tiny_architecture(tmp_path, name)), tokens.astype(np.int32))
+    assert min(margins) > 5e-4

@@ -351,6 +351,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         once="output:v,w",
         feed_forward=144,
         experts=8,
+        seed=1,
     ),
     "qwen2moe sizes by feed-forward": TinyArchitecture(
         "qwen2moe",
