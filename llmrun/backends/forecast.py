@@ -103,8 +103,8 @@ def _linear_seconds(op: ops.Linear, speeds: Speeds, kv_type: str, step: StepShap
 
 
 def _expert_linear_seconds(op: ops.ExpertLinear, speeds: Speeds, kv_type: str, step: StepShape) -> float:
-    """Few rows are at each expert, and work on them does not hide the reading: 719 MB of experts for 64, 128, 256 and 512
-    rows took 23, 35, 58 and 100 ms where the sum is 29, 38, 56 and 92."""
+    """Few rows are at each expert, and work on them does not hide the reading: 719 MB of experts for 64, 128, 256 and
+    512 rows took 23, 35, 58 and 100 ms where the sum is 29, 38, 56 and 92."""
     needs = needs_of(op, kv_type, step)
     speed = speeds.linear(op.weight.packed)
     multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)

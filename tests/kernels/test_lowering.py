@@ -258,7 +258,7 @@ def test_a_missing_barrier_among_experts_would_be_seen(one_row: bool) -> None:
 
 
 def test_a_layer_of_experts_takes_four_barriers_in_a_step_of_one_row() -> None:
-    """After the router; gate and up; down; what they add up to. Two more here for what stands for attention, and two for
+    """After the router; gate and up; down; what they add up to. Two more here for what stands for attention, two for
     embedding and output."""
     assert count_barriers(lowered_plan(experts_plan(4)), one_row=True) == (2 + 4) * 4 + 2
 
