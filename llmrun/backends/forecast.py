@@ -11,6 +11,7 @@ import numpy as np
 
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.needs import StepShape, needs_of
+from llmrun.kernels.op_speeds import WIDTHS
 
 if TYPE_CHECKING:
     from llmrun.backends.speeds import Speeds
@@ -72,7 +73,7 @@ def _op_seconds(op: ops.Op, speeds: Speeds, kv_type: str, step: StepShape) -> fl
         case ops.Gated() | ops.Activate():
             return _row_seconds("swiglu", op.out, speeds, step)
         case ops.SoftCap():
-            return _row_seconds("swiglu", op.x, speeds, step)
+            return _shared_row_seconds("swiglu", op.x, speeds, step)
         case ops.Route():
             return _row_seconds("swiglu", op.logits, speeds, step)
         case ops.ExpertLinear():
@@ -90,6 +91,11 @@ def _op_seconds(op: ops.Op, speeds: Speeds, kv_type: str, step: StepShape) -> fl
 def _row_seconds(name: str, value: ops.Value, speeds: Speeds, step: StepShape) -> float:
     rows = step.of(value)
     return speeds.rows(name).seconds(rows, value.width) if rows else 0.0
+
+
+def _shared_row_seconds(name: str, value: ops.Value, speeds: Speeds, step: StepShape) -> float:
+    """Of rows so wide that the threads share even one: a feature takes what it takes in many rows."""
+    return step.of(value) * value.width * speeds.rows(name).many[-1] / WIDTHS[-1]
 
 
 def _linear_seconds(op: ops.Linear, speeds: Speeds, kv_type: str, step: StepShape) -> float:

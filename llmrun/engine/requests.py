@@ -15,7 +15,7 @@ from llmrun.types import FinishReason, SamplingParams, Timings, TokenLogprob
 class ChatPrompt:
     """A conversation, written out by the model's chat template.
 
-    messages  dicts as OpenAI's API has them: at least `role` and `content`
+    messages  dicts as OpenAI's API has them: at least `role` and `content`; past thinking as `reasoning_content`
     tools     JSON schemas the template may show to the model, or None
     add_generation_prompt  False only when the last message is an answer to be continued
     template_kwargs  extra variables for the template (`enable_thinking`, ...)

@@ -18,6 +18,7 @@ from jinja2.exceptions import TemplateSyntaxError
 from llmrun.engine.templating.budget import Budget, OverBudget
 from llmrun.engine.templating.environment import ChatSandbox
 from llmrun.engine.templating.globals import ConversationRefused
+from llmrun.engine.templating.mentions import Mentions, mentions
 from llmrun.engine.templating.source import compile_source
 from llmrun.engine.templating.values import measure
 from llmrun.errors import TemplateRefused
@@ -54,6 +55,14 @@ def render(source: str, name: str, variables: Mapping[str, Any]) -> str:
             template.root_render_func.__globals__.clear()
         if sandbox is not None:
             sandbox.close()
+
+
+def thinking_mentions(source: str) -> Mentions:
+    """What a template's source says of thinking, without running it. Raises TemplateRefused for what is no template."""
+    try:
+        return mentions(_COMPILER, source)
+    except Exception as error:
+        raise TemplateRefused(f"chat template failed: {_place(error, None)}{_one_line(error)}") from error
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,11 @@
-"""A conversation becomes one text: which chat template, with which variables, and what stays mere text in it."""
+"""A conversation becomes one text: which chat template, with which variables, and what stays mere text in it.
+
+The variables are those `transformers` gives, and an answer to be continued is cut where `transformers` cuts it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
 
 _KEY = "tokenizer.chat_template"
 _TOOL_KEY = "tokenizer.chat_template.tool_use"  # a second template that some files bring for conversations with tools
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # names for past thinking that programs send
+# At the end of an answer to be continued; its space tells whether the template trims. The mark is that of
+# `transformers`, which a template may know (LFM2.5's does).
+_GOES_ON = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +43,9 @@ class ChatTemplate:
         """The conversation as text for `tokenizer.encode_rendered`.
 
         Every string of messages, tools and template_kwargs is protected, so that only the template's own words can
-        become control tokens. Raises TemplateRefused for all that can go wrong in a template, and UsageError when
-        template_kwargs sets what is set here.
+        become control tokens. An answer to be continued ends the text: nothing comes after its last word. Raises
+        TemplateRefused for all that can go wrong in a template, and UsageError when template_kwargs sets what is set
+        here.
         """
         from llmrun.engine.sandbox import render  # see prepare_rendering
 
@@ -47,7 +55,7 @@ class ChatTemplate:
             "eos_token": _spelled(tokenizer, tokenizer.eos_id),
         }
         try:
-            variables["messages"] = _protected([*prompt.messages], tokenizer)
+            variables["messages"] = messages = _with_reasoning(_protected([*prompt.messages], tokenizer))
             variables["tools"] = _protected([*prompt.tools], tokenizer) if prompt.tools else None
             extra = _protected(prompt.template_kwargs, tokenizer)
         except RecursionError as error:
@@ -56,7 +64,17 @@ class ChatTemplate:
             if name in variables:
                 raise UsageError(f"not for the template's extra variables: {name}: it is set from the conversation")
         source = self.tool_source if prompt.tools and self.tool_source else self.source
-        return render(source, self.name, {**extra, **variables})
+        continued = _mark_continued(messages) if not prompt.add_generation_prompt else None
+        text = render(source, self.name, {"documents": None, **extra, **variables})
+        return text if continued is None else self._cut(text, continued)
+
+    def _cut(self, text: str, continued: str) -> str:
+        """The text up to the end of the answer to be continued."""
+        end = text.rfind(_GOES_ON.rstrip())
+        if end < 0 or continued.strip() not in text:
+            raise TemplateRefused(f"chat template leaves out some of the answer to be continued: {self.name}")
+        trims = not text.startswith(_GOES_ON, end)
+        return text[:end].rstrip() if trims else text[:end]
 
 
 def prepare_rendering() -> None:
@@ -79,6 +97,36 @@ def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) ->
         return ChatTemplate(own, "model", _KEY, info.metadata.get(_TOOL_KEY))
     family = family_of(info, tokenizer)
     return ChatTemplate(family.source, "fallback", family.name) if family else None
+
+
+def _with_reasoning(messages: Sequence[Any]) -> list[Any]:
+    """Past thinking under the name that most templates look for, and under that of gpt-oss, whatever it came as."""
+    named = []
+    for message in messages:
+        given = (message.get(key) for key in _REASONING_KEYS) if isinstance(message, dict) else ()
+        reasoning = next((text for text in given if text is not None), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        named.append(message)
+    return named
+
+
+def _mark_continued(messages: Sequence[Any]) -> str | None:
+    """Puts the mark at the end of a last message that is an answer; what that said before, or None."""
+    last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
+    if last.get("role") != "assistant":
+        return None
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _GOES_ON
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if not texts:
+        return None
+    said: str = texts[-1]["text"]
+    texts[-1]["text"] = said + _GOES_ON
+    return said
 
 
 def _spelled(tokenizer: Tokenizer, token: int | None) -> str:

@@ -1,9 +1,12 @@
 """Attention over the paged KV cache (kv_layout.py), in chunks of 128 positions.
 
-Within a chunk: all scores, their maximum, the exponentials and their sum, the weighted sum of the values. Chunks are
-then merged in order of position (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). In a step of one row
-the chunks are shared out among the threads and merged by `merge`; in a step of many rows whoever has a row merges them
-himself. Both do the same operations in the same order, so a result depends on nothing but the row's own positions.
+Within a chunk: all scores, their maximum, the exponentials and their sum, the weighted sum of the values
+(attention_chunk.py). Chunks are then merged in order of position (the online softmax of Milakov and Gimelshein,
+arXiv:1805.02867). In a step of one row the chunks are shared out among the threads and merged by `merge`; in a step of
+many rows whoever has a row merges them himself. Both do the same operations in the same order, and chunks begin at
+multiples of 128 wherever a window does, so a result depends on nothing but the row's own positions.
+
+A head's sink is what is known of it before its first chunk: a score of weight 1, whose value is 0.
 
 Heads that share keys and values (GQA), and rows that follow each other in a sequence, are computed as one tile: a key
 is converted to float32 once for all of them.
@@ -17,48 +20,73 @@ from typing import TYPE_CHECKING, Any
 from numba import types
 
 from llmrun.kernels import records, simd
+from llmrun.kernels.attention_chunk import (
+    A_KV_HEADS,
+    A_OUT,
+    A_OUT_STRIDE,
+    A_PARTIAL_STRIDE,
+    A_PARTIALS,
+    A_QUERY,
+    A_QUERY_STRIDE,
+    A_SCRATCH,
+    A_SCRATCH_BYTES,
+    A_SINKS,
+    A_TABLES,
+    A_WINDOW,
+    ARG,
+    LOWEST,
+    chunk_of_tile,
+)
 from llmrun.kernels.attention_layout import CHUNK, NARROW_TILE_QUERIES, TILE_QUERIES, state_floats
-from llmrun.kernels.attention_tiles import load_elements, load_half, scores, weighted_values
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.curves import soft_cap_reference
-from llmrun.kernels.kv_layout import BLOCK, GROUP, Q8_0, HeadLayout
 from llmrun.kernels.memory import hidden, load_f32, load_i32, load_i64, store_f32
-from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, claim, n_rows, private_row
+from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, block_tables, claim, n_rows, private_row
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ARG = records.OP_ARGS
-A_QUERY, A_QUERY_STRIDE, A_OUT, A_OUT_STRIDE, A_KV, A_BLOCK_BYTES, A_KV_HEADS, A_SCALE = (ARG + 8 * i for i in range(8))
-A_SCRATCH, A_SCRATCH_BYTES, A_PARTIALS, A_PARTIAL_STRIDE = (ARG + 8 * i for i in range(8, 12))
 M_PARTIALS, M_PARTIAL_STRIDE, M_OUT, M_OUT_STRIDE, M_HEADS, M_SCRATCH, M_SCRATCH_BYTES = (ARG + 8 * i for i in range(7))
-
-_LOWEST = -3.0e38
-
-# Loops over queries and features end at a `hidden` number: unrolled, this kernel was 88 KB and took 4.6 s to compile,
-# so it is 30 KB and takes 2.8, and is as fast (1.24B, 256 rows at 1,024: 132 to 143 ms unrolled, 124 to 150 so).
+M_WINDOW, M_SINKS = (ARG + 8 * i for i in range(7, 9))
 
 
 @kernel_family
 def attention(level: str, head_size: int, group: int, kv_type: str) -> Callable[..., None]:
-    """Causal attention of query heads in groups of `group` to a KV head.
+    """Causal attention of query heads in groups of `group` to a KV head."""
+    return _attention(level, head_size, group, kv_type, capped=False)
 
-    An item is a tile of heads, with a chunk of the one row or with a few rows.
-    """
+
+@kernel_family
+def capped_attention(level: str, head_size: int, group: int, kv_type: str) -> Callable[..., None]:
+    """The same with scores that are cap * tanh(score / cap)."""
+    return _attention(level, head_size, group, kv_type, capped=True)
+
+
+@inline_function
+def _first_chunk(length: Any, window: Any) -> Any:
+    """Of a row that sees the last `window` of `length` positions."""
+    return max(length - window, 0) // CHUNK
+
+
+@inline_function
+def _end_chunk(length: Any) -> Any:
+    return (length + CHUNK - 1) // CHUNK
+
+
+def _attention(level: str, head_size: int, group: int, kv_type: str, *, capped: bool) -> Callable[..., None]:
+    """An item is a tile of heads, with a chunk of the one row or with a few rows."""
     heads = _tile_heads(level, group)
     tile_rows = _tile_queries(level) // heads
     row_bytes = 4 * heads * head_size
     state_bytes = 4 * state_floats(head_size)
-    one_row = _all_chunks(level, head_size, heads, 1, kv_type)
-    many_rows = _all_chunks(level, head_size, heads, tile_rows, kv_type)
-    one_chunk = _chunk(level, head_size, heads, 1, kv_type)
+    one_row = _all_chunks(level, head_size, heads, 1, kv_type, capped=capped)
+    many_rows = _all_chunks(level, head_size, heads, tile_rows, kv_type, capped=capped)
+    one_chunk = chunk_of_tile(level, head_size, heads, 1, kv_type, capped=capped)
 
     @inline_function
-    def follow(step: Any, row: Any) -> Any:
+    def follow(tables: Any, positions: Any, row: Any) -> Any:
         """Whether the rows of a tile are positions of the same sequence, one after the other."""
-        tables = load_i64(step + records.STEP_TABLES)
-        positions = load_i64(step + records.STEP_POSITIONS)
         for index in range(row + 1, row + tile_rows):
             if load_i64(tables + 8 * index) != load_i64(tables + 8 * row):
                 return False
@@ -74,16 +102,18 @@ def attention(level: str, head_size: int, group: int, kv_type: str) -> Callable[
         out_stride = load_i64(op + A_OUT_STRIDE)
         query0 = load_i64(op + A_QUERY) + private_row(op, step, thread, PRIVATE_INPUT) * query_stride
         scratch = load_i64(op + A_SCRATCH) + thread * load_i64(op + A_SCRATCH_BYTES)
-        tables = load_i64(step + records.STEP_TABLES)
+        tables = block_tables(step, load_i64(op + A_TABLES))
         positions = load_i64(step + records.STEP_POSITIONS)
         item = claim(op)
         if rows == 1:
             length = load_i32(positions) + 1
-            while item < head_tiles * ((length + CHUNK - 1) // CHUNK):
+            first_chunk = _first_chunk(length, load_i64(op + A_WINDOW))
+            while item < head_tiles * (_end_chunk(length) - first_chunk):
                 tile = item % head_tiles
                 chunk = item // head_tiles
                 states = load_i64(op + A_PARTIALS) + chunk * load_i64(op + A_PARTIAL_STRIDE)
                 states += tile * heads * state_bytes
+                chunk += first_chunk
                 kv_head = tile * heads // group
                 one_chunk(op, query0 + tile * row_bytes, load_i64(tables), length, chunk, kv_head, scratch, states)
                 item = claim(op)
@@ -93,17 +123,17 @@ def attention(level: str, head_size: int, group: int, kv_type: str) -> Callable[
             # The last rows first: in a long prompt they have the most to do.
             first = (row_tiles - 1 - item // head_tiles) * tile_rows
             tile = item % head_tiles
-            kv_head = tile * heads // group
+            head = tile * heads
             query = query0 + first * query_stride + tile * row_bytes
             out = load_i64(op + A_OUT) + first * out_stride + tile * row_bytes
-            if first + tile_rows <= rows and follow(step, first):
+            if first + tile_rows <= rows and follow(tables, positions, first):
                 length = load_i32(positions + 4 * first) + 1
-                many_rows(op, query, out, load_i64(tables + 8 * first), length, kv_head, scratch)
+                many_rows(op, query, out, load_i64(tables + 8 * first), length, head, head // group, scratch)
             else:
                 for row in range(first, min(first + tile_rows, rows)):
                     table = load_i64(tables + 8 * row)
                     length = load_i32(positions + 4 * row) + 1
-                    one_row(op, query, out, table, length, kv_head, scratch)
+                    one_row(op, query, out, table, length, head, head // group, scratch)
                     query += query_stride
                     out += out_stride
             item = claim(op)
@@ -114,7 +144,7 @@ def attention(level: str, head_size: int, group: int, kv_type: str) -> Callable[
 @kernel_family
 def merge(level: str, head_size: int) -> Callable[..., None]:
     """After a step of one row: the chunks of every head, in order. Every thread does it for itself."""
-    clear, add, finish = _states(level, head_size)
+    begin, add, finish = _states(level, head_size)
     state_bytes = 4 * state_floats(head_size)
 
     @kernel
@@ -125,8 +155,8 @@ def merge(level: str, head_size: int) -> Callable[..., None]:
             length = load_i32(load_i64(step + records.STEP_POSITIONS)) + 1
             for head in range(load_i64(op + M_HEADS)):
                 state = load_i64(op + M_PARTIALS) + head * state_bytes
-                clear(scratch)
-                for _ in range((length + CHUNK - 1) // CHUNK):
+                begin(scratch, load_i64(op + M_SINKS), head)
+                for _ in range(_first_chunk(length, load_i64(op + M_WINDOW)), _end_chunk(length)):
                     add(scratch, state)
                     state += load_i64(op + M_PARTIAL_STRIDE)
                 finish(scratch, out + 4 * head * head_size)
@@ -144,17 +174,22 @@ def _tile_heads(level: str, group: int) -> int:
 
 
 def _states(level: str, head_size: int) -> tuple[Any, Any, Any]:
-    """(clear, add, finish): what is known of a query: weighted values [head size], largest score, sum of weights."""
+    """(begin, add, finish): what is known of a query: weighted values [head size], largest score, sum of weights."""
     operations = simd.Operations(level)
     fma, exp = operations.fma, operations.exp
     largest_at, sum_at = 4 * head_size, 4 * head_size + 4
 
     @inline_function
-    def clear(state: Any) -> Any:
+    def begin(state: Any, sinks: Any, head: Any) -> Any:
+        """`sinks`: address of all heads', 0: there are none."""
         for at in range(0, 4 * head_size, 64):
             simd.store_f32x16(state + at, simd.splat(types.float32(0)))
-        store_f32(state + largest_at, types.float32(_LOWEST))
-        store_f32(state + sum_at, types.float32(0))
+        if sinks != 0:
+            store_f32(state + largest_at, load_f32(sinks + 4 * head))
+            store_f32(state + sum_at, types.float32(1))
+        else:
+            store_f32(state + largest_at, types.float32(LOWEST))
+            store_f32(state + sum_at, types.float32(0))
 
     @inline_function
     def add(state: Any, later: Any) -> Any:
@@ -175,183 +210,36 @@ def _states(level: str, head_size: int) -> tuple[Any, Any, Any]:
         for at in range(0, 4 * head_size, 64):
             simd.store_f32x16(out + at, simd.multiply(simd.load_f32x16(state + at), inverse))
 
-    return clear, add, finish
+    return begin, add, finish
 
 
-def _all_chunks(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> Any:
+def _all_chunks(level: str, head_size: int, heads: int, rows: int, kv_type: str, *, capped: bool) -> Any:
     """Attention of `heads` x `rows` queries; `length` is that of the first row, the others are one longer each."""
-    chunk_of_tile = _chunk(level, head_size, heads, rows, kv_type)
-    clear, add, finish = _states(level, head_size)
+    one_chunk = chunk_of_tile(level, head_size, heads, rows, kv_type, capped=capped)
+    begin, add, finish = _states(level, head_size)
     queries = heads * rows
     state_bytes = 4 * state_floats(head_size)
 
     @inline_function
-    def all_chunks(op: Any, query: Any, out: Any, table: Any, length: Any, kv_head: Any, scratch: Any) -> Any:
+    def all_chunks(
+        op: Any, query: Any, out: Any, table: Any, length: Any, head: Any, kv_head: Any, scratch: Any
+    ) -> Any:
         later = scratch + 2 * 4 * queries * CHUNK
         states = later + queries * state_bytes
+        window = load_i64(op + A_WINDOW)
         for index in range(hidden(queries)):
-            clear(states + index * state_bytes)
-        for chunk in range((length + rows - 1 + CHUNK - 1) // CHUNK):
-            chunk_of_tile(op, query, table, length, chunk, kv_head, scratch, later)
+            begin(states + index * state_bytes, load_i64(op + A_SINKS), head + index % heads)
+        for chunk in range(_first_chunk(length, window), _end_chunk(length + rows - 1)):
+            one_chunk(op, query, table, length, chunk, kv_head, scratch, later)
             for index in range(hidden(queries)):
-                if chunk * CHUNK < length + index // heads:
+                row_length = length + index // heads
+                if _first_chunk(row_length, window) <= chunk < _end_chunk(row_length):
                     add(states + index * state_bytes, later + index * state_bytes)
         for index in range(hidden(queries)):
             to = out + index // heads * load_i64(op + A_OUT_STRIDE) + index % heads * 4 * head_size
             finish(states + index * state_bytes, to)
 
     return all_chunks
-
-
-def _chunk(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> Any:
-    """One chunk of positions for `heads` x `rows` queries: their states, and in `weights` float32[2, queries, CHUNK]:
-    the weights, and those times the scales of values."""
-    queries = heads * rows
-    state_bytes = 4 * state_floats(head_size)
-    layout = HeadLayout.of(kv_type, head_size)
-    head_bytes, values_at, scales_at = layout.n_bytes, layout.values, layout.key_scales
-    key_row_bytes = layout.element_bytes * BLOCK
-    group_size = GROUP if kv_type == Q8_0 else head_size
-    groups = -(-head_size // group_size)
-    scores_zero, scores_step, scores_store = scores(level, head_size, heads, rows, kv_type)
-    sum_of_values = _sum_of_values(level, head_size, queries, kv_type)
-    add_value = _add_value(level, head_size, kv_type)
-    soften = _soften(level)
-
-    @inline_function
-    def chunk_of_tile(
-        op: Any, query: Any, table: Any, length: Any, chunk: Any, kv_head: Any, weights: Any, states: Any
-    ) -> Any:
-        start = chunk * CHUNK
-        cache = load_i64(op + A_KV) + kv_head * head_bytes
-        block_bytes = load_i64(op + A_BLOCK_BYTES)
-        query_stride = load_i64(op + A_QUERY_STRIDE)
-        scale = load_f32(op + A_SCALE)
-        table += 4 * (start // BLOCK)
-        seen_by_last = min(CHUNK, length + rows - 1 - start)
-        for block in range((seen_by_last + BLOCK - 1) // BLOCK):
-            keys = cache + load_i32(table + 4 * block) * block_bytes
-            for group in range(groups):
-                tile = scores_zero()
-                for feature in range(group * group_size, hidden(min((group + 1) * group_size, head_size))):
-                    tile = scores_step(tile, keys + key_row_bytes * feature, query + 4 * feature, query_stride)
-                scores_store(tile, weights + 4 * BLOCK * block, scale, keys + scales_at + 2 * BLOCK * group, group)
-        for index in range(hidden(queries)):
-            seen = min(CHUNK, length + index // heads - start)
-            soften(weights + 4 * CHUNK * index, seen, states + index * state_bytes + 4 * head_size)
-        # Positions that the first row does not see are added for those that do: a weight of 0 would turn a NaN there
-        # into one here.
-        seen_by_all = min(CHUNK, length - start)
-        sum_of_values(cache + values_at, table, block_bytes, seen_by_all, weights, states)
-        for index in range(heads, hidden(queries)):
-            for position in range(max(seen_by_all, 0), min(CHUNK, length + index // heads - start)):
-                values = cache + values_at + load_i32(table + 4 * (position // BLOCK)) * block_bytes
-                weight = load_f32(weights + 4 * (CHUNK * index + position))
-                add_value(values, position % BLOCK, weight, states + index * state_bytes)
-
-    return chunk_of_tile
-
-
-def _soften(level: str) -> Any:
-    """Scores become weights: exponentials relative to the largest."""
-    exp = simd.Operations(level).exp
-
-    @inline_function
-    def soften(scores: Any, seen: Any, largest_and_sum: Any) -> Any:
-        lowest = types.float32(_LOWEST)
-        best = simd.splat(lowest)
-        for at in range(0, seen, simd.LANES):
-            score = simd.keep_first(simd.load_f32x16(scores + 4 * at), seen - at, lowest)
-            simd.store_f32x16(scores + 4 * at, score)
-            best = simd.maximum(score, best)
-        largest = simd.max_lanes(best)
-        total = simd.splat(types.float32(0))
-        for at in range(0, seen, simd.LANES):
-            weight = exp(simd.subtract(simd.load_f32x16(scores + 4 * at), simd.splat(largest)))
-            weight = simd.keep_first(weight, seen - at, types.float32(0))
-            simd.store_f32x16(scores + 4 * at, weight)
-            total = simd.add(total, weight)
-        store_f32(largest_and_sum, largest)
-        store_f32(largest_and_sum + 4, simd.sum_lanes(total))
-
-    return soften
-
-
-def _sum_of_values(level: str, head_size: int, queries: int, kv_type: str) -> Any:
-    """The first `seen` values of a chunk, weighted, for each query: two vectors of features, which is a group of q8_0,
-    at a time."""
-    tiles = {vectors: weighted_values(level, head_size, queries, vectors, kv_type) for vectors in (1, 2)}
-    zero, step, store = tiles[2]
-    last_zero, last_step, last_store = tiles[1]
-    times_scales = _times_scales(level, queries)
-    layout = HeadLayout.of(kv_type, head_size)
-    element_bytes, scales_at = layout.element_bytes, layout.value_scales - layout.values
-    pairs = head_size // GROUP
-    has_last = head_size % GROUP != 0
-    has_scales = kv_type == Q8_0
-
-    @inline_function
-    def sum_of_values(values: Any, table: Any, block_bytes: Any, seen: Any, weights: Any, states: Any) -> Any:
-        factors = weights
-        for pair in range(pairs):
-            if has_scales:
-                factors = times_scales(weights, values + scales_at + 2 * BLOCK * pair, table, block_bytes, seen)
-            tile = zero()
-            for position in range(seen):
-                block = load_i32(table + 4 * (position // BLOCK)) * block_bytes
-                value = values + block + element_bytes * (head_size * (position % BLOCK) + GROUP * pair)
-                tile = step(tile, value, factors + 4 * position)
-            store(tile, states + 128 * pair)
-        if has_last:
-            if has_scales:
-                factors = times_scales(weights, values + scales_at + 2 * BLOCK * pairs, table, block_bytes, seen)
-            last = last_zero()
-            for position in range(seen):
-                block = load_i32(table + 4 * (position // BLOCK)) * block_bytes
-                value = values + block + element_bytes * (head_size * (position % BLOCK) + GROUP * pairs)
-                last = last_step(last, value, factors + 4 * position)
-            last_store(last, states + 128 * pairs)
-
-    return sum_of_values
-
-
-def _times_scales(level: str, queries: int) -> Any:
-    load_f16x16 = simd.Operations(level).load_f16x16
-
-    @inline_function
-    def times_scales(weights: Any, scales: Any, table: Any, block_bytes: Any, seen: Any) -> Any:
-        """The weights of the first `seen` positions times the scales of a group; returns their address."""
-        products = weights + 4 * queries * CHUNK
-        for at in range(0, seen, simd.LANES):
-            block = load_i32(table + 4 * (at // BLOCK)) * block_bytes
-            scale = load_f16x16(scales + block + 2 * (at % BLOCK))
-            for index in range(0, 4 * queries * CHUNK, 4 * CHUNK):
-                weight = simd.load_f32x16(weights + index + 4 * at)
-                simd.store_f32x16(products + index + 4 * at, simd.multiply(weight, scale))
-        return products
-
-    return times_scales
-
-
-def _add_value(level: str, head_size: int, kv_type: str) -> Any:
-    """One value, weighted, onto a state: the operations of `sum_of_values` on one position and one query."""
-    fma = simd.Operations(level).fma
-    load_value, load_scale = load_elements(level, kv_type), load_half(level)
-    layout = HeadLayout.of(kv_type, head_size)
-    element_bytes, scales_at = layout.element_bytes, layout.value_scales - layout.values
-    has_scales = kv_type == Q8_0
-
-    @inline_function
-    def add_value(values: Any, slot: Any, weight: Any, state: Any) -> Any:
-        for feature in range(0, head_size, simd.LANES):
-            factor = weight
-            if has_scales:
-                factor = weight * load_scale(values + scales_at + 2 * (BLOCK * (feature // GROUP) + slot))
-            value = load_value(values + element_bytes * (head_size * slot + feature))
-            at = state + 4 * feature
-            simd.store_f32x16(at, fma(simd.splat(factor), value, simd.load_f32x16(at)))
-
-    return add_value
 
 
 def attention_reference(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 CHUNK: Final = 128  # positions whose scores are weighed at once
+SEES_ALL: Final = 1 << 40  # positions in the window of a row that has none: more than there are
 
 # Queries of a tile, whose accumulators are two vectors each: 16 of 32 registers. Where a vector takes two registers of
 # 16, two queries take half of them.

@@ -1,7 +1,7 @@
 """Tiles of accumulators for attention: scores of 32 positions, and weighted sums of values, for several queries.
 
-Each comes as (zero, step, store). A key or value is converted to float32 once for all queries of a tile; the scales of
-q8_0 are left for later: those of keys multiply the sums of a group's products, those of values the weights.
+Each comes as (zero or load, step, store). A key or value is converted to float32 once for all queries of a tile; the
+scales of q8_0 are left for later: those of keys multiply the sums of a group's products, those of values the weights.
 """
 
 from __future__ import annotations
@@ -134,9 +134,23 @@ def scores(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> t
 
 
 def weighted_values(level: str, head_size: int, queries: int, vectors: int, kv_type: str) -> tuple[Any, Any, Any]:
-    """(zero, step, store) for the weighted sum of values: `vectors` of features for each query."""
+    """(load, step, store) for the weighted sum of values: `vectors` of features for each query, onto its state."""
     tile = simd.tile_type(vectors * queries)
     word = types.int64
+    places = [
+        4 * state_floats(head_size) * query + 64 * vector for query in range(queries) for vector in range(vectors)
+    ]
+
+    @intrinsic
+    def load(typingctx: Any, states: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators = ir.Constant(tile.llvm_type, ir.Undefined)
+            for index, place in enumerate(places):
+                sums = simd.emit_load(builder, simd.emit_offset(builder, args[0], place), simd.F32X16, 4)
+                accumulators = builder.insert_value(accumulators, sums, index)
+            return accumulators
+
+        return tile(word), codegen
 
     @intrinsic
     def step(typingctx: Any, tile_now: Any, value: Any, weights: Any) -> Any:
@@ -160,12 +174,11 @@ def weighted_values(level: str, head_size: int, queries: int, vectors: int, kv_t
     def store(typingctx: Any, tile_now: Any, states: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, states = args
-            for index in range(vectors * queries):
-                shift = 4 * state_floats(head_size) * (index // vectors) + 64 * (index % vectors)
-                at = simd.emit_offset(builder, states, shift)
+            for index, place in enumerate(places):
+                at = simd.emit_offset(builder, states, place)
                 simd.emit_store(builder, at, builder.extract_value(accumulators, index), 4)
             return context.get_dummy_value()
 
         return types.void(tile, word), codegen
 
-    return _zero(vectors * queries), step, store
+    return load, step, store

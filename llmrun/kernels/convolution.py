@@ -15,27 +15,30 @@ from llmrun.kernels import records, simd
 from llmrun.kernels.compiler import inline_function, kernel
 from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.memory import load_i32, load_i64
-from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
+from llmrun.kernels.work import (
+    PRIVATE_INPUT,
+    PRIVATE_OUTPUT,
+    block_tables,
+    first_item,
+    n_rows,
+    next_item,
+    private_row,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 ARG = records.OP_ARGS
-# TABLE: which of the step's rows of block tables; WIDTH: features, a whole number of vectors; WEIGHT: [taps, features].
-A_X, A_X_STRIDE, A_CACHE, A_BLOCK_BYTES, A_TABLE, A_WIDTH = (ARG + 8 * i for i in range(6))
+# TABLES: number of the window whose block tables are read; WIDTH: of a row, a whole number of vectors; WEIGHT: [taps,
+# features].
+A_X, A_X_STRIDE, A_CACHE, A_BLOCK_BYTES, A_TABLES, A_WIDTH = (ARG + 8 * i for i in range(6))
 A_Y, A_Y_STRIDE, A_WEIGHT, A_TAPS = (ARG + 8 * i for i in range(6, 10))
 
 
 @inline_function
 def _input(op: Any, step: Any, thread: Any, row: Any) -> Any:
     return load_i64(op + A_X) + (row + private_row(op, step, thread, PRIVATE_INPUT)) * load_i64(op + A_X_STRIDE)
-
-
-@inline_function
-def _block_table(op: Any, step: Any, row: Any) -> Any:
-    tables = load_i64(step + records.STEP_TABLES)
-    return load_i64(tables + 8 * (load_i64(op + A_TABLE) * load_i64(step + records.STEP_ROWS) + row))
 
 
 @inline_function
@@ -54,7 +57,7 @@ def keep(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     while row < rows:
         b = _input(op, step, thread, row)
         position = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row)
-        kept = _kept(op, _block_table(op, step, row), position)
+        kept = _kept(op, load_i64(block_tables(step, load_i64(op + A_TABLES)) + 8 * row), position)
         for at in range(0, part, 64):
             y = simd.load_f32x16(b + 2 * part + at)
             simd.store_f32x16(kept + at, simd.multiply(simd.load_f32x16(b + at), y))
@@ -73,7 +76,7 @@ def convolve(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     while row < rows:
         c = _input(op, step, thread, row) + part
         y = y0 + row * y_stride
-        table = _block_table(op, step, row)
+        table = load_i64(block_tables(step, load_i64(op + A_TABLES)) + 8 * row)
         first = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row) - taps + 1
         for at in range(0, part, 64):
             simd.store_f32x16(y + at, simd.splat(types.float32(0)))

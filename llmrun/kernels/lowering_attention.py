@@ -7,43 +7,57 @@ from typing import TYPE_CHECKING
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
-from llmrun.kernels.attention_layout import CHUNK, scratch_bytes, state_floats
+from llmrun.kernels.attention_layout import CHUNK, SEES_ALL, scratch_bytes, state_floats
 from llmrun.kernels.kv_layout import BLOCK
-from llmrun.kernels.lowering_base import FLOAT, REPLICATED_OUTPUT, float_word
+from llmrun.kernels.lowering_base import FLOAT, REPLICATED_OUTPUT, float_word, private_inputs
+from llmrun.kernels.rotations import Pairing
 from llmrun.kernels.store import KernelName
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from llmrun.kernels.lowering_base import Lowering
+    from llmrun.kernels.rotations import Rope
 
 
 def rope_store(work: Lowering, op: ops.RopeStore) -> None:
     shape = _shape(op.place)
-    assert op.rope == 0
-    assert len(work.plan.ropes) == 1
     q, k, v = (work.buffers[value] for value in (op.q, op.k, op.v))
     out = work.place(op.out, private=True)
     words = [q.address, q.stride, k.address, k.stride, v.address, v.stride, out.address, out.stride]
     scratch, scratch_stride, *_ = _memory(work, op.place)
-    words += [*work.cache_of(op.place), shape.heads, shape.kv_heads, work.plan.ropes[op.rope].pairs]
-    words += [scratch, scratch_stride]
+    words += [*work.cache_of(op.place), shape.heads, shape.kv_heads, scratch, scratch_stride]
+    words += [work.tables_of(op.place), *rotation_words(work.plan.ropes, op.rope)]
     kernel = KernelName.of("rope", "rope_store", head_size=shape.head_size, kv_type=work.kv_type)
-    work.emit(kernel, op.out, REPLICATED_OUTPUT, words)
+    work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(q, k, v), words)
+
+
+def rotation_words(ropes: Sequence[Rope], number: int | None) -> list[int]:
+    """Of rope_store: pairs, and where they and their rotations are."""
+    if number is None:
+        return [0] * 5
+    rope = ropes[number]
+    before = sum(other.pairs for other in ropes[:number])
+    row_bytes = 2 * FLOAT * sum(other.pairs for other in ropes)
+    step, gap = (2 * FLOAT, FLOAT) if rope.pairing is Pairing.ADJACENT else (FLOAT, FLOAT * rope.pairs)
+    return [rope.pairs, 2 * FLOAT * before, row_bytes, step, gap]
 
 
 def attention(work: Lowering, op: ops.Attention) -> None:
     """The merge writes each thread's copy of the one row; of many rows, attention itself writes each once."""
     shape = _shape(op.place)
-    assert op.sinks is None
-    assert not shape.window
-    assert not op.soft_cap
     q, out = work.buffers[op.q], work.place(op.out, private=True)
     scratch, scratch_stride, partials, chunk_stride = _memory(work, op.place)
+    window = shape.window or SEES_ALL
+    sinks = 0 if op.sinks is None else work.kept_vector(op.sinks)
     words = [q.address, q.stride, out.address, out.stride, *work.cache_of(op.place)]
     words += [shape.kv_heads, float_word(op.scale), scratch, scratch_stride, partials, chunk_stride]
+    words += [work.tables_of(op.place), window, sinks, float_word(op.soft_cap)]
     sizes = {"head_size": shape.head_size, "group": shape.heads // shape.kv_heads}
-    kernel = KernelName.of("attention", "attention", **sizes, kv_type=work.kv_type)
+    function = "capped_attention" if op.soft_cap else "attention"
+    kernel = KernelName.of("attention", function, **sizes, kv_type=work.kv_type)
     work.emit(kernel, op.out, records.FLAG_PRIVATE_INPUT, words)
-    words = [partials, chunk_stride, out.address, out.stride, shape.heads, scratch, scratch_stride]
+    words = [partials, chunk_stride, out.address, out.stride, shape.heads, scratch, scratch_stride, window, sinks]
     merge = KernelName.of("attention", "merge", head_size=shape.head_size)
     work.emit(merge, op.out, REPLICATED_OUTPUT, words)
 
@@ -61,10 +75,17 @@ def _memory(work: Lowering, place: ops.Place) -> tuple[int, int, int, int]:
         shape = _shape(place)
         scratch_stride = round_up(scratch_bytes(shape.head_size), records.CACHE_LINE)
         chunk_stride = round_up(FLOAT * shape.heads * state_floats(shape.head_size), records.CACHE_LINE)
-        n_chunks = -(-work.kv[place.group].shape[1] * BLOCK // CHUNK)
+        n_chunks = _most_chunks(shape, work.kv[place.group].shape[1])
         scratch = allocate(work.n_threads * scratch_stride, "attention scratch")
         partials = allocate(n_chunks * chunk_stride, "attention of one row")
         work.keep += [scratch, partials]
         work.shared[key] = address_of(scratch), scratch_stride, address_of(partials), chunk_stride
     found: tuple[int, int, int, int] = work.shared[key]
     return found
+
+
+def _most_chunks(shape: ops.AttentionShape, n_blocks: int) -> int:
+    """That a row sees part of. A window may begin in the middle of one."""
+    if shape.window:
+        return 1 + -(-(shape.window - 1) // CHUNK)
+    return -(-n_blocks * BLOCK // CHUNK)

@@ -190,6 +190,10 @@ class Lowering:
         memory = self.kv[place.group]
         return address_of(memory[place.layer]), memory.shape[2]
 
+    def tables_of(self, place: ops.Place) -> int:
+        """Which of a step's block tables are a layer's: those of its window."""
+        return self.plan.windows.index(place.shape.window)
+
 
 def float_word(value: float) -> int:
     """A float32 in the low half of a word."""

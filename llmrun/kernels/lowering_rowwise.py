@@ -104,9 +104,8 @@ def convolve(work: Lowering, op: ops.Convolve) -> None:
     assert isinstance(shape, ops.ConvolutionShape)
     assert shape.width % LANES == 0
     x, out = work.buffers[op.x], work.place(op.out, private=True)
-    table = work.plan.windows.index(shape.window)
     cache, block_bytes = work.cache_of(op.place)
-    words = [x.address, x.stride, cache, block_bytes, table, shape.width]
+    words = [x.address, x.stride, cache, block_bytes, work.tables_of(op.place), shape.width]
     work.emit(KernelName.of("convolution", "keep"), op.out, records.FLAG_REPLICATED | private_inputs(x), words)
     by_tap = work.kept_vector(np.ascontiguousarray(op.weight.T).reshape(-1))
     words += [out.address, out.stride, by_tap, shape.taps]

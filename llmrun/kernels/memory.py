@@ -83,25 +83,6 @@ def hidden(typingctx: Any, value: Any) -> Any:
 
 
 @intrinsic
-def copy_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any:
-    """memcpy, which an object file may leave undefined."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _I8.as_pointer()
-        cgutils.raw_memcpy(
-            builder,
-            builder.inttoptr(args[0], pointer),
-            builder.inttoptr(args[1], pointer),
-            args[2],
-            1,
-            align=1,
-        )
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
-
-
-@intrinsic
 def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
     """Add to an int64; returns what was there before. Sequentially consistent."""
 

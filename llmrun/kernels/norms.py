@@ -112,7 +112,7 @@ def layernorm(level: str) -> Callable[..., None]:
             for at in range(0, 4 * width, 64):
                 # The padding is not of the row: with the mean taken off it would count.
                 distance = simd.subtract(simd.load_f32x16(x + at), mean)
-                distance = simd.keep_first(distance, width - at // 4, types.float32(0))
+                distance = simd.keep_between(distance, 0, width - at // 4, types.float32(0))
                 squares = fma(distance, distance, squares)
             variance = simd.sum_lanes(squares) / types.float32(width)
             scale = simd.splat(types.float32(1) / _root(variance + epsilon))

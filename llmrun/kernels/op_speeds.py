@@ -207,7 +207,7 @@ class _Trial:
         and of the embedding, in which threads wake up. Medians of steps."""
         tokens = np.zeros(rows, np.int32)
         positions = np.arange(start, start + rows, dtype=np.int32)
-        tables = np.full(rows, address_of(self._table), np.int64)
+        tables = np.full((len(self._plan.windows), rows), address_of(self._table), np.int64)
         wanted = np.array([rows - 1], np.int32)
         logits = np.empty((1, self._lowered.logits_width), np.float32)
         rotations = rotations_of(self._plan.ropes, positions)

@@ -118,12 +118,12 @@ def route(level: str) -> Callable[..., None]:
         top = simd.splat(types.float32(-float("inf")))
         for at in range(0, count, 16):
             value = simd.load_f32x16(values + 4 * at)
-            top = simd.maximum(simd.keep_first(value, count - at, types.float32(-float("inf"))), top)
+            top = simd.maximum(simd.keep_between(value, 0, count - at, types.float32(-float("inf"))), top)
         top = simd.splat(simd.max_lanes(top))
         total = simd.splat(types.float32(0))
         for at in range(0, count, 16):
             e = exp(simd.subtract(simd.load_f32x16(values + 4 * at), top))
-            e = simd.keep_first(e, count - at, types.float32(0))
+            e = simd.keep_between(e, 0, count - at, types.float32(0))
             simd.store_f32x16(values + 4 * at, e)
             total = simd.add(total, e)
         total = simd.splat(simd.sum_lanes(total))
@@ -159,7 +159,7 @@ def route(level: str) -> Callable[..., None]:
             sums = simd.splat(types.float32(0))
             for at in range(0, used, 16):
                 weight = simd.load_f32x16(weights + 4 * at)
-                sums = simd.add(sums, simd.keep_first(weight, used - at, types.float32(0)))
+                sums = simd.add(sums, simd.keep_between(weight, 0, used - at, types.float32(0)))
             total = simd.sum_lanes(sums)
             if total < types.float32(LEAST_SUM):
                 total = types.float32(LEAST_SUM)

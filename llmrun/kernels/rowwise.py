@@ -117,12 +117,13 @@ def gated_reference(gate: NDArray[np.float32], up: NDArray[np.float32], activati
     """gate, up float32[rows, width]; returns float32[rows, width]."""
     import numpy as np
 
-    if activation is not Activation.CLAMPED_SILU:
-        result: NDArray[np.float32] = activation_reference(gate, activation) * up
-        return result
-    gate = np.minimum(gate, np.float32(_CLAMP))
-    up = np.clip(up, np.float32(-_CLAMP), np.float32(_CLAMP))
-    result = gate * sigmoid_reference(np.float32(_CLAMPED_SLOPE) * gate) * (up + np.float32(1))
+    if activation is Activation.CLAMPED_SILU:
+        gate = np.minimum(gate, np.float32(_CLAMP))
+        up = np.clip(up, np.float32(-_CLAMP), np.float32(_CLAMP)) + np.float32(1)
+        activated: NDArray[np.float32] = gate * sigmoid_reference(np.float32(_CLAMPED_SLOPE) * gate)
+    else:
+        activated = activation_reference(gate, activation)
+    result: NDArray[np.float32] = activated * up
     return result
 
 

@@ -322,15 +322,18 @@ def first_lane(typingctx: Any, vector: Any) -> Any:
 
 
 @intrinsic
-def keep_first(typingctx: Any, vector: Any, count: Any, other: Any) -> Any:
-    """Lanes 0..count-1 of vector, `other` in the rest."""
+def keep_between(typingctx: Any, vector: Any, first: Any, end: Any, other: Any) -> Any:
+    """Lanes first..end-1 of vector, `other` in the rest; first may be below 0, end above 16, and is not below first."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = ir.Constant(ir.VectorType(I64, LANES), list(range(LANES)))
-        keep = builder.icmp_signed("<", lanes, emit_splat(builder, args[1]))
-        return builder.select(keep, args[0], emit_splat(builder, args[2]))
+        vector, first, end, other = args
+        lanes = ir.Constant(I32X16, list(range(LANES)))
+        since_first = builder.sub(lanes, emit_splat(builder, builder.trunc(first, I32)))
+        count = emit_splat(builder, builder.trunc(builder.sub(end, first), I32))
+        keep = builder.icmp_unsigned("<", since_first, count)
+        return builder.select(keep, vector, emit_splat(builder, other))
 
-    return f32x16(f32x16, types.int64, types.float32), codegen
+    return f32x16(f32x16, types.int64, types.int64, types.float32), codegen
 
 
 class Operations:

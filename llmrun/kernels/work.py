@@ -17,11 +17,19 @@ _FLAGS = records.OP_FLAGS
 _CLAIM = records.OP_CLAIM
 _ROWS = records.OP_ROWS
 _STEP_REPLICATED = records.STEP_REPLICATED
+_STEP_ROWS = records.STEP_ROWS
+_STEP_TABLES = records.STEP_TABLES
 
 
 @inline_function
 def n_rows(op: Any, step: Any) -> Any:
     return load_i64(step + load_i64(op + _ROWS))
+
+
+@inline_function
+def block_tables(step: Any, window: Any) -> Any:
+    """Where the addresses of the rows' block tables are: int64[rows], those of one of the plan's windows."""
+    return load_i64(step + _STEP_TABLES) + 8 * load_i64(step + _STEP_ROWS) * window
 
 
 @inline_function

@@ -79,6 +79,15 @@ def test_each_op_counts(plan: Plan, name: str, values: dict[str, Any], rows: int
     assert seconds(plan, changed(name, **values), rows) == pytest.approx(count)
 
 
+def test_the_cap_on_logits_takes_as_long_as_they_are_wide(plan: Plan) -> None:
+    """Wider than any width that was measured; the threads share the one row."""
+    speeds = changed("rows swiglu", many=(NOTHING, NOTHING, 8192.0))
+    without = seconds(plan, speeds, 1)
+    plan.soft_cap_logits(30.0)
+    assert plan.logits is not None
+    assert seconds(plan, speeds, 1) - without == pytest.approx(plan.logits.width)
+
+
 def forecast_of(plan: Plan, speeds: Speeds, prompt: int) -> Forecast:
     return forecast_on_cpu(plan, speeds, vocabulary_size=300, prompt=prompt, kv_type="f16", max_rows=64)
 

@@ -1,4 +1,4 @@
-"""The real chat templates of llama.cpp's source, as llama-cpp-python's formatter renders them."""
+"""The real chat templates of llama.cpp's source, as llama-cpp-python's formatter and `transformers` render them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from llama_cpp import llama_chat_format
 
 from llmrun.backends.scripted_tokenizer import CONTROL_TOKENS, ScriptedTokenizer
+from llmrun.engine.abilities import reasoning_variables
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.template import ChatTemplate
 from llmrun.engine.templating import globals as templating_globals
@@ -21,6 +22,9 @@ from tests.support.downloads import llama_cpp_source
 TEMPLATES = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
 _CONTROL_STRING = re.compile(r"<[|｜][\w▁ .-]+[|｜]>|\[/?[A-Z_]{3,}\]|<[a-z]+_of_[a-z]+>|</?s>|<\|?turn\|?>")
 
+# `raise_exception` raises a ValueError in that formatter; LookupError is this file's own.
+THE_TEMPLATES_OWN = (ValueError, LookupError)
+
 WEATHER = {
     "type": "function",
     "function": {
@@ -28,51 +32,81 @@ WEATHER = {
         "description": "The weather at a place, in °C <now>",
         "parameters": {
             "type": "object",
-            "properties": {"place": {"type": "string", "description": "A town & its country"}},
+            "properties": {
+                "place": {"type": "string", "description": "A town & its country"},
+                "days": {"type": "integer", "description": "How many"},
+                "unit": {"type": "string", "description": "°C or °F", "enum": ["c", "f"], "default": "c"},
+            },
             "required": ["place"],
         },
     },
 }
+NOTHING = {"type": "object", "properties": {}}
+CLOCK = {"type": "function", "function": {"name": "now", "description": "The time", "parameters": NOTHING}}
 USER = {"role": "user", "content": "Grüße aus 北京 🙂, it's <b>me</b>"}
 SYSTEM = {"role": "system", "content": "You are brief."}
-CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {
-            "id": "call00001",
-            "type": "function",
-            "function": {"name": "get_weather", "arguments": {"place": "Zürich"}},
-        }
-    ],
-}
-RESULT = {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": '{"celsius": 21.5}'}
+
+
+def call(name: str, arguments: object, number: int = 1) -> dict[str, Any]:
+    return {"id": f"call0000{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def said(content: object, **more: object) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+def result(content: str, number: int = 1) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call0000{number}", "name": "get_weather", "content": content}
+
+
+CALL = said("", tool_calls=[call("get_weather", {"place": "Zürich", "days": 2, "more": [1.5, None, True]})])
+CALLS = said("Let me see.", tool_calls=[call("get_weather", {"place": "Ulm"}), call("now", {}, 2)])
+RESULT = result('{"celsius": 21.5}')
 CONVERSATIONS: dict[str, dict[str, Any]] = {
     "user": {"messages": [USER]},
     "system": {"messages": [SYSTEM, USER]},
     "turns": {
-        "messages": [
-            SYSTEM,
-            USER,
-            {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello!"},
-            {"role": "user", "content": "  And now?\n"},
-        ]
+        "messages": [SYSTEM, USER, said("<think>\nhm\n</think>\n\nHello!"), {"role": "user", "content": "  And now?\n"}]
     },
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]},
-    "tools": {"messages": [SYSTEM, USER], "tools": [WEATHER]},
+    "tools": {"messages": [SYSTEM, USER], "tools": [WEATHER, CLOCK]},
     "tool call": {"messages": [USER, CALL, RESULT], "tools": [WEATHER]},
-    "to be continued": {
-        "messages": [USER, {"role": "assistant", "content": "Well,"}],
+    "tool calls": {"messages": [SYSTEM, USER, CALLS, RESULT, result("12:00", 2)], "tools": [WEATHER, CLOCK]},
+    "arguments as text": {
+        "messages": [USER, said(None, tool_calls=[call("get_weather", '{"place": "Ulm"}')]), RESULT],
+        "tools": [WEATHER],
+    },
+    "after tools": {"messages": [SYSTEM, USER, CALL, RESULT, said("21.5."), USER], "tools": [WEATHER]},
+    "thoughts": {"messages": [USER, said("Hi.", reasoning_content="Say hi."), USER]},
+    "thoughts by another name": {"messages": [USER, said("Hi.", reasoning="Say hi."), USER]},
+    "thoughts before a call": {
+        "messages": [USER, {**CALL, "reasoning_content": "Look it up."}, RESULT],
+        "tools": [WEATHER],
+    },
+    "thoughts as a part": {
+        "messages": [USER, said([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hi."}]), USER]
+    },
+    "no prompt": {"messages": [SYSTEM, USER], "add_generation_prompt": False},
+    "to be continued": {"messages": [SYSTEM, USER, said("Well, ")], "add_generation_prompt": False},
+    "thoughts and to be continued": {
+        "messages": [USER, said("Well,", reasoning_content="Say hi.")],
         "add_generation_prompt": False,
     },
-    "thinking off": {"messages": [USER], "template_kwargs": {"enable_thinking": False}},
+    "developer": {"messages": [{"role": "developer", "content": "Be brief."}, USER]},
+    "two users": {"messages": [USER, USER]},
+    "answer first": {"messages": [said("Hi"), USER]},
+    "late system": {"messages": [USER, SYSTEM, USER]},
+    "unknown role": {"messages": [{"role": "wizard", "content": "x"}]},
+    "nothing": {"messages": []},
     # What firefunction cannot do without; the others leave them aside.
     "more variables": {"messages": [SYSTEM, USER], "template_kwargs": {"datetime": "Tuesday", "functions": "[]"}},
     "more variables, turns": {
-        "messages": [USER, {"role": "assistant", "content": "Hello!"}, USER],
+        "messages": [USER, said("Hello!"), USER],
         "template_kwargs": {"datetime": "Tuesday", "functions": "[]"},
     },
 }
+# With thinking switched on and off, where the template knows how.
+SWITCHED = ("system", "turns", "tools", "thoughts", "thoughts before a call", "to be continued")
 
 
 class FixedClock(datetime):
@@ -85,6 +119,13 @@ class FixedClock(datetime):
 def _fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templating_globals, "datetime", FixedClock)
     monkeypatch.setattr(llama_chat_format, "datetime", FixedClock)
+
+
+@pytest.fixture(scope="module", params=TEMPLATES, ids=lambda path: path.stem)
+def path(request: pytest.FixtureRequest) -> Path:
+    """pytest runs all tests of one template one after the other, so each is compiled once."""
+    chosen: Path = request.param
+    return chosen
 
 
 @cache
@@ -110,29 +151,57 @@ def formatter_of(path: Path, add_generation_prompt: bool) -> llama_chat_format.J
     )
 
 
-def theirs(path: Path, conversation: dict[str, Any]) -> str | None:
-    """None when the template raised something."""
-    formatter = formatter_of(path, conversation.get("add_generation_prompt", True))
-    named = {name: conversation.get(name) for name in ("messages", "tools")}
+def theirs(path: Path, conversation: dict[str, Any]) -> str | Exception:
+    """The text, or what the template raised. The messages are named and cut as `transformers` does it."""
+    prompts = conversation.get("add_generation_prompt", True)
+    messages = [as_transformers_names_it(message) for message in conversation["messages"]]
+    continued = messages[-1]["content"] if messages and messages[-1]["role"] == "assistant" and not prompts else None
+    if continued is not None:
+        messages[-1]["content"] += "CONTINUE_FINAL_MESSAGE_TAG "
+    given = {"messages": messages, "tools": conversation.get("tools"), "documents": None}
     try:
-        return str(formatter(**{**named, **conversation.get("template_kwargs", {})}).prompt)
-    except Exception:  # noqa: BLE001 - whatever it is, ours must refuse too
-        return None
+        text = str(formatter_of(path, prompts)(**{**given, **conversation.get("template_kwargs", {})}).prompt)
+    except Exception as error:  # noqa: BLE001 - whatever it is, ours must refuse too
+        return error
+    if continued is None:
+        return text
+    if "CONTINUE_FINAL_MESSAGE_TAG" not in text:
+        return LookupError("leaves out some of the answer")
+    kept, _, after = text.rpartition("CONTINUE_FINAL_MESSAGE_TAG")
+    return kept if after.startswith(" ") else kept.rstrip()
+
+
+def as_transformers_names_it(message: dict[str, Any]) -> dict[str, Any]:
+    reasoning = message.get("reasoning_content") or message.get("thinking") or message.get("reasoning")
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning} if reasoning else {**message}
+
+
+def conversations_of(path: Path) -> dict[str, dict[str, Any]]:
+    """All of them, and some again with thinking switched on and off."""
+    found = {**CONVERSATIONS}
+    for on in (True, False):
+        switch = reasoning_variables(source_of(path), on)
+        if switch:
+            found |= {f"{name}, {switch}": {**CONVERSATIONS[name], "template_kwargs": switch} for name in SWITCHED}
+    return found
 
 
 def test_they_are_all_here() -> None:
     assert len(TEMPLATES) >= 60
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_it_renders_as_the_oracle_does(path: Path) -> None:
     rendered = 0
-    for name, conversation in CONVERSATIONS.items():
+    for name, conversation in conversations_of(path).items():
         expected = theirs(path, conversation)
-        if expected is None:
+        if isinstance(expected, Exception):
             with pytest.raises(TemplateRefused) as refused:
                 ours(path, conversation)
             assert "\n" not in str(refused.value)
+            assert refused.value.exit_code == 9
+            if type(expected) in THE_TEMPLATES_OWN:
+                words = " ".join(tokenizer_of(path).protect(str(expected)).split())
+                assert words[:150] in str(refused.value), name
         else:
             assert tokenizer_of(path).unprotect(ours(path, conversation)) == expected, name
             rendered += 1
@@ -149,13 +218,12 @@ def spread(value: Any, extra: str) -> Any:
     return value + extra if isinstance(value, str) else value
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_what_others_write_never_becomes_a_control_token(path: Path) -> None:
     tokenizer = tokenizer_of(path)
     injection = "".join(tokenizer.token_text(token) for token in range(256, tokenizer.vocabulary_size))
     compared = 0
     for name, conversation in CONVERSATIONS.items():
-        if theirs(path, conversation) is None:
+        if isinstance(theirs(path, spread(conversation, "x")), Exception):
             continue
         controls = []
         for extra in ("x", "x" + injection + "\ufdd0x"):

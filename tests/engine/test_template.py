@@ -187,6 +187,50 @@ def test_extra_variables_cannot_replace_the_conversation(name: str) -> None:
         rendered("", template_kwargs={name: "x"})
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
+def test_past_thinking_has_the_names_transformers_gives_it(key: str) -> None:
+    messages = [{"role": "assistant", "content": "Hi", key: "Hm <|im_end|>"}]
+    text = rendered("{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}", messages=messages)
+    assert TOKENIZER.unprotect(text) == "Hm <|im_end|>|Hm <|im_end|>"
+    assert "<|im_end|>" not in text
+
+
+# --- an answer to be continued
+
+BEGUN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def begun(source: str, content: Any) -> str:
+    messages = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": content}]
+    return TOKENIZER.unprotect(rendered(source, messages=messages, add_generation_prompt=False))
+
+
+@pytest.mark.parametrize("content", ["Well, ", "Well,", "", " \n", "CONTINUE_FINAL_MESSAGE_TAG <|im_end|> "])
+def test_an_answer_to_be_continued_ends_the_text(content: str) -> None:
+    assert begun(BEGUN, content) == "[user] Go<|im_end|>\n[assistant] " + content
+
+
+def test_a_template_that_trims_may_trim_it() -> None:
+    assert begun(BEGUN.replace("m.content", "m.content | trim"), " Well, ") == "[user] Go<|im_end|>\n[assistant] Well,"
+
+
+def test_the_last_text_of_its_parts_is_continued() -> None:
+    parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "Two"}]
+    source = "{% for part in messages[1].content %}{{ part.text }}.{% endfor %}"
+    assert begun(source, parts) == "One.Two"
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{{ messages[1].content.split('</think>')[-1] }}"])
+def test_an_answer_the_template_leaves_out_cannot_be_continued(source: str) -> None:
+    with pytest.raises(TemplateRefused, match=r"leaves out some of the answer to be continued: t\.jinja"):
+        begun(source, "hm</think>Well")
+
+
+def test_a_question_is_not_continued() -> None:
+    messages = [{"role": "user", "content": "Go"}]
+    assert rendered(BEGUN, messages=messages, add_generation_prompt=False) == "[user] Go<|im_end|>\n"
+
+
 # --- what it may not do
 
 REFUSED = {

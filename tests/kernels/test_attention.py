@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -9,12 +11,14 @@ from numpy.typing import NDArray
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate
 from llmrun.kernels.attention import attention_reference
-from llmrun.kernels.attention_layout import CHUNK, scratch_bytes, state_floats
+from llmrun.kernels.attention_layout import CHUNK, SEES_ALL, scratch_bytes, state_floats
 from llmrun.kernels.kv_layout import BLOCK
 from llmrun.kernels.kv_store import entered_reference, stored_reference
+from llmrun.kernels.lowering_attention import rotation_words
+from llmrun.kernels.lowering_base import float_word
 from llmrun.kernels.plan_ops import AttentionShape
 from llmrun.kernels.rope import rope_reference
-from llmrun.kernels.rotations import Rope
+from llmrun.kernels.rotations import Pairing, Rope, rotations_of
 from llmrun.kernels.spread import spread_key_reference, spread_query_reference
 from llmrun.kernels.store import KernelName
 from tests.support.kernel_runs import LEVELS_HERE, run_kernel
@@ -58,7 +62,9 @@ class Cache:
         return keys.transpose(1, 0, 2), values.transpose(1, 0, 2)
 
     def step(self, positions: NDArray[np.int32], rotations: NDArray[np.float32]) -> dict[int, int]:
-        self._tables = np.full(len(positions), address_of(self.table), np.int64)
+        """The layer's window is the second of its plan's."""
+        self._tables = np.zeros((2, len(positions)), np.int64)
+        self._tables[1] = address_of(self.table)
         return {
             records.STEP_ROWS: len(positions),
             records.STEP_POSITIONS: address_of(positions),
@@ -72,38 +78,49 @@ class Cache:
         k: NDArray[np.float32],
         v: NDArray[np.float32],
         positions: NDArray[np.int32],
-        rotations: NDArray[np.float32],
+        ropes: Sequence[Rope] = (),
+        rope: int | None = None,
         *,
         level: str,
         threads: int = 1,
     ) -> NDArray[np.float32]:
         """Run rope_store on rows [rows, heads, head size]; returns the rotated queries."""
-        rotated = np.full_like(q, np.nan)
+        rotated, rotations = np.full_like(q, np.nan), rotations_of(ropes, positions)
         rows = [(array, array.strides[0]) for array in (q, k, v, rotated)]
         words = [word for array, stride in rows for word in (address_of(array), stride)]
-        words += [address_of(self.memory), self.block_bytes, self.shape.heads, self.shape.kv_heads, rotations.shape[1]]
+        words += [address_of(self.memory), self.block_bytes, self.shape.heads, self.shape.kv_heads]
         scratch = np.full((threads, scratch_bytes(self.shape.head_size) // 4), np.nan, np.float32)
-        words += [address_of(scratch), scratch.strides[0]]
+        words += [address_of(scratch), scratch.strides[0], 1, *rotation_words(ropes, rope)]
         name = KernelName.of("rope", "rope_store", head_size=self.shape.head_size, kv_type=self.kv_type)
         run_kernel(name, words, self.step(positions, rotations), level=level, threads=threads)
         return rotated
 
     def attend(
-        self, q: NDArray[np.float32], positions: NDArray[np.int32], *, level: str, threads: int = 1
+        self,
+        q: NDArray[np.float32],
+        positions: NDArray[np.int32],
+        *,
+        level: str,
+        threads: int = 1,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         out = np.full_like(q, np.nan)
         size = self.shape.head_size
         scratch, partials = np.full((threads, scratch_bytes(size) // 4), np.nan, np.float32), self.partials()
-        scale = int(np.float32(size**-0.5).view(np.uint32))
+        sees = [window or SEES_ALL, 0 if sinks is None else address_of(sinks)]
         words = [address_of(q), q.strides[0], address_of(out), out.strides[0], address_of(self.memory)]
-        words += [self.block_bytes, self.shape.kv_heads, scale]
+        words += [self.block_bytes, self.shape.kv_heads, float_word(size**-0.5)]
         words += [address_of(scratch), scratch.strides[0], address_of(partials), partials.strides[0]]
+        words += [1, *sees, float_word(soft_cap)]
         sizes = {"head_size": size, "group": self.shape.heads // self.shape.kv_heads}
-        name = KernelName.of("attention", "attention", **sizes, kv_type=self.kv_type)
+        function = "capped_attention" if soft_cap else "attention"
+        name = KernelName.of("attention", function, **sizes, kv_type=self.kv_type)
         step = self.step(positions, np.zeros((len(positions), 0, 2), np.float32))
         run_kernel(name, words, step, level=level, threads=threads)
         words = [address_of(partials), partials.strides[0], address_of(out), out.strides[0], self.shape.heads]
-        words += [address_of(scratch), scratch.strides[0]]
+        words += [address_of(scratch), scratch.strides[0], *sees]
         run_kernel(KernelName.of("attention", "merge", head_size=size), words, step, level=level)
         return out
 
@@ -139,7 +156,7 @@ def filled(
     q = np.zeros((length, heads, head_size), np.float32)
     k, v = (scale * random.standard_normal((length, kv_heads, head_size)).astype(np.float32) for _ in range(2))
     positions = np.arange(length, dtype=np.int32)
-    cache.store(q, k, v, positions, np.zeros((length, 0, 2), np.float32), level=level)
+    cache.store(q, k, v, positions, level=level)
     return cache
 
 
@@ -152,14 +169,41 @@ def test_rotated_queries_keys_and_values_equal_the_twin(
     """To the bit: no product of a rotation is fused, and float16 rounds as NumPy's."""
     random = np.random.default_rng(head_size)
     rows, pairs = 40, head_size // 4 if partial else head_size // 2
-    rotations = Rope(10_000.0 ** -(np.arange(pairs) / pairs)).rotations(np.arange(rows, dtype=np.int32))
+    positions, rope = np.arange(rows, dtype=np.int32), Rope(10_000.0 ** -(np.arange(pairs) / pairs))
     q = random.standard_normal((rows, heads, head_size)).astype(np.float32)
     k, v = (random.standard_normal((rows, kv_heads, head_size)).astype(np.float32) for _ in range(2))
     cache = Cache(heads, kv_heads, head_size, rows, kv_type)
-    rotated = cache.store(q, k, v, np.arange(rows, dtype=np.int32), rotations, level=level, threads=3)
+    rotated = cache.store(q, k, v, positions, [rope], 0, level=level, threads=3)
+    rotations = rope.rotations(positions)
     keys, values = cache.read(rows)
     expected = entered_reference(rope_reference(q, rotations), rope_reference(k, rotations), v, kv_type)
     for actual, wanted in zip((rotated, keys, values), expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+
+
+ROPES = [
+    Rope(np.full(3, 0.4)),
+    Rope(10_000.0 ** -(np.arange(32) / 32), Pairing.HALVES, magnitude=1.25),
+    Rope(500.0 ** -(np.arange(21) / 21), Pairing.HALVES),
+]
+
+
+@EVERY_LEVEL
+@EVERY_TYPE
+@pytest.mark.parametrize("number", [0, 1, 2, None])
+def test_a_layer_takes_the_rotations_of_its_own_rope(level: str, kv_type: str, number: int | None) -> None:
+    """Of several, of pairs of either kind, of some or all features of a head; or of none."""
+    random = np.random.default_rng(8)
+    q = random.standard_normal((11, 9, 64)).astype(np.float32)
+    k, v = (random.standard_normal((11, 3, 64)).astype(np.float32) for _ in range(2))
+    cache, positions = Cache(9, 3, 64, 11, kv_type), np.arange(11, dtype=np.int32)
+    rotated = cache.store(q, k, v, positions, ROPES, number, level=level, threads=2)
+    expected = q, k
+    if number is not None:
+        rope = ROPES[number]
+        expected_q, expected_k = (rope_reference(x, rope.rotations(positions), rope.pairing) for x in (q, k))
+        expected = expected_q, expected_k
+    for actual, wanted in zip((rotated, *cache.read(11)), entered_reference(*expected, v, kv_type), strict=True):
         np.testing.assert_array_equal(actual, wanted)
 
 
@@ -171,7 +215,7 @@ def test_storing_a_row_touches_only_its_own_place(level: str, kv_type: str) -> N
     keys_before, values_before = cache.read(70)
     new = np.full((1, 6, 48), 5, np.float32)
     position = np.array([37], np.int32)
-    cache.store(np.ones((1, 6, 48), np.float32), new, new, position, np.zeros((1, 0, 2), np.float32), level=level)
+    cache.store(np.ones((1, 6, 48), np.float32), new, new, position, level=level)
     keys, values = cache.read(70)
     _, [expected_key], [expected_value] = entered_reference(new, new, new, kv_type)
     np.testing.assert_array_equal(keys[37], expected_key)
@@ -197,7 +241,7 @@ def test_groups_of_any_size_are_stored_as_the_twin_says(level: str) -> None:
     x[:, 3:, 40] = np.array(SPECIAL, np.float32)[:, None]  # one among others
     cache = Cache(6, 6, 48, len(x), "q8_0")
     positions = np.arange(len(x), dtype=np.int32)
-    cache.store(x, x, -x, positions, np.zeros((len(x), 0, 2), np.float32), level=level)
+    cache.store(x, x, -x, positions, level=level)
     keys, values = cache.read(len(x))
     _, expected_keys, expected_values = entered_reference(x, x, -x, "q8_0")
     np.testing.assert_array_equal(keys, expected_keys)
@@ -248,7 +292,7 @@ def test_what_lies_behind_a_rows_position_is_not_seen(level: str, kv_type: str) 
     clean = cache.attend(q, positions, level=level)
     nan = np.full((23, 3, 64), np.nan, np.float32)
     later = np.arange(41, 64, dtype=np.int32)
-    cache.store(np.zeros((23, 9, 64), np.float32), nan, nan, later, np.zeros((23, 0, 2), np.float32), level=level)
+    cache.store(np.zeros((23, 9, 64), np.float32), nan, nan, later, level=level)
     keys, values = cache.read(64)
     assert np.isnan(keys[41:]).all()
     assert np.isnan(values[41:]).all()

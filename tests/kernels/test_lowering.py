@@ -20,6 +20,7 @@ from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import Gating, Value
 from llmrun.kernels.weights import Matrix, reserve
 from tests.support.kernel_runs import matrix_of
+from tests.support.row_ops_plan import row_ops_plan
 from tests.support.tiny_models import TINY_MODELS, tiny_model
 
 # Words of an op record, counted from its arguments: what a kernel reads and what it writes.
@@ -31,6 +32,7 @@ READS = {
     "linear_float": [4],
     "rope_store": [0, 2, 4],
     "attention": [0, 4],
+    "capped_attention": [0, 4],
     "merge": [0],
     "gated": [0, 2],
     "layernorm": [0],
@@ -53,6 +55,7 @@ WRITES = {
     "linear_float": [6],
     "rope_store": [6, 8],
     "attention": [2, 10],
+    "capped_attention": [2, 10],
     "merge": [2],
     "gated": [4],
     "layernorm": [2],
@@ -67,13 +70,13 @@ WRITES = {
     "bias": [2],
     "combine": [6],
 }
-CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("keep", 2), ("convolve", 2)}
+CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("capped_attention", 4), ("keep", 2), ("convolve", 2)}
 # Tables of a routing, of which each thread has its own in a step of one row.
 TABLE_WORDS = {("group", 3), ("experts_int8", 23), ("experts_int8", 25), ("experts_float", 11), ("experts_float", 13)}
 TABLE_WORDS |= {("bias", 6), ("combine", 2), ("combine", 3)}
 # Inputs that are not an op's first have flags of their own.
-SECOND_INPUTS = {("gated", 2), ("add", 4)}
-THIRD_INPUTS = {("add", 8)}
+SECOND_INPUTS = {("gated", 2), ("add", 4), ("rope_store", 2)}
+THIRD_INPUTS = {("add", 8), ("rope_store", 4)}
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,14 @@ def test_no_two_threads_meet_in_memory(model_plan: Callable[[str], Plan], name: 
 
 
 @pytest.mark.parametrize("one_row", [True, False])
+def test_no_two_threads_meet_in_row_ops(one_row: bool) -> None:
+    lowered = lowered_plan(row_ops_plan())
+    kernels = {name.function for name in lowered.kernels}
+    assert {"rmsnorm", "layernorm", "add", "gated", "keep", "convolve", "soft_cap"} <= kernels
+    assert races(lowered, one_row=one_row) == []
+
+
+@pytest.mark.parametrize("one_row", [True, False])
 def test_a_missing_barrier_would_be_seen(model_plan: Callable[[str], Plan], one_row: bool) -> None:
     """The check itself: take any one barrier away that is not the last, and there is a race."""
     lowered = lowered_plan(model_plan("Q4_0 untied"))
@@ -191,6 +202,37 @@ def test_a_layer_takes_five_barriers_in_a_step_of_one_row(model_plan: Callable[[
     """After q, k and v; attention; the output projection; gate and up; down. Two more for embedding and output."""
     for name, layers in (("Q4_0 untied", 3), ("F32", 2), ("Q4_1 llama3 rope", 2)):
         assert count_barriers(lowered_plan(model_plan(name)), one_row=True) == 5 * layers + 2
+
+
+def test_sums_of_norms_take_no_barriers_in_a_step_of_one_row() -> None:
+    """A layer that normalizes what it adds, as Gemma's do: the barriers are those after its two matrices, and one after
+    the logits. Each thread has a sum of its own, from the embedding on."""
+    plan, norm = Plan(), np.ones(64, np.float32)
+    square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
+    x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"), scale=8.0)
+    for _ in range(3):
+        h = plan.rmsnorm(plan.linear(plan.rmsnorm(x, norm, 1e-5), square), norm, 1e-5)
+        plan.add(plan.rmsnorm(plan.linear(h, square), norm, 1e-5), to=x)
+    plan.output(x, square)
+    lowered = lowered_plan(plan)
+    assert count_barriers(lowered, one_row=True) == 3 * 2 + 1
+    assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
+
+
+def test_a_sum_that_products_are_added_onto_is_shared() -> None:
+    """One thread adds a row to it, and the others wait."""
+    plan = Plan()
+    square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
+    x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
+    plan.linear_add(plan.linear(x, square), square, to=x)
+    plan.add(plan.linear(x, square), to=x)
+    plan.output(x, square)
+    lowered = lowered_plan(plan)
+    [adds] = [index for index, name in enumerate(lowered.kernels) if name.function == "add"]
+    flags = int(lowered.records[adds, records.OP_FLAGS // records.WORD])
+    assert flags & records.FLAG_BARRIER
+    assert not flags & records.FLAG_REPLICATED
+    assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
 
 
 def test_linear_ops_on_one_input_run_into_each_other(model_plan: Callable[[str], Plan]) -> None:

@@ -132,18 +132,17 @@ def test_exp_of_anything_not_positive_is_a_number_or_nan(level: str) -> None:
     np.testing.assert_array_equal(y[:8], [smallest] * 5 + [np.nan, 1, 1])
 
 
-@EVERY_LEVEL
-def test_only_the_first_lanes_are_kept(level: str) -> None:
-    @numba.njit("void(int64, int64, int64)")
-    def run(source: Any, target: Any, count: Any) -> None:
-        kept = simd.keep_first(simd.load_f32x16(source), count, types.float32(-1))
+def test_only_the_lanes_between_are_kept() -> None:
+    @numba.njit("void(int64, int64, int64, int64)")
+    def run(source: Any, target: Any, first: Any, end: Any) -> None:
+        kept = simd.keep_between(simd.load_f32x16(source), first, end, types.float32(-1))
         simd.store_f32x16(target, kept)
 
     vector, kept = np.arange(16, dtype=np.float32), np.empty(16, np.float32)
-    for count in (-20, -1, 0, 1, 15, 16, 40):
-        run(vector.ctypes.data, kept.ctypes.data, count)
-        expected = [lane if lane < count else -1 for lane in range(16)]
-        assert kept.tolist() == expected
+    for first in (-140, -1, 0, 1, 7, 15, 16):
+        for end in (first, first + 1, first + 8, 16, 40):
+            run(vector.ctypes.data, kept.ctypes.data, first, max(first, end))
+            assert kept.tolist() == [lane if first <= lane < end else -1 for lane in range(16)]
 
 
 def test_a_fold_adds_halves_in_a_fixed_order() -> None:

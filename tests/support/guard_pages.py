@@ -14,6 +14,7 @@ import mmap
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import AttentionShape, Gating, Value
-from llmrun.kernels.rotations import Rope, rotations_of
+from llmrun.kernels.rotations import Pairing, Rope, rotations_of
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.token_layout import SCRATCH_BYTES_PER_BYTE
 from llmrun.kernels.weights import Matrix, PackedMatrix
@@ -40,13 +41,17 @@ from llmrun.tokenizers.registry import load_tokenizer
 from llmrun.tokenizers.text_tokenizer import longest_piece
 from tests.support.gguf_files import tiny_spm_vocabulary, tiny_vocabulary, write_gguf
 from tests.support.kernel_runs import EXPERT_TYPES, WEIGHT_TYPES, at_level, random_matrix, width
+from tests.support.row_ops_plan import row_ops_plan
 
 ENDS = ("start", "end")
 # Shapes that test_attention.py has too, in both types of the cache: each that it has not is five seconds to compile.
 SHAPES = (AttentionShape(9, 3, 64), AttentionShape(3, 3, 48), AttentionShape(22, 2, 16))
 KV_TYPES = ("f16", "q8_0")
 STEPS = (1, 3, 8, 17)  # rows: around the tiles of every level
+CAPPED = (48, "f16")  # head size and type of the cache of layers whose scores are capped
 POSITIONS = 5 * BLOCK  # more than a chunk of attention
+WINDOW = 40
+NOWHERE = np.int32(-(1 << 31))  # a block that is none
 
 
 class GuardedMemory:
@@ -86,17 +91,19 @@ class GuardedMemory:
 
 
 def run_plans(memory: GuardedMemory) -> bytes:
-    """A layer of a model for each weight type and shape; returns a checksum of the logits."""
+    """A layer of a model for each weight type and shape, and all row ops; returns a checksum of the logits."""
     checksum = hashlib.sha256()
+    plans = [(row_ops_plan(), KV_TYPES[0])]
     for index, kind in enumerate(WEIGHT_TYPES):
-        plan = _plan(kind, SHAPES[index % len(SHAPES)])
         kv_type = KV_TYPES[index % len(KV_TYPES)]
+        plans.append((_plan(kind, SHAPES[index % len(SHAPES)], kv_type), kv_type))
+    for plan, kv_type in plans:
         packed: dict[str, PackedMatrix] = {}
         for matrix in plan.matrices:
             _say(f"pack {matrix.kind}")
             packed |= weights.reserve([matrix])
             filling.fill({matrix.name: packed[matrix.name]}, 1)
-        shapes = kv_shapes(plan, [POSITIONS // BLOCK], kv_type)
+        shapes = kv_shapes(plan, [POSITIONS // BLOCK] * len(plan.windows), kv_type)
         kv = [memory.take(prod(shape)).reshape(shape) for shape in shapes]
         for rows in (POSITIONS, *STEPS):  # the first fills the cache
             lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=rows, n_threads=1)
@@ -105,11 +112,12 @@ def run_plans(memory: GuardedMemory) -> bytes:
     return checksum.digest()
 
 
-def _plan(kind: str, shape: AttentionShape) -> Plan:
-    """Widths that are no whole number of vectors where the type allows it."""
+def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
+    """Widths that are no whole number of vectors where the type allows it; attention to all and to a window."""
     columns = width(kind, 96 if kind not in ("f32", "f16", "bf16") else 75)
     heads, kv_heads = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     plan, rope = Plan(), Rope(10_000.0 ** -(np.arange(shape.head_size // 2) / shape.head_size))
+    partial = Rope(np.full(shape.head_size // 4 - 1, 0.3), Pairing.HALVES)
 
     def matrix(name: str, rows: int, columns: int, of: str = kind) -> Matrix:
         return random_matrix(of, rows, columns, name=name)
@@ -120,6 +128,10 @@ def _plan(kind: str, shape: AttentionShape) -> Plan:
     q = plan.linear(h, matrix("q", heads, columns))
     k, v = (plan.linear(h, matrix(name, kv_heads, columns)) for name in ("k", "v"))
     plan.linear_add(plan.attention(q, k, v, shape, rope), matrix("o", columns, heads, "f16"), to=x)
+    sees = replace(shape, window=WINDOW)
+    cap = 20.0 if (shape.head_size, kv_type) == CAPPED else 0.0
+    seen = plan.attention(q, k, v, sees, partial, soft_cap=cap, sinks=np.ones(shape.heads, np.float32))
+    plan.linear_add(seen, matrix("o", columns, heads, "f16"), to=x)
     gate, up = (plan.linear(x, matrix(name, 101, columns)) for name in ("gate", "up"))
     plan.linear_add(plan.swiglu(gate, up), matrix("down", columns, 101, "f32"), to=x)
     if kind in (*EXPERT_TYPES, "f32"):
@@ -149,16 +161,24 @@ def _experts(plan: Plan, kind: str, x: Value) -> None:
     plan.linear_add(h, random_matrix("f32", x.width, columns, name="from experts"), to=x)
 
 
+def _table(window: int, position: int) -> NDArray[np.int32]:
+    """Blocks that no row from `position` on sees point outside of the cache."""
+    table = np.arange(POSITIONS // BLOCK, dtype=np.int32)[::-1].copy()
+    gone = max(0, position + 1 - window) // BLOCK if window else 0
+    table[:gone] = NOWHERE
+    return table
+
+
 def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDArray[np.generic]:
     """The records one after the other in this thread; float32[1 or 2 wanted rows, padded vocabulary]."""
     positions = np.arange(POSITIONS - rows, POSITIONS, dtype=np.int32)
     wanted = np.unique([rows // 2, rows - 1]).astype(np.int32)
-    table = memory.copy(np.arange(POSITIONS // BLOCK, dtype=np.int32)[::-1])
+    tables = [memory.copy(_table(window, int(positions[0]))) for window in plan.windows]
     logits = memory.take(4 * len(wanted) * lowered.logits_width).view(np.float32)
     lists: dict[int, NDArray[np.generic]] = {
         records.STEP_TOKENS: np.arange(rows, dtype=np.int32) % 37,
         records.STEP_POSITIONS: positions,
-        records.STEP_TABLES: np.full(rows, table.ctypes.data, np.int64),
+        records.STEP_TABLES: np.repeat([table.ctypes.data for table in tables], rows).astype(np.int64),
         records.STEP_WANTED_ROWS: wanted,
         records.STEP_ROTATIONS: rotations_of(plan.ropes, positions),
     }
@@ -278,13 +298,10 @@ def main(level: str, end: str, missing: str = "0") -> None:
     memory = GuardedMemory(end, int(missing))
     with ExitStack() as stack:
         stack.enter_context(at_level(level))
-        for name, guarded in (
-            ("allocate", memory.take),
-            ("allocate_huge", memory.take),
-            ("address_of", memory.address),
-        ):
+        guarded = {"allocate": memory.take, "allocate_huge": memory.take, "address_of": memory.address}
+        for name, stand_in in guarded.items():
             for module in _users_of(name):
-                stack.enter_context(mock.patch.object(module, name, guarded))
+                stack.enter_context(mock.patch.object(module, name, stand_in))
         stack.enter_context(mock.patch.object(machine, "_ROUNDS", 1000))
         run_machine()
         plans = run_plans(memory)

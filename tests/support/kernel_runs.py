@@ -55,6 +55,7 @@ ALL_KERNELS = (
     *(KernelName.of("rope", "rope_store", head_size=48, kv_type=kv_type) for kv_type in KV_TYPES),
     *(KernelName.of("attention", "attention", head_size=48, group=1, kv_type=kv_type) for kv_type in KV_TYPES),
     KernelName.of("attention", "attention", head_size=48, group=3, kv_type="f16"),
+    KernelName.of("attention", "capped_attention", head_size=48, group=1, kv_type="f16"),
     KernelName.of("attention", "merge", head_size=48),
     *(KernelName.of("norms", name) for name in ("rmsnorm", "layernorm")),
     *(KernelName.of("rowwise", "gated", activation=activation.value) for activation in Activation),

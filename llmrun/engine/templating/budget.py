@@ -15,7 +15,7 @@ from sys import getrefcount, getsizeof
 from time import thread_time
 from typing import Any, TypeVar
 
-STEPS = 3_000_000
+STEPS = 1_000_000  # of 70 real templates none takes more than 30,000 for a few messages and tools
 STEPS_PER_NODE = 8_000  # of the conversation; a real template that looks back in 1,000 messages needs 5,500
 LONGEST_VALUE = 1 << 24  # bytes
 MOST_HELD = 64 << 20  # bytes
@@ -23,7 +23,7 @@ UNCOUNTED = 1 << 24  # bytes made between two looks at which of them are still i
 SECONDS = 1.4  # from the start, compiling included; then one operation more, 0.2 at most
 DEEPEST_CALL = 100  # macros in macros; each is five Python frames of the thousand there are
 _LOOK_EVERY = 20_000  # steps
-_SMALL = 64  # bytes; smaller values are not registered: making one costs 4 steps or more, so 50 MB is the most
+_SMALL = 64  # bytes; smaller values are not registered: making one costs 4 steps or more, so 16 MB is the most
 
 T = TypeVar("T")
 

@@ -1,0 +1,308 @@
+"""What a chat template can do, found out by trying it: nothing here knows a model's name.
+
+A template is rendered with small conversations whose texts are marks, and what it made of the marks tells how it
+writes past thinking, and what a variable of its own changes in the end of a prompt, where the answer begins. It is
+read only for the names to try. The first time takes 5 to 120 ms of CPU for the real templates, 35 on average, half of
+it compiling, which the prompt needs anyway; and 2.5 s at most for a hostile one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import takewhile
+from time import thread_time
+from typing import TYPE_CHECKING, Any
+
+from llmrun.errors import TemplateRefused
+
+if TYPE_CHECKING:
+    from llmrun.engine.templating.mentions import Constant
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingTags:
+    """The text around thinking and, where the template marks that too, around the answer after it.
+
+    No tag begins or ends with whitespace; around them there may be any. Any of them can be several tokens.
+
+    opening         "<think>", "[THINK]", "<|channel|>analysis<|message|>" (gpt-oss), "<|channel>thought" (Gemma 4)
+    closing         "</think>", "[/THINK]", "<|end|>", "<channel|>"
+    answer_opening  "", "<|START_RESPONSE|>", "<|start|>assistant<|channel|>final<|message|>"
+    answer_closing  "", "<|END_RESPONSE|>": what comes after the answer, before the token that ends the turn
+    """
+
+    opening: str
+    closing: str
+    answer_opening: str = ""
+    answer_closing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateAbilities:
+    """All False, empty and None for a template that refuses every conversation tried.
+
+    system            a system message shows in the prompt
+    tools             tools show in the prompt
+    reasoning_on      variables that switch thinking on, for `ChatPrompt.template_kwargs`; may be empty where it is on
+                      when nothing is said
+    reasoning_off     variables that switch it off; empty: the template knows no switch
+    thinks            whether the template, when nothing is said, lets the model think; None: it does not tell
+    thinking_tags     None: the template does not tell
+    reasoning_key     the key of an assistant message under which the template looks for its past thinking, such as
+                      "reasoning_content" or "thinking"; None: under none
+    """
+
+    system: bool = False
+    tools: bool = False
+    reasoning_on: Mapping[str, object] = field(default_factory=dict)
+    reasoning_off: Mapping[str, object] = field(default_factory=dict)
+    thinks: bool | None = None
+    thinking_tags: ThinkingTags | None = None
+    reasoning_key: str | None = None
+
+
+def reasoning_variables(source: str, on: bool) -> dict[str, object]:
+    """Variables for `ChatPrompt.template_kwargs` that switch thinking on or off in a template.
+
+    Empty where the template knows no switch: `abilities_of(source).reasoning_off` is empty then. Empty also for `on`
+    where thinking is on as long as it is not switched off.
+    """
+    abilities = abilities_of(source)
+    return dict(abilities.reasoning_on if on else abilities.reasoning_off)
+
+
+def begins_thinking(rendered: str, tags: ThinkingTags) -> bool:
+    """Whether a prompt ends in an opened thinking: the answer begins within it, without an opening tag of its own."""
+    return rendered.rstrip().endswith(tags.opening)
+
+
+_SECONDS = 1.0  # of CPU for all tries together; then it is left at what is known
+_ASKED, _THOUGHT, _SAID, _RULED, _TOOL, _WORD = "Qzask", "Qzthought", "Qzsaid", "Qzrule", "qztool", "qzword"
+_USER = {"role": "user", "content": _ASKED}
+_CALL = {"id": "callabcde", "type": "function", "function": {"name": _TOOL, "arguments": {"a": "b"}}}
+_TOOL_SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": _TOOL,
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "d"}}, "required": []},
+    },
+}
+_MARKUP = r"(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\])"
+_LAST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP}|\w{{1,20}})?\Z")  # "<think>", "<|open|>think<|sep|>"
+_FIRST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP})?")
+_WRITTEN_TAG = re.compile(r"</([\w:|]{0,20}think\w{0,20})>", re.IGNORECASE)
+_REPEATED = re.compile(r"['\"]type['\"]: *['\"]th")  # a list of parts that the template writes out as it is
+_CLOSED, _FREE, _OPENED = range(3)  # how a prompt ends: thinking is over, the model decides, it has begun
+
+
+@lru_cache(maxsize=16)
+def abilities_of(source: str) -> TemplateAbilities:
+    """What the template can do. Raises nothing: a template that cannot be rendered can do nothing."""
+    from llmrun.engine.sandbox import thinking_mentions  # Jinja2: see prepare_rendering
+
+    tries = _Tries(source)
+    try:
+        named = thinking_mentions(source)
+    except TemplateRefused:
+        return TemplateAbilities()
+    tags, key = _tags_and_key(tries, named.keys, named.variables)
+    tags = tags or _written_tags(named.texts)
+    ruled = [{"role": "system", "content": _RULED}, _USER]
+    switch = _switch(tries, named.variables, tags)
+    return TemplateAbilities(
+        system=tries.shows(_RULED, ruled) or tries.shows(_RULED, ruled, tools=[_TOOL_SCHEMA]),
+        tools=tries.shows(_TOOL, [_USER], tools=[_TOOL_SCHEMA]),
+        reasoning_on=switch.on if switch else {},
+        reasoning_off=switch.off if switch else {},
+        thinks=_thinks(tries, switch, tags),
+        thinking_tags=tags,
+        reasoning_key=key,
+    )
+
+
+class _Tries:
+    """Renders small conversations with one template, until the time is over."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._deadline = thread_time() + _SECONDS
+
+    def text(self, messages: Sequence[Mapping[str, object]], **variables: object) -> str | None:
+        """None when the template refuses, or when there is no time left to ask it."""
+        from llmrun.engine.sandbox import render
+
+        if thread_time() > self._deadline:
+            return None
+        given = {"bos_token": "", "eos_token": "", "tools": None, "add_generation_prompt": True}
+        try:
+            return render(self._source, "abilities", {**given, **variables, "messages": [*messages]})
+        except TemplateRefused:
+            return None
+
+    def shows(self, mark: str, messages: Sequence[Mapping[str, object]], **variables: object) -> bool:
+        return mark in (self.text(messages, **variables) or "")
+
+    def prompt(self, variables: Mapping[str, object] | None = None) -> str | None:
+        """What one question becomes."""
+        return self.text([_USER], **(variables or {}))
+
+
+# --- past thinking, and the tags around it
+
+
+def _tags_and_key(
+    tries: _Tries, keys: Sequence[str], variables: Mapping[str, Sequence[Constant]]
+) -> tuple[ThinkingTags | None, str | None]:
+    """By an answer with its thinking: alone, then with a tool call, as some write it only then."""
+    switched_on = dict.fromkeys(variables, True)
+    for given in ({}, switched_on) if switched_on else ({},):
+        prompt = tries.prompt(given)
+        plain = tries.text([_USER, {"role": "assistant", "content": _SAID}], **_past(given))
+        for key, message in _answers(keys):
+            text = tries.text([_USER, message], **_past(given))
+            if text is not None and _THOUGHT in text and prompt is not None and not _REPEATED.search(text):
+                return _tags(text, prompt, plain or ""), key
+    return None, None
+
+
+def _past(variables: Mapping[str, object]) -> dict[str, Any]:
+    return {**variables, "add_generation_prompt": False}
+
+
+def _answers(keys: Sequence[str]) -> list[tuple[str | None, dict[str, Any]]]:
+    """Answers with their thinking, each with the key it is under; the key most programs send comes first."""
+    found: list[tuple[str | None, dict[str, Any]]] = []
+    ordered = sorted(keys, key=lambda key: key != "reasoning_content")
+    for calls in ({}, {"tool_calls": [_CALL]}):
+        for key in ordered:
+            content = "" if calls else _SAID  # gpt-oss takes only one of both with a call
+            found.append((key, {"role": "assistant", "content": content, key: _THOUGHT, **calls}))
+    parts = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _SAID}]
+    blocks = [{"type": "thoughts", "text": _THOUGHT}, {"type": "response", "text": _SAID}]
+    found.append((None, {"role": "assistant", "content": parts}))
+    found.append((None, {"role": "assistant", "content": {"blocks": blocks}}))
+    return found
+
+
+def _tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
+    """The tags in a conversation whose last message has thinking.
+
+    prompt  the same question when an answer is to begin
+    plain   the same conversation without the thinking
+    """
+    before, _, after = text.partition(_THOUGHT)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, prompt, strict=False))
+    shared = sum(1 for _ in same)
+    written, offered = before[shared:].strip(), prompt[shared:].strip()
+    header = plain.partition(_SAID)[0].rstrip()
+    last = _LAST_TAG.search(before.rstrip())
+    if written and not offered and _SAID not in written:  # what the model has to write itself
+        opening = written
+    elif last and not header.endswith(last[0]):
+        opening = last[0]
+    else:  # the prompt says more than a past message does
+        opening = offered
+    between, said, end = after.partition(_SAID)
+    between = between.strip()
+    closing = _closing(opening, between)
+    if not opening or not closing:
+        return None
+    answer_opening = between.removeprefix(closing).strip() if said else ""
+    if not answer_opening:
+        answer_opening = _tag_of_plain_answers(header, prompt, (opening, closing))
+        end = plain.partition(_SAID)[2]
+    return ThinkingTags(opening, closing, answer_opening, _answer_closing(end) if answer_opening else "")
+
+
+def _closing(opening: str, between: str) -> str:
+    """What stands after thinking: a tag, one of three parts when `opening` is, or a line of words."""
+    word = re.search(r">(\w+)<", opening)
+    named = re.match(rf"{_MARKUP}{word[1]}{_MARKUP}", between) if word else None
+    first = named or re.match(_MARKUP, between)
+    return first[0] if first else between.partition("\n")[0].strip()
+
+
+def _tag_of_plain_answers(header: str, prompt: str, known: tuple[str, str]) -> str:
+    """The tag right before an answer without thinking, if it is not what every prompt ends with."""
+    last = _LAST_TAG.search(header)
+    return "" if last is None or last[0] in known or last[0] in prompt else last[0]
+
+
+def _answer_closing(end: str) -> str:
+    """The tag after an answer when it is not the last one, which ends the turn."""
+    first = _FIRST_TAG.match(end.strip())
+    return first[0] if first and first[0] != end.strip() else ""
+
+
+def _written_tags(texts: Sequence[str]) -> ThinkingTags | None:
+    """Tags the template only speaks of: where it cuts thinking off, or tells the model how to write it."""
+    for text in texts:
+        found = _WRITTEN_TAG.search(text)
+        if found:
+            answer = "response>" if "</response>" in text else ""
+            opened, closed = (f"<{answer}", f"</{answer}") if answer else ("", "")
+            return ThinkingTags(f"<{found[1]}>", found[0], opened, closed)
+    return None
+
+
+# --- the switch
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    on: Mapping[str, object]
+    off: Mapping[str, object]
+    rank: tuple[int, bool]  # how far apart the endings are; whether it is simply true or false
+
+
+def _switch(tries: _Tries, variables: Mapping[str, Sequence[Constant]], tags: ThinkingTags | None) -> _Switch | None:
+    """The variable whose values differ most in how the prompt ends. One that only changes words must be a boolean."""
+    switches = [_tried(tries, name, constants, tags) for name, constants in variables.items()]
+    return max((switch for switch in switches if switch), key=lambda switch: switch.rank, default=None)
+
+
+def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: ThinkingTags | None) -> _Switch | None:
+    others = [value for value in constants if not isinstance(value, bool)]
+    values: list[Constant] = [True, False] if len(others) < len(constants) or not others else []
+    prompts = [({name: value}, tries.prompt({name: value})) for value in [*values, *others]]
+    prompts = [(variable, text) for variable, text in prompts if text is not None]
+    if not prompts:
+        return None
+    plain = tries.prompt()
+    off, off_text = min(prompts, key=lambda each: _ending(each[1], tags))
+    # In doubt what the template does by itself, then the first.
+    on, on_text = max(
+        [*prompts, ({}, plain)], key=lambda each: (_ending(each[1], tags), each[1] == plain, bool(each[0]))
+    )
+    contrast = _ending(on_text, tags) - _ending(off_text, tags)
+    if contrast:
+        return _Switch(on, off, (contrast, bool(values)))
+    printed = _WORD in (tries.prompt({name: _WORD}) or "")  # "Reasoning effort: high" takes any word
+    if values and not printed and tries.prompt({name: True}) != tries.prompt({name: False}):
+        return _Switch({name: True}, {name: False}, (0, True))
+    return None
+
+
+def _ending(text: str | None, tags: ThinkingTags | None) -> int:
+    """How a prompt ends: _CLOSED, _FREE or _OPENED."""
+    end = (text or "").rpartition(_ASKED)[2].rstrip()
+    if tags is None or not end:
+        return _FREE
+    if end.endswith(tags.opening):
+        return _OPENED
+    emptied = re.search(rf"{re.escape(tags.opening)}\s*{re.escape(tags.closing)}", end)
+    return _CLOSED if emptied or end.endswith(tags.closing) else _FREE
+
+
+def _thinks(tries: _Tries, switch: _Switch | None, tags: ThinkingTags | None) -> bool | None:
+    plain = tries.prompt()
+    ending = _ending(plain, tags)
+    if ending != _FREE:
+        return ending == _OPENED
+    if switch is None or plain is None:
+        return None
+    return True if plain == tries.prompt(switch.on) else False if plain == tries.prompt(switch.off) else None

@@ -1,0 +1,91 @@
+"""What a template's source speaks of when it speaks of thinking: read from its syntax tree, nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jinja2 import nodes
+
+from llmrun.engine.templating.budget import OverBudget
+from llmrun.engine.templating.source import LONGEST_SOURCE
+
+if TYPE_CHECKING:
+    from jinja2.environment import Environment
+
+Constant = str | int | bool
+_OF_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
+_KEY = re.compile(r"[A-Za-z_]\w{0,40}")
+_MOST = 12  # names, keys and constants of each: a template that knows more is not one
+
+
+@dataclass(frozen=True, slots=True)
+class Mentions:
+    """In the order of the source.
+
+    variables  names of thinking that the template reads, each with the constants it is compared with or given
+    keys       keys of thinking that it may look up in a message, such as "reasoning_content"
+    texts      what it may write: its own words and the constants of its expressions
+    """
+
+    variables: dict[str, list[Constant]]
+    keys: list[str]
+    texts: list[str]
+
+
+def mentions(environment: Environment, source: str) -> Mentions:
+    """Raises OverBudget, or what Jinja2 raises for what is no template."""
+    if len(source) > LONGEST_SOURCE:
+        raise OverBudget(f"its source has {len(source):,} characters, limit {LONGEST_SOURCE:,}")
+    variables: dict[str, list[Constant]] = {}
+    keys: dict[str, None] = {}
+    texts: list[str] = []
+    for node in _walk(environment.parse(source)):
+        if isinstance(node, nodes.Name) and node.ctx == "load" and _OF_THINKING.search(node.name):
+            variables.setdefault(node.name, [])
+        elif isinstance(node, nodes.Compare | nodes.Assign):
+            for name in _names(node):
+                variables.setdefault(name, []).extend(_constants(node))
+        elif isinstance(node, nodes.Getattr):
+            keys.update(dict.fromkeys(_keys(node.attr)))
+        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
+            keys.update(dict.fromkeys(_keys(node.value)))
+            texts.append(node.value)
+        elif isinstance(node, nodes.TemplateData):
+            texts.append(node.data)
+    chosen = [*variables.items()][:_MOST]
+    return Mentions({name: [*dict.fromkeys(found)][:_MOST] for name, found in chosen}, [*keys][:_MOST], texts)
+
+
+def _walk(tree: nodes.Node) -> Iterator[nodes.Node]:
+    """Every node, in the order of the source. Not by recursion: the tree may be deep."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(reversed([*node.iter_child_nodes()]))
+
+
+def _names(node: nodes.Compare | nodes.Assign) -> list[str]:
+    """The variables of thinking that a comparison, or the setting of a default, is about."""
+    if isinstance(node, nodes.Assign):
+        named = [node.target.name] if isinstance(node.target, nodes.Name) else []
+    else:
+        named = [found.name for found in _walk(node.expr) if isinstance(found, nodes.Name)]
+    return [name for name in named if _OF_THINKING.search(name)]
+
+
+def _constants(node: nodes.Compare | nodes.Assign) -> list[Constant]:
+    found: list[Constant] = []
+    for each in _walk(node):
+        negated = isinstance(each, nodes.Neg) and isinstance(each.node, nodes.Const)
+        value = each.node.value if negated else each.value if isinstance(each, nodes.Const) else None  # type: ignore[attr-defined]
+        if isinstance(value, str | int):
+            found.append(-value if negated and not isinstance(value, str) else value)
+    return found
+
+
+def _keys(text: str) -> list[str]:
+    return [text] if _KEY.fullmatch(text) and _OF_THINKING.search(text) else []

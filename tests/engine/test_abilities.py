@@ -1,0 +1,222 @@
+"""What a chat template can do is found out from itself: its switch for thinking, its tags, tools, a system role."""
+
+from __future__ import annotations
+
+from functools import cache
+from time import thread_time
+
+import pytest
+
+from llmrun.engine.abilities import (
+    TemplateAbilities,
+    ThinkingTags,
+    abilities_of,
+    begins_thinking,
+    reasoning_variables,
+)
+from llmrun.engine.sandbox import render
+from tests.support.downloads import llama_cpp_source
+
+FOLDER = llama_cpp_source() / "vendor/llama.cpp/models/templates"
+THINK = ("<think>", "</think>")
+COHERE = ("<|START_THINKING|>", "<|END_THINKING|>")
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+
+# Read from the templates by hand: values that switch thinking on and off, and the tags.
+REAL: dict[str, tuple[dict[str, object], dict[str, object], tuple[str, ...] | None]] = {
+    "Apertus-8B-Instruct": (
+        {"enable_thinking": True},
+        {"enable_thinking": False},
+        ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ),
+    "Apriel-1.6-15b-Thinker-fixed": ({}, {}, ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
+    "ByteDance-Seed-OSS": ({"thinking_budget": -1}, {"thinking_budget": 0}, ("<seed:think>", "</seed:think>")),
+    "Cohere2MoE": ({"reasoning": True}, {"reasoning": False}, (*COHERE, "<|START_TEXT|>", "<|END_TEXT|>")),
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": (
+        {"enable_thinking": True},
+        {"enable_thinking": False},
+        (*COHERE, "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    "GLM-4.6": ({"enable_thinking": True}, {"enable_thinking": False}, THINK),
+    "GLM-4.7-Flash": ({"enable_thinking": True}, {"enable_thinking": False}, THINK),
+    "HuggingFaceTB-SmolLM3-3B": ({"enable_thinking": True}, {"enable_thinking": False}, THINK),
+    "Kimi-K2-Thinking": ({}, {}, THINK),
+    "Kimi-K3": (
+        {"thinking": True},
+        {"thinking": False},
+        (
+            *("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+            *("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        ),
+    ),
+    "LFM2.5-8B-A1B": ({}, {}, THINK),
+    "MiMo-VL": ({}, {}, None),
+    "MiniMax-M2": ({}, {}, THINK),
+    "MiniMax-M3": ({"thinking_mode": "enabled"}, {"thinking_mode": "disabled"}, ("<mm:think>", "</mm:think>")),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ({"enable_thinking": True}, {"enable_thinking": False}, THINK),
+    "NVIDIA-Nemotron-Nano-v2": ({}, {}, THINK),
+    "Qwen-QwQ-32B": ({"enable_thinking": True}, {"enable_thinking": False}, THINK),
+    "Qwen-Qwen2.5-7B-Instruct": ({}, {}, None),
+    "Qwen-Qwen3-0.6B": ({"enable_thinking": True}, {"enable_thinking": False}, THINK),
+    "Reka-Edge": ({"enable_thinking": True}, {"enable_thinking": False}, THINK),
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": ({}, {}, THINK),
+    "deepseek-ai-DeepSeek-V3.1": ({"thinking": True}, {"thinking": False}, THINK),
+    "deepseek-ai-DeepSeek-V4": ({"thinking": True}, {"thinking": False}, THINK),
+    "google-gemma-2-2b-it": ({}, {}, None),
+    "google-gemma-4-31B-it": (
+        {"enable_thinking": True},
+        {"enable_thinking": False},
+        ("<|channel>thought", "<channel|>"),
+    ),
+    "ibm-granite-granite-3.3-2B-Instruct": (
+        {"thinking": True},
+        {"thinking": False},
+        (*THINK, "<response>", "</response>"),
+    ),
+    "inclusionai-ling-3.0-flash": ({"enable_thinking": True}, {"enable_thinking": False}, THINK),
+    "llama-cpp-rwkv-world": ({"enable_thinking": True}, {"enable_thinking": False}, THINK),
+    "meta-llama-Llama-3.1-8B-Instruct": ({}, {}, None),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ({}, {}, ("[THINK]", "[/THINK]")),
+    "muse-glimmer": ({}, {}, ("to=self<|message|>", "<|eom|>", "<|start|>assistant to=user<|message|>")),
+    "openai-gpt-oss-120b": ({}, {}, ("<|channel|>analysis<|message|>", "<|end|>", FINAL)),
+    "poolside-Laguna-S-2.1": ({"enable_thinking": True}, {"enable_thinking": False}, THINK),
+    "tencent-Hy3": (
+        {"reasoning_effort": "high"},
+        {"reasoning_effort": "no_think"},
+        ("<think:opensource>", "</think:opensource>"),
+    ),
+    "upstage-Solar-Open-100B": (
+        {"reasoning_effort": "high"},
+        {"reasoning_effort": "low"},
+        ("<|think|>", "<|end|>", "<|begin|>assistant<|content|>"),
+    ),
+}
+KEYS = {
+    "openai-gpt-oss-120b": "thinking",
+    "LFM2.5-8B-A1B": "thinking",
+    "upstage-Solar-Open-100B": "reasoning",
+    "unsloth-Apriel-1.5": "thought",
+    "Qwen-Qwen3-0.6B": "reasoning_content",
+    "google-gemma-2-2b-it": None,
+}
+THINKS = {  # when nothing is said
+    "Qwen-Qwen3-0.6B": True,
+    "GLM-4.7-Flash": True,
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": True,
+    "deepseek-ai-DeepSeek-V3.1": False,
+    "google-gemma-4-31B-it": False,
+    "MiniMax-M3": None,  # it lets the model choose
+    "Qwen-Qwen2.5-7B-Instruct": None,
+}
+
+
+def source_of(name: str) -> str:
+    return (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+@cache
+def real(name: str) -> TemplateAbilities:
+    return abilities_of(source_of(name))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_templates_switch_and_tags_are_found(name: str) -> None:
+    on, off, tags = REAL[name]
+    found = real(name)
+    assert (found.reasoning_on, found.reasoning_off) == (on, off)
+    assert found.thinking_tags == (ThinkingTags(*tags) if tags else None)
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_the_key_of_past_thinking_is_found(name: str) -> None:
+    assert real(name).reasoning_key == KEYS[name]
+
+
+@pytest.mark.parametrize("name", THINKS)
+def test_what_the_template_does_by_itself_is_found(name: str) -> None:
+    assert real(name).thinks is THINKS[name]
+
+
+def test_tools_and_a_system_role_are_found() -> None:
+    qwen = real("Qwen-Qwen3-0.6B")
+    assert (qwen.tools, qwen.system) == (True, True)
+    gemma = real("google-gemma-2-2b-it")
+    assert (gemma.tools, gemma.system) == (False, False)
+    needs_tools = real("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use")
+    assert (needs_tools.tools, needs_tools.system) == (True, True)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.jinja")))
+def test_a_template_that_asks_for_a_switch_by_its_usual_name_has_one(name: str) -> None:
+    source = source_of(name)
+    asks = "if enable_thinking" in source or "not enable_thinking" in source or "thinking_mode ==" in source
+    assert bool(real(name).reasoning_off) >= asks
+
+
+def prompt(source: str, **variables: object) -> str:
+    messages = [{"role": "user", "content": "Hi <think>"}]
+    given = {"bos_token": "", "eos_token": "", "tools": None, "add_generation_prompt": True}
+    return render(source, "t.jinja", {**given, **variables, "messages": messages})
+
+
+@pytest.mark.parametrize("name", [name for name, (_, off, _) in REAL.items() if off])
+def test_the_switch_changes_the_prompt(name: str) -> None:
+    source = source_of(name)
+    found = real(name)
+    off = prompt(source, **found.reasoning_off)
+    assert prompt(source, **found.reasoning_on) != off
+    tags = found.thinking_tags
+    assert tags is not None
+    assert not begins_thinking(off, tags)
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5-4B", "Kimi-K3", "GLM-4.7-Flash", "MiniMax-M2", "llama-cpp-deepseek-r1"])
+def test_a_prompt_that_opens_thinking_is_seen(name: str) -> None:
+    tags = real(name).thinking_tags
+    assert tags is not None
+    assert begins_thinking(prompt(source_of(name), enable_thinking=True), tags)
+    assert not begins_thinking("<|im_start|>user\n" + tags.opening + " is a tag<|im_end|>\n", tags)
+
+
+# --- small templates
+
+
+def test_a_word_that_is_only_printed_is_no_switch() -> None:
+    source = "Reasoning: {{ reasoning_effort or 'high' }}{{ messages[0].content }}"
+    assert abilities_of(source).reasoning_off == {}
+
+
+def test_what_only_changes_past_thinking_is_no_switch() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }}: {% if keep_thinking and m.thinking %}<think>{{ m.thinking }}</think>"
+        "{% endif %}{{ m.content }}\n{% endfor %}assistant: "
+    )
+    abilities = abilities_of(source)
+    assert abilities.reasoning_off == {}
+    assert abilities.thinking_tags == ThinkingTags(*THINK)
+    assert abilities.reasoning_key == "thinking"
+
+
+def test_a_switch_that_must_be_set_to_end_thinking_needs_nothing_to_begin_it() -> None:
+    source = "{{ messages[0].content }}<think>{% if reasoning_effort == 'none' %}</think>{% endif %}"
+    assert reasoning_variables(source, on=True) == {}
+    assert reasoning_variables(source, on=False) == {"reasoning_effort": "none"}
+    assert abilities_of(source).thinks is True
+
+
+def test_parts_written_out_as_they_are_show_no_tags() -> None:
+    assert abilities_of("{% for m in messages %}{{ m.content }}{% endfor %}").thinking_tags is None
+
+
+@pytest.mark.parametrize("source", ["{% if", "{{ raise_exception('never') }}", "", "{{ 1 / 0 }}"])
+def test_a_template_that_renders_nothing_can_nothing(source: str) -> None:
+    assert abilities_of(source) == TemplateAbilities()
+
+
+def test_a_template_that_takes_its_time_is_not_tried_for_ever() -> None:
+    loop = "{% for i in range(20000) %}{% if thinking_a or thinking_b == 'x' %}{% endif %}{% endfor %}"
+    began = thread_time()
+    abilities_of(
+        loop + "".join(f"{{{{ m.thought_{i} }}}}{{% if thinking_{i} == 'x' %}}{{% endif %}}" for i in range(20))
+    )
+    assert thread_time() - began < 2.5
