@@ -9,7 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-# Of so many layers the last one sees everything, where the file does not say otherwise (llama.cpp's src/models).
+# Of so many layers the last one sees everything, where the file does not say otherwise (llama.cpp's src/models); of 0,
+# none does.
 _PERIODS = {
     "afmoe": 4,
     "cohere2": 4,
@@ -18,6 +19,7 @@ _PERIODS = {
     "gemma3": 6,
     "gemma3n": 5,
     "gpt-oss": 2,
+    "lfm2": 0,
     "mellum": 4,
     "olmo2": 4,
     "plamo3": 8,

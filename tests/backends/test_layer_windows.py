@@ -35,6 +35,8 @@ def windows(tmp_path: Path, architecture: str, n_layers: int = 6, **attention: A
         ("gemma3", {"sliding_window": 16, "sliding_window_pattern": 3}, [16, 16, 0] * 2),
         ("cohere2", {"sliding_window": 16, "sliding_window_pattern": 0}, [16] * 6),
         ("gpt-oss", {"sliding_window": 16, "sliding_window_pattern": 1}, [0] * 6),
+        ("lfm2", {"sliding_window": 16}, [16] * 6),
+        ("lfm2", {}, [0] * 6),
         ("made", {"sliding_window": 16, "sliding_window_pattern": np.array([1, 0, 0, 1, 1, 0])}, [16, 0, 0, 16, 16, 0]),
         ("made", {"sliding_window_pattern": np.array([True, False] * 3)}, [0] * 6),
         ("gemma4", {"sliding_window": 16, "sliding_window_pattern": np.array([True, False] * 3)}, [16, 0] * 3),

@@ -16,8 +16,10 @@ from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import AttentionShape, Value
 from llmrun.kernels.weights import Matrix
 from tests.support.downloads import smollm2
+from tests.support.fidelity import plan_of
 from tests.support.gguf_files import Tensor, tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.sliding_window import WINDOW, tiny_sliding_window
+from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 from tests.support.tiny_models import TINY_MODELS, tiny_model
 
 VOCABULARY = len(tiny_vocabulary().tokens)
@@ -38,6 +40,18 @@ def test_plan_and_file_agree_on_tiny_models(tmp_path: Path, name: str) -> None:
     planned, filed = both(tiny_model(tmp_path, name))
     assert planned.weight_bytes == pytest.approx(filed.weight_bytes, rel=0.12)
     assert planned.products == filed.products
+    assert planned.kv_read == filed.kv_read
+
+
+@pytest.mark.parametrize("name", TINY_ARCHITECTURES)
+def test_plan_and_file_agree_on_every_architecture(tmp_path: Path, name: str) -> None:
+    """Experts, windows, layers without keys: whatever the header says of them. Of weights as above, and of vectors that
+    a file has but no matrix."""
+    path = tiny_architecture(tmp_path, name)
+    with open_gguf(path) as file:
+        planned, filed = needs_of_plan(plan_of(path)), needs_of_file(file)
+    assert planned.weight_bytes == pytest.approx(filed.weight_bytes, rel=0.12)
+    assert planned.products == pytest.approx(filed.products, rel=0.02)
     assert planned.kv_read == filed.kv_read
 
 
