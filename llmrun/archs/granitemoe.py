@@ -32,13 +32,13 @@ class Config(Hyperparameters):
 
 def check(file: GGUFFile) -> Config:
     keys = Keys(file)
-    residual_scale = keys.number("residual_scale", 0.0) or 1.0  # 0 means that there is none
+    residual_scale = keys.scale("residual_scale", 1.0)  # 0 means that there is none
     return Config.of(
         keys,
-        embedding_scale=keys.number("embedding_scale", 0.0) or 1.0,
-        attention_scale=keys.number("attention.scale", 0.0) or None,
+        embedding_scale=keys.scale("embedding_scale", 1.0),
+        attention_scale=keys.scale("attention.scale", 1.0) if keys.number("attention.scale", 0.0) else None,
         residual_scale=residual_scale,
-        logit_scale=keys.positive("logit_scale"),
+        logit_scale=keys.scale("logit_scale"),
         experts=experts_of(keys, feed_forward_of(keys), normalized=True, scale=residual_scale),
         shared=shared_size(keys, 0),
     )

@@ -134,9 +134,9 @@ def test_a_tokenizer_the_cpu_engine_lacks_is_known_before_anything_heavy(
 
 def as_another(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
     """A llama under the name of an architecture that is computed alike, but that we do not know."""
-    metadata["general.architecture"] = "ernie4_5"
+    metadata["general.architecture"] = "minicpm"
     for key in [key for key in metadata if key.startswith("llama.")]:
-        metadata["ernie4_5." + key.removeprefix("llama.")] = metadata.pop(key)
+        metadata["minicpm." + key.removeprefix("llama.")] = metadata.pop(key)
 
 
 def test_without_the_extra_the_command_that_installs_it_is_given(
@@ -148,7 +148,7 @@ def test_without_the_extra_the_command_that_installs_it_is_given(
         open_backend(path, backend="llama")
     assert error.value.hint.startswith(f"install it: {sys.executable} -m pip install ")
     other = changed_copy(path, tmp_path / "other.gguf", as_another)
-    with pytest.raises(UnsupportedModel, match="ernie4_5") as refusal:
+    with pytest.raises(UnsupportedModel, match="minicpm") as refusal:
         open_backend(other)
     assert f"{sys.executable} -m pip install " in refusal.value.hint
 
@@ -204,9 +204,9 @@ def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
 
 
 def test_an_unsupported_architecture_says_which_ones_are(tmp_path: Path) -> None:
-    metadata = {"general.architecture": "mamba", **tiny_vocabulary().metadata()}
-    path = write_gguf(tmp_path / "mamba.gguf", metadata, {})
-    with pytest.raises(UnsupportedModel, match=r"'mamba', the CPU engine runs .* others, such as llama") as error:
+    metadata = {"general.architecture": "minicpm", **tiny_vocabulary().metadata()}
+    path = write_gguf(tmp_path / "minicpm.gguf", metadata, {})
+    with pytest.raises(UnsupportedModel, match=r"'minicpm', the CPU engine runs .* others, such as llama") as error:
         open_backend(path, backend="cpu")
     assert error.value.exit_code == 3
     assert error.value.hint

@@ -326,6 +326,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
     "seed_oss": TinyArchitecture(
         "seed_oss", "attn_norm:w post_attention_norm:w " + _ATTENTION + _BIASES + _GATED, head_size=32
     ),
+    "ernie4_5": TinyArchitecture("ernie4_5", _LLAMA, {"rope.freq_base": 5e5}, head_size=32),
     "internlm2": TinyArchitecture("internlm2", _LLAMA, {"rope.freq_base": 1e6}, once="output:v,w"),
     "llama Mixtral": TinyArchitecture(
         "llama",

@@ -1,0 +1,26 @@
+"""The `ernie4_5` architecture: llama's form under another name, dense."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.archs import llama
+from llmrun.archs.hyperparameters import refuse_experts
+from llmrun.archs.keys import Keys
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+
+
+def check(file: GGUFFile) -> llama.Config:
+    """Raises UnsupportedModel for a bias that llama.cpp reads and leaves out."""
+    keys = Keys(file)
+    refuse_experts(keys)
+    if "blk.0.attn_output.bias" in file.tensors:
+        raise keys.unsupported("a bias of attention's output")
+    return llama.Config.of(keys)
+
+
+def plan(file: GGUFFile, config: llama.Config) -> Plan:
+    return llama.plan(file, config)
