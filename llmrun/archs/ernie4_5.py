@@ -17,7 +17,7 @@ def check(file: GGUFFile) -> llama.Config:
     """Raises UnsupportedModel for a bias that llama.cpp reads and leaves out."""
     keys = Keys(file)
     refuse_experts(keys)
-    if "blk.0.attn_output.bias" in file.tensors:
+    if any(name.endswith(".attn_output.bias") for name in file.tensors):
         raise keys.unsupported("a bias of attention's output")
     return llama.Config.of(keys)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from llmrun.archs.hyperparameters import MOST_LAYERS, MOST_WIDTH, feed_forward_of
+from llmrun.archs.hyperparameters import MOST_WIDTH, feed_forward_of
+from llmrun.archs.keys import MOST_LAYERS
 from llmrun.gguf.hyperparameters import MAX_EXPERTS
 from llmrun.kernels.plan_ops import Activation, Gating
 
@@ -78,7 +79,7 @@ def leading_dense(keys: Keys) -> int:
 
 
 def scale_of(keys: Keys) -> float:
-    return keys.number("expert_weights_scale", 0.0) or 1.0  # 0 means that there is none
+    return keys.scale("expert_weights_scale", 1.0)
 
 
 def gating_of(keys: Keys) -> Gating:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from llmrun.archs.keys import Keys
+from llmrun.archs.keys import MOST_LAYERS, Keys
 from llmrun.archs.rope_settings import RopeSettings
 from llmrun.kernels.plan_ops import AttentionShape
 
 # No model is near these; they keep a hostile header from asking for absurd amounts of work.
-MOST_LAYERS: Final = 1024
 MOST_HEADS: Final = 1024
 MOST_WIDTH: Final = 1 << 20
 MOST_CONTEXT: Final = 1 << 27
@@ -40,7 +39,7 @@ class Hyperparameters:
         all layers have any. Raises BadGGUF and UnsupportedModel."""
         _refuse_variants(keys)
         width = keys.integer("embedding_length", minimum=1, maximum=MOST_WIDTH)
-        heads = keys.of_all_layers("attention.head_count", minimum=1, maximum=MOST_HEADS)
+        heads = keys.of_all_layers("attention.head_count", minimum=1, maximum=min(width, MOST_HEADS))
         if kv_heads is None:
             kv_heads = keys.of_all_layers("attention.head_count_kv", heads, minimum=1, maximum=heads)
         if heads % kv_heads:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -12,7 +12,11 @@ from llmrun.gguf.problems import shown
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-_LARGEST_SCALE = 1e9  # no model is near it; it keeps float32 from overflowing
+# No model is near these; they keep a hostile header from asking for absurd amounts of work, and float32 from
+# overflowing.
+MOST_LAYERS: Final = 1024
+_LARGEST_SCALE = 1e9
+_LARGEST_NUMBER = 1e30
 
 
 class Keys:
@@ -39,12 +43,17 @@ class Keys:
 
     def number(self, key: str, default: float | None = None) -> float:
         name = self.name(key)
-        return self.file.number(name) if default is None else self.file.number(name, default)
+        value = self.file.number(name) if default is None else self.file.number(name, default)
+        if abs(value) > _LARGEST_NUMBER:
+            raise self.bad(key, f"{value:g} seen, must be at most {_LARGEST_NUMBER:g}")
+        return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.number(key, default)
         if value <= 0:
             raise self.bad(key, f"{value} seen, must be above 0")
+        if value < 1 / _LARGEST_NUMBER:
+            raise self.bad(key, f"{value:g} seen, must be at least {1 / _LARGEST_NUMBER:g}")
         return value
 
     def scale(self, key: str, default: float | None = None) -> float:
@@ -64,7 +73,8 @@ class Keys:
         """An integer, or an array of one for each layer, all equal. Raises UnsupportedModel where they differ."""
         if not isinstance(self.file.metadata.get(self.name(key)), np.ndarray):
             return self.integer(key, default, minimum=minimum, maximum=maximum)
-        values = {int(value) for value in self.file.integers(self.name(key))}
+        layers = self.integer("block_count", minimum=1, maximum=MOST_LAYERS)
+        values = set(self.of_each_layer(key, layers))
         if len(values) != 1:
             raise self.unsupported(f"a {self.name(key)} for each layer")
         value = values.pop()

@@ -65,6 +65,9 @@ class RopeSettings:
         dimensions = keys.integer("rope.dimension_count", head_size, minimum=2, maximum=head_size)
         if dimensions % 2:
             raise keys.bad("rope.dimension_count", f"{dimensions} seen, must be even")
+        of_window = "rope.dimension_count_swa"
+        if keys.integer(of_window, dimensions, minimum=0, maximum=_MOST_CONTEXT) != dimensions:
+            raise keys.unsupported(f"a {keys.name(of_window)} other than that of layers without a window")
         kind = keys.string("rope.scaling.type", "linear")  # one of four, or the file was refused
         base = keys.positive("rope.freq_base", 10000.0)
         factor = keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
@@ -87,8 +90,8 @@ class RopeSettings:
         """With the file's own settings of YaRN: llama.cpp reads them for few architectures."""
         if self.yarn is None:
             return self
-        fast = keys.positive("rope.scaling.yarn_beta_fast", self.yarn.fast)
-        slow = keys.positive("rope.scaling.yarn_beta_slow", self.yarn.slow)
+        fast = _turns(keys, "rope.scaling.yarn_beta_fast", self.yarn.fast)
+        slow = _turns(keys, "rope.scaling.yarn_beta_slow", self.yarn.slow)
         multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
         if multiplier < 0:
             raise keys.bad("rope.scaling.yarn_log_multiplier", f"{multiplier} seen, must be 0 or more")
@@ -150,3 +153,11 @@ class RopeSettings:
             return 1.0 if self.factor <= 1 else 0.1 * multiplier * log(self.factor) + 1.0
 
         return of(1.0) / of(yarn.log_multiplier) if yarn.log_multiplier else of(1.0)
+
+
+def _turns(keys: Keys, key: str, default: float) -> float:
+    """One of YaRN's two numbers of turns; real ones are 1 and 32."""
+    turns = keys.positive(key, default)
+    if not 1e-6 <= turns <= 1e6:
+        raise keys.bad(key, f"{turns:g} seen, must be 1e-06 to 1e+06")
+    return turns

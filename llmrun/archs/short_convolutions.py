@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.archs.hyperparameters import MOST_HEADS, layers_of
+from llmrun.archs.keys import Keys
 
 if TYPE_CHECKING:
-    from llmrun.archs.keys import Keys
     from llmrun.archs.writer import PlanWriter
     from llmrun.kernels.plan_ops import Value
 
 _MOST_TAPS = 64  # 3 in real models
+_FEATURES_AT_ONCE = 16  # the kernel takes whole vectors
 
 
 def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
@@ -38,7 +39,10 @@ def taps_of(keys: Keys) -> int:
 
 
 def add_convolution(w: PlanWriter, block: str, h: Value, taps: int, to: Value) -> None:
-    """to += the convolution of h"""
+    """to += the convolution of h. Raises UnsupportedModel."""
+    if to.width % _FEATURES_AT_ONCE:
+        keys = Keys(w.tensors.file)
+        raise keys.unsupported(f"a convolution of {to.width} features, must be a multiple of {_FEATURES_AT_ONCE}")
     weight = w.tensors.vector(f"{block}.shortconv.conv.weight", taps, to.width).reshape(to.width, taps)
     mixed = w.plan.convolve(w.linear(f"{block}.shortconv.in_proj", h, 3 * to.width), weight)
     w.linear_add(f"{block}.shortconv.out_proj", mixed, to=to)

@@ -62,5 +62,5 @@ def _check_experts(file: Metadata, architecture: str) -> None:
 def _most(file: Metadata, key: str) -> int:
     """A number, or the largest of one for each layer; 0 where the key is missing."""
     if isinstance(file.metadata.get(key), np.ndarray):
-        return int(file.integers(key).astype(np.int64).max(initial=0))
+        return int(file.integers(key).max(initial=0))
     return file.integer(key, 0, minimum=0)

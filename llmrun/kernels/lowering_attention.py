@@ -86,6 +86,8 @@ def _memory(work: Lowering, place: ops.Place) -> tuple[int, int, int, int]:
 
 def _most_chunks(shape: ops.AttentionShape, n_blocks: int) -> int:
     """That a row sees part of. A window may begin in the middle of one."""
-    if shape.window:
-        return 1 + -(-(shape.window - 1) // CHUNK)
-    return -(-n_blocks * BLOCK // CHUNK)
+    of_context = -(-n_blocks * BLOCK // CHUNK)
+    if not shape.window:
+        return of_context
+    # A pool of a window has no more blocks than it takes, but they come round: a chunk more.
+    return min(of_context, -(-(shape.window - 1) // CHUNK)) + 1

@@ -7,15 +7,19 @@ import tempfile
 import warnings
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
 
 from llmrun.archs.registry import plan_of_header
-from llmrun.errors import ModelFileError
-from llmrun.gguf.reader import read_gguf
+from llmrun.errors import BadGGUF, ModelFileError, UnsupportedModel
+from llmrun.gguf.reader import open_gguf, read_gguf
+from tests.support.gguf_files import Tensor
 from tests.support.model_drafts import Draft, draft_of
 from tests.support.model_mutations import OF_METADATA, OF_TENSORS
 from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+from tests.support.tiny_models import changed_copy
 
 CASES = 60
 
@@ -45,3 +49,23 @@ def test_broken_metadata_ends_in_a_plan_or_in_words(name: str) -> None:
                 refused += 1
     assert refused > CASES // 4
     plan_of_header(read_gguf(draft(name).build(), Path("whole.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("qwen3", "attention.head_count", 65, "65 seen"),
+        ("gemma2", "attn_logit_softcapping", np.float64(1e300), r"1e\+300 seen"),
+        ("mistral3", "rope.scaling.yarn_beta_fast", np.float64(1e308), "seen"),
+        ("mistral3", "rope.scaling.yarn_beta_slow", np.float64(5e-324), "seen"),
+        ("qwen3", "feed_forward_length", np.full(5000, 96, np.int32), "5000 values seen"),
+        ("gemma3", "rope.dimension_count_swa", 8, "other than that of layers without a window"),
+    ],
+)
+def test_what_broke_a_reader_once(tmp_path: Path, name: str, key: str, value: object, words: str) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata[f"{name}.{key}"] = value
+
+    path = changed_copy(tiny_architecture(tmp_path, name), tmp_path / "changed.gguf", change)
+    with open_gguf(path) as file, pytest.raises((BadGGUF, UnsupportedModel), match=words):
+        plan_of_header(file)

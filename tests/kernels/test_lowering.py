@@ -19,9 +19,14 @@ from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import Gating, Value
 from llmrun.kernels.weights import Matrix, reserve
+from tests.support.fidelity import plan_of
 from tests.support.kernel_runs import matrix_of
 from tests.support.row_ops_plan import row_ops_plan
+from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 from tests.support.tiny_models import TINY_MODELS, tiny_model
+
+# One variant of each is enough: their ops are the same.
+ARCHITECTURES = list({row.architecture: name for name, row in TINY_ARCHITECTURES.items()}.values())
 
 # Words of an op record, counted from its arguments: what a kernel reads and what it writes.
 READS = {
@@ -166,6 +171,13 @@ def model_plan(tmp_path: Path) -> Callable[[str], Plan]:
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_no_two_threads_meet_in_memory(model_plan: Callable[[str], Plan], name: str, one_row: bool) -> None:
     assert races(lowered_plan(model_plan(name)), one_row=one_row) == []
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_no_two_threads_meet_in_a_model_of_any_architecture(tmp_path: Path, name: str) -> None:
+    lowered = lowered_plan(plan_of(tiny_architecture(tmp_path, name)))
+    assert races(lowered, one_row=True) == []
+    assert races(lowered, one_row=False) == []
 
 
 @pytest.mark.parametrize("one_row", [True, False])
