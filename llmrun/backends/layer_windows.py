@@ -24,7 +24,8 @@ _PERIODS = {
     "olmo2": 4,
     "plamo3": 8,
 }
-_WINDOWS = {"gemma2": 4096}  # where the file does not say
+_WINDOWS = {"exaone4": 4096, "gemma2": 4096}  # where the file does not say
+_ONLY_WITH_LAYERS = {"exaone4": 64}  # of a family in which one model has windows
 _IGNORED = frozenset({"phi3"})  # llama.cpp lets all layers see everything, as some files are wrong
 
 
@@ -34,7 +35,8 @@ def layer_windows(file: GGUFFile, n_layers: int) -> list[int]:
     architecture = file.string("general.architecture")
     key = f"{architecture}.attention.sliding_window"
     pattern = file.metadata.get(f"{key}_pattern", _PERIODS.get(architecture))
-    if pattern is None or architecture in _IGNORED:
+    others = _ONLY_WITH_LAYERS.get(architecture, n_layers) != n_layers
+    if pattern is None or architecture in _IGNORED or others:
         return [0] * n_layers
     window = file.integer(key, _WINDOWS.get(architecture, 0), minimum=0)
     if isinstance(pattern, np.ndarray):

@@ -14,9 +14,11 @@ from llmrun.backends.gpu_layers import (
     LayerSizes,
     NoRoomOnGpu,
     cache_by_context,
+    cache_bytes,
     layer_sizes,
     layers_that_fit,
 )
+from llmrun.backends.kv_bytes import KVBytes
 from llmrun.backends.llama_footprint import footprint_on_llama
 from llmrun.gguf.problems import shown
 
@@ -74,6 +76,9 @@ def decided(
 def _context_in_memory(asked: Placement, file: GGUFFile, train_context: int) -> int:
     """llama.cpp fills its cache with zeros at once: where memory is promised but not there, that kills."""
     cache = cache_by_context(file, asked.kv_type, max_sequences=asked.max_sequences)
+    if asked.cache_tokens is not None:
+        n_bytes = cache_bytes(file, asked.cache_tokens, asked.kv_type, max_sequences=asked.max_sequences)
+        cache = KVBytes(0, ((1, n_bytes),))  # however long the context
     return context_for(
         asked.context_size,
         train_context=train_context,

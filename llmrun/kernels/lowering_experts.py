@@ -10,7 +10,7 @@ from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
 from llmrun.kernels.expert_tables import SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN, Tables, tables_bytes
-from llmrun.kernels.lowering_base import FLOAT, REPLICATED_OUTPUT, float_word, private_inputs
+from llmrun.kernels.lowering_base import FLOAT, LANES, REPLICATED_OUTPUT, float_word, private_inputs
 from llmrun.kernels.lowering_linear import panels, source_words
 from llmrun.kernels.store import KernelName
 from llmrun.kernels.tile_shapes import MOST_GROUPS
@@ -63,11 +63,10 @@ def expert_linear(work: Lowering, op: ops.ExpertLinear) -> None:
 
 def expert_bias(work: Lowering, op: ops.ExpertBias) -> None:
     tables, x, out = work.tables[op.routing], work.buffers[op.x], work.place(op.out, private=True)
-    stride = round_up(FLOAT * op.bias.shape[1], records.CACHE_LINE)
-    biases = np.zeros((len(op.bias), stride // FLOAT), np.float32)
-    biases[:, : op.bias.shape[1]] = op.bias
+    assert op.bias.shape[1] % LANES == 0  # as the products of experts are
+    biases = np.ascontiguousarray(op.bias)
     work.keep.append(biases)
-    words = [x.address, x.stride, out.address, out.stride, address_of(biases), stride]
+    words = [x.address, x.stride, out.address, out.stride, address_of(biases), biases.strides[0]]
     words += [tables.experts, tables.row_bytes, op.x.width]
     work.emit(KernelName.of("experts_rows", "bias"), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
 

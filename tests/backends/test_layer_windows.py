@@ -37,6 +37,7 @@ def windows(tmp_path: Path, architecture: str, n_layers: int = 6, **attention: A
         ("gpt-oss", {"sliding_window": 16, "sliding_window_pattern": 1}, [0] * 6),
         ("lfm2", {"sliding_window": 16}, [16] * 6),
         ("lfm2", {}, [0] * 6),
+        ("exaone4", {"sliding_window": 16}, [0] * 6),  # of its models only that of 64 layers has windows
         ("made", {"sliding_window": 16, "sliding_window_pattern": np.array([1, 0, 0, 1, 1, 0])}, [16, 0, 0, 16, 16, 0]),
         ("made", {"sliding_window_pattern": np.array([True, False] * 3)}, [0] * 6),
         ("gemma4", {"sliding_window": 16, "sliding_window_pattern": np.array([True, False] * 3)}, [16, 0] * 3),
@@ -46,6 +47,10 @@ def test_windows_by_architecture_and_what_the_file_says(
     tmp_path: Path, architecture: str, attention: dict[str, Any], expected: list[int]
 ) -> None:
     assert windows(tmp_path, architecture, **attention) == expected
+
+
+def test_exaone_of_64_layers_has_windows_though_the_file_does_not_say_so(tmp_path: Path) -> None:
+    assert windows(tmp_path, "exaone4", 64) == [4096, 4096, 4096, 0] * 16
 
 
 def test_a_window_that_is_no_number_is_refused(tmp_path: Path) -> None:
