@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.output import out
 from llmrun.cli.report import Answer, completion_body, logprob_fields, stats_fields, waiting_words
-from llmrun.cli.thinking import ThinkingView
+from llmrun.cli.thinking import CertainAnswer, ThinkingView
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
 from llmrun.errors import LlmrunError
 from llmrun.types import FinishReason
@@ -30,14 +30,17 @@ def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hi
     thinking = ThinkingView(hidden=hide_thinking or as_json)
     logprobs: list[TokenLogprobs] = []
     finished: Finished | None = None
-    with cancelling(engine.cancel_current) as signals:
+    certain = CertainAnswer()
+    with cancelling(engine.cancel_current) as signals, _rest_written(certain, as_json=as_json):
         for event in engine.generate(request):
             if isinstance(event, PrefillProgress):
                 out.progress(waiting_words(event))
             elif isinstance(event, TextDelta):
                 if event.unopened:
                     thoughts, pieces = [*thoughts, *pieces], []
-                    if not as_json:
+                    if held := certain.rest():
+                        thinking.text(held)
+                    elif not as_json:
                         out.answer_was_thinking()
                 if event.reasoning:
                     thoughts.append(event.reasoning)
@@ -45,7 +48,7 @@ def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hi
                 pieces.append(event.text)
                 logprobs.extend(event.logprobs)
                 if not as_json:
-                    out.answer(event.text)
+                    out.answer(certain.passed(event))
             elif isinstance(event, Finished):
                 finished = event
     if finished is None:
@@ -60,6 +63,16 @@ def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hi
     _explain_length(done)
     out.fields(stats_fields(done))
     return 128 + signals[0] if signals else 0
+
+
+@contextmanager
+def _rest_written(certain: CertainAnswer, *, as_json: bool) -> Iterator[None]:
+    """However it ends: what was an answer until then is one."""
+    try:
+        yield
+    finally:
+        if not as_json:
+            out.answer(certain.rest())
 
 
 def _explain_length(done: Answer) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
 from llmrun.cli.output import out
+from llmrun.cli.terminal import is_terminal
 
 if TYPE_CHECKING:
     from llmrun.cli.flags import AnswerFlags
     from llmrun.engine.base import Answering
+    from llmrun.engine.requests import TextDelta
     from llmrun.settings import Settings
 
 
@@ -27,6 +30,24 @@ class ThinkingView:
             out.progress(f"thinking  {now - self._began:.0f} s")
         else:
             out.thinking(piece)
+
+
+class CertainAnswer:
+    """Lets through what is certainly the answer. On a terminal that is everything: a note can follow what turns out
+    to be none. Anywhere else nobody could take it back."""
+
+    def __init__(self) -> None:
+        self._waits = not is_terminal(sys.stdout)
+        self._held = ""
+
+    def passed(self, delta: TextDelta) -> str:
+        self._held += delta.text
+        return "" if delta.tentative and self._waits else self.rest()
+
+    def rest(self) -> str:
+        """What is still held, at the end of the answer, or because it was none."""
+        held, self._held = self._held, ""
+        return held
 
 
 def check_thinking(engine: Answering, flags: AnswerFlags) -> None:

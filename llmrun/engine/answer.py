@@ -134,7 +134,8 @@ class Answer:
         return [self._delta(held, ()), finished] if held != Split() else [finished]
 
     def _delta(self, split: Split, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> TextDelta:
-        return TextDelta(self.request_id, split.answer, tokens, logprobs, split.thought, split.unopened)
+        tentative = self.decoder.tentative and not self.over
+        return TextDelta(self.request_id, split.answer, tokens, logprobs, split.thought, split.unopened, tentative)
 
     def fail(self, error: LlmrunError) -> Failed:
         self.over = True

@@ -87,6 +87,11 @@ class ThinkingDecoder:
         """Text of the answer has come."""
         return self._splitter is None or self._splitter.phase is Phase.ANSWERING
 
+    @property
+    def tentative(self) -> bool:
+        """The answer so far may turn out to have been thinking."""
+        return self._splitter is not None and self._splitter.tentative
+
     def goes_on_after(self, token: int) -> bool:
         """Whether a token that ends an answer elsewhere only ends the thinking here."""
         stand_in = self._spelling and self._spelling.stand_ins.get(token)

@@ -65,6 +65,11 @@ class ThinkingSplitter:
         """The model is perhaps just ending its thinking."""
         return self.phase is Phase.THINKING and _begun(self._held, self._marks.closing) > 0
 
+    @property
+    def tentative(self) -> bool:
+        """The answer so far may turn out to have been thinking."""
+        return self.phase is Phase.ANSWERING and self._may_close
+
     def feed(self, text: str) -> Split:
         return self._take(text, final=False)
 
