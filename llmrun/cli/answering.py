@@ -82,7 +82,8 @@ def _explain_length(done: Answer) -> None:
     timings = done.finished.timings
     counted = timings.prompt_tokens > 0  # or else a server's pieces were, which may be several tokens
     if cut and done.reasoning and not done.text:
-        out.note("the answer was cut while the model was thinking (--think-budget N ends its thinking earlier)")
+        advice = "" if done.info.backend == "remote" else " (--think-budget N ends its thinking earlier)"
+        out.note(f"the answer was cut while the model was thinking{advice}")
     if not cut or (asked is not None and (timings.generated_tokens >= asked or not counted)):
         return
     if not done.info.context_size:

@@ -115,10 +115,28 @@ def test_thinking_cannot_be_asked_of_a_model_that_does_not(monkeypatch: pytest.M
     done = scripted("--no-think", "hello")
     assert done.stderr.startswith(b"note: --no-think: no switch and no tags")
     assert done.returncode == 0
-    assert scripted("--think-budget", "5", "hello").stderr.startswith(b"note: --think-budget: no tags")
+    for budget in ("0", "5"):
+        assert scripted("--think-budget", budget, "hello").stderr.startswith(b"note: --think-budget: no tags")
     monkeypatch.setenv("LLMRUN_THINK", "true")  # a wish for models that can
     done = scripted("hello")
     assert (done.stdout, done.stderr.count(b"\n"), done.returncode) == (b"You said: hello\n", 1, 0)
+
+
+def test_a_typed_wish_to_think_wins_over_a_budget_of_0_that_was_set_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = thinking_script(tmp_path)
+    both = scripted("--think", "--think-budget", "0", "-m", script, "Is it so?")
+    assert (both.returncode, both.stderr.split(b": ")[1]) == (2, b"--think")
+    monkeypatch.setenv("LLMRUN_THINK_BUDGET", "0")
+    assert b" thinking)" not in scripted("-m", script, "Is it so?").stderr
+    assert b" thinking)" in scripted("--think", "-m", script, "Is it so?").stderr
+    turns = words(["Is it so?", "/think on", "Is it so?", "/set think_budget 0", "Is it so?", "/think", "Is it so?"])
+    done = chat(tmp_path, "-m", script, turns=turns)
+    assert [" thinking)" in line for line in done.stderr.decode().splitlines() if " out" in line] == [0, 1, 0, 1]
+    chat(tmp_path, "--continue", "-m", script, turns="/set think_budget 0\n")
+    done = chat(tmp_path, "--continue", "--think", "-m", script, turns="Is it so?\n")
+    assert b" thinking)" in done.stderr
 
 
 def test_a_raw_prompt_has_no_thinking_to_ask_for(tmp_path: Path) -> None:
@@ -186,6 +204,19 @@ def test_a_server_is_asked_by_the_names_that_templates_know() -> None:
         done = llmrun("generate", "-m", server.url, "--think-budget", "9", "hi")
         assert (done.returncode, server.asked) == (2, [])
     assert done.stderr.startswith(b"error: --think-budget: not for a model behind a server")
+
+
+def test_what_was_set_for_good_is_not_asked_of_a_server_and_no_advice_is_given_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLMRUN_THINK_BUDGET", "9")
+    monkeypatch.setenv("LLMRUN_THINK", "true")
+    with serving(response(said(reasoning_content="hm", finish="length") + DONE)) as server:
+        done = llmrun("generate", "-m", server.url, "-n", "1", "hi")
+        assert done.returncode == 0
+        assert "chat_template_kwargs" not in server.asked[0].body
+    assert done.stderr.startswith(b"note: think, think_budget: set for models that run here, and not asked of a server")
+    assert b"cut while the model was thinking\n" in done.stderr
 
 
 # --- chat
