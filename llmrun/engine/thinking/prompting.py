@@ -41,7 +41,7 @@ class ModelThinking:
     def __init__(
         self, template: ChatTemplate | None, tokenizer: Tokenizer, known_pair: Sequence[str] | None = None
     ) -> None:
-        """`known_pair`: the two tags of a model whose template does not tell them."""
+        """`known_pair`: the two tags of a model whose template does not tell them; () for one that does not think."""
         self._source = template.source if template else None
         self.style: ThinkingStyle | None = recognised_style(self._source, tokenizer, known_pair) if template else None
         self.spelling: Spelling | None = spelled(self.style, tokenizer) if self.style else None
@@ -80,11 +80,11 @@ class ModelThinking:
         opened = rendered.rstrip().endswith(style.opening)
         if on is False and opened:
             rendered += style.ending if rendered[-1:].isspace() else style.blank + style.ending
-        elif on is False and not self.has_switch:
+        elif on is False and not self.has_switch and not style.guessed:
             rendered += style.nothing_thought
         end = rendered.rstrip()
         closed = any(end.endswith(text.strip()) for text in (*style.closing, style.ending))
-        return Beginning(rendered, opened=end.endswith(style.opening), may_close=not closed)
+        return Beginning(rendered, opened=end.endswith(style.opening), may_close=not closed and not style.guessed)
 
     def _variables(self, *, on: bool) -> dict[str, object]:
         from llmrun.engine.abilities import reasoning_variables

@@ -70,3 +70,10 @@ def test_a_vocabulary_may_give_the_tags_away() -> None:
     assert style
     assert style.opening == "[THINK]"
     assert recognised_style("{{ messages[0].content }}", ScriptedTokenizer(), None) is None
+    assert recognised_style("{{ messages[0].content }}", tokens, ()) is None  # known not to think
+
+
+def test_where_the_vocabulary_alone_speaks_of_thinking_the_prompt_says_nothing_of_it() -> None:
+    tokens = ScriptedTokenizer(more_control_tokens=("<think>", "</think>"))
+    beginning = ModelThinking(ChatTemplate("{{ messages[0].content }}", "model", "t"), tokens).begun("Why?", False)
+    assert (beginning.text, beginning.may_close) == ("Why?", False)
