@@ -101,6 +101,11 @@ class ThinkingDecoder:
     def may_be_closing(self) -> bool:
         return self._splitter is not None and self._splitter.may_be_closing
 
+    def think_no_more(self) -> None:
+        """From here on a mark that begins thinking is text of the answer."""
+        if self._splitter is not None:
+            self._splitter.think_no_more()
+
     def feed(self, token: int, data: bytes) -> Split:
         """Take a token and its bytes; return the text now certain. Nothing may be fed once `stopped_by` is set."""
         if self._splitter is None or self._spelling is None:
