@@ -65,6 +65,9 @@ def check_thinking(engine: Answering, flags: AnswerFlags, settings: Settings, ty
     if known is None:
         _tell_what_a_server_is_not_asked(settings, typed)
         return
+    known.prepare()
+    if known.style:
+        out.detail(f"thinking   between {known.style.opening} and {known.style.closing[0]}")
     if flags.think:
         known.require()
     if flags.think is False and not known.can_think:
