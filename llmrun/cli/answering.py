@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.output import out
 from llmrun.cli.report import Answer, completion_body, logprob_fields, stats_fields, waiting_words
-from llmrun.cli.thinking import ThinkingView
+from llmrun.cli.thinking import CertainAnswer, ThinkingView
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
 from llmrun.errors import LlmrunError
 from llmrun.types import FinishReason
@@ -30,14 +30,17 @@ def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hi
     thinking = ThinkingView(hidden=hide_thinking or as_json)
     logprobs: list[TokenLogprobs] = []
     finished: Finished | None = None
-    with cancelling(engine.cancel_current) as signals:
+    certain = CertainAnswer()
+    with cancelling(engine.cancel_current) as signals, _rest_written(certain, as_json=as_json):
         for event in engine.generate(request):
             if isinstance(event, PrefillProgress):
                 out.progress(waiting_words(event))
             elif isinstance(event, TextDelta):
                 if event.unopened:
                     thoughts, pieces = [*thoughts, *pieces], []
-                    if not as_json:
+                    if held := certain.rest():
+                        thinking.text(held)
+                    elif not as_json:
                         out.answer_was_thinking()
                 if event.reasoning:
                     thoughts.append(event.reasoning)
@@ -45,7 +48,7 @@ def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hi
                 pieces.append(event.text)
                 logprobs.extend(event.logprobs)
                 if not as_json:
-                    out.answer(event.text)
+                    out.answer(certain.passed(event))
             elif isinstance(event, Finished):
                 finished = event
     if finished is None:
@@ -62,6 +65,16 @@ def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hi
     return 128 + signals[0] if signals else 0
 
 
+@contextmanager
+def _rest_written(certain: CertainAnswer, *, as_json: bool) -> Iterator[None]:
+    """However it ends: what was an answer until then is one."""
+    try:
+        yield
+    finally:
+        if not as_json:
+            out.answer(certain.rest())
+
+
 def _explain_length(done: Answer) -> None:
     """Say so when the context, not the user, ended the answer."""
     asked = done.request.max_tokens
@@ -69,7 +82,8 @@ def _explain_length(done: Answer) -> None:
     timings = done.finished.timings
     counted = timings.prompt_tokens > 0  # or else a server's pieces were, which may be several tokens
     if cut and done.reasoning and not done.text:
-        out.note("the answer was cut while the model was thinking (--think-budget N ends its thinking earlier)")
+        advice = "" if done.info.backend == "remote" else " (--think-budget N ends its thinking earlier)"
+        out.note(f"the answer was cut while the model was thinking{advice}")
     if not cut or (asked is not None and (timings.generated_tokens >= asked or not counted)):
         return
     if not done.info.context_size:

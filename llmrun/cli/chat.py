@@ -19,6 +19,7 @@ from llmrun.errors import LlmrunError, TemplateRefused, UsageError
 from llmrun.settings import RULES, Settings, data_folder, load_settings
 
 if TYPE_CHECKING:
+    from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Event
     from llmrun.cli.chatting.record import Record
     from llmrun.cli.chatting.screen import AnswerView, Completions, Turns
@@ -54,11 +55,10 @@ def chat(
     from llmrun.cli.chatting.events import ModelChanged
     from llmrun.cli.chatting.store import Store
 
-    said = list(_said(flags, settings))
     store = Store(data_folder() / "conversations")
     with closing(_last(store) if continued else _new(store, settings)) as record:
         flags.check_model(settings.model if flags.model is not None else record.conversation.model)
-        for event in said:
+        for event in list(_said(flags, settings, record.conversation)):
             if event != ModelChanged(record.conversation.model):
                 record.add(event)
         from llmrun.cli.open_model import open_model
@@ -69,16 +69,19 @@ def chat(
             return _talk(opened, store, record, flags, variables)
 
 
-def _said(flags: AnswerFlags, settings: Settings) -> Iterator[Event]:
-    """The flags that belong to a conversation, and are kept with it. Raises UsageError."""
+def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
+    """The flags that belong to a conversation, and are kept with it: what they change of the one before. Raises
+    UsageError."""
     from llmrun.cli.chatting.events import ModelChanged, PreferenceSet, SystemSet
-    from llmrun.cli.chatting.preferences import NAMES, STOP, checked_value
+    from llmrun.cli.chatting.preferences import NAMES, STOP, THINK_BUDGET, checked_value
     from llmrun.cli.open_model import lasting_name
 
     if flags.model is not None:
         yield ModelChanged(lasting_name(settings))
     if flags.system is not None:
         yield SystemSet(checked_text(flags.system, "--system"))
+    if flags.think and flags.think_budget is None and before.preferences.get(THINK_BUDGET) == 0:
+        yield PreferenceSet(THINK_BUDGET, None)  # said before, and the opposite
     for key, value in flags.given().items():
         if key in NAMES:
             yield PreferenceSet(key, checked_value(key, value))
@@ -134,7 +137,8 @@ def _talk(opened: OpenModel, store: Store, record: Record, flags: AnswerFlags, v
             "known family",
             hint="give it one with --chat-template FILE, or complete texts with llmrun generate --raw",
         )
-    check_thinking(engine, flags)
+    settings = _unsaid(flags)
+    check_thinking(engine, flags, settings, record.conversation.preferences)
     with (
         closing(_turns(lambda before: completions(conversing, before))) as turns,
         Signals(engine.cancel_current, turns.restore) as signals,
@@ -143,7 +147,7 @@ def _talk(opened: OpenModel, store: Store, record: Record, flags: AnswerFlags, v
             opened,
             store=store,
             record=record,
-            settings=_unsaid(flags),
+            settings=settings,
             variables=variables,
             turns=turns,
             view=_view(),

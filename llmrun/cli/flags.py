@@ -68,6 +68,8 @@ class AnswerFlags:
 
     def settings(self) -> Settings:
         """The settings of this run; `out` obeys them from here on. Raises UsageError."""
+        if self.think and self.think_budget == 0:
+            raise UsageError("--think: --think-budget 0 means no thinking at all", hint="give one of the two")
         settings = load_settings(self.given())
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings

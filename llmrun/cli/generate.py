@@ -65,7 +65,7 @@ def generate(
     # Nothing heavy is imported above this line: a usage error comes at once.
     from llmrun.cli.answering import answer
     from llmrun.cli.open_model import open_model
-    from llmrun.cli.thinking import check_thinking, wanted_thinking
+    from llmrun.cli.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
     from llmrun.engine.template import prepare_rendering
 
@@ -77,15 +77,18 @@ def generate(
             seed=settings.seed if settings.seed is not None else secrets.randbelow(RANDOM_SEEDS),
         )
         out.detail(f"sampling   {described_sampling(sampling)}")
-        check_thinking(opened.engine, flags)
+        typed = flags.given()
+        if not raw:
+            check_thinking(opened.engine, flags, settings, typed)
+        wish = Wish(None, None) if raw else wanted_thinking(opened.engine, settings, typed)
         request = Request(
             prompt=TextPrompt(text) if raw else ChatPrompt(messages, template_kwargs=variables),
             max_tokens=settings.max_tokens,
             stop=stops,
             sampling=sampling,
             logprobs=logprobs,
-            think=None if raw else wanted_thinking(opened.engine, settings),
-            think_budget=None if raw else settings.think_budget,
+            think=wish.think,
+            think_budget=wish.think_budget,
         )
         hidden = settings.hide_thinking
         return answer(opened.engine, request, model=opened.name, as_json=json_output, hide_thinking=hidden)

@@ -144,6 +144,4 @@ def _describe(engine: Engine) -> None:
         of_a_token = info.kv_bytes / (info.context_size * info.max_sequences) / 1e3
         out.detail(f"KV cache   {info.kv_type}, {of_a_token:.1f} kB a token, {info.kv_bytes / 1e6:.1f} MB when full")
     out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
-    if engine.thinking and (style := engine.thinking.style):
-        out.detail(f"thinking   between {style.opening} and {style.closing[0]}")
     out.detail(f"loaded in  {engine.load_s:.2f} s")

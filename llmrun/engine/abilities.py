@@ -96,6 +96,7 @@ _LAST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP}|\w{{1,20}})?\Z")  # "<
 _FIRST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP})?")
 _WRITTEN_TAG = re.compile(r"</([\w:|]{0,20}think\w{0,20})>", re.IGNORECASE)
 _REPEATED = re.compile(r"['\"]type['\"]: *['\"]th")  # a list of parts that the template writes out as it is
+_LONGEST_TAG = 200  # characters
 _CLOSED, _FREE, _OPENED = range(3)  # how a prompt ends: thinking is over, the model decides, it has begun
 
 
@@ -208,19 +209,24 @@ def _tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
         opening = offered
     between, said, end = after.partition(_SAID)
     between = between.strip()
+    if not 0 < len(opening) <= _LONGEST_TAG:
+        return None
     closing = _closing(opening, between)
-    if not opening or not closing:
+    if not closing:
         return None
     answer_opening = between.removeprefix(closing).strip() if said else ""
     if not answer_opening:
         answer_opening = _tag_of_plain_answers(header, prompt, (opening, closing))
         end = plain.partition(_SAID)[2]
-    return ThinkingTags(opening, closing, answer_opening, _answer_closing(end) if answer_opening else "")
+    answer_closing = _answer_closing(end) if answer_opening else ""
+    if max(len(closing), len(answer_opening), len(answer_closing)) > _LONGEST_TAG:
+        return None
+    return ThinkingTags(opening, closing, answer_opening, answer_closing)
 
 
 def _closing(opening: str, between: str) -> str:
     """What stands after thinking: a tag, one of three parts when `opening` is, or a line of words."""
-    word = re.search(r">(\w+)<", opening)
+    word = re.search(r">(\w{1,40})<", opening)
     named = re.match(rf"{_MARKUP}{word[1]}{_MARKUP}", between) if word else None
     first = named or re.match(_MARKUP, between)
     return first[0] if first else between.partition("\n")[0].strip()
@@ -294,7 +300,7 @@ def _ending(text: str | None, tags: ThinkingTags | None) -> int:
         return _FREE
     if end.endswith(tags.opening):
         return _OPENED
-    emptied = re.search(rf"{re.escape(tags.opening)}\s*{re.escape(tags.closing)}", end)
+    emptied = any(after.lstrip().startswith(tags.closing) for after in end.split(tags.opening)[1:])
     return _CLOSED if emptied or end.endswith(tags.closing) else _FREE
 
 

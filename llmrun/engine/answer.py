@@ -99,12 +99,14 @@ class Answer:
 
     def _mind_the_budget(self) -> None:
         """When the model has thought as long as it may, let it write what ends its thinking. A tag that it is perhaps
-        just writing itself is not cut in two."""
+        just writing itself is not cut in two. It is ended once: a model that begins anew each time would fill the
+        context with that, so what it writes then is its answer."""
         budget = self.request.think_budget
         if budget is None or self.thinking_tokens < budget or self._forced:
             return
         if self.decoder.thinking and not self.decoder.may_be_closing:
             self._forced.extend(self.ending)
+            self.decoder.think_no_more()
 
     def finish(self, reason: FinishReason) -> list[Event]:
         """End the answer: what text is still held, then the last event."""
@@ -134,7 +136,8 @@ class Answer:
         return [self._delta(held, ()), finished] if held != Split() else [finished]
 
     def _delta(self, split: Split, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> TextDelta:
-        return TextDelta(self.request_id, split.answer, tokens, logprobs, split.thought, split.unopened)
+        tentative = self.decoder.tentative and not self.over
+        return TextDelta(self.request_id, split.answer, tokens, logprobs, split.thought, split.unopened, tentative)
 
     def fail(self, error: LlmrunError) -> Failed:
         self.over = True

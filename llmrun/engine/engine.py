@@ -61,7 +61,8 @@ class Engine:
         """Take over an open backend, and close it in `close`.
 
         chat_template  Jinja source that replaces the model's own
-        thinking_tags  the two around what the model thinks, for one whose template does not tell
+        thinking_tags  the two around what the model thinks, for one whose template does not tell; () where it never
+                       thinks
         load_s         seconds it took to open the backend, for the timings
         rows_per_step  prompt tokens to run in one step; the answers do not depend on it
         """

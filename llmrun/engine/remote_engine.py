@@ -86,7 +86,8 @@ class _Answer:
             self.first_answer = chunk.arrived
         logprobs = tuple(TokenLogprobs(chosen, top) for chosen, top in chunk.logprobs)
         reasoning = chunk.reasoning + split.thought
-        return [TextDelta(self.request_id, split.answer, (), logprobs, reasoning, split.unopened)]
+        tentative = self.splitter is not None and self.splitter.tentative
+        return [TextDelta(self.request_id, split.answer, (), logprobs, reasoning, split.unopened, tentative)]
 
     def end(self, ended: float, reason: FinishReason, load_s: float) -> list[Event]:
         """What text is still held, then the last event."""

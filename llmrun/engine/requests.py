@@ -96,6 +96,7 @@ class TextDelta:
     logprobs   one entry a token when the request asked for them, else empty
     reasoning  text the model thinks with, which comes before `text`; not part of the answer
     unopened   all text of the deltas before was thinking, too: the model has ended what it never began
+    tentative  such a delta may still come, after which `text` was thinking
 
     The texts of a request's deltas, joined, are the answer (those since the last `unopened` one, if there is one). An
     end-of-generation token has no delta.
@@ -107,6 +108,7 @@ class TextDelta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     reasoning: str = ""
     unopened: bool = False
+    tentative: bool = False
 
 
 @dataclass(frozen=True, slots=True)

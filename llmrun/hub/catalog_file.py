@@ -80,7 +80,7 @@ class CatalogEntry:
     default      the name of the one that is meant when none is said
     sampling     recommended, by the names of SamplingParams
     end_of_turn  texts of the tokens that end an answer; () where the GGUF has to tell
-    thinking     the texts around what a model thinks before it answers; None for one that does not
+    thinking     the texts around what a model thinks before it answers; () for one that does not; None: not said
     seen         who quoted its files, and when
     """
 
@@ -93,7 +93,7 @@ class CatalogEntry:
     context: int | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     end_of_turn: tuple[str, ...] = ()
-    thinking: tuple[str, str] | None = None
+    thinking: tuple[str, str] | tuple[()] | None = None
     aliases: tuple[str, ...] = ()
     seen: str = ""
 
@@ -284,7 +284,7 @@ def _shared_facts(keys: _Keys) -> dict[str, Any]:
         tags = keys.lines("thinking", rule)
         if len(tags) not in (0, 2):
             raise keys.wrong("thinking", tags, rule)
-        facts["thinking"] = (tags[0], tags[1]) if tags else None
+        facts["thinking"] = (tags[0], tags[1]) if tags else ()
     return facts
 
 

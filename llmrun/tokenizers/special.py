@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 MARK = "\ufdd0"
 
+# The kernel walks down a token from every place at which it may begin: a token without end would let a file decide how
+# long a text takes. Longer ones are searched for one after the other.
+_LONGEST_IN_TREE = 512  # bytes
+
 _ASCII_SPACE = " \t\n\v\f\r"
 
 
@@ -41,7 +45,9 @@ class SpecialTokens:
     """All special tokens of a vocabulary, found longest first, as llama.cpp does."""
 
     def __init__(self, tokens: Sequence[SpecialToken]) -> None:
-        self._tokens = sorted(tokens, key=lambda token: -len(token.text.encode()))
+        ordered = sorted(tokens, key=lambda token: -len(token.text.encode()))
+        self._long = [token for token in ordered if len(token.text.encode()) > _LONGEST_IN_TREE]
+        self._tokens = ordered[len(self._long) :]
         self._find_kernel = load_kernel("special_tokens", "find")
         texts = [token.text.encode() for token in self._tokens]
         self._lengths = [len(text) for text in texts]
@@ -63,9 +69,10 @@ class SpecialTokens:
         mark inside always does. `marks` are positions as `unmark` gives them."""
         encoded = text.encode()
         found = self._find(encoded, parse_control=parse_control, marks=_byte_offsets(text, marks))
+        long = self._long_in(text)
         wanted = (token for token in found.present if parse_control or not token.is_control)
-        if found.overlap or any(token.strips_left or token.strips_right for token in wanted):
-            return self._partition_by_length(text, found.present, parse_control=parse_control, marks=marks)
+        if long or found.overlap or any(token.strips_left or token.strips_right for token in wanted):
+            return self._partition_by_length(text, [*long, *found.present], parse_control=parse_control, marks=marks)
         parts: list[bytes | int] = []
         done = 0
         for at, number in zip(found.places.tolist(), found.numbers.tolist(), strict=True):
@@ -80,7 +87,8 @@ class SpecialTokens:
     def protect(self, text: str) -> str:
         """The text with every control string broken by a mark, and its own marks doubled."""
         places: set[int] = set()
-        for token in self._find(text.encode(), parse_control=True, marks=()).present:
+        found = self._find(text.encode(), parse_control=True, marks=())
+        for token in [*self._long_in(text), *found.present]:
             if token.is_control:
                 inside = _mark_offset(token)
                 at = text.find(token.text)
@@ -100,6 +108,9 @@ class SpecialTokens:
             if parse_control or not token.is_control:
                 spans = _cut_at(token, text, spans, marks if token.is_control else ())
         return [text[start:end].encode() if token_id < 0 else token_id for start, end, token_id in spans]
+
+    def _long_in(self, text: str) -> list[SpecialToken]:
+        return [token for token in self._long if token.text in text]
 
     def _find(self, encoded: bytes, *, parse_control: bool, marks: Sequence[int]) -> _Found:
         buffer = np.frombuffer(encoded + b"\0", np.uint8)

@@ -115,10 +115,28 @@ def test_thinking_cannot_be_asked_of_a_model_that_does_not(monkeypatch: pytest.M
     done = scripted("--no-think", "hello")
     assert done.stderr.startswith(b"note: --no-think: no switch and no tags")
     assert done.returncode == 0
-    assert scripted("--think-budget", "5", "hello").stderr.startswith(b"note: --think-budget: no tags")
+    for budget in ("0", "5"):
+        assert scripted("--think-budget", budget, "hello").stderr.startswith(b"note: --think-budget: no tags")
     monkeypatch.setenv("LLMRUN_THINK", "true")  # a wish for models that can
     done = scripted("hello")
     assert (done.stdout, done.stderr.count(b"\n"), done.returncode) == (b"You said: hello\n", 1, 0)
+
+
+def test_a_typed_wish_to_think_wins_over_a_budget_of_0_that_was_set_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = thinking_script(tmp_path)
+    both = scripted("--think", "--think-budget", "0", "-m", script, "Is it so?")
+    assert (both.returncode, both.stderr.split(b": ")[1]) == (2, b"--think")
+    monkeypatch.setenv("LLMRUN_THINK_BUDGET", "0")
+    assert b" thinking)" not in scripted("-m", script, "Is it so?").stderr
+    assert b" thinking)" in scripted("--think", "-m", script, "Is it so?").stderr
+    turns = words(["Is it so?", "/think on", "Is it so?", "/set think_budget 0", "Is it so?", "/think", "Is it so?"])
+    done = chat(tmp_path, "-m", script, turns=turns)
+    assert [" thinking)" in line for line in done.stderr.decode().splitlines() if " out" in line] == [0, 1, 0, 1]
+    chat(tmp_path, "--continue", "-m", script, turns="/set think_budget 0\n")
+    done = chat(tmp_path, "--continue", "--think", "-m", script, turns="Is it so?\n")
+    assert b" thinking)" in done.stderr
 
 
 def test_a_raw_prompt_has_no_thinking_to_ask_for(tmp_path: Path) -> None:
@@ -138,7 +156,17 @@ def test_thinking_that_was_never_opened_is_told_when_it_ends(tmp_path: Path) -> 
     body = json.loads(scripted("--json", "-m", script, "x").stdout)
     message = body["choices"][0]["message"]
     assert (message["reasoning"].strip(), message["content"]) == ("hm", "Yes.")
-    assert b"note: the text so far was thinking" in scripted("-m", script, "x").stderr
+    done = scripted("-m", script, "x")
+    assert done.stdout == b"Yes.\n"
+    assert done.stderr.startswith(b"thinking:\nhm\ndone thinking\n\n")
+    screen, _ = screen_of("generate", "--backend", "scripted", "-m", script, "x")
+    assert "note: the text so far was thinking" in plain(screen)
+
+
+def test_an_answer_that_was_uncertain_is_whole_in_a_pipe_also_when_it_is_cut(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [(TURN, "Yes.\nIt is.")], chat_template=SWITCHED)
+    assert scripted("-m", script, "x").stdout == b"Yes.\nIt is.\n"
+    assert scripted("-m", script, "-n", "3", "x").stdout == b"Yes\n"
 
 
 # --- behind a server
@@ -154,6 +182,20 @@ def test_a_server_that_tells_thinking_apart_and_one_that_does_not() -> None:
         assert done.stderr.startswith(b"thinking:\nhm\ndone thinking\n\n")
 
 
+def test_thinking_that_the_servers_template_opened_is_not_in_a_pipe() -> None:
+    stream = said("hm, ") + said("so\n</think>") + said("\n\nYes.", "stop") + counted(5, 9) + DONE
+    with serving(response(stream)) as server:
+        done = llmrun("generate", "-m", server.url, "hi")
+    assert done.stdout == b"Yes.\n"
+    assert done.stderr.startswith(b"thinking:\nhm, so\ndone thinking\n\n")
+
+
+def test_a_server_that_breaks_off_leaves_what_it_said() -> None:
+    with serving(response(said("Yes"))) as server:
+        done = llmrun("generate", "-m", server.url, "hi")
+    assert (done.stdout[:3], done.returncode) == (b"Yes", 5)
+
+
 def test_a_server_is_asked_by_the_names_that_templates_know() -> None:
     with serving(response(said("Yes.", "stop") + DONE)) as server:
         llmrun("generate", "-q", "-m", server.url, "--no-think", "hi")
@@ -162,6 +204,19 @@ def test_a_server_is_asked_by_the_names_that_templates_know() -> None:
         done = llmrun("generate", "-m", server.url, "--think-budget", "9", "hi")
         assert (done.returncode, server.asked) == (2, [])
     assert done.stderr.startswith(b"error: --think-budget: not for a model behind a server")
+
+
+def test_what_was_set_for_good_is_not_asked_of_a_server_and_no_advice_is_given_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLMRUN_THINK_BUDGET", "9")
+    monkeypatch.setenv("LLMRUN_THINK", "true")
+    with serving(response(said(reasoning_content="hm", finish="length") + DONE)) as server:
+        done = llmrun("generate", "-m", server.url, "-n", "1", "hi")
+        assert done.returncode == 0
+        assert "chat_template_kwargs" not in server.asked[0].body
+    assert done.stderr.startswith(b"note: think, think_budget: set for models that run here, and not asked of a server")
+    assert b"cut while the model was thinking\n" in done.stderr
 
 
 # --- chat
@@ -180,7 +235,8 @@ def test_a_chat_keeps_thinking_apart_and_hands_it_to_the_template(tmp_path: Path
 def test_a_chat_in_which_thinking_was_never_opened_keeps_the_answer_alone(tmp_path: Path) -> None:
     script = script_file(tmp_path, [(TURN, f"hm{ENDED}Yes.")], chat_template=SWITCHED)
     done = chat(tmp_path, "-m", script, turns=words(["So?", "/show conversation"]))
-    assert b"note: the text so far was thinking" in done.stderr
+    assert done.stdout == b"Yes.\n"
+    assert b"thinking:\nhm\ndone thinking" in done.stderr
     assert b"> So?\nYes.\n" in done.stderr
     kinds = [event["event"] for event in events_in(journals(tmp_path)[0])]
     last = kinds[len(kinds) - kinds[::-1].index("answer") :]
@@ -188,18 +244,26 @@ def test_a_chat_in_which_thinking_was_never_opened_keeps_the_answer_alone(tmp_pa
     assert set(last[1:-1]) == {"text"}
 
 
+def test_an_answer_that_is_replaced_is_no_thinking_of_the_new_one(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [(TURN, f"hm{ENDED}Yes.")], chat_template=SWITCHED)
+    done = chat(tmp_path, "-m", script, "--stop", "hm\nX", turns=words(["So?", "/regen"]))  # "hm" is held until the tag
+    assert done.stdout == b"Yes.\nYes.\n"
+    thoughts = [event["text"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "thought"]
+    assert thoughts == ["hm\n", "hm\n"]
+
+
 def test_a_model_may_think_again_after_it_has_begun_to_answer(tmp_path: Path) -> None:
     said = (
-        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis<|message|>hm<|end|>"
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis<|message|>hm, so<|end|>"
         "<|start|>assistant<|channel|>final<|message|>Yes."
     )
     script = script_file(
         tmp_path, [("So?<|end|><|start|>assistant", said)], chat_template=CHANNELS, control_tokens=CHANNEL_TOKENS
     )
     done = chat(tmp_path, "-m", script, turns=words(["So?", "/show conversation"]))
-    assert b"thinking:\nhm\ndone thinking" in done.stderr
+    assert b"thinking:\nhm, so\ndone thinking" in done.stderr
     assert b"> So?\nI look.\n\nYes.\n" in done.stderr
-    assert done.stdout.replace(b"\n", b"") == b"I look.Yes."
+    assert done.stdout == b"I look.\n\n\nYes.\n"  # the first line is ended before it thinks again
 
 
 def test_a_conversation_with_thinking_is_taken_up_again(tmp_path: Path) -> None:

@@ -220,3 +220,24 @@ def test_a_template_that_takes_its_time_is_not_tried_for_ever() -> None:
         loop + "".join(f"{{{{ m.thought_{i} }}}}{{% if thinking_{i} == 'x' %}}{{% endif %}}" for i in range(20))
     )
     assert thread_time() - began < 2.5
+
+
+@pytest.mark.parametrize("opening", ["'<x>' + 'w' * 100000 + '<y>'", "'<' + 'w' * 50 + '> ' * 100000"])
+def test_a_tag_without_end_is_none(opening: str) -> None:
+    source = (
+        "{% for m in messages %}{% if m.reasoning_content %}{{ " + opening + " + m.reasoning_content + '</t>' }}"
+        "{% endif %}{{ m.content }}{% endfor %}"
+    )
+    started = thread_time()
+    assert abilities_of(source).thinking_tags is None
+    assert thread_time() - started < 2.5
+
+
+def test_tags_of_a_sensible_length_are_found_beside_it() -> None:
+    source = (
+        "{% for m in messages %}{% if m.reasoning_content %}{{ '<x>' + 'w' * 30 + '<y>' + m.reasoning_content + "
+        "'</t>' }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    tags = abilities_of(source).thinking_tags
+    assert tags
+    assert tags.opening == f"<x>{'w' * 30}<y>"

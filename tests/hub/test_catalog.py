@@ -301,7 +301,7 @@ def test_every_fact_of_an_entry_is_read(own: Path) -> None:
 
 
 def test_an_entry_can_say_that_its_family_thinks_but_it_does_not(own: Path) -> None:
-    assert entry_of(written(own, "qwen3:mine", thinking="[]")).thinking is None
+    assert entry_of(written(own, "qwen3:mine", thinking="[]")).thinking == ()
 
 
 def test_sampling_defaults_have_the_names_of_the_sampler() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import thread_time
 
 import pytest
 from hypothesis import given
@@ -161,3 +162,25 @@ def test_protected_text_alone_is_plain_text(name: str) -> None:
     assert ids[-len(plain) :] == plain
     assert ids[: -len(plain)] in ([], [tokenizer.bos_id])
     assert tokenizer.unprotect(tokenizer.protect(text)) == text
+
+
+def test_a_token_of_any_length_is_found_and_protected() -> None:
+    long = "<|" + "é" * 300 + "|>"
+    special = SpecialTokens([*TOKENS, SpecialToken(7, long, is_control=True)])
+    text = f"a<|s|>{long}b"
+    assert special.partition(text, parse_control=True) == [b"a", START, 7, b"b"]
+    plain, marks = unmark(special.protect(text))
+    assert plain == text
+    assert [part for part in special.partition(plain, parse_control=True, marks=marks) if isinstance(part, int)] == [
+        WORD,
+        WORD,
+    ]
+
+
+def test_a_long_token_does_not_make_a_text_slow() -> None:
+    special = SpecialTokens([SpecialToken(1, "a" * 50_000 + "b", is_control=True)])
+    text = "a" * 200_000
+    started = thread_time()
+    assert special.partition(text, parse_control=True) == [text.encode()]
+    assert special.protect(text) == text
+    assert thread_time() - started < 2

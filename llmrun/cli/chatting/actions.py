@@ -52,15 +52,22 @@ def set_preference(chat: Chat, argument: str) -> None:
         chat.reply([f"{name} {_shown(chat.preference(name))}"])
         return
     chosen = None if value == DEFAULT else preferences.parse_value(name, value)
-    chat.record.add(PreferenceSet(name, chosen))
+    _prefer(chat, name, chosen)
     chat.confirm(f"{name} {_shown(chat.preference(name))}")
+
+
+def _prefer(chat: Chat, name: str, value: preferences.Value | None) -> None:
+    """To let it think takes back a budget of 0 that was set before."""
+    if name == preferences.THINK and value and chat.conversation.preferences.get(preferences.THINK_BUDGET) == 0:
+        chat.record.add(PreferenceSet(preferences.THINK_BUDGET, None))
+    chat.record.add(PreferenceSet(name, value))
 
 
 def think(chat: Chat, argument: str) -> None:
     on = preferences.parse_value(preferences.THINK, argument or "on") if argument != DEFAULT else None
     if on and chat.engine.thinking:
         chat.engine.thinking.require()
-    chat.record.add(PreferenceSet(preferences.THINK, on))
+    _prefer(chat, preferences.THINK, on)
     words = {None: "thinks or not as it does by itself", True: "thinks before it answers", False: "answers at once"}
     chat.confirm(f"the model {words[None if on is None else bool(on)]}")
 

@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmrun import __version__
 from llmrun.cli.chatting.events import (
@@ -145,8 +145,8 @@ class Conversation:
         return words if len(words) <= TITLE_CHARACTERS else words[: TITLE_CHARACTERS - 1] + "…"
 
     def history(self) -> Iterator[Event]:
-        """The shortest way here: events that make an equal conversation."""
-        yield self.began
+        """The shortest way here: events that make an equal conversation, in the format of today."""
+        yield replace(self.began, format=FORMAT)
         if self.model != self.began.model:
             yield ModelChanged(self.model)
         if self.system is not None:

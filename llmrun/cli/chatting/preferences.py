@@ -15,7 +15,8 @@ Preferences = Mapping[str, Value]  # name -> value; a name that is missing was n
 STOP = "stop"  # texts that end an answer; the only one that is no setting of `settings.py`
 CONTEXT = "ctx_size"  # kept with the conversation, but decided when the model is opened
 THINK = "think"
-THINKING = (THINK, "think_budget", "hide_thinking")
+THINK_BUDGET = "think_budget"
+THINKING = (THINK, THINK_BUDGET, "hide_thinking")
 NAMES = (*SAMPLING_SETTINGS, "seed", "max_tokens", STOP, CONTEXT, *THINKING)
 
 _OTHER_NAMES = {"temp": "temperature"}  # as the flag is spelled

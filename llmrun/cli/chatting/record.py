@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmrun.cli.chatting.conversation import Conversation
-from llmrun.cli.chatting.events import AnswerBegan, Asked, Event
+from llmrun.cli.chatting.events import FORMAT, AnswerBegan, Asked, Event
 from llmrun.cli.chatting.journal import InUse, Journal, Lock, lock_journal
 from llmrun.cli.chatting.store import Recording, Store, read_conversation
 from llmrun.cli.output import out
@@ -55,8 +55,8 @@ class Record:
 
 
 def take_up(store: Store, path: Path) -> tuple[Record, Recording]:
-    """Go on with a conversation from a file: in that file, if it is a journal that nobody else writes to, else in a
-    new one. Raises LlmrunError when it is damaged, and OSError when it cannot be read."""
+    """Go on with a conversation from a file: in that file, if it is a journal of today's format that nobody else
+    writes to, else in a new one. Raises LlmrunError when it is damaged, and OSError when it cannot be read."""
     if store.is_saved_copy(path):
         found = read_conversation(path)
         return Record(store, found.conversation), found
@@ -78,7 +78,11 @@ def take_up(store: Store, path: Path) -> tuple[Record, Recording]:
 
 
 def _opened(found: Recording, lock: Lock) -> Journal | None:
-    """The journal it was found in, or None where that file alone cannot be written: a new one begins then."""
+    """The journal it was found in, or None where that file alone cannot be written, or its format does not know all
+    events: a new one begins then."""
+    if found.conversation.began.format < FORMAT:
+        lock.release()
+        return None
     try:
         return Journal(found.path, found.whole_bytes, lock)
     except PermissionError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Thought
 from llmrun.cli.output import out
-from llmrun.cli.thinking import ThinkingView
+from llmrun.cli.thinking import CertainAnswer, ThinkingView
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.record import Record
@@ -24,9 +24,11 @@ class Saying:
         self._view = view
         self._seed = seed
         self._thinking = ThinkingView(hidden=hide_thinking)
+        self._certain = CertainAnswer()
         self._thoughts = ""  # before the answer began
         self._used_before = record.conversation.context_used
         self._ended = False
+        self._viewing = False  # the view has begun, and has not ended
         self.begun = False
 
     def take(self, delta: TextDelta) -> None:
@@ -35,12 +37,12 @@ class Saying:
         if delta.reasoning:
             self.thought(delta.reasoning)
         if delta.text:
-            self.text(delta.text)
+            self.text(delta)
 
-    def text(self, piece: str) -> None:
+    def text(self, delta: TextDelta) -> None:
         self._begin()
-        self._record.add(AnswerWent(piece))
-        self._view.text(piece)
+        self._record.add(AnswerWent(delta.text))
+        self._show(self._certain.passed(delta))
 
     def thought(self, piece: str) -> None:
         if not self.begun:
@@ -48,15 +50,19 @@ class Saying:
             self._thinking.text(piece)
             return
         self._record.add(Thought(piece))
-        self._view.end()
+        self._close_view()
         self._thinking.text(piece)
-        self._view.begin()
 
     def was_thinking(self) -> None:
         """All that was said so far was no answer yet."""
+        if not self.begun:  # nothing was: what the conversation has is the answer to be replaced
+            return
         self._thoughts += self._record.conversation.exchanges[-1].answer
-        self._view.end()
-        out.answer_was_thinking()
+        if held := self._certain.rest():
+            self._thinking.text(held)
+        else:
+            self._close_view()
+            out.answer_was_thinking()
         self._begin_answer()
 
     def finish(self, finished: Finished) -> None:
@@ -86,7 +92,8 @@ class Saying:
             return
         if not self._ended:
             self._record.add(AnswerEnded(FAILED, self._used_before, 0, 0, 0, 0.0, 0.0))
-        self._view.end()
+        self._show(self._certain.rest())
+        self._close_view()
 
     def _begin(self) -> None:
         if not self.begun:
@@ -98,4 +105,20 @@ class Saying:
         self._record.add(AnswerBegan(self._seed))
         if self._thoughts:
             self._record.add(Thought(self._thoughts))
-        self._view.begin()
+        self._open_view()
+
+    def _show(self, piece: str) -> None:
+        if piece:
+            self._open_view()
+            self._view.text(piece)
+
+    def _open_view(self) -> None:
+        if not self._viewing:
+            self._viewing = True
+            out.clear_progress()
+            self._view.begin()
+
+    def _close_view(self) -> None:
+        if self._viewing:
+            self._viewing = False
+            self._view.end()

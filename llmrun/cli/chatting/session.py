@@ -198,13 +198,14 @@ class Chat:
     def _answer(self, seed: int) -> None:
         """Answer the last question, and say how it went. A question that could not be answered is taken back and
         offered for editing; an answer that it had stays."""
+        wish = wanted_thinking(self.engine, self._now_set, self.conversation.preferences)
         request = Request(
             prompt=ChatPrompt(self.conversation.messages, template_kwargs=self._variables),
             max_tokens=self._now_set.max_tokens,
             stop=tuple(self._stops),
             sampling=replace(self.sampling, seed=seed),
-            think=wanted_thinking(self.engine, self._now_set),
-            think_budget=self._now_set.think_budget,
+            think=wish.think,
+            think_budget=wish.think_budget,
         )
         try:
             with self._turns.answering():
@@ -275,7 +276,8 @@ class Chat:
             return
         last = self.conversation.exchanges[-1]
         if last.thoughts and not last.answer:
-            out.note("the answer was cut while the model was thinking: /set think_budget ends its thinking earlier")
+            advice = ": /set think_budget ends its thinking earlier" if self.engine.thinking else ""
+            out.note(f"the answer was cut while the model was thinking{advice}")
         generated = finished.timings.generated_tokens
         counted = finished.timings.prompt_tokens > 0  # or else a server's pieces were, which may be several tokens
         if request.max_tokens is not None and (generated >= request.max_tokens or not counted):

@@ -87,6 +87,11 @@ class ThinkingDecoder:
         """Text of the answer has come."""
         return self._splitter is None or self._splitter.phase is Phase.ANSWERING
 
+    @property
+    def tentative(self) -> bool:
+        """The answer so far may turn out to have been thinking."""
+        return self._splitter is not None and self._splitter.tentative
+
     def goes_on_after(self, token: int) -> bool:
         """Whether a token that ends an answer elsewhere only ends the thinking here."""
         stand_in = self._spelling and self._spelling.stand_ins.get(token)
@@ -95,6 +100,11 @@ class ThinkingDecoder:
     @property
     def may_be_closing(self) -> bool:
         return self._splitter is not None and self._splitter.may_be_closing
+
+    def think_no_more(self) -> None:
+        """From here on a mark that begins thinking is text of the answer."""
+        if self._splitter is not None:
+            self._splitter.think_no_more()
 
     def feed(self, token: int, data: bytes) -> Split:
         """Take a token and its bytes; return the text now certain. Nothing may be fed once `stopped_by` is set."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmrun.engine.thinking.decoder import Spelling, spelled
@@ -32,19 +33,30 @@ class Beginning:
 
 
 class ModelThinking:
-    """What is known of an open model's thinking.
-
-    style     None: none is recognised, and all it writes is its answer
-    spelling  the style in the model's vocabulary
-    """
+    """What is known of an open model's thinking. It is found out when it is first asked for, which may take as long as
+    trying the template does: a raw prompt never asks."""
 
     def __init__(
         self, template: ChatTemplate | None, tokenizer: Tokenizer, known_pair: Sequence[str] | None = None
     ) -> None:
-        """`known_pair`: the two tags of a model whose template does not tell them."""
+        """`known_pair`: the two tags of a model whose template does not tell them; () for one that does not think."""
         self._source = template.source if template else None
-        self.style: ThinkingStyle | None = recognised_style(self._source, tokenizer, known_pair) if template else None
-        self.spelling: Spelling | None = spelled(self.style, tokenizer) if self.style else None
+        self._tokenizer = tokenizer
+        self._known_pair = known_pair
+
+    @cached_property
+    def style(self) -> ThinkingStyle | None:
+        """None: none is recognised, and all it writes is its answer."""
+        return recognised_style(self._source, self._tokenizer, self._known_pair) if self._source is not None else None
+
+    @cached_property
+    def spelling(self) -> Spelling | None:
+        """The style in the model's vocabulary."""
+        return spelled(self.style, self._tokenizer) if self.style else None
+
+    def prepare(self) -> None:
+        """Find out now what every chat prompt needs, and not when its clock runs."""
+        self.spelling  # noqa: B018
 
     @property
     def has_switch(self) -> bool:
@@ -80,11 +92,11 @@ class ModelThinking:
         opened = rendered.rstrip().endswith(style.opening)
         if on is False and opened:
             rendered += style.ending if rendered[-1:].isspace() else style.blank + style.ending
-        elif on is False and not self.has_switch:
+        elif on is False and not self.has_switch and not style.guessed:
             rendered += style.nothing_thought
         end = rendered.rstrip()
         closed = any(end.endswith(text.strip()) for text in (*style.closing, style.ending))
-        return Beginning(rendered, opened=end.endswith(style.opening), may_close=not closed)
+        return Beginning(rendered, opened=end.endswith(style.opening), may_close=not closed and not style.guessed)
 
     def _variables(self, *, on: bool) -> dict[str, object]:
         from llmrun.engine.abilities import reasoning_variables

@@ -54,6 +54,7 @@ class ThinkingSplitter:
         self._marks = marks
         self.phase = Phase.THINKING if opened else Phase.BEGINNING
         self._may_close = may_close and not opened and not marks.anywhere
+        self._may_open = True
         self._held = ""
         self._said: list[str] = []  # the answer so far, while it may turn out to have been thinking
         self._thoughts = self._answers = 0  # stretches of each that have begun
@@ -64,6 +65,19 @@ class ThinkingSplitter:
     def may_be_closing(self) -> bool:
         """The model is perhaps just ending its thinking."""
         return self.phase is Phase.THINKING and _begun(self._held, self._marks.closing) > 0
+
+    @property
+    def _openings(self) -> tuple[str, ...]:
+        return (self._marks.opening,) if self._may_open else ()
+
+    @property
+    def tentative(self) -> bool:
+        """The answer so far may turn out to have been thinking."""
+        return self.phase is Phase.ANSWERING and self._may_close
+
+    def think_no_more(self) -> None:
+        """From here on a mark that begins thinking is text."""
+        self._may_open = False
 
     def feed(self, text: str) -> Split:
         return self._take(text, final=False)
@@ -90,7 +104,7 @@ class ThinkingSplitter:
         return self._before_an_answer(final)
 
     def _before_an_answer(self, final: bool) -> bool:
-        marks = (self._marks.opening, *self._marks.closing, *self._marks.headers)
+        marks = (*self._openings, *self._marks.closing, *self._marks.headers)
         rest = self._held.lstrip()
         if any(mark.startswith(rest) and mark != rest for mark in marks) and not final:
             return False
@@ -120,7 +134,7 @@ class ThinkingSplitter:
 
     def _answering(self, final: bool) -> bool:
         marks = self._marks
-        known = (marks.opening, *marks.headers) if marks.anywhere else marks.closing if self._may_close else ()
+        known = (*self._openings, *marks.headers) if marks.anywhere else marks.closing if self._may_close else ()
         found = _completed_first(self._held, known)
         if found is None:
             self._answer_but_for_its_end(final, known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class ThinkingStyle:
     anywhere  every message says what it is, so that the model may think again after it began to answer
     ending    what the model itself would write to end its thinking and begin to answer
     blank     what it would write between `opening` and `ending` to think nothing
+    guessed   the vocabulary alone speaks of it: of some families all models have the tags, and few think
     """
 
     opening: str
@@ -34,6 +35,7 @@ class ThinkingStyle:
     anywhere: bool = False
     ending: str = ""
     blank: str = ""
+    guessed: bool = False
 
     @property
     def nothing_thought(self) -> str:
@@ -121,7 +123,8 @@ def recognised_style(
     template: str | None, tokenizer: Tokenizer, known_pair: Sequence[str] | None
 ) -> ThinkingStyle | None:
     """How a model marks its thinking: as its template says, else as is known of it by name (`known_pair`: its two
-    tags), else as its vocabulary gives away by having both tags as tokens. None: it does not think, or nobody knows."""
+    tags, or none), else as its vocabulary gives away by having both tags as tokens. None: it does not think, or nobody
+    knows."""
     for style in STYLES:
         if template and all(text in template for text in style.known_by or (style.opening, style.closing[0])):
             return style
@@ -130,11 +133,11 @@ def recognised_style(
 
         if tags := abilities_of(template).thinking_tags:
             return _style_of_tags(tags)
-    if known_pair:
-        return pair_style(*known_pair)
+    if known_pair is not None:
+        return pair_style(*known_pair) if known_pair else None
     for opening, closing in _PAIRS_OF_TOKENS:
         if _is_token(tokenizer, opening) and _is_token(tokenizer, closing):
-            return pair_style(opening, closing)
+            return replace(pair_style(opening, closing), guessed=True)
     return None
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmrun.cli.chatting.conversation import Conversation, new_conversation
-from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, Asked, Event, Undone, to_line
+from llmrun.cli.chatting.events import FORMAT, AnswerBegan, AnswerWent, Asked, Event, Thought, Undone, to_line
 from llmrun.cli.chatting.journal import ConversationFileError, InUse, Journal, lock_journal
 from llmrun.cli.chatting.record import Record, take_up
 from llmrun.cli.chatting.store import LARGEST_FILE, Store, checked_name, read_conversation
@@ -361,3 +361,20 @@ def test_a_journal_is_opened_only_by_who_holds_its_lock(store: Store) -> None:
     journal.close()
     journal.close()
     assert isinstance(read_conversation(store.journals()[0]).conversation, Conversation)
+
+
+def test_a_journal_of_an_older_format_stays_as_it_is_and_goes_on_in_one_of_today(store: Store) -> None:
+    store.folder.mkdir()
+    old = store.folder / "old.jsonl"
+    whole = BEGAN + to_line(asked()) + to_line(AnswerBegan(1)) + to_line(AnswerWent("so"))
+    old.write_bytes(whole)
+    record, _ = take_up(store, old)
+    record.add(AnswerBegan(2))
+    record.add(Thought("hm"))
+    assert old.read_bytes() == whole
+    assert record.path
+    assert record.path != old
+    went_on = read_conversation(record.path).conversation
+    assert (went_on.began.format, went_on.began.conversation, went_on.exchanges[0].thinking) == (FORMAT, "c", "hm")
+    record.close()
+    take_up(store, old)[0].close()  # its lock was let go

@@ -10,6 +10,7 @@ from llmrun.backends.scripted_tokenizer import ScriptedTokenizer
 from llmrun.engine.abilities import abilities_of
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.template import ChatTemplate
+from llmrun.engine.thinking import prompting
 from llmrun.engine.thinking.prompting import ModelThinking
 from llmrun.engine.thinking.styles import STYLES, ThinkingStyle, pair_style, recognised_style
 from tests.support.downloads import llama_cpp_source
@@ -70,3 +71,20 @@ def test_a_vocabulary_may_give_the_tags_away() -> None:
     assert style
     assert style.opening == "[THINK]"
     assert recognised_style("{{ messages[0].content }}", ScriptedTokenizer(), None) is None
+    assert recognised_style("{{ messages[0].content }}", tokens, ()) is None  # known not to think
+
+
+def test_where_the_vocabulary_alone_speaks_of_thinking_the_prompt_says_nothing_of_it() -> None:
+    tokens = ScriptedTokenizer(more_control_tokens=("<think>", "</think>"))
+    beginning = ModelThinking(ChatTemplate("{{ messages[0].content }}", "model", "t"), tokens).begun("Why?", False)
+    assert (beginning.text, beginning.may_close) == ("Why?", False)
+
+
+def test_a_template_is_not_tried_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(prompting, "recognised_style", lambda source, *_: tried.append(source))
+    known = thinking("{{ messages[0].content }}")
+    assert tried == []
+    known.prepare()
+    known.prepare()
+    assert (known.style, tried) == (None, ["{{ messages[0].content }}"])

@@ -177,6 +177,14 @@ def test_a_budget_holds_for_all_stretches_of_thinking_together() -> None:
     assert (gathered.reasoning, gathered.text) == ("hmhm", "Yes.")
 
 
+@pytest.mark.parametrize("budget", [0, 4])
+def test_a_model_that_begins_to_think_again_each_time_is_ended_once(budget: int) -> None:
+    script = [(TURN, "<think>hmhmhmhm"), (ENDED, "<think>hm</think>")]
+    gathered = answered(thinking_backend(SWITCHED, script=script), replace(ASK, think_budget=budget, max_tokens=200))
+    assert gathered.finished.reason is FinishReason.STOP
+    assert (gathered.reasoning, gathered.text) == ("hmhm"[:budget], "<think>hm</think>")
+
+
 def test_a_negative_budget_is_refused() -> None:
     with pytest.raises(UsageError, match="think_budget: -1"):
         Engine(thinking_backend()).submit(replace(ASK, think_budget=-1))
