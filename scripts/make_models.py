@@ -2,7 +2,7 @@
 """Models to measure with: shapes that people run, random weights, one file for each weight type.
 
     scripts/make_models.py FOLDER [TYPE ...]                   Llama 3.2 1B: Q4_0 Q4_K_M Q8_0 Q5_K_M Q6_K IQ4_XS MXFP4
-    scripts/make_models.py FOLDER Q4_K_M --shape gemma3-1b     another shape (see SHAPES); a minute or two each
+    scripts/make_models.py FOLDER Q4_K_M --shape gemma3-1b     another shape (see SHAPES); some minutes each
 
 llama.cpp quantizes them from a file of Q8_0; MXFP4, which it writes for experts alone, is quantized by gguf-py. The
 vocabularies are in llama-cpp-python's source distribution, which pip fetches.

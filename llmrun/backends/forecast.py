@@ -12,13 +12,13 @@ import numpy as np
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.needs import StepShape, needs_of
 from llmrun.kernels.op_speeds import WIDTHS
+from llmrun.kernels.tile_shapes import MANY_ROWS
 
 if TYPE_CHECKING:
     from llmrun.backends.speeds import Speeds
     from llmrun.kernels.op_speeds import AttentionSpeed
     from llmrun.kernels.plan import Plan
 
-_MANY_ROWS = 16  # linear_int8.py: from here on weights are unpacked for all rows
 # Seconds of a step in Python: batch, block tables, the engine's bookkeeping. SmolLM2: 0.45 to 0.5 ms of a token's 5.6
 # are outside the team of threads.
 _STEP_PYTHON = 450e-6
@@ -57,6 +57,8 @@ def step_seconds(plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> f
         if isinstance(op, ops.Linear | ops.ExpertLinear) and op.weight.is_integer and op.x not in quantized:
             quantized.add(op.x)
             total += _row_seconds("quantize", op.x, speeds, step)
+        if (changed := ops.sum_of(op)) is not None:
+            quantized.discard(changed)
     return total
 
 
@@ -105,7 +107,7 @@ def _linear_seconds(op: ops.Linear, speeds: Speeds, kv_type: str, step: StepShap
     speed = speeds.linear(op.weight.packed)
     reading = needs.weight_bytes / speed.read
     multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)
-    return speed.op + (max(reading, multiplying) if step.of(op.x) >= _MANY_ROWS else reading)
+    return speed.op + (max(reading, multiplying) if step.of(op.x) >= MANY_ROWS else reading)
 
 
 def _expert_linear_seconds(op: ops.ExpertLinear, speeds: Speeds, kv_type: str, step: StepShape) -> float:
@@ -121,7 +123,7 @@ def _attention_seconds(op: ops.Attention, speeds: Speeds, kv_type: str, step: St
     """In a small trial keys and values are in a cache, of a whole model they are not: they come as weights do."""
     needs = needs_of(op, kv_type, step)
     speed = _attention_speed(op, speeds, kv_type)
-    if step.rows >= _MANY_ROWS:
+    if step.rows >= MANY_ROWS:
         return needs.float_products / speed.multiply
     return speed.op + step.rows * needs.kv_bytes / min(speed.read, speeds.read_bandwidth())
 

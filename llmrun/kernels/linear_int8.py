@@ -29,16 +29,12 @@ from llmrun.kernels.linear_parts import (
 from llmrun.kernels.linear_tiles import tile
 from llmrun.kernels.memory import load_i64
 from llmrun.kernels.packed_types import PACKED_TYPES
-from llmrun.kernels.tile_shapes import tile_shape
+from llmrun.kernels.tile_shapes import MANY_ROWS, tile_shape
 from llmrun.kernels.work import PRIVATE_INPUT, claim, n_rows, private_row
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-# From so many rows on weights are unpacked for all of them. 60,000 x 2,048 of Q4_0, G products/s on 2 threads, by the
-# row and unpacked: 12 rows 284 and 255, 16 rows 351 and 350, 20 rows 358 and 399, 32 rows 374 and 480.
-MANY_ROWS = 16
 
 
 @kernel_family

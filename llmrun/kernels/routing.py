@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.kernels import records, simd
+from llmrun.kernels import curves, records, simd
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS, LEAST_SUM, SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN
 from llmrun.kernels.memory import load_f32, load_i32, load_i64, store_f32, store_i32, store_i64
@@ -110,7 +110,7 @@ def _highest(typingctx: Any, best: Any, numbers: Any) -> Any:
 @kernel_family
 def route(level: str) -> Callable[..., None]:
     """The experts of each row and their weights."""
-    exp = simd.Operations(level).exp
+    exp, sigmoid_of = simd.Operations(level).exp, curves.sigmoid(level)
 
     @inline_function
     def softmax(values: Any, count: Any) -> Any:
@@ -132,12 +132,8 @@ def route(level: str) -> Callable[..., None]:
 
     @inline_function
     def sigmoid(values: Any, count: Any) -> Any:
-        zero, one = simd.splat(types.float32(0)), simd.splat(types.float32(1))
         for at in range(0, count, 16):
-            value = simd.load_f32x16(values + 4 * at)
-            e = exp(simd.subtract(zero, simd.absolute(value)))
-            top = simd.select_negative(value, e, one)
-            simd.store_f32x16(values + 4 * at, simd.divide(top, simd.add(one, e)))
+            simd.store_f32x16(values + 4 * at, sigmoid_of(simd.load_f32x16(values + 4 * at)))
 
     @inline_function
     def highest(ranks: Any, count: Any) -> Any:

@@ -13,7 +13,7 @@ from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architectu
 
 # The first row of each architecture: variants differ in what no weight type changes.
 NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
-# llama.cpp's GELU is a table of float16: 3e-8 nats were the most seen.
+# llama.cpp's GELU is a table of float16.
 GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "starcoder2"), 1e-6
 # Wide enough for Q4_K_M, whose blocks are of 256.
 WIDE: dict[str, Any] = {

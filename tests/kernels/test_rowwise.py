@@ -73,7 +73,7 @@ def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: 
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("rows", ROWS)
 def test_gated_is_near_its_twin(level: str, rows: int, activation: Activation) -> None:
-    """Within 5 units in the last place (4 were the most seen): exp is within 2, and its error reaches e / (1 + e). Of
+    """Within 5 units in the last place: exp is within 2, and its error reaches e / (1 + e). Of
     gate times up where an activation is not silu: gelu's twin cancels below 0."""
     random = np.random.default_rng(rows)
     gate = np.clip(40 * random.standard_normal((rows, 101)), -87, 87).astype(np.float32)
