@@ -88,6 +88,17 @@ def test_the_cap_on_logits_takes_as_long_as_they_are_wide(plan: Plan) -> None:
     assert seconds(plan, speeds, 1) - without == pytest.approx(plan.logits.width)
 
 
+def test_a_sum_is_made_integers_anew_once_something_was_added(plan: Plan) -> None:
+    table, square = plan.matrices[0], next(one for one in plan.matrices if one.rows == one.columns)
+    sums = Plan()
+    x = sums.embed(table)
+    y = sums.linear(x, square)
+    sums.linear(x, square)
+    sums.add(y, to=x)
+    sums.output(x, table)
+    assert seconds(sums, changed("rows quantize", one=(1.0,) * 3), 1) == pytest.approx(2)
+
+
 def forecast_of(plan: Plan, speeds: Speeds, prompt: int) -> Forecast:
     return forecast_on_cpu(plan, speeds, vocabulary_size=300, prompt=prompt, kv_type="f16", max_rows=64)
 
