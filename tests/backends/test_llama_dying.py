@@ -35,6 +35,23 @@ def path(tmp_path: Path) -> Path:
     return tiny_model(tmp_path, "F32 untied llama3 rope")
 
 
+class Interrupted(BaseException):
+    """As KeyboardInterrupt and SystemExit: not an Exception."""
+
+
+@pytest.fixture(autouse=True)
+def lost_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption that comes while the garbage collector calls something (hypothesis has it timed) goes no
+    further, as Python has it, and is no failure of what was interrupted."""
+    report = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, Interrupted | KeyboardInterrupt):
+            report(unraisable)
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+
+
 def opened(path: Path, **options: object) -> LlamaBackend:
     with open_gguf(path) as file:
         return LlamaBackend(file, **{"context_size": 64, "max_sequences": 1, "threads": 1, **options})  # type: ignore[arg-type]
@@ -213,10 +230,6 @@ def test_ctrl_c_while_loading_ends_the_process(path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         opened(path)
     assert not processes[0].alive
-
-
-class Interrupted(BaseException):
-    """As KeyboardInterrupt and SystemExit: not an Exception."""
 
 
 @pytest.fixture
