@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from llmrun.archs.keys import MOST_LAYERS, Keys
 from llmrun.archs.rope_settings import RopeSettings
-from llmrun.kernels.plan_ops import AttentionShape
+from llmrun.kernels.kv_shapes import AttentionShape
 
 # No model is near these; they keep a hostile header from asking for absurd amounts of work.
 MOST_HEADS: Final = 1024

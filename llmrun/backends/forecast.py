@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.kernels import plan_ops as ops
+from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.needs import StepShape, needs_of
 from llmrun.kernels.op_speeds import WIDTHS
 from llmrun.kernels.tile_shapes import MANY_ROWS
@@ -68,8 +69,10 @@ def _op_seconds(op: ops.Op, speeds: Speeds, kv_type: str, step: StepShape) -> fl
             return 0.0  # in what a step takes besides
         case ops.RmsNorm() | ops.LayerNorm() | ops.HeadNorm() | ops.Bias() | ops.Add() | ops.AddGated():
             return _row_seconds("rmsnorm", op.out, speeds, step)
-        case ops.ExpertBias() | ops.Convolve():
+        case ops.ExpertBias() | ops.Convolve() | ops.Columns() | ops.Join():
             return _row_seconds("rmsnorm", op.out, speeds, step)
+        case ops.Scale():
+            return _row_seconds("rmsnorm", op.x, speeds, step)
         case ops.Combine():
             return _row_seconds("rmsnorm", op.y, speeds, step)
         case ops.Gated() | ops.Activate():
@@ -80,11 +83,11 @@ def _op_seconds(op: ops.Op, speeds: Speeds, kv_type: str, step: StepShape) -> fl
             return _row_seconds("swiglu", op.logits, speeds, step)
         case ops.ExpertLinear():
             return _expert_linear_seconds(op, speeds, kv_type, step)
-        case ops.Linear():
+        case ops.Linear() | ops.HeadLinear():
             return _linear_seconds(op, speeds, kv_type, step)
-        case ops.RopeStore():
+        case ops.RopeStore() | ops.Rotate():
             speed = _attention_speed(op, speeds, kv_type)
-            features = op.q.width + op.k.width + op.v.width
+            features = sum(value.width for value in ops.inputs_of(op))
             return step.rows * features * (speed.rope_one if step.rows == 1 else speed.rope_many)
         case ops.Attention():
             return _attention_seconds(op, speeds, kv_type, step)
@@ -100,7 +103,7 @@ def _shared_row_seconds(name: str, value: ops.Value, speeds: Speeds, step: StepS
     return step.of(value) * value.width * speeds.rows(name).many[-1] / WIDTHS[-1]
 
 
-def _linear_seconds(op: ops.Linear, speeds: Speeds, kv_type: str, step: StepShape) -> float:
+def _linear_seconds(op: ops.Linear | ops.HeadLinear, speeds: Speeds, kv_type: str, step: StepShape) -> float:
     needs = needs_of(op, kv_type, step)
     if not needs.weight_bytes:
         return 0.0
@@ -128,9 +131,9 @@ def _attention_seconds(op: ops.Attention, speeds: Speeds, kv_type: str, step: St
     return speed.op + step.rows * needs.kv_bytes / min(speed.read, speeds.read_bandwidth())
 
 
-def _attention_speed(op: ops.RopeStore | ops.Attention, speeds: Speeds, kv_type: str) -> AttentionSpeed:
+def _attention_speed(op: ops.RopeStore | ops.Rotate | ops.Attention, speeds: Speeds, kv_type: str) -> AttentionSpeed:
     """Of its shape, were there no window: that bounds the work, not its speed."""
-    assert isinstance(op.place.shape, ops.AttentionShape)
+    assert isinstance(op.place.shape, AttentionShape)
     return speeds.attention(replace(op.place.shape, window=0), kv_type)
 
 

@@ -24,7 +24,7 @@ from llmrun.kernels.op_speeds import WIDTHS, AttentionSpeed, LinearSpeed, OpSpee
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llmrun.kernels.plan_ops import AttentionShape
+    from llmrun.kernels.kv_shapes import AttentionShape
 
 _MOST_SECONDS = 30 * 24 * 3600
 _MOST_FILE_BYTES = 1 << 20

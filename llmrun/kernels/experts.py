@@ -36,7 +36,10 @@ def routed_reference(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np
         weights = _softmax(weights)
     if op.normalized:
         weights = weights / np.maximum(weights.sum(1, keepdims=True), np.float32(LEAST_SUM))
-    return chosen, (weights * np.float32(op.scale)).astype(np.float32)
+    weights = weights * np.float32(op.scale)
+    if op.expert_scales is not None:
+        weights = weights * op.expert_scales[chosen]
+    return chosen, weights.astype(np.float32)
 
 
 def expert_linear_reference(

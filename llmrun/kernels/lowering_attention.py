@@ -9,6 +9,7 @@ from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
 from llmrun.kernels.attention_layout import CHUNK, SEES_ALL, scratch_bytes, state_floats
 from llmrun.kernels.kv_layout import BLOCK
+from llmrun.kernels.kv_shapes import AttentionShape, Place
 from llmrun.kernels.lowering_base import FLOAT, REPLICATED_OUTPUT, float_word, private_inputs
 from llmrun.kernels.rotations import Pairing
 from llmrun.kernels.store import KernelName
@@ -27,7 +28,7 @@ def rope_store(work: Lowering, op: ops.RopeStore) -> None:
     words = [q.address, q.stride, k.address, k.stride, v.address, v.stride, out.address, out.stride]
     scratch, scratch_stride, *_ = _memory(work, op.place)
     words += [*work.cache_of(op.place), shape.heads, shape.kv_heads, scratch, scratch_stride]
-    words += [work.tables_of(op.place), *rotation_words(work.plan.ropes, op.rope)]
+    words += [work.tables_of(op.place), *rotation_words(work.plan.ropes, op.key_rope)]
     kernel = KernelName.of("rope", "rope_store", head_size=shape.head_size, kv_type=work.kv_type)
     work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(q, k, v), words)
 
@@ -62,12 +63,12 @@ def attention(work: Lowering, op: ops.Attention) -> None:
     work.emit(merge, op.out, REPLICATED_OUTPUT, words)
 
 
-def _shape(place: ops.Place) -> ops.AttentionShape:
-    assert isinstance(place.shape, ops.AttentionShape)
+def _shape(place: Place) -> AttentionShape:
+    assert isinstance(place.shape, AttentionShape)
     return place.shape
 
 
-def _memory(work: Lowering, place: ops.Place) -> tuple[int, int, int, int]:
+def _memory(work: Lowering, place: Place) -> tuple[int, int, int, int]:
     """(address of the threads' scratch, bytes of one thread's, address of partial results, bytes of a chunk's), the
     same for all layers of a shape."""
     key = f"attention {place.group}"
@@ -84,7 +85,7 @@ def _memory(work: Lowering, place: ops.Place) -> tuple[int, int, int, int]:
     return found
 
 
-def _most_chunks(shape: ops.AttentionShape, n_blocks: int) -> int:
+def _most_chunks(shape: AttentionShape, n_blocks: int) -> int:
     """That a row sees part of. A window may begin in the middle of one."""
     of_context = -(-n_blocks * BLOCK // CHUNK)
     if not shape.window:

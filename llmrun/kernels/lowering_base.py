@@ -11,6 +11,7 @@ import numpy as np
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
+from llmrun.kernels.kv_shapes import Place
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.weights import PackedMatrix
 
@@ -189,12 +190,12 @@ class Lowering:
         self.keep.append(padded)
         return address_of(padded)
 
-    def cache_of(self, place: ops.Place) -> tuple[int, int]:
+    def cache_of(self, place: Place) -> tuple[int, int]:
         """(address of a layer's first block, bytes of a block)."""
         memory = self.kv[place.group]
         return address_of(memory[place.layer]), memory.shape[2]
 
-    def tables_of(self, place: ops.Place) -> int:
+    def tables_of(self, place: Place) -> int:
         """Which of a step's block tables are a layer's: those of its window."""
         return self.plan.windows.index(place.shape.window)
 

@@ -9,6 +9,7 @@ import numpy as np
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import round_up
+from llmrun.kernels.kv_shapes import ConvolutionShape
 from llmrun.kernels.lowering_base import FLOAT, LANES, REPLICATED_OUTPUT, Buffer, float_word, private_inputs
 from llmrun.kernels.store import KernelName
 
@@ -101,7 +102,7 @@ def _add(work: Lowering, value: ops.Value, out: Buffer, x: Buffer, y: Buffer, fa
 def convolve(work: Lowering, op: ops.Convolve) -> None:
     """First all rows are kept, then they look back on each other."""
     shape = op.place.shape
-    assert isinstance(shape, ops.ConvolutionShape)
+    assert isinstance(shape, ConvolutionShape)
     assert shape.width % LANES == 0
     x, out = work.buffers[op.x], work.place(op.out, private=True)
     cache, block_bytes = work.cache_of(op.place)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.kv_layout import BLOCK
+from llmrun.kernels.kv_shapes import AttentionShape, KVShape
 from llmrun.kernels.packed_types import GROUP_ROWS
 from llmrun.kernels.plan import Plan
 from llmrun.kernels.weights import PackedLayout
@@ -73,8 +74,16 @@ def needs_of(op: ops.Op, kv_type: str, step: StepShape) -> Needs:
             return Needs(activation_bytes=_floats(step, op.y, op.gate, op.out, op.out))
         case ops.Activate():
             return Needs(activation_bytes=_floats(step, op.x, op.out))
-        case ops.SoftCap():
+        case ops.SoftCap() | ops.Scale():
             return Needs(activation_bytes=_floats(step, op.x, op.x))
+        case ops.Columns():
+            return Needs(activation_bytes=_floats(step, op.out, op.out))
+        case ops.Join():
+            return Needs(activation_bytes=_floats(step, op.a, op.b, op.out))
+        case ops.HeadLinear():
+            return _linear(op, step)
+        case ops.Rotate():
+            return Needs(activation_bytes=_floats(step, op.q, op.out))
         case ops.Convolve():
             return _convolution(op, kv_type, step)
         case ops.Route():
@@ -94,7 +103,7 @@ def needs_of(op: ops.Op, kv_type: str, step: StepShape) -> Needs:
             return Needs(activation_bytes=_floats(step, op.gate, op.up, op.out))
 
 
-def quantizing_needs(op: ops.Linear | ops.ExpertLinear, step: StepShape) -> Needs:
+def quantizing_needs(op: ops.Linear | ops.ExpertLinear | ops.HeadLinear, step: StepShape) -> Needs:
     """Of making the input of a product int8."""
     return Needs(activation_bytes=_floats(step, op.x) + _quantized_bytes(op, step))
 
@@ -104,16 +113,16 @@ def needs_of_step(plan: Plan, kv_type: str, step: StepShape) -> Needs:
     return sum((needs_of(op, kv_type, step) for op in plan.ops), Needs())
 
 
-def kv_position_bytes(shape: ops.KVShape, kv_type: str) -> int:
+def kv_position_bytes(shape: KVShape, kv_type: str) -> int:
     """Of what one layer keeps of a position."""
     return shape.block_bytes(kv_type) // BLOCK
 
 
-def _linear(op: ops.Linear, step: StepShape) -> Needs:
+def _linear(op: ops.Linear | ops.HeadLinear, step: StepShape) -> Needs:
     rows = step.of(op.x)
     weight_bytes = PackedLayout.of(op.weight).n_bytes if rows else 0
     products = rows * op.weight.rows * op.weight.columns
-    written = _floats(step, op.out) * (2 if op.adds else 1)
+    written = _floats(step, op.out) * (2 if isinstance(op, ops.Linear) and op.adds else 1)
     if op.weight.is_integer:
         return Needs(weight_bytes, 0, _quantized_bytes(op, step) + written, products=products)
     return Needs(weight_bytes, 0, _floats(step, op.x) + written, float_products=products)
@@ -145,7 +154,7 @@ def _convolution(op: ops.Convolve, kv_type: str, step: StepShape) -> Needs:
 
 def _attention(op: ops.Attention, kv_type: str, step: StepShape) -> Needs:
     shape = op.place.shape
-    assert isinstance(shape, ops.AttentionShape)
+    assert isinstance(shape, AttentionShape)
     lengths = range(step.start + 1, step.start + step.rows + 1)
     attended = sum(min(length, shape.window) for length in lengths) if shape.window else sum(lengths)
     kept = step.start + step.rows
@@ -162,5 +171,5 @@ def _floats(step: StepShape, *values: ops.Value) -> int:
     return sum(step.of(value) * value.width * _FLOAT for value in values)
 
 
-def _quantized_bytes(op: ops.Linear | ops.ExpertLinear, step: StepShape) -> int:
+def _quantized_bytes(op: ops.Linear | ops.ExpertLinear | ops.HeadLinear, step: StepShape) -> int:
     return step.of(op.x) * op.x.width // 32 * _QUANTIZED_BLOCK

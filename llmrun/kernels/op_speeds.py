@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.arena import address_of, allocate_huge
 from llmrun.kernels.kv_layout import BLOCK
+from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.packed_types import WIDE, WIDENED_TYPES
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import AttentionShape
 from llmrun.kernels.rotations import Rope, rotations_of
 from llmrun.kernels.store import load_kernels
 from llmrun.kernels.timed_team import TimedTeam

@@ -10,14 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmrun.kernels import plan_ops as ops
+from llmrun.kernels.kv_shapes import AttentionShape, ConvolutionShape, KVGroup, KVShape, Place
 from llmrun.kernels.plan_ops import (
     Activation,
-    AttentionShape,
-    ConvolutionShape,
     Gating,
-    KVGroup,
-    KVShape,
-    Place,
     Routing,
     Rows,
     Value,
@@ -97,6 +93,22 @@ class Plan:
         """to += sigmoid(gate) * y; `gate` has one feature"""
         self.ops.append(ops.AddGated(y, gate, to))
 
+    def scale(self, x: Value, factor: float) -> None:
+        """x *= factor"""
+        self.ops.append(ops.Scale(x, factor))
+
+    def columns(self, x: Value, first: int, width: int, groups: int = 1) -> Value:
+        """`width` features from `first` on, of each of `groups` equal parts of x."""
+        out = x.like(width * groups)
+        self.ops.append(ops.Columns(x, groups, first, out))
+        return out
+
+    def join(self, a: Value, b: Value, groups: int) -> Value:
+        """What a and b have of each of `groups` parts, side by side; all of a in each."""
+        out = b.like(b.width + a.width * groups)
+        self.ops.append(ops.Join(a, b, groups, out))
+        return out
+
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
         out = gate.like(gate.width)
         self.ops.append(ops.Gated(gate, up, activation, out))
@@ -121,6 +133,12 @@ class Plan:
         """to += x . weight"""
         self.ops.append(ops.Linear(x, weight, to, adds=True))
 
+    def head_linear(self, x: Value, weight: Matrix, heads: int) -> Value:
+        """Each of `heads` parts of x times its own rows of `weight`, float[heads * out, width of a part]."""
+        out = x.like(weight.rows)
+        self.ops.append(ops.HeadLinear(x, weight, heads, out))
+        return out
+
     def output(self, x: Value, weight: Matrix) -> None:
         self.logits = self.linear(x, weight)
 
@@ -138,16 +156,35 @@ class Plan:
         shape: AttentionShape,
         rope: Rope | None,
         *,
+        query_rope: Rope | None = None,
         scale: float | None = None,
         soft_cap: float = 0.0,
         sinks: NDArray[np.float32] | None = None,
     ) -> Value:
-        """Rotate, store and attend. `scale` None: 1 / sqrt(head size)."""
-        place = self._place(shape)
-        rotated, out = Value(q.width), Value(q.width)
-        self.ops.append(ops.RopeStore(q, k, v, place, self._number(rope), rotated))
+        """Rotate, store and attend. `query_rope` None: queries are rotated as keys; `scale` None: 1 / sqrt(head
+        size)."""
+        place, rotated = self._place(shape), Value(q.width)
+        numbers = self._number(query_rope or rope), self._number(rope)
+        self.ops.append(ops.RopeStore(q, k, v, place, *numbers, rotated))
+        return self._attend(rotated, place, scale, soft_cap, sinks)
+
+    def attention_again(
+        self, q: Value, shape: AttentionShape, rope: Rope | None, *, scale: float | None = None
+    ) -> Value:
+        """Rotate, and attend to what the last layer of that shape has stored."""
+        [number] = [number for number, group in enumerate(self.groups) if group.shape == shape]
+        place, rotated = Place(shape, number, self.groups[number].layers - 1), Value(q.width)
+        self.ops.append(ops.Rotate(q, place, self._number(rope), rotated))
+        return self._attend(rotated, place, scale, soft_cap=0.0, sinks=None)
+
+    def _attend(
+        self, q: Value, place: Place, scale: float | None, soft_cap: float, sinks: NDArray[np.float32] | None
+    ) -> Value:
+        shape = place.shape
+        assert isinstance(shape, AttentionShape)
+        out = Value(shape.heads * shape.value_size)
         scale = shape.head_size**-0.5 if scale is None else scale
-        self.ops.append(ops.Attention(rotated, place, scale, soft_cap, sinks, out))
+        self.ops.append(ops.Attention(q, place, scale, soft_cap, sinks, out))
         return out
 
     def convolve(self, x: Value, weight: NDArray[np.float32]) -> Value:
@@ -187,10 +224,11 @@ class Plan:
         normalized: bool,
         scale: float = 1.0,
         selection_bias: NDArray[np.float32] | None = None,
+        expert_scales: NDArray[np.float32] | None = None,
     ) -> Routing:
         """Choose `used` experts for each row."""
         routing = Routing(logits.width, used)
-        self.ops.append(ops.Route(logits, gating, normalized, scale, selection_bias, routing))
+        self.ops.append(ops.Route(logits, gating, normalized, scale, selection_bias, expert_scales, routing))
         return routing
 
     def expert_linear(self, x: Value, weight: Matrix, routing: Routing) -> Value:

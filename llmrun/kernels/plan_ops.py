@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from llmrun.kernels.kv_layout import BLOCK, HeadLayout
+from llmrun.kernels.kv_shapes import Place
 from llmrun.kernels.weights import Matrix
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-_FLOAT = 4
 
 
 class Rows(StrEnum):
@@ -38,62 +36,6 @@ class Value:
     def like(self, width: int) -> Value:
         """Another value of the same rows."""
         return Value(width, self.rows, self.copies)
-
-
-# --- what is kept from step to step -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Heads of a layer. Grouped-query attention (GQA): `heads` is a multiple of `kv_heads`.
-
-    window  how many positions a row sees, its own among them; 0: all before it
-    """
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    window: int = 0
-
-    def block_bytes(self, kv_type: str) -> int:
-        """Of a block of the cache, in one layer."""
-        return self.kv_heads * HeadLayout.of(kv_type, self.head_size).n_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ConvolutionShape:
-    """A short convolution over positions: a row sees `taps` positions, its own among them. They are kept as float32 in
-    the cache's blocks: [position, feature]."""
-
-    width: int
-    taps: int
-
-    @property
-    def window(self) -> int:
-        return self.taps
-
-    def block_bytes(self, kv_type: str) -> int:
-        return _FLOAT * self.width * BLOCK
-
-
-KVShape = AttentionShape | ConvolutionShape
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the KV cache a layer keeps what it keeps: in the group of all layers of its shape, by number."""
-
-    shape: KVShape
-    group: int
-    layer: int
-
-
-@dataclass(slots=True)
-class KVGroup:
-    """All layers of one shape, whose cache is one array."""
-
-    shape: KVShape
-    layers: int = 0
 
 
 # --- ops --------------------------------------------------------------------------------------------------------------
@@ -173,6 +115,46 @@ class AddGated:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """x *= factor, in place"""
+
+    x: Value
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Some features of each of `groups` equal parts of a row: those from `first` on, as many as `out` has of each."""
+
+    x: Value
+    groups: int
+    first: int
+    out: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Rows of `groups` parts: what a has of a part, then what b has of it. Where a has one part alone, that stands in
+    all of them."""
+
+    a: Value
+    b: Value
+    groups: int
+    out: Value
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLinear:
+    """Each of `heads` equal parts of a row times a matrix of its own; `weight` has the heads' matrices one after the
+    other."""
+
+    x: Value
+    weight: Matrix
+    heads: int
+    out: Value
+
+
+@dataclass(frozen=True, slots=True)
 class RopeStore:
     """Rotate queries and keys, put keys and values into the cache."""
 
@@ -180,8 +162,19 @@ class RopeStore:
     k: Value
     v: Value
     place: Place
-    rope: int | None  # which of the plan's ropes; None: nothing is rotated
+    query_rope: int | None  # which of the plan's ropes; None: nothing is rotated
+    key_rope: int | None  # of the same pairs as the queries'
     out: Value  # the rotated queries
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """Rotate queries of a layer that looks back on what another layer has put into the cache."""
+
+    q: Value
+    place: Place
+    rope: int | None
+    out: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +253,9 @@ class Route:
     """The `used` experts of the largest probability (that of a lower number first where two are equal).
 
     normalized      their weights are divided by their sum (no less than 2^-14)
-    scale           the weights are multiplied by, last
+    scale           the weights are multiplied by, after that
     selection_bias  float32[experts], added for choosing only
+    expert_scales   float32[experts]: what the weight of each is multiplied by, last
     """
 
     logits: Value
@@ -269,6 +263,7 @@ class Route:
     normalized: bool
     scale: float
     selection_bias: NDArray[np.float32] | None
+    expert_scales: NDArray[np.float32] | None
     routing: Routing
 
 
@@ -319,7 +314,12 @@ Op = (
     | Bias
     | Add
     | AddGated
+    | Scale
+    | Columns
+    | Join
+    | HeadLinear
     | RopeStore
+    | Rotate
     | Attention
     | Gated
     | Activate
@@ -337,7 +337,7 @@ def matrix_of(op: Op) -> Matrix | None:
     match op:
         case Embed():
             return op.table
-        case Linear() | ExpertLinear():
+        case Linear() | ExpertLinear() | HeadLinear():
             return op.weight
         case _:
             return None
@@ -353,10 +353,12 @@ def routing_of(op: Op) -> Routing | None:
 
 
 def sum_of(op: Op) -> Value | None:
-    """The value that an op adds onto."""
+    """The value that an op changes: what it adds onto."""
     match op:
         case Add() | AddGated() | Combine():
             return op.out
+        case Scale():
+            return op.x
         case Linear():
             return op.out if op.adds else None
         case _:
@@ -372,8 +374,10 @@ def inputs_of(op: Op) -> list[Value]:
             return [op.x, op.out] if op.adds else [op.x]
         case RopeStore():
             return [op.q, op.k, op.v]
-        case Attention():
+        case Rotate() | Attention():
             return [op.q]
+        case Join():
+            return [op.a, op.b]
         case Gated():
             return [op.gate, op.up]
         case Add() | Combine():

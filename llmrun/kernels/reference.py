@@ -17,6 +17,7 @@ from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.attention import attention_reference
 from llmrun.kernels.convolution import convolution_reference
 from llmrun.kernels.experts import combined_reference, expert_linear_reference, routed_reference
+from llmrun.kernels.kv_shapes import AttentionShape, Place
 from llmrun.kernels.kv_store import entered_reference
 from llmrun.kernels.linear_float import linear_reference as linear_float
 from llmrun.kernels.linear_int8 import linear_reference as linear_int8
@@ -94,7 +95,7 @@ class _Run:
         self._rotations = [rope.in_context(len(tokens)).rotations(positions) for rope in plan.ropes]
         self._pairings = [rope.pairing for rope in plan.ropes]
         self.values: dict[ops.Value, NDArray[np.float32]] = {}
-        self._keys_values: dict[ops.Place, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+        self._keys_values: dict[Place, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
         self._routed: dict[ops.Routing, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
 
     def do(self, op: ops.Op) -> None:
@@ -124,8 +125,25 @@ class _Run:
                 values[op.out] = rowwise.activation_reference(values[op.x], op.activation)
             case ops.SoftCap():
                 values[op.x] = curves.soft_cap_reference(values[op.x], op.cap)
+            case ops.Scale():
+                values[op.x] = values[op.x] * np.float32(op.factor)
+            case ops.Columns():
+                parts = self._parts(op.x, op.groups)
+                values[op.out] = self._joined(parts[:, :, op.first : op.first + op.out.width // op.groups])
+            case ops.Join():
+                b = self._parts(op.b, op.groups)
+                width = op.out.width // op.groups - b.shape[2]
+                a = self._parts(op.a, op.a.width // width)
+                both = [np.broadcast_to(a, (*b.shape[:2], width)), b]
+                values[op.out] = self._joined(np.concatenate(both, axis=2))
+            case ops.HeadLinear():
+                parts, rows = self._parts(op.x, op.heads), op.weight.rows // op.heads
+                products = [self._linear(op.weight.part(h * rows, rows), parts[:, h]) for h in range(op.heads)]
+                values[op.out] = np.concatenate(products, axis=1)
             case ops.RopeStore():
                 self._store(op)
+            case ops.Rotate():
+                self._rotate(op)
             case ops.Attention():
                 self._attend(op)
             case ops.Convolve():
@@ -143,25 +161,41 @@ class _Run:
 
     def _heads(self, value: ops.Value, head_size: int) -> NDArray[np.float32]:
         """float32[rows, heads, head size]."""
-        return self.values[value].reshape(len(self._tokens), -1, head_size)
+        return self._parts(value, value.width // head_size)
 
-    def _joined(self, heads: NDArray[np.float32]) -> NDArray[np.float32]:
-        return heads.reshape(len(self._tokens), -1)
+    def _parts(self, value: ops.Value, groups: int) -> NDArray[np.float32]:
+        """float32[rows, groups, width of each]."""
+        x = self.values[value]
+        return x.reshape(len(x), groups, -1)
+
+    def _joined(self, parts: NDArray[np.float32]) -> NDArray[np.float32]:
+        return parts.reshape(len(parts), -1)
 
     def _store(self, op: ops.RopeStore) -> None:
-        assert isinstance(op.place.shape, ops.AttentionShape)
-        queries, keys, stored = (self._heads(value, op.place.shape.head_size) for value in (op.q, op.k, op.v))
-        if op.rope is not None:
-            rotations, pairing = self._rotations[op.rope], self._pairings[op.rope]
-            queries, keys = rope_reference(queries, rotations, pairing), rope_reference(keys, rotations, pairing)
+        shape = op.place.shape
+        assert isinstance(shape, AttentionShape)
+        queries = self._rotated(self._heads(op.q, shape.head_size), op.query_rope)
+        keys = self._rotated(self._heads(op.k, shape.head_size), op.key_rope)
+        stored = self._heads(op.v, shape.value_size)
         if self._kv_type is not None:
             queries, keys, stored = entered_reference(queries, keys, stored, self._kv_type)
         self.values[op.out] = self._joined(queries)
         self._keys_values[op.place] = keys, stored
 
+    def _rotate(self, op: ops.Rotate) -> None:
+        shape = op.place.shape
+        assert isinstance(shape, AttentionShape)
+        queries = self._rotated(self._heads(op.q, shape.head_size), op.rope)
+        if self._kv_type is not None:
+            queries, _, _ = entered_reference(queries, queries, queries, self._kv_type)
+        self.values[op.out] = self._joined(queries)
+
+    def _rotated(self, heads: NDArray[np.float32], rope: int | None) -> NDArray[np.float32]:
+        return heads if rope is None else rope_reference(heads, self._rotations[rope], self._pairings[rope])
+
     def _attend(self, op: ops.Attention) -> None:
         shape = op.place.shape
-        assert isinstance(shape, ops.AttentionShape)
+        assert isinstance(shape, AttentionShape)
         keys, stored = self._keys_values[op.place]
         rows = []
         for position, query in enumerate(self._heads(op.q, shape.head_size)):

@@ -27,12 +27,15 @@ class Rope:
     frequencies  float64[pairs], radians a position
     magnitude    what rotated features are multiplied by (YaRN's and LongRoPE's attention factor)
     longer       (context size, Rope): what takes the place of this one in a context of more tokens than that
+    growth       (factor, tokens): what is rotated is multiplied by 1 + factor * log(1 + position // tokens) too, for
+                 queries that look back far
     """
 
     frequencies: NDArray[np.float64]
     pairing: Pairing = Pairing.ADJACENT
     magnitude: float = 1.0
     longer: tuple[int, Rope] | None = None
+    growth: tuple[float, int] | None = None
 
     def __post_init__(self) -> None:
         assert self.longer is None or self.longer[1].frequencies.size == self.frequencies.size
@@ -52,6 +55,9 @@ class Rope:
         """float32[rows, pairs, 2]: cosine and sine of each row's angles, computed in float64, times `magnitude`."""
         angles = positions[:, None].astype(np.float64) * self.frequencies
         both = np.stack([np.cos(angles), np.sin(angles)], axis=-1) * self.magnitude
+        if self.growth is not None:
+            factor, tokens = self.growth
+            both *= (1 + factor * np.log1p(positions // tokens))[:, None, None]
         return both.astype(np.float32)
 
 

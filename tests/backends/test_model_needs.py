@@ -12,8 +12,9 @@ from llmrun.archs import llama
 from llmrun.backends.kv_bytes import KVBytes
 from llmrun.backends.model_needs import ModelNeeds, needs_of_file, needs_of_plan
 from llmrun.gguf.reader import open_gguf
+from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import AttentionShape, Value
+from llmrun.kernels.plan_ops import Value
 from llmrun.kernels.weights import Matrix
 from tests.support.downloads import smollm2
 from tests.support.fidelity import plan_of

@@ -10,8 +10,8 @@ import pytest
 
 from llmrun.backends import speeds
 from llmrun.backends.speeds import Speeds
+from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.op_speeds import AttentionSpeed, LinearSpeed, RowSpeed
-from llmrun.kernels.plan_ops import AttentionShape
 
 LINEAR = LinearSpeed(1e9, 1e-6, (1.0, 2.0, 3.0))
 ROW = RowSpeed((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))

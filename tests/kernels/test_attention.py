@@ -13,10 +13,10 @@ from llmrun.kernels.arena import address_of, allocate
 from llmrun.kernels.attention import attention_reference
 from llmrun.kernels.attention_layout import CHUNK, SEES_ALL, scratch_bytes, state_floats
 from llmrun.kernels.kv_layout import BLOCK
+from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.kv_store import entered_reference, stored_reference
 from llmrun.kernels.lowering_attention import rotation_words
 from llmrun.kernels.lowering_base import float_word
-from llmrun.kernels.plan_ops import AttentionShape
 from llmrun.kernels.rope import rope_reference
 from llmrun.kernels.rotations import Pairing, Rope, rotations_of
 from llmrun.kernels.spread import spread_key_reference, spread_query_reference

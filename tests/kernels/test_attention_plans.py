@@ -14,11 +14,11 @@ from llmrun.kernels.arena import address_of, allocate
 from llmrun.kernels.attention_layout import CHUNK
 from llmrun.kernels.filling import fill
 from llmrun.kernels.kv_layout import BLOCK
+from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.lowering_attention import rotation_words
 from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import AttentionShape
 from llmrun.kernels.rotations import Pairing, Rope, rotations_of
 from llmrun.kernels.team import Team
 from llmrun.kernels.weights import reserve

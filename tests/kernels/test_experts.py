@@ -275,7 +275,7 @@ def route_of(
     experts: int, used: int, gating: Gating = Gating.SOFTMAX, *, normalized: bool = True, biased: bool = False
 ) -> ops.Route:
     bias = np.random.default_rng(experts).standard_normal(experts).astype(np.float32) if biased else None
-    return ops.Route(Value(experts), gating, normalized, 1.5, bias, ops.Routing(experts, used))
+    return ops.Route(Value(experts), gating, normalized, 1.5, bias, None, ops.Routing(experts, used))
 
 
 @EVERY_LEVEL

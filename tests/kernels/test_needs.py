@@ -10,19 +10,18 @@ import pytest
 from llmrun.archs import llama
 from llmrun.gguf.reader import open_gguf
 from llmrun.kernels.kv_layout import BLOCK
+from llmrun.kernels.kv_shapes import AttentionShape, Place
 from llmrun.kernels.lowering import kv_shapes
 from llmrun.kernels.needs import Needs, StepShape, kv_position_bytes, needs_of, needs_of_step, quantizing_needs
 from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import (
     Activation,
     Attention,
-    AttentionShape,
     Combine,
     Embed,
     ExpertLinear,
     Gated,
     Linear,
-    Place,
     RmsNorm,
     RopeStore,
     Routing,
@@ -108,7 +107,7 @@ def test_attention_reads_all_positions_once(kv_type: str, position: int) -> None
     assert needs(attention, 1, 99, kv_type=kv_type) == Needs(0, 100 * position, floats, 0, 2 * 6 * 48 * 100)
     attended = 6 + 7 + 8  # positions of each row
     assert needs(attention, 3, 5, kv_type=kv_type) == Needs(0, 8 * position, 3 * floats, 0, 2 * 6 * 48 * attended)
-    rope = RopeStore(q, Value(96), Value(96), PLACE, None, out)
+    rope = RopeStore(q, Value(96), Value(96), PLACE, None, None, out)
     written = 3 * (2 * 288 + 2 * 96) * 4
     assert needs(rope, 3, 5, kv_type=kv_type) == Needs(0, 3 * position, written)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmrun.kernels import op_speeds
+from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.op_speeds import WIDTHS, OpSpeeds, RowSpeed, between
-from llmrun.kernels.plan_ops import AttentionShape
 
 
 @pytest.fixture

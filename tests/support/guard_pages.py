@@ -28,10 +28,11 @@ from llmrun.gguf.reader import open_gguf
 from llmrun.kernels import arena, filling, machine, records, weights
 from llmrun.kernels.arena import address_of
 from llmrun.kernels.kv_layout import BLOCK
+from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import AttentionShape, Gating, Value
+from llmrun.kernels.plan_ops import Gating, Value
 from llmrun.kernels.rotations import Pairing, Rope, rotations_of
 from llmrun.kernels.split_layout import STAGE_WORDS
 from llmrun.kernels.store import KernelName, load_kernels

@@ -10,8 +10,9 @@ from unittest import mock
 
 from llmrun.backends import cpu
 from llmrun.backends.kv_pool import blocks_in
+from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import Attention, AttentionShape, Value
+from llmrun.kernels.plan_ops import Attention, Value
 
 
 @contextmanager
