@@ -56,6 +56,13 @@ class Keys:
             raise self.bad(key, f"{value:g} seen, must be at least {1 / _LARGEST_NUMBER:g}")
         return value
 
+    def factor(self, key: str, default: float | None = None) -> float:
+        """What a number is multiplied by where 0 means 0."""
+        value = self.number(key, default)
+        if abs(value) > _LARGEST_SCALE:
+            raise self.bad(key, f"{value:g} seen, must be {-_LARGEST_SCALE:g} to {_LARGEST_SCALE:g}")
+        return value
+
     def scale(self, key: str, default: float | None = None) -> float:
         """What something is multiplied by; 0 says that there is none: 1.0."""
         value = self.number(key, default) or 1.0

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
+    """growth: of queries, by how far they look back (Rope.growth)."""
+
     experts: Experts | None = None
+    growth: tuple[float, int] | None = None
 
 
 def check(file: GGUFFile) -> Config:
@@ -35,12 +38,13 @@ def check(file: GGUFFile) -> Config:
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
     shape, rope = c.attention(), w.rope(Pairing.ADJACENT)
+    query_rope = rope if c.growth is None else replace(rope, growth=c.growth)
     x = w.embed()
     for layer in range(c.layers):
         block = f"blk.{layer}"
         h = w.rmsnorm(f"{block}.attn_norm", x)
         q, k, v = w.queries_keys_values(block, h)
-        a = w.plan.attention(q, k, v, shape, rope)
+        a = w.plan.attention(q, k, v, shape, rope, query_rope=query_rope)
         w.linear_add(f"{block}.attn_output", a, to=x)
         h = w.rmsnorm(f"{block}.ffn_norm", x)
         if c.experts is None:

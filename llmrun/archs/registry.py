@@ -65,7 +65,7 @@ ARCHITECTURES = {
     "qwen2": Architecture(qwen2.check, qwen2.plan, "Qwen2, Qwen2.5"),
     "qwen3": Architecture(qwen3.check, qwen3.plan, "Qwen3, dense"),
     "smollm3": Architecture(smollm3.check, smollm3.plan, "SmolLM3", "every fourth layer without positions"),
-    "mistral3": Architecture(mistral3.check, mistral3.plan, "Ministral 3"),
+    "mistral3": Architecture(mistral3.check, llama.plan, "Ministral 3"),
     "gemma": Architecture(gemma.check, gemma.plan, "Gemma"),
     "gemma2": Architecture(gemma2.check, gemma2.plan, "Gemma 2", "sliding window, soft caps"),
     "gemma3": Architecture(gemma3.check, gemma3.plan, "Gemma 3, text", "sliding window"),

@@ -20,8 +20,6 @@ from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.free_memory import free_memory
 from llmrun.backends.kv_pool import blocks_of_sequence
 from llmrun.backends.paged_kv import PagedKV
-from llmrun.errors import UnsupportedModel
-from llmrun.gguf.problems import shown
 from llmrun.kernels.arena import allocate
 from llmrun.kernels.filling import filling
 from llmrun.kernels.levels import host_target
@@ -66,9 +64,6 @@ class CpuBackend:
         config = architecture.check(file)
         vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
         self.plan = architecture.plan(file, config)
-        most_context = self.plan.most_context or LARGEST_DEFAULT
-        if self.plan.most_context is not None and (context_size or 0) > most_context:
-            raise _context_not_supported(file, context_size or 0, most_context)
         n_threads = threads or default_threads()
         footprint = footprint_on_cpu(
             *(file, self.plan), max_sequences=max_sequences, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads
@@ -76,7 +71,7 @@ class CpuBackend:
         context_size = context_for(
             context_size,
             train_context=config.train_context,
-            largest_default=min(LARGEST_DEFAULT, most_context),
+            largest_default=LARGEST_DEFAULT,
             needs=MemoryNeeds(footprint, free_memory(), parameter_count(file)),
             kv_type=kv_type,
             path=str(file.path),
@@ -168,14 +163,6 @@ class CpuBackend:
 
     def close(self) -> None:
         self._team.close()
-
-
-def _context_not_supported(file: GGUFFile, asked: int, most: int) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"context not supported: {shown(str(file.path), 300)}: {asked:,} tokens, the CPU engine runs this model with "
-        f"at most {most:,}",
-        hint=f"try --ctx-size {most}, or --backend llama",
-    )
 
 
 def _compile_progress(progress: Progress | None) -> Callable[[int, int], None] | None:

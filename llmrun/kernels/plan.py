@@ -31,16 +31,14 @@ if TYPE_CHECKING:
 class Plan:
     """The ops of one model. `logits` is set by `output`.
 
-    groups        layers that keep something in the KV cache, by the shape of it
-    ropes         all rotary positions that layers use
-    most_context  tokens; positions from there on would mean something that no op says. None: there are none
+    groups  layers that keep something in the KV cache, by the shape of it
+    ropes   all rotary positions that layers use
     """
 
     ops: list[ops.Op] = field(default_factory=list)
     logits: Value | None = None
     groups: list[KVGroup] = field(default_factory=list)
     ropes: list[Rope] = field(default_factory=list)
-    most_context: int | None = None
 
     # --- whole rows ---
 

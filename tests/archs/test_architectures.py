@@ -70,14 +70,14 @@ def test_the_engine_means_what_llama_cpp_says_in_steps_of_any_size(tmp_path: Pat
     """A prompt and 16 steps of decode, all at once, and in pieces: equal, and within 1e-3 of the logits' spread (7e-4
     was the most seen: the cache is of float16)."""
     path, tokens = tiny_architecture(tmp_path, name), tokens_of(name)
-    count, context = len(tokens), TINY_ARCHITECTURES[name].context
+    count = len(tokens)
     with LlamaCppModel.oracle(path) as oracle:
         expected = oracle.logits(tokens)
-    at_once = logits_in_steps(path, tokens, [count], threads=2, context_size=context)
+    at_once = logits_in_steps(path, tokens, [count], threads=2)
     assert distance(at_once, expected) <= 1e-3
-    decoding = logits_in_steps(path, tokens, [count - DECODED, *[1] * DECODED], threads=2, context_size=context)
+    decoding = logits_in_steps(path, tokens, [count - DECODED, *[1] * DECODED], threads=2)
     np.testing.assert_array_equal(decoding, at_once)
-    pieces = logits_in_steps(path, tokens, [7] * (count // 7) + [count % 7], threads=1, context_size=context)
+    pieces = logits_in_steps(path, tokens, [7] * (count // 7) + [count % 7], threads=1)
     np.testing.assert_array_equal(pieces, at_once)
 
 

@@ -50,7 +50,6 @@ class TinyArchitecture:
     others   layers, by number, that have other tensors than `layer`
     experts  for each of `expert_size` features
     unseen   a key that changes nothing, as llama.cpp has it
-    context  the most that our engine runs it with
     seed     of the weights: one with which no position is near being sent to other experts than it is
     """
 
@@ -71,7 +70,6 @@ class TinyArchitecture:
     expert_size: int = 32
     last_norm: str = "output_norm"
     unseen: str = ""
-    context: int = 512
     seed: int = 0
 
     def metadata(self) -> dict[str, Any]:
@@ -188,9 +186,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
     "mistral3 temperature": TinyArchitecture(
         "mistral3",
         _LLAMA,
-        _YARN | {"attention.temperature_scale": 0.1},
-        unseen="attention.temperature_scale",
-        context=128,
+        _YARN | {"attention.temperature_scale": 0.5, "rope.scaling.original_context_length": 16},
     ),
     "smollm3": TinyArchitecture("smollm3", _LLAMA, layers=5),
     "gemma": TinyArchitecture("gemma", _LLAMA, width=72, heads=2, kv_heads=1, head_size=64),
