@@ -106,8 +106,7 @@ def add_experts(
         scale=experts.scale,
         selection_bias=w.tensors.optional_vector(f"{block}.exp_probs_b.bias", experts.count),
     )
-    gate = _expert_linear(w, f"{block}.ffn_gate_exps", h, experts.feed_forward, routing)
-    up = _expert_linear(w, f"{block}.ffn_up_exps", h, experts.feed_forward, routing)
+    gate, up = _gate_and_up(w, block, h, experts.feed_forward, routing)
     y = _expert_linear(w, f"{block}.ffn_down_exps", w.plan.gated(gate, up, activation), to.width, routing)
     w.plan.combine(y, routing, to)
 
@@ -117,6 +116,16 @@ def shared_expert(w: PlanWriter, block: str, h: Value, feed_forward: int, width:
     gate = w.linear(f"{block}.ffn_gate_shexp", h, feed_forward)
     up = w.linear(f"{block}.ffn_up_shexp", h, feed_forward)
     return w.linear(f"{block}.ffn_down_shexp", w.plan.swiglu(gate, up), width)
+
+
+def _gate_and_up(w: PlanWriter, block: str, h: Value, rows: int, routing: Routing) -> tuple[Value, Value]:
+    """From a tensor for each, or from one of both (`ffn_gate_up_exps`)."""
+    fused = f"{block}.ffn_gate_up_exps.weight"
+    if fused in w.tensors:
+        gate, up = w.tensors.halves_of_experts(fused, h.width, rows, routing.experts)
+        return w.plan.expert_linear(h, gate, routing), w.plan.expert_linear(h, up, routing)
+    gate = _expert_linear(w, f"{block}.ffn_gate_exps", h, rows, routing)
+    return gate, _expert_linear(w, f"{block}.ffn_up_exps", h, rows, routing)
 
 
 def _expert_linear(w: PlanWriter, name: str, x: Value, rows: int, routing: Routing) -> Value:

@@ -34,20 +34,31 @@ class Hyperparameters:
     rope: RopeSettings
 
     @classmethod
-    def of(cls, keys: Keys, *, epsilon: str = RMS_EPSILON, kv_heads: int | None = None, **more: Any) -> Self:
+    def of(
+        cls,
+        keys: Keys,
+        *,
+        epsilon: str = RMS_EPSILON,
+        kv_heads: int | None = None,
+        head_size: int | None = None,
+        unused_layers: int = 0,
+        **more: Any,
+    ) -> Self:
         """Read from the metadata; `more` are the fields of a subclass, `kv_heads` those of an architecture where not
-        all layers have any. Raises BadGGUF and UnsupportedModel."""
-        _refuse_variants(keys)
+        all layers have any, `head_size` that of one whose keys and values differ, `unused_layers` those at the end that
+        its plan leaves out. Raises BadGGUF and UnsupportedModel."""
+        _refuse_variants(keys, unused_layers)
         width = keys.integer("embedding_length", minimum=1, maximum=MOST_WIDTH)
         heads = keys.of_all_layers("attention.head_count", minimum=1, maximum=min(width, MOST_HEADS))
         if kv_heads is None:
             kv_heads = keys.of_all_layers("attention.head_count_kv", heads, minimum=1, maximum=heads)
         if heads % kv_heads:
             raise keys.bad("attention.head_count_kv", f"{kv_heads} seen, must divide {heads} heads")
-        head_size = _head_size(keys, width // heads)
+        if head_size is None:
+            head_size = _head_size(keys, width // heads)
         train_context = keys.integer("context_length", minimum=1, maximum=MOST_CONTEXT)
         return cls(
-            layers=layers_of(keys),
+            layers=layers_of(keys) - unused_layers,
             width=width,
             feed_forward=feed_forward_of(keys),
             heads=heads,
@@ -99,6 +110,11 @@ def layers_of(keys: Keys) -> int:
     return keys.integer("block_count", minimum=1, maximum=MOST_LAYERS)
 
 
+def layers_ahead(keys: Keys) -> int:
+    """At the end of all, which predict tokens further ahead than the next: one is left for that."""
+    return keys.integer("nextn_predict_layers", 0, minimum=0, maximum=layers_of(keys) - 1)
+
+
 def feed_forward_of(keys: Keys) -> int:
     return keys.of_all_layers("feed_forward_length", minimum=1, maximum=MOST_WIDTH)
 
@@ -116,8 +132,8 @@ def _head_size(keys: Keys, default: int) -> int:
     return key
 
 
-def _refuse_variants(keys: Keys) -> None:
+def _refuse_variants(keys: Keys, unused_layers: int) -> None:
     if not keys.flag("attention.causal", default=True):
         raise keys.unsupported(f"not a model that generates text: {keys.name('attention.causal')} is false")
-    if keys.integer("nextn_predict_layers", 0, minimum=0, maximum=MOST_LAYERS):
+    if layers_ahead(keys) != unused_layers:
         raise keys.unsupported("layers that predict tokens further ahead")

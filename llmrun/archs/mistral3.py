@@ -14,11 +14,18 @@ from llmrun.archs.keys import Keys
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
 
 
 def check(file: GGUFFile) -> llama.Config:
     keys = Keys(file)
     refuse_experts(keys)
     config = llama.Config.of(keys)
+    if config.rope.dimensions != config.head_size:
+        raise keys.bad("rope.dimension_count", f"{config.rope.dimensions} seen, must be {config.head_size}, all of a head")
     factor, rope = keys.factor("attention.temperature_scale", 0.0), config.rope.with_yarn_of(keys)
     return replace(config, rope=rope, growth=(factor, rope.original_context) if factor else None)
+
+
+def plan(file: GGUFFile, config: llama.Config) -> Plan:
+    return llama.plan(file, config)

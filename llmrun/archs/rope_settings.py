@@ -113,10 +113,15 @@ class RopeSettings:
             raise file.bad(
                 "rope.freq_base, its scaling and its factors", f"{seen}, must be at most {_MOST_FREQUENCY:g}"
             )
-        if self.yarn is None:
-            return Rope(slow, pairing, self.magnitude)
-        kept = self._kept_by_yarn(self.yarn)
-        return Rope(slow * (1 - kept) + fast * kept, pairing, self.magnitude * self._yarn_magnitude(self.yarn))
+        if self.yarn is not None:
+            kept = self._kept_by_yarn(self.yarn)
+            slow = slow * (1 - kept) + fast * kept
+        return Rope(slow, pairing, self.magnitude_with_yarn)
+
+    @property
+    def magnitude_with_yarn(self) -> float:
+        """What turned features are multiplied by."""
+        return self.magnitude if self.yarn is None else self.magnitude * self._yarn_magnitude(self.yarn)
 
     def rope_of(self, tensors: Tensors, pairing: Pairing) -> Rope:
         """With the factors that the file carries as tensors: Llama 3.1's, or LongRoPE's two. Raises BadGGUF and

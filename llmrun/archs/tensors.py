@@ -31,6 +31,7 @@ class Tensors:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self._asked: set[str] = set()
+        self._left_out: tuple[str, ...] = ()
 
     def __contains__(self, name: str) -> bool:
         return name in self.file.tensors
@@ -45,6 +46,16 @@ class Tensors:
         self._ask(name, (columns, rows, n))
         return experts(self.file, name, n)
 
+    def halves_of_experts(self, name: str, columns: int, rows: int, n: int) -> tuple[Matrix, Matrix]:
+        """The same of a tensor that has two matrices of each expert, one after the other."""
+        self._ask(name, (columns, 2 * rows, n))
+        both = experts(self.file, name, 2 * n)
+        return both.part_of_each(n, 0, rows), both.part_of_each(n, rows, rows)
+
+    def leave_out(self, prefix: str) -> None:
+        """Tensors whose names begin so belong to a part of the model that is not run."""
+        self._left_out += (prefix,)
+
     def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:
         """float32[size], or float32[copies * size]."""
         self._ask(name, (size, copies))
@@ -55,7 +66,7 @@ class Tensors:
 
     def finish(self) -> None:
         for name in self.file.tensors:
-            if name not in self._asked:
+            if name not in self._asked and not name.startswith(self._left_out):
                 raise UnsupportedModel(
                     f"tensor not supported: {_path(self.file)}: {shown(name)}: this architecture's engine does not "
                     "know it",

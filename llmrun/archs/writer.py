@@ -66,6 +66,11 @@ class PlanWriter:
         else:
             self.plan.linear_add(x, self.tensors.matrix(f"{name}.weight", x.width, to.width), to)
 
+    def head_linear(self, name: str, x: Value, rows: int, heads: int) -> Value:
+        """Each of the heads in x times a matrix of its own, of so many outputs."""
+        weight = self.tensors.experts(f"{name}.weight", x.width // heads, rows, heads)
+        return self.plan.head_linear(x, weight, heads)
+
     def queries_keys_values(self, block: str, x: Value) -> tuple[Value, Value, Value]:
         """From a matrix for each, or from one of all three (`attn_qkv`)."""
         c = self._config

@@ -66,6 +66,21 @@ class Matrix:
 
         return Matrix(name, self.kind, rows, self.columns, rows * self.row_bytes, read_into)
 
+    def part_of_each(self, n: int, first: int, rows: int) -> Matrix:
+        """Some rows of each of `n` equal parts, as a matrix of its own."""
+        name = f"{self.name}[each {first}:{first + rows}]"
+        whole, start, size = self.n_bytes // n, first * self.row_bytes, rows * self.row_bytes
+
+        def read_into(offset: int, into: NDArray[np.uint8]) -> None:
+            done = 0
+            while done < into.size:
+                part, within = divmod(offset + done, size)
+                count = min(size - within, into.size - done)
+                self.read_into(part * whole + start + within, into[done : done + count])
+                done += count
+
+        return Matrix(name, self.kind, n * rows, self.columns, n * size, read_into)
+
     def read(self) -> NDArray[np.uint8]:
         """uint8[rows, row bytes], all of it."""
         data = np.empty(self.n_bytes, np.uint8)

@@ -29,9 +29,14 @@ _LAYER_NORM_BIASES = "attn_norm.bias:w ffn_norm.bias:w "
 
 _ROUTER = "ffn_gate_inp:e,w "
 _EXPERTS = _ROUTER + "ffn_gate_exps:e,x,w ffn_up_exps:e,x,w ffn_down_exps:e,w,x "
+_FUSED_EXPERTS = _ROUTER + "ffn_gate_up_exps:e,G,w ffn_down_exps:e,w,x "
 _EXPERT_BIASES = "ffn_gate_inp.bias:e ffn_gate_exps.bias:e,x ffn_up_exps.bias:e,x ffn_down_exps.bias:e,w "
 _SHARED = "ffn_gate_shexp:s,w ffn_up_shexp:s,w ffn_down_shexp:w,s "
 _SHARED_BY_COUNT = "ffn_gate_shexp:S,w ffn_up_shexp:S,w ffn_down_shexp:w,S "
+_LATENT = "attn_kv_a_mqa:M,w attn_kv_a_norm:l attn_output:w,o "
+_LATENT_QUERIES = "attn_q_a:L,w attn_q_a_norm:L attn_q_b:q,L "
+_ABSORBED_ATTENTION = _LATENT + _LATENT_QUERIES + "attn_k_b:n,l,p attn_v_b:n,d,l "
+_FULL_ATTENTION = _LATENT + "attn_q:q,w attn_kv_b:P,l "
 _CONVOLUTION = "shortconv.conv:w,t shortconv.in_proj:i,w shortconv.out_proj:w,w "
 
 # What llama.cpp never quantizes, and what would do little with weights near 1.
@@ -40,6 +45,7 @@ _ALWAYS_FLOAT = ("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_sinks", "shortconv.
 _RMS = "attention.layer_norm_rms_epsilon"
 _EXPERT_SIZE = "expert_feed_forward_length"
 _LAYER_NORM = "attention.layer_norm_epsilon"
+_LENGTHS = ("attention.key_length", "attention.value_length")
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,8 @@ class TinyArchitecture:
     tokens   of the prompt that shows it: past the window where there is one
     others   layers, by number, that have other tensors than `layer`
     experts  for each of `expert_size` features
-    unseen   a key that changes nothing, as llama.cpp has it
+    latent   features that keys and values are made of, and those of a head's value
+    unseen   keys that change nothing, as llama.cpp has it
     seed     of the weights: one with which no position is near being sent to other experts than it is
     """
 
@@ -68,8 +75,9 @@ class TinyArchitecture:
     others: Mapping[int, str] = field(default_factory=dict)
     experts: int = 0
     expert_size: int = 32
+    latent: tuple[int, int] = (0, 0)
     last_norm: str = "output_norm"
-    unseen: str = ""
+    unseen: tuple[str, ...] = ()
     seed: int = 0
 
     def metadata(self) -> dict[str, Any]:
@@ -87,6 +95,7 @@ class TinyArchitecture:
         keys |= self.keys
         if _EXPERT_SIZE in keys:
             keys[_EXPERT_SIZE] = self.expert_size
+        keys |= self._lengths_of_latent(keys)
         if "shortconv" in self.layer:  # such layers have no heads
             keys["attention.head_count_kv"] = [
                 0 if "shortconv" in self.names_of(layer) else self.kv_heads for layer in range(self.layers)
@@ -97,6 +106,16 @@ class TinyArchitecture:
             "general.quantization_version": gguf.GGML_QUANT_VERSION,
         }
         return metadata | {f"{self.architecture}.{key}": value for key, value in keys.items()}
+
+    def _lengths_of_latent(self, keys: Mapping[str, Any]) -> dict[str, int]:
+        latent, value = self.latent
+        if not latent:
+            return {}
+        lengths = {"attention.kv_lora_rank": latent} | dict(zip(_LENGTHS, (self.head_size, value), strict=True))
+        if f"{_LENGTHS[0]}_mla" not in keys:
+            return lengths
+        of_heads = {f"{name}_mla": lengths[name] for name in _LENGTHS}
+        return lengths | of_heads | {_LENGTHS[0]: keys["rope.dimension_count"] + latent, _LENGTHS[1]: latent}
 
     def names_of(self, layer: int) -> str:
         return self.others.get(layer, self.layer)
@@ -125,6 +144,7 @@ class TinyArchitecture:
 
     def _sizes(self, vocabulary_size: int) -> dict[str, int]:
         query, key = self.heads * self.head_size, self.kv_heads * self.head_size
+        (latent, value), turned = self.latent, self.keys.get("rope.dimension_count", self.head_size)
         return {
             "w": self.width,
             "f": self.feed_forward,
@@ -133,13 +153,22 @@ class TinyArchitecture:
             "q": query,
             "k": key,
             "a": query + 2 * key,  # queries, keys and values: all of them
-            "r": self.keys.get("rope.dimension_count", self.head_size) // 2,
+            "r": turned // 2,
             "v": vocabulary_size,
             "n": self.heads,
             "e": self.experts,
             "x": self.expert_size,
             "s": self.keys.get("expert_shared_feed_forward_length", self.feed_forward),
             "S": self.keys.get("expert_shared_count", 0) * self.expert_size,
+            "l": latent,
+            "L": self.keys.get("attention.q_lora_rank", 0),
+            "M": latent + turned,
+            "d": value,
+            "o": self.heads * value,
+            "p": self.head_size - turned,
+            "P": self.heads * (self.head_size - turned + value),
+            "G": 2 * self.expert_size,  # gate and up
+            "W": 2 * self.width,
             "i": 3 * self.width,  # what a short convolution is made of
             "t": self.keys.get("shortconv.l_cache", 0),
         }
@@ -151,6 +180,9 @@ _YARN = {
     "rope.scaling.original_context_length": 128,
     "rope.freq_base": 1e6,
 }
+_LOG_YARN = _YARN | {"rope.scaling.yarn_log_multiplier": 0.0707}
+_OF_LATENT = {"attention.kv_lora_rank": 0} | dict.fromkeys(_LENGTHS, 0) | {"rope.dimension_count": 16}  # filled in
+_ABSORBED = _OF_LATENT | {f"{name}_mla": 0 for name in _LENGTHS} | {"attention.q_lora_rank": 64}
 _OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, _EXPERT_SIZE: 0}  # the size is filled in
 _LONG = "rope_factors_long:r rope_factors_short:r"
 
@@ -164,7 +196,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         _LLAMA,
         {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.2},
         once=_LONG,
-        unseen="rope.scaling.type",
+        unseen=("rope.scaling.type",),
     ),
     "llama Mistral Nemo": TinyArchitecture(
         "llama", _LLAMA, once="output:v,w", heads=2, kv_heads=1, head_size=32, width=72
@@ -239,7 +271,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         _NORMS + _FUSED_ATTENTION + _FUSED_GATED,
         {"attention.sliding_window": 8},
         once="output:v,w",
-        unseen="attention.sliding_window",
+        unseen=("attention.sliding_window",),
     ),
     "phi3 longrope, short": TinyArchitecture(
         "phi3",
@@ -419,6 +451,84 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         experts=8,
         seed=11,
         others={0: _LLAMA},
+    ),
+    "deepseek2": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _ABSORBED_ATTENTION + _EXPERTS + _SHARED_BY_COUNT + "exp_probs_b.bias:e",
+        _OF_EXPERTS
+        | _ABSORBED
+        | _LOG_YARN
+        | {
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.8,
+        },
+        once="output:v,w",
+        layers=3,
+        kv_heads=1,
+        head_size=80,
+        latent=(48, 32),
+        tokens=300,
+        experts=8,
+        others={0: _NORMS + _ABSORBED_ATTENTION + _GATED},
+    ),
+    "deepseek2 V2 Lite, older": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _FULL_ATTENTION + _EXPERTS + _SHARED_BY_COUNT,
+        _OF_EXPERTS
+        | _OF_LATENT
+        | _LOG_YARN
+        | {"expert_shared_count": 2, "leading_dense_block_count": 1, "attention.q_lora_rank": 0},
+        once="output:v,w",
+        layers=3,
+        kv_heads=4,
+        head_size=64,
+        latent=(48, 32),
+        tokens=300,
+        experts=8,
+        others={0: _NORMS + _FULL_ATTENTION + _GATED},
+        unseen=("attention.q_lora_rank",),
+    ),
+    "deepseek2 GLM-4.7-Flash, fused, with a layer ahead": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _ABSORBED_ATTENTION + _FUSED_EXPERTS + _SHARED_BY_COUNT + "exp_probs_b.bias:e",
+        _OF_EXPERTS
+        | _ABSORBED
+        | {
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "nextn_predict_layers": 1,
+            "rope.scaling.factor": 4.0,
+        },
+        once="output:v,w",
+        layers=3,
+        kv_heads=1,
+        head_size=80,
+        latent=(48, 32),
+        experts=8,
+        others={
+            0: _NORMS + _ABSORBED_ATTENTION + _GATED,
+            2: _NORMS
+            + _ABSORBED_ATTENTION
+            + _FUSED_EXPERTS
+            + _SHARED_BY_COUNT
+            + "exp_probs_b.bias:e nextn.eh_proj:w,W nextn.enorm:w nextn.hnorm:w nextn.shared_head_norm:w",
+        },
+    ),
+    "deepseek2 dense, YaRN of the paper": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _ABSORBED_ATTENTION + _GATED,
+        _ABSORBED
+        | _YARN
+        | {"leading_dense_block_count": 2, "expert_shared_count": 0, "expert_feed_forward_length": 96},
+        kv_heads=1,
+        head_size=80,
+        latent=(48, 32),
+        tokens=300,
+        unseen=("leading_dense_block_count", "expert_shared_count", "expert_feed_forward_length"),
     ),
     "lfm2": TinyArchitecture(
         "lfm2",
