@@ -102,14 +102,8 @@ class Plan:
         return out
 
     def join(self, a: Value, b: Value, groups: int) -> Value:
-        """What a has of each of `groups` parts, then what b has of it."""
-        out = b.like(a.width + b.width)
-        self.ops.append(ops.Join(a, b, groups, out))
-        return out
-
-    def join_to_each(self, a: Value, b: Value, groups: int) -> Value:
-        """All of a, then what b has of it: in each of `groups` parts."""
-        out = b.like(a.width * groups + b.width)
+        """What a and b have of each of `groups` parts, side by side; all of a in each."""
+        out = b.like(b.width + a.width * groups)
         self.ops.append(ops.Join(a, b, groups, out))
         return out
 
