@@ -39,6 +39,7 @@ _KINDS: dict[type[ops.Op], str] = {
     ops.RmsNorm: "rmsnorm",
     ops.Linear: "linear",
     ops.RopeStore: "rope",
+    ops.Rotate: "rope",
     ops.Attention: "attention",
     ops.Gated: "gate",
     ops.LayerNorm: "layernorm",

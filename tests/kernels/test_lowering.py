@@ -35,7 +35,8 @@ READS = {
     "quantize": [0],
     "linear_int8": [9, 11, 12, 13, 14],
     "linear_float": [4],
-    "rope_store": [0, 2, 4],
+    "rope_store": [0, 10, 12],
+    "rotate": [0],
     "attention": [0, 4],
     "capped_attention": [0, 4],
     "merge": [0],
@@ -58,7 +59,8 @@ WRITES = {
     "quantize": [2, 4, 5, 6, 7],
     "linear_int8": [16],
     "linear_float": [6],
-    "rope_store": [6, 8],
+    "rope_store": [2, 16],
+    "rotate": [2],
     "attention": [2, 10],
     "capped_attention": [2, 10],
     "merge": [2],
@@ -75,13 +77,13 @@ WRITES = {
     "bias": [2],
     "combine": [6],
 }
-CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("capped_attention", 4), ("keep", 2), ("convolve", 2)}
+CACHE_WORDS = {("rope_store", 16), ("attention", 4), ("capped_attention", 4), ("keep", 2), ("convolve", 2)}
 # Tables of a routing, of which each thread has its own in a step of one row.
 TABLE_WORDS = {("group", 3), ("experts_int8", 23), ("experts_int8", 25), ("experts_float", 11), ("experts_float", 13)}
 TABLE_WORDS |= {("bias", 6), ("combine", 2), ("combine", 3)}
 # Inputs that are not an op's first have flags of their own.
-SECOND_INPUTS = {("gated", 2), ("add", 4), ("rope_store", 2)}
-THIRD_INPUTS = {("add", 8), ("rope_store", 4)}
+SECOND_INPUTS = {("gated", 2), ("add", 4), ("rope_store", 10)}
+THIRD_INPUTS = {("add", 8), ("rope_store", 12)}
 
 
 @dataclass(frozen=True)
