@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.llama_cpp_oracle import requantize
 from tests.support.predictions import check_predictions
-from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+from tests.support.tiny_architectures import TINY_ARCHITECTURES, TinyArchitecture, tiny_architecture
 
 # The first row of each architecture: variants differ in what no weight type changes.
 NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
@@ -37,10 +37,16 @@ def test_experts_of_mxfp4_predict_what_llama_cpp_predicts(tmp_path: Path) -> Non
     check_quantized(tmp_path, "gpt-oss", "MXFP4_MOE")
 
 
+def heads_of(row: TinyArchitecture) -> dict[str, int]:
+    """Those of a row whose keys and values differ are as wide as blocks are, all together."""
+    if any(row.latent):
+        return {name: getattr(row, name) for name in ("heads", "kv_heads", "head_size")}
+    return {"kv_heads": WIDE["heads"]} if row.kv_heads == row.heads else {}
+
+
 def check_quantized(tmp_path: Path, name: str, weight_type: str) -> None:
     row = TINY_ARCHITECTURES[name]
-    heads = {"kv_heads": 8} if row.kv_heads == row.heads else {}
-    plain = tiny_architecture(tmp_path, name, **WIDE | heads)
+    plain = tiny_architecture(tmp_path, name, **WIDE | heads_of(row))
     path = requantize(plain, tmp_path / "quantized.gguf", weight_type)
     bound = {"twin_bound": GELU_BOUND} if row.architecture in GELU else {}
     check_predictions(path, tmp_path, of_experts=row.experts > 0, **bound)

@@ -181,7 +181,7 @@ _YARN = {
     "rope.freq_base": 1e6,
 }
 _LOG_YARN = _YARN | {"rope.scaling.yarn_log_multiplier": 0.0707}
-_OF_LATENT = {"attention.kv_lora_rank": 0} | dict.fromkeys(_LENGTHS, 0) | {"rope.dimension_count": 16}  # filled in
+_OF_LATENT = {"attention.kv_lora_rank": 0} | dict.fromkeys(_LENGTHS, 0) | {"rope.dimension_count": 32}  # filled in
 _ABSORBED = _OF_LATENT | {f"{name}_mla": 0 for name in _LENGTHS} | {"attention.q_lora_rank": 64}
 _OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, _EXPERT_SIZE: 0}  # the size is filled in
 _LONG = "rope_factors_long:r rope_factors_short:r"
@@ -468,10 +468,11 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         once="output:v,w",
         layers=3,
         kv_heads=1,
-        head_size=80,
-        latent=(48, 32),
+        head_size=96,
+        latent=(32, 32),
         tokens=300,
         experts=8,
+        seed=6,
         others={0: _NORMS + _ABSORBED_ATTENTION + _GATED},
     ),
     "deepseek2 V2 Lite, older": TinyArchitecture(
@@ -485,7 +486,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         layers=3,
         kv_heads=4,
         head_size=64,
-        latent=(48, 32),
+        latent=(32, 32),
         tokens=300,
         experts=8,
         others={0: _NORMS + _FULL_ATTENTION + _GATED},
@@ -506,9 +507,10 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         once="output:v,w",
         layers=3,
         kv_heads=1,
-        head_size=80,
-        latent=(48, 32),
+        head_size=96,
+        latent=(32, 32),
         experts=8,
+        seed=4,
         others={
             0: _NORMS + _ABSORBED_ATTENTION + _GATED,
             2: _NORMS
@@ -525,8 +527,8 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         | _YARN
         | {"leading_dense_block_count": 2, "expert_shared_count": 0, "expert_feed_forward_length": 96},
         kv_heads=1,
-        head_size=80,
-        latent=(48, 32),
+        head_size=96,
+        latent=(32, 32),
         tokens=300,
         unseen=("leading_dense_block_count", "expert_shared_count", "expert_feed_forward_length"),
     ),
