@@ -55,7 +55,7 @@ ALL_KERNELS = (
     *(KernelName.of("pack", "pack_floats", element_bytes=size) for size in (2, 4)),
     *(KernelName.of("embed", "embed", weight=kind) for kind in PACKED_NAMES + FLOAT_TYPES),
     *(KernelName.of("rope", "rope_store", **_HEAD, kv_type=kv_type) for kv_type in KV_TYPES),
-    *(KernelName.of("rope", "rotate", head_size=48, kv_type=kv_type) for kv_type in KV_TYPES),
+    *(KernelName.of("rope", "rotate", head_size=64, kv_type=kv_type) for kv_type in KV_TYPES),
     *(KernelName.of("attention", "attention", **_HEAD, group=1, kv_type=kv_type) for kv_type in KV_TYPES),
     KernelName.of("attention", "attention", **_HEAD, group=3, kv_type="f16"),
     KernelName.of("attention", "capped_attention", **_HEAD, group=1, kv_type="f16"),
