@@ -17,6 +17,7 @@ import numpy as np
 
 from llmrun.backends.kv_bytes import KVBytes
 from llmrun.backends.layer_windows import layer_windows
+from llmrun.backends.layers_kept import keeps_values, layers_of, layers_run
 from llmrun.backends.llama_layout import MOST_WANTED
 from llmrun.errors import DoesNotFit
 from llmrun.kernels.arena import round_up
@@ -59,7 +60,7 @@ class LayerSizes:
 def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1) -> LayerSizes:
     """What llama.cpp will take for a model with a cache of so many tokens, all sequences together."""
     architecture = file.string("general.architecture")
-    n_layers = _n_layers(file)
+    n_layers, run = layers_of(file), layers_run(file)
     layers = [
         kv * (min(cache_tokens, _window_tokens(window, max_sequences)) if window else cache_tokens)
         for kv, window in zip(_kv_bytes(file, kv_type), layer_windows(file, n_layers), strict=True)
@@ -71,7 +72,7 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
         layer = _LAYER.match(name)
         if layer is None:
             output += 0 if name in at_the_input else tensor.nbytes
-        elif int(layer[1]) < n_layers:
+        elif int(layer[1]) < run:
             layers[int(layer[1])] += tensor.nbytes
             visiting = max(visiting, tensor.nbytes)
     width, inner = _widths(file)
@@ -96,7 +97,7 @@ def cache_bytes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
 
 def cache_by_context(file: GGUFFile, kv_type: str = "f16", *, max_sequences: int = 1) -> KVBytes:
     """The same, by the tokens of context in every sequence."""
-    windows = layer_windows(file, _n_layers(file))
+    windows = layer_windows(file, layers_of(file))
     most = [-(-_window_tokens(window, max_sequences) // max_sequences) if window else 0 for window in windows]
     return KVBytes.of_layers(zip(most, [max_sequences * kv for kv in _kv_bytes(file, kv_type)], strict=True))
 
@@ -104,10 +105,6 @@ def cache_by_context(file: GGUFFile, kv_type: str = "f16", *, max_sequences: int
 def _window_tokens(window: int, max_sequences: int) -> int:
     """That llama.cpp keeps for layers of a window: of all sequences what they see, and the rows it runs at once."""
     return round_up(window * max_sequences + _ROWS, _CACHE_STEP)
-
-
-def _n_layers(file: GGUFFile) -> int:
-    return file.integer(f"{file.string('general.architecture')}.block_count", minimum=1, maximum=1 << 16)
 
 
 def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
@@ -138,15 +135,16 @@ def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[
 
 def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
     """Bytes of a token in the KV cache of each layer."""
-    architecture, n_layers = file.string("general.architecture"), _n_layers(file)
+    architecture, n_layers = file.string("general.architecture"), layers_of(file)
     heads = _per_layer(file, f"{architecture}.attention.head_count", n_layers, 32)
     kv_heads = _per_layer(file, f"{architecture}.attention.head_count_kv", n_layers, max(heads))
     size = file.integer(f"{architecture}.embedding_length", 4096) // max(1, *heads)
     key = file.integer(f"{architecture}.attention.key_length", size)
-    value = file.integer(f"{architecture}.attention.value_length", size)
+    value = file.integer(f"{architecture}.attention.value_length", size) if keeps_values(file) else 0
     most = _most_rows(file, n_layers)
     numbers = [min(count * (key + value), 2 * rows) for count, rows in zip(kv_heads, most, strict=True)]
-    return [int(_KV_BYTES[kv_type] * count) for count in numbers]
+    run = layers_run(file)
+    return [int(_KV_BYTES[kv_type] * count) if layer < run else 0 for layer, count in enumerate(numbers)]
 
 
 def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from llmrun.backends.kv_bytes import KVBytes
 from llmrun.backends.layer_windows import layer_windows
+from llmrun.backends.layers_kept import keeps_values, layers_of, layers_run
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.kv_layout import Q8_0
 from llmrun.kernels.needs import StepShape, kv_position_bytes, needs_of, needs_of_step
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # Looked up by the row, not multiplied by: of no weight beside the others.
 _TABLES = re.compile(r"(^|[._])(token_embd|position_embd|token_types)\.weight$|tid2eid")
 _OUTPUTS = ("output.weight", "token_embd.weight")  # the second is the first one's, where that is missing
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _EXPERTS = re.compile(r"blk\.(\d+)\..*_exps\.")
 
 
@@ -67,7 +69,12 @@ def needs_of_file(file: GGUFFile, *, kv_type: str = "f16") -> ModelNeeds:
     Raises BadGGUF for metadata of a wrong type.
     """
     tied = "output.weight" not in file.tensors
-    matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) > 1 and _is_multiplied(tensor, tied)]
+    run = layers_run(file)
+    matrices = [
+        tensor
+        for tensor in file.tensors.values()
+        if len(tensor.shape) > 1 and _is_multiplied(tensor, tied) and _is_run(tensor, run)
+    ]
     inner = [tensor for tensor in matrices if tensor.name not in _OUTPUTS]
     return ModelNeeds(
         weight_bytes=round(sum(tensor.nbytes * _share_used(file, tensor) for tensor in matrices)),
@@ -80,6 +87,11 @@ def _is_multiplied(tensor: TensorInfo, tied: bool) -> bool:
     if tensor.name == "token_embd.weight":
         return tied
     return not _TABLES.search(tensor.name)
+
+
+def _is_run(tensor: TensorInfo, layers: int) -> bool:
+    found = _LAYER.match(tensor.name)
+    return found is None or int(found[1]) < layers
 
 
 def _share_used(file: GGUFFile, tensor: TensorInfo) -> Fraction:
@@ -100,15 +112,16 @@ def _kv_read(file: GGUFFile, kv_type: str) -> KVBytes:
     kv_heads = _of_each_layer(file, f"{key}_kv", heads)
     most = int(heads.max())
     size = file.integer(f"{architecture}.embedding_length", minimum=1) // most if most else 0
-    sizes = (file.integer(f"{architecture}.attention.{part}_length", size, minimum=1) for part in ("key", "value"))
+    parts = ("key", "value") if keeps_values(file) else ("key",)
+    sizes = (file.integer(f"{architecture}.attention.{part}_length", size, minimum=1) for part in parts)
     head_bytes = sum(_features_bytes(n, kv_type) for n in sizes)
-    windows = layer_windows(file, len(kv_heads))
-    return KVBytes.of_layers(zip(windows, (head_bytes * n for n in kv_heads.tolist()), strict=True))
+    layers = list(zip(layer_windows(file, len(kv_heads)), (head_bytes * n for n in kv_heads.tolist()), strict=True))
+    return KVBytes.of_layers(layers[: layers_run(file)])
 
 
 def _of_each_layer(file: GGUFFile, key: str, default: int | NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[layers], of a key that has one number for all of them, or an array."""
-    layers = file.integer(f"{file.string('general.architecture')}.block_count", minimum=1)
+    layers = layers_of(file)
     if isinstance(file.metadata.get(key), np.ndarray):
         return np.resize(file.integers(key).astype(np.int64), layers)
     return np.broadcast_to(np.asarray(file.integer(key, default), np.int64), layers)
