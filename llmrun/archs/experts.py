@@ -122,8 +122,8 @@ def _gate_and_up(w: PlanWriter, block: str, h: Value, rows: int, routing: Routin
     """From a tensor for each, or from one of both (`ffn_gate_up_exps`)."""
     fused = f"{block}.ffn_gate_up_exps.weight"
     if fused in w.tensors:
-        gate, up = w.tensors.halves_of_experts(fused, h.width, rows, routing.experts)
-        return w.plan.expert_linear(h, gate, routing), w.plan.expert_linear(h, up, routing)
+        halves = w.tensors.halves_of_experts(fused, h.width, rows, routing.experts)
+        return w.plan.expert_linear(h, halves[0], routing), w.plan.expert_linear(h, halves[1], routing)
     gate = _expert_linear(w, f"{block}.ffn_gate_exps", h, rows, routing)
     return gate, _expert_linear(w, f"{block}.ffn_up_exps", h, rows, routing)
 

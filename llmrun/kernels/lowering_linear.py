@@ -67,9 +67,7 @@ def _emit_product(work: Lowering, weight: Matrix, value: ops.Value, flags: int, 
     return work.emit(KernelName.of("linear_float", "linear", weight=weight.kind), value, flags, words)
 
 
-def source_words(
-    work: Lowering, x: ops.Value, weight: Matrix, n_groups: int, part: int = 0
-) -> tuple[list[int], int]:
+def source_words(work: Lowering, x: ops.Value, weight: Matrix, n_groups: int, part: int = 0) -> tuple[list[int], int]:
     """(words, flags): of weights, and of the rows they are multiplied by, made integers where they are. `part`: of a
     matrix of several of `n_groups` groups each, which belong to as many parts of a row."""
     packed = work.packed[weight.name]

@@ -58,6 +58,8 @@ def test_broken_metadata_ends_in_a_plan_or_in_words(name: str) -> None:
         ("gemma2", "attn_logit_softcapping", np.float64(1e300), r"1e\+300 seen"),
         ("mistral3", "rope.scaling.yarn_beta_fast", np.float64(1e308), "seen"),
         ("mistral3", "rope.scaling.yarn_beta_slow", np.float64(5e-324), "seen"),
+        ("mistral3", "attention.temperature_scale", np.float64(1e20), r"1e\+20 seen, must be -1e\+09 to 1e\+09"),
+        ("mistral3", "rope.dimension_count", 8, "8 seen, must be 16, all of a head"),
         ("qwen3", "feed_forward_length", np.full(5000, 96, np.int32), "5000 values seen"),
         ("gemma3", "rope.dimension_count_swa", 8, "other than that of layers without a window"),
     ],
