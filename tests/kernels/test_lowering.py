@@ -273,8 +273,8 @@ def heads_plan(layers: int, kind: str = "q8_0") -> Plan:
     x = plan.embed(matrix_of("f32", np.ones((4, 128), np.float32), "table"))
     to_16, to_32 = (matrix_of(kind, np.ones((4 * n, 32), np.float32), f"to {n}") for n in (16, 32))
     for _ in range(layers):
-        both = [plan.head_linear(x, to_16, heads=4) for _ in range(2)]
-        x = plan.head_linear(plan.join(*both, groups=4), to_32, heads=4)
+        a, b = (plan.head_linear(x, to_16, heads=4) for _ in range(2))
+        x = plan.head_linear(plan.join(a, b, groups=4), to_32, heads=4)
     plan.output(x, matrix_of(kind, np.ones((16, 128), np.float32)))
     return plan
 
