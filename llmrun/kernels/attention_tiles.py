@@ -14,15 +14,34 @@ from numba.extending import intrinsic
 
 from llmrun.kernels import simd
 from llmrun.kernels.attention_layout import CHUNK, state_floats
-from llmrun.kernels.kv_layout import Q8_0
+from llmrun.kernels.kv_layout import Q8_0, HeadLayout
 
 
-def _zero(vectors: int) -> Any:
+# Vector registers of a level, by the names that LLVM has for them.
+_REGISTERS = {
+    "avx512vnni": [f"zmm{number}" for number in range(32)],
+    "avxvnni": [f"ymm{number}" for number in range(16)],
+    "avx2": [f"ymm{number}" for number in range(16)],
+    "neondot": [f"v{number}" for number in range(32)],
+}
+
+
+def _emit_free_registers(builder: Any, level: str) -> None:
+    """LLVM keeps constants of what comes before and after in registers, and for their sake a tile's accumulators in
+    memory: half of the 16 were written and read again at each step. Told before and after a tile that all registers
+    change, it keeps nothing in them meanwhile."""
+    changed = ",".join(f"~{{{name}}}" for name in _REGISTERS.get(level, []))
+    if changed:
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "", changed, [], True)
+
+
+def _zero(level: str, vectors: int) -> Any:
     tile = simd.tile_type(vectors)
 
     @intrinsic
     def zero(typingctx: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _emit_free_registers(builder, level)
             return ir.Constant(tile.llvm_type, [simd.constant(simd.F32X16, 0.0)] * vectors)
 
         return tile(), codegen
@@ -67,7 +86,7 @@ def load_half(level: str) -> Any:
     return load
 
 
-def scores(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> tuple[Any, Any, Any]:
+def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, Any, Any]:
     """(zero, step, store) for the scores of 32 positions by a group of features: two vectors for each query."""
     tile = simd.tile_type(2 * heads * rows)
     word = types.int64
@@ -78,10 +97,10 @@ def scores(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> t
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, keys, query, query_stride = args
-            of_positions = _emit_row(builder, level, kv_type, keys, 2)
+            of_positions = _emit_row(builder, level, layout.kv_type, keys, 2)
             for index in range(heads * rows):
                 of_row = builder.add(query, builder.mul(query_stride, simd.I64(index // heads)))
-                of_head = simd.emit_offset(builder, of_row, 4 * head_size * (index % heads))
+                of_head = simd.emit_offset(builder, of_row, 4 * layout.head_size * (index % heads))
                 value = simd.emit_splat(builder, simd.emit_load(builder, of_head, simd.F32, 4))
                 for half, key in enumerate(of_positions):
                     total = builder.extract_value(accumulators, 2 * index + half)
@@ -101,6 +120,7 @@ def scores(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> t
             for index in range(2 * heads * rows):
                 at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // 2) + 64 * (index % 2))
                 simd.emit_store(builder, at, builder.fmul(builder.extract_value(accumulators, index), factor), 4)
+            _emit_free_registers(builder, level)
             return context.get_dummy_value()
 
         return types.void(tile, word, types.float32, word, word), codegen
@@ -126,24 +146,28 @@ def scores(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> t
                 products = builder.extract_value(accumulators, index)
                 total = simd.emit_fma(builder, level, products, of_positions[index % 2], before)
                 simd.emit_store(builder, at, total, 4)
+            _emit_free_registers(builder, level)
             return context.get_dummy_value()
 
         return types.void(tile, word, types.float32, word, word), codegen
 
-    return _zero(2 * heads * rows), step, store_scaled if kv_type == Q8_0 else store
+    return _zero(level, 2 * heads * rows), step, store_scaled if layout.has_scales else store
 
 
-def weighted_values(level: str, head_size: int, queries: int, vectors: int, kv_type: str) -> tuple[Any, Any, Any]:
+def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) -> tuple[Any, Any, Any]:
     """(load, step, store) for the weighted sum of values: `vectors` of features for each query, onto its state."""
     tile = simd.tile_type(vectors * queries)
     word = types.int64
     places = [
-        4 * state_floats(head_size) * query + 64 * vector for query in range(queries) for vector in range(vectors)
+        4 * state_floats(layout.value_size) * query + 64 * vector
+        for query in range(queries)
+        for vector in range(vectors)
     ]
 
     @intrinsic
     def load(typingctx: Any, states: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _emit_free_registers(builder, level)
             accumulators = ir.Constant(tile.llvm_type, ir.Undefined)
             for index, place in enumerate(places):
                 sums = simd.emit_load(builder, simd.emit_offset(builder, args[0], place), simd.F32X16, 4)
@@ -158,7 +182,7 @@ def weighted_values(level: str, head_size: int, queries: int, vectors: int, kv_t
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, value, weights = args
-            features = _emit_row(builder, level, kv_type, value, vectors)
+            features = _emit_row(builder, level, layout.kv_type, value, vectors)
             for query in range(queries):
                 at = simd.emit_offset(builder, weights, 4 * CHUNK * query)
                 weight = simd.emit_splat(builder, simd.emit_load(builder, at, simd.F32, 4))
@@ -177,6 +201,7 @@ def weighted_values(level: str, head_size: int, queries: int, vectors: int, kv_t
             for index, place in enumerate(places):
                 at = simd.emit_offset(builder, states, place)
                 simd.emit_store(builder, at, builder.extract_value(accumulators, index), 4)
+            _emit_free_registers(builder, level)
             return context.get_dummy_value()
 
         return types.void(tile, word), codegen

@@ -28,6 +28,7 @@ _LOWERINGS: dict[type, Callable[[Lowering, Any], None]] = {
     ops.HeadNorm: lowering_rowwise.headnorm,
     ops.Linear: lowering_linear.linear,
     ops.RopeStore: lowering_attention.rope_store,
+    ops.Rotate: lowering_attention.rotate,
     ops.Attention: lowering_attention.attention,
     ops.Gated: lowering_rowwise.gated,
     ops.Activate: lowering_rowwise.activate,

@@ -161,7 +161,7 @@ def _attention(op: ops.Attention, kv_type: str, step: StepShape) -> Needs:
         if step.rows
         else 0,
         activation_bytes=_floats(step, op.q, op.out),
-        float_products=2 * shape.heads * shape.head_size * attended,
+        float_products=shape.heads * (shape.head_size + shape.value_size) * attended,
     )
 
 
