@@ -107,7 +107,7 @@ def _add(work: Lowering, value: ops.Value, out: Buffer, x: Buffer, y: Buffer, fa
 
 
 def columns(work: Lowering, op: ops.Columns) -> None:
-    """Copied, though parts of vectors' width could be read where they are: 0.1 us of a step of one row."""
+    """Copied: what reads a row takes what follows its last feature for zeros."""
     x = work.buffers[op.x]
     part = _Part(x, FLOAT * op.first, FLOAT * op.x.width // op.groups, FLOAT * op.out.width // op.groups)
     _join(work, part, _Part(_NOTHING, 0, 0, 0), op.groups, op.out)

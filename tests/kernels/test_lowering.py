@@ -271,28 +271,6 @@ def test_a_sum_that_products_are_added_onto_is_shared() -> None:
     assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
 
 
-def looking_back_plan() -> Plan:
-    """Layers that store, with values smaller than keys, and layers that look back on those of the one before."""
-    plan, norm, shape = Plan(), np.ones(96, np.float32), AttentionShape(4, 2, 48, value_size=32)
-
-    def matrix(name: str, rows: int, columns: int) -> Matrix:
-        return matrix_of("q8_0", np.ones((rows, columns), np.float32), name)
-
-    rope = Rope(np.ones(24), Pairing.HALVES)
-    x = plan.embed(matrix_of("f32", np.ones((4, 96), np.float32), "table"))
-    for layer in range(6):
-        h = plan.rmsnorm(x, norm, 1e-5)
-        q = plan.linear(h, matrix("q", 192, 96))
-        if layer % 2:
-            seen = plan.attention_again(q, shape, rope)
-        else:
-            k, v = plan.linear(h, matrix("k", 96, 96)), plan.linear(h, matrix("v", 64, 96))
-            seen = plan.attention(q, k, v, shape, rope, query_rope=replace(rope, growth=(0.1, 8)))
-        plan.linear_add(seen, matrix("o", 96, 128), to=x)
-    plan.output(x, matrix("output", 16, 96))
-    return plan
-
-
 def heads_plan(layers: int, kind: str = "q8_0") -> Plan:
     """Of each of 4 heads of 32 features 16 and back, twice of the same."""
     plan = Plan()
@@ -303,19 +281,6 @@ def heads_plan(layers: int, kind: str = "q8_0") -> Plan:
         x = plan.head_linear(plan.join(a, b, groups=4), to_32, heads=4)
     plan.output(x, matrix_of(kind, np.ones((16, 128), np.float32)))
     return plan
-
-
-@pytest.mark.parametrize("one_row", [True, False])
-def test_no_two_threads_meet_where_layers_look_back_on_anothers_keys(one_row: bool) -> None:
-    assert races(lowered_plan(looking_back_plan()), one_row=one_row) == []
-
-
-def test_to_rotate_queries_takes_no_barrier_in_a_step_of_one_row() -> None:
-    """Of each layer those after its projections, attention and the output projection; two more for embedding and
-    output."""
-    lowered = lowered_plan(looking_back_plan())
-    assert [name.function for name in lowered.kernels].count("rotate") == 3
-    assert count_barriers(lowered, one_row=True) == 3 * 6 + 2
 
 
 @pytest.mark.parametrize("one_row", [True, False])
@@ -348,6 +313,41 @@ def test_parts_and_scales_of_what_each_thread_has_take_no_barriers_in_a_step_of_
     lowered = lowered_plan(plan)
     assert count_barriers(lowered, one_row=True) == 1
     assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
+
+
+def looking_back_plan() -> Plan:
+    """Layers that store, with values smaller than keys, and layers that look back on those of the one before."""
+    plan, norm, shape = Plan(), np.ones(96, np.float32), AttentionShape(4, 2, 48, value_size=32)
+
+    def matrix(name: str, rows: int, columns: int) -> Matrix:
+        return matrix_of("q8_0", np.ones((rows, columns), np.float32), name)
+
+    rope = Rope(np.ones(24), Pairing.HALVES)
+    x = plan.embed(matrix_of("f32", np.ones((4, 96), np.float32), "table"))
+    for layer in range(6):
+        h = plan.rmsnorm(x, norm, 1e-5)
+        q = plan.linear(h, matrix("q", 192, 96))
+        if layer % 2:
+            seen = plan.attention_again(q, shape, rope)
+        else:
+            k, v = plan.linear(h, matrix("k", 96, 96)), plan.linear(h, matrix("v", 64, 96))
+            seen = plan.attention(q, k, v, shape, rope, query_rope=replace(rope, growth=(0.1, 8)))
+        plan.linear_add(seen, matrix("o", 96, 128), to=x)
+    plan.output(x, matrix("output", 16, 96))
+    return plan
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+def test_no_two_threads_meet_where_layers_look_back_on_anothers_keys(one_row: bool) -> None:
+    assert races(lowered_plan(looking_back_plan()), one_row=one_row) == []
+
+
+def test_to_rotate_queries_takes_no_barrier_in_a_step_of_one_row() -> None:
+    """Of each layer those after its projections, attention and the output projection; two more for embedding and
+    output."""
+    lowered = lowered_plan(looking_back_plan())
+    assert [name.function for name in lowered.kernels].count("rotate") == 3
+    assert count_barriers(lowered, one_row=True) == 3 * 6 + 2
 
 
 def test_linear_ops_on_one_input_run_into_each_other(model_plan: Callable[[str], Plan]) -> None:
