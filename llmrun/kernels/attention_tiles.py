@@ -16,7 +16,6 @@ from llmrun.kernels import simd
 from llmrun.kernels.attention_layout import CHUNK, state_floats
 from llmrun.kernels.kv_layout import Q8_0, HeadLayout
 
-
 # Vector registers of a level, by the names that LLVM has for them.
 _REGISTERS = {
     "avx512vnni": [f"zmm{number}" for number in range(32)],

@@ -12,7 +12,7 @@ import pytest
 
 from llmrun import kernels
 from llmrun.kernels import objectfile
-from llmrun.kernels.store import object_images
+from llmrun.kernels.store import KernelName, object_images
 from tests.support.kernel_runs import ALL_KERNELS, TARGETS
 
 # Capstone's names for the extensions an instruction belongs to.
@@ -135,6 +135,35 @@ def test_sums_of_products_are_fused_where_the_level_can(level: str, code: dict[s
             ("linear_", "experts_int8.", "experts_float.", "attention.attention", "norms.", "rowwise.soft_cap")
         ):
             assert fused, kernel
+
+
+def loops(instructions: list[capstone.CsInsn]) -> Iterator[list[capstone.CsInsn]]:
+    """The innermost ones: from where a jump leads back to, up to that jump."""
+    places = {instruction.address: index for index, instruction in enumerate(instructions)}
+    last_end = -1
+    for index, instruction in enumerate(instructions):
+        if instruction.mnemonic.startswith("j") and instruction.op_str.startswith("0x"):
+            start = places.get(int(instruction.op_str, 16), index + 1)
+            if last_end < start <= index:
+                last_end = index
+                yield instructions[start : index + 1]
+
+
+def test_sums_of_a_tile_of_attention_stay_in_registers() -> None:
+    """Those of 8 queries that convert what they multiply: LLVM had half of them written to the stack at each step, and
+    prefill's attention took twice as long."""
+    name = KernelName.of("attention", "attention", head_size=48, value_size=48, group=1, kv_type="f16")
+    instructions = disassembled("avx512vnni", object_images([name], TARGETS["avx512vnni"])[name])
+    tiles = [
+        loop
+        for loop in loops(instructions)
+        if sum("fmadd" in instruction.mnemonic for instruction in loop) >= 16
+        and any(instruction.mnemonic == "vcvtph2ps" for instruction in loop)
+        and any(instruction.mnemonic == "vbroadcastss" for instruction in loop)
+    ]
+    assert len(tiles) >= 2  # scores and values
+    for tile in tiles:
+        assert not any("rsp" in instruction.op_str for instruction in tile)
 
 
 def test_spinning_threads_tell_the_processor(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
