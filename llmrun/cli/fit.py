@@ -133,7 +133,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     from llmrun.hub import local
     from llmrun.hub.offers import leaves_open
     from llmrun.hub.reference import LocalPath, understand
-    from llmrun.hub.resolve import existing, refuse_if_offline
+    from llmrun.hub.resolve import existing, is_offline, refuse_if_offline
 
     meant = understand(name)
     if isinstance(meant, LocalPath):
@@ -141,7 +141,9 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
         return
     reporter = HubReporter()
     here = local.find(meant, reporter)
-    if here is not None and not leaves_open(meant):
+    if here is not None and (is_offline(settings.offline) or not leaves_open(meant)):
+        if leaves_open(meant):
+            out.note(f"{meant.name}: offline: told is the one that is on this machine")
         yield meant.name, here.name, open_gguf(here)
         return
     try:

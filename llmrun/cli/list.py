@@ -87,7 +87,7 @@ def _begun(partial: Partial) -> str:
     how_far = f"{bytes_in_words(partial.done)} of a download"
     if partial.total:
         how_far = f"{partial.done / partial.total:.0%} of {bytes_in_words(partial.total)}"
-    return f"{partial.name}: {how_far}; `llmrun pull` goes on from there"
+    return f"{partial.name}: {how_far}; pulling it again goes on from there"
 
 
 def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def test_replaced_revisions_and_begun_downloads_are_told(stores: Stores) -> None
     other = stores.repository("org/name") / "blobs" / ("c" * 64 + ".llmrun.incomplete")
     other.write_bytes(bytes(300))
     out, err = run("list")
-    assert "hf:org/name: 12% of 2.50 kB; `llmrun pull` goes on from there" in out
+    assert "hf:org/name: 12% of 2.50 kB; pulling it again goes on from there" in out
     assert "hf:org/name: 0 B of a download;" in out
     assert err == "note: 1 model here has a newer revision: llmrun prune\n"
     assert told("list")["incomplete"] == [
