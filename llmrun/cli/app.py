@@ -88,7 +88,8 @@ def _invoked(command: Any, context: Any) -> object:
     try:
         return command.invoke(context)
     except typer.TyperException as error:
-        error.ctx = getattr(error, "ctx", None) or context  # the parser of options knows of no command
+        if getattr(error, "ctx", None) is None:
+            error.ctx = context  # type: ignore[attr-defined]  # the parser of options knows of no command
         raise
 
 

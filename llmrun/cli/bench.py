@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # 128 + SIGINT
 
-bench = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+bench = typer.Typer(
+    add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+)
 
 
 @bench.callback(invoke_without_command=True)

@@ -63,8 +63,8 @@ def _usage(error: TyperException) -> Message:
     if near := _nearest(str(option), getattr(error, "possibilities", None) or ()):
         hint = f"did you mean {' or '.join(near)}?"
     elif "Did you mean" in error.message:
-        sentence, _, near = sentence.partition(". Did you mean ")
-        hint = f"did you mean {near}"
+        sentence, _, meant = sentence.partition(". Did you mean ")
+        hint = f"did you mean {meant}"
     return Message(sentence, hint, UsageError.exit_code)
 
 
@@ -76,7 +76,9 @@ def _path(context: Any) -> str:
 
 
 def _nearest(option: str, possibilities: Iterable[str]) -> list[str]:
-    """Those that differ by a slip, the nearest first: Typer's own are whatever shares a few letters, by the alphabet."""
+    """Those that it begins or that differ by a slip: Typer's own are whatever shares a few letters, by the alphabet."""
     import difflib
 
-    return difflib.get_close_matches(option, list(possibilities), n=2, cutoff=0.75)
+    known = list(possibilities)
+    begun = [name for name in known if name.startswith(option)]
+    return begun or difflib.get_close_matches(option, known, n=2, cutoff=0.75)
