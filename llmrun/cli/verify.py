@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="As llmrun list shows them, or .gguf files; none: all.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="As llmrun list shows them, or .gguf files; none: all."),
     ] = None,
     json_output: options.Json = False,
     quiet: options.Quiet = False,

@@ -326,3 +326,4 @@ def test_help_says_what_the_flags_take() -> None:
         assert flag in text
     for command in ("history", "compare"):
         assert command in text
+    assert "completion" not in text  # it belongs to no command

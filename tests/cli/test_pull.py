@@ -90,6 +90,15 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         yield Machine(tmp_path, hub)
 
 
+def test_an_address_that_cannot_be_reached_is_trouble_with_the_network(machine: Machine) -> None:
+    done = machine.pull("http://127.0.0.1:1/m.gguf")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr == (
+        "error: http://127.0.0.1:1/m.gguf: unreachable (Connection refused)\n"
+        "hint: check the connection and try again: the download goes on from where it is\n"
+    )
+
+
 def test_a_model_is_fetched_and_its_path_is_the_answer(machine: Machine) -> None:
     done = machine.pull("tiny:1b")
     path = machine.snapshot("o/n", "m-Q8_0.gguf")
