@@ -171,7 +171,7 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
     return failed[0].exit_code if failed else 0
 
 
-@bench.command("history")
+@bench.command("history", short_help="List the runs that were kept, or show one of them.")
 def history(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="Show this one again: its name's beginning, last, last~1.")
@@ -203,7 +203,7 @@ def history(
     return 0
 
 
-@bench.command("compare")
+@bench.command("compare", short_help="Compare two runs, or files of results.")
 def compare(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run of the history, last~1, or a file.")],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one: llama-bench's JSON too.")],

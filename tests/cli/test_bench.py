@@ -327,3 +327,4 @@ def test_help_says_what_the_flags_take() -> None:
     for command in ("history", "compare"):
         assert command in text
     assert "completion" not in text  # it belongs to no command
+    assert "..." not in text.partition("Commands:")[2]  # nothing is cut

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -52,6 +53,18 @@ def test_a_name_that_is_nearly_one(stores: Stores) -> None:
     assert "did you mean 'verify'?" in run("verfy", code=2)[1]
     assert ALIASES == {"ls": "list", "run": "chat"}
     assert run("ls") == run("list")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_of_a_commands_help_can_be_typed(name: str) -> None:
+    for example in COMMANDS[name].examples:
+        typed = shlex.split(example.rpartition("| ")[2])
+        assert typed[:2] == ["llmrun", name]
+        if typed[2:3] == ["compare"]:
+            continue  # a command of its own below this one
+        command = load(name)
+        command.make_context(name, typed[2:]).close()  # parsed, not run
+        assert example in command.get_help(command.make_context(name, typed[2:]))
 
 
 # --- list -------------------------------------------------------------------------------------------------------------
