@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.cli import options
 from llmrun.cli.benching.flags import LISTS, BenchFlags, Knobs, knobs, workloads
 from llmrun.cli.flags import takes_flags
 from llmrun.cli.open_model import SCRIPTED
@@ -179,9 +180,12 @@ def history(
     output: Annotated[str, typer.Option("-o", "--output", metavar="FORMAT", help="As for bench.")] = "table",
     json_output: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="A page with charts, of RUN.")] = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> int:
     """List the runs that were kept with --save, or show one of them again."""
-    flags = BenchFlags(output=None if output == "table" else output, json_output=json_output)
+    del debug
+    flags = BenchFlags(output=None if output == "table" else output, json_output=json_output, quiet=quiet)
     flags.settings()
     from llmrun.bench.history import find, load_history
     from llmrun.cli.benching.showing import show, show_history, write_page
@@ -212,9 +216,12 @@ def compare(
         typer.Option("--fail-above", metavar="LOSS", help="Exit code 1 when something lost more: 5% or 0.05."),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> int:
     """Compare two runs: of the history, or files of results, llama-bench's JSON too."""
-    BenchFlags().settings()
+    del debug
+    BenchFlags(quiet=quiet).settings()
     from llmrun.cli.benching.comparing import compare_runs
 
     return compare_runs(before, after, fail_above, as_json=json_output)
