@@ -40,6 +40,11 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
+def _number(bound: float) -> str:
+    """A bound in full: a seed's is 2**64 - 1."""
+    return f"{bound}" if isinstance(bound, int) else f"{bound:g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What a setting may hold. `kind` is int, float, bool or str; bounds are inclusive; no `choices` means any.
@@ -59,13 +64,13 @@ class Rule:
     def words(self) -> str:
         """The rule as the end of an error sentence: "an integer of at least 1"."""
         if self.or_integer:
-            return f"{', '.join(self.choices)} or an integer from {self.minimum:g} to {self.maximum:g}"
+            return f"{', '.join(self.choices)} or an integer from {_number(self.minimum)} to {_number(self.maximum)}"
         if self.choices:
             return "one of " + ", ".join(self.choices)
         name = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[self.kind]
         if self.minimum > -math.inf and self.maximum < math.inf:
-            return f"{name} from {self.minimum:g} to {self.maximum:g}"
-        return f"{name} of at least {self.minimum:g}" if self.minimum > -math.inf else name
+            return f"{name} from {_number(self.minimum)} to {_number(self.maximum)}"
+        return f"{name} of at least {_number(self.minimum)}" if self.minimum > -math.inf else name
 
     def parse(self, text: str) -> object:
         """The value an environment variable spells. Raises ValueError."""

@@ -88,6 +88,7 @@ def test_a_wrong_line_is_refused_with_file_key_and_value(config: Path, line: str
     [
         ("LLMRUN_THREADS", "many", "LLMRUN_THREADS: 'many' is not an integer from 1 to 1024"),
         ("LLMRUN_THREADS", "0", "LLMRUN_THREADS: 0 is not an integer from 1 to 1024"),
+        ("LLMRUN_SEED", "-1", "LLMRUN_SEED: -1 is not an integer from 0 to 18446744073709551615"),
         ("LLMRUN_OFFLINE", "maybe", "LLMRUN_OFFLINE: 'maybe' is not true or false"),
         ("LLMRUN_GPU_LAYERS", "-1", "LLMRUN_GPU_LAYERS: '-1' is not auto, all or an integer from 0 to 65536"),
         ("LLMRUN_BACKEND", "gpu", "LLMRUN_BACKEND: 'gpu' is not one of auto, cpu, llama"),

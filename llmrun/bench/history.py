@@ -106,7 +106,7 @@ def find(reference: str, documents: Sequence[Document]) -> Document:
     Raises UsageError.
     """
     if not documents:
-        raise UsageError(f"history: {reference!r}: no run is kept", hint="llmrun bench")
+        raise UsageError(f"history: {reference!r}: no run is kept", hint="`llmrun bench --save` keeps one")
     match = _FROM_THE_END.fullmatch(reference)
     if match:
         back = int(match[1] or 0)

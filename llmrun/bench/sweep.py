@@ -89,7 +89,7 @@ def _names(targets: Sequence[Target]) -> list[str]:
         lambda target: "" if target.endpoint else f"ngl {target.gpu_layers}",
     ]
     telling = [axis for axis in axes if len({axis(target) for target in targets} - {""}) > 1]
-    return [", ".join(filter(None, (axis(target) for axis in telling))) for target in targets]
+    return [", ".join(dict.fromkeys(filter(None, (axis(target) for axis in telling)))) for target in targets]
 
 
 def numbers(text: str, flag: str, minimum: int = 0) -> list[int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.cli import options
 from llmrun.cli.benching.flags import LISTS, BenchFlags, Knobs, knobs, workloads
 from llmrun.cli.flags import takes_flags
 from llmrun.cli.open_model import SCRIPTED
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # 128 + SIGINT
 
-bench = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+bench = typer.Typer(
+    add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+)
 
 
 @bench.callback(invoke_without_command=True)
@@ -169,7 +172,7 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
     return failed[0].exit_code if failed else 0
 
 
-@bench.command("history")
+@bench.command("history", short_help="List the runs that were kept, or show one of them.")
 def history(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="Show this one again: its name's beginning, last, last~1.")
@@ -177,9 +180,12 @@ def history(
     output: Annotated[str, typer.Option("-o", "--output", metavar="FORMAT", help="As for bench.")] = "table",
     json_output: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="A page with charts, of RUN.")] = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> int:
     """List the runs that were kept with --save, or show one of them again."""
-    flags = BenchFlags(output=None if output == "table" else output, json_output=json_output)
+    del debug
+    flags = BenchFlags(output=None if output == "table" else output, json_output=json_output, quiet=quiet)
     flags.settings()
     from llmrun.bench.history import find, load_history
     from llmrun.cli.benching.showing import show, show_history, write_page
@@ -201,7 +207,7 @@ def history(
     return 0
 
 
-@bench.command("compare")
+@bench.command("compare", short_help="Compare two runs, or files of results.")
 def compare(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run of the history, last~1, or a file.")],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one: llama-bench's JSON too.")],
@@ -210,9 +216,12 @@ def compare(
         typer.Option("--fail-above", metavar="LOSS", help="Exit code 1 when something lost more: 5% or 0.05."),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> int:
     """Compare two runs: of the history, or files of results, llama-bench's JSON too."""
-    BenchFlags().settings()
+    del debug
+    BenchFlags(quiet=quiet).settings()
     from llmrun.cli.benching.comparing import compare_runs
 
     return compare_runs(before, after, fail_above, as_json=json_output)

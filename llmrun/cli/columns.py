@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 
-from llmrun.cli.terminal import visible_line, width
+from llmrun.cli.terminal import columns, is_terminal, visible_line, width
+
+_LEAST_ROOM = 20  # columns that a text gets, however narrow the terminal
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -17,9 +20,37 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
     return ["  ".join(_padded(row, widths, right)).rstrip() for row in shown]
 
 
+def narrowed(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str], droppable: Sequence[Collection[str]]
+) -> list[str]:
+    """`aligned` under heads; on a terminal that is too narrow, without the columns that one can do without.
+
+    right      heads of columns that end at the same place
+    droppable  heads of columns that go, one group after the other, until the lines fit
+    """
+    gone: set[str] = set()
+    for group in ((), *droppable):
+        gone |= set(group)
+        kept = [number for number, head in enumerate(heads) if head not in gone]
+        table = [[row[number] for number in kept] for row in (heads, *rows)]
+        lines = aligned(table, [place for place, number in enumerate(kept) if heads[number] in right])
+        if not is_terminal(sys.stdout) or max(map(width, lines)) < columns():
+            break
+    return lines
+
+
+def beside(label: str, text: str, most: int) -> list[str]:
+    """Text after its label; what does not fit into `most` columns goes on beneath itself."""
+    import textwrap
+
+    left = width(label)
+    first, *rest = textwrap.wrap(visible_line(text), max(most - left, _LEAST_ROOM), break_on_hyphens=False) or [""]
+    return [label + first, *(" " * left + line for line in rest)]
+
+
 def _padded(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -> list[str]:
     cells = []
-    for number, (cell, columns) in enumerate(zip(row, widths, strict=True)):
-        blanks = " " * (columns - width(cell))
+    for number, (cell, room) in enumerate(zip(row, widths, strict=True)):
+        blanks = " " * (room - width(cell))
         cells.append(blanks + cell if number in right else cell + blanks)
     return cells

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -12,7 +11,6 @@ from llmrun.amounts import bytes_in_words
 from llmrun.cli import options
 from llmrun.cli.messages import message_for
 from llmrun.cli.output import out
-from llmrun.cli.terminal import columns, is_terminal, width
 from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
 from llmrun.settings import load_settings
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "ON GPU", "TTFT", "TOK/S")
+_DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # where the terminal is narrow
 
 
 def fit(
@@ -133,7 +132,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     from llmrun.hub import local
     from llmrun.hub.offers import leaves_open
     from llmrun.hub.reference import LocalPath, understand
-    from llmrun.hub.resolve import existing, refuse_if_offline
+    from llmrun.hub.resolve import existing, is_offline, refuse_if_offline
 
     meant = understand(name)
     if isinstance(meant, LocalPath):
@@ -141,7 +140,9 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
         return
     reporter = HubReporter()
     here = local.find(meant, reporter)
-    if here is not None and not leaves_open(meant):
+    if here is not None and (is_offline(settings.offline) or not leaves_open(meant)):
+        if leaves_open(meant):
+            out.note(f"{meant.name}: offline: told is the one that is on this machine")
         yield meant.name, here.name, open_gguf(here)
         return
     try:
@@ -175,19 +176,12 @@ def _offered(meant: Wanted, reporter: HubReporter) -> Iterator[tuple[str, str, G
 
 
 def _show_table(named: Sequence[_Named], best: int | None, asked: _Asked) -> None:
-    from llmrun.cli.columns import aligned
+    from llmrun.cli.columns import narrowed
 
     out.lines(_heading(asked, named[0].fit), dim=True)
     rows = [_cells(row, best == number and len(named) > 1) for number, row in enumerate(named)]
-    left_out = [] if any(row.fit.layers for row in named) else ["ON GPU"]
-    for too_many in ([], ["WEIGHTS", "KV", "SCRATCH"], ["WEIGHTS", "KV", "SCRATCH", "FILE", "QUANT"]):
-        heads = [head for head in rows[0] if head not in (*left_out, *too_many)]
-        table = [[row[head] for head in heads] for row in rows]
-        lines = aligned(
-            [[head.strip() for head in heads], *table], right=[heads.index(head) for head in heads if head in _NUMBERS]
-        )
-        if not is_terminal(sys.stdout) or max(map(width, lines)) < columns():
-            break
+    heads = [head for head in rows[0] if head != "ON GPU" or any(row.fit.layers for row in named)]
+    lines = narrowed(heads, [[row[head] for head in heads] for row in rows], _NUMBERS, _DROPPABLE)
     out.lines(lines[:1], dim=True)
     out.lines(lines[1:])
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from llmrun.hub.partials import Partial
 
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
-_RIGHT = (1, 4)  # sizes and contexts
+_RIGHT = ("SIZE", "CONTEXT")
+_DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # where the terminal is narrow; most names tell the second
 
 
 def list_models(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
@@ -53,11 +54,11 @@ def list_models(json_output: options.Json = False, quiet: options.Quiet = False,
 
 
 def _show(described: list[tuple[Model, Glance, str]], begun: list[Partial], total: int) -> None:
-    from llmrun.cli.columns import aligned
+    from llmrun.cli.columns import narrowed
 
     if described:
         now = time.time()
-        rows = aligned([_HEADER, *(_row(*each, now) for each in described)], _RIGHT)
+        rows = narrowed(_HEADER, [_row(*each, now) for each in described], _RIGHT, _DROPPABLE)
         out.lines(rows[:1], dim=True)
         out.lines(rows[1:])
         out.lines([f"{counted(len(described), 'model')}, {bytes_in_words(total)}"], dim=True)
@@ -87,7 +88,7 @@ def _begun(partial: Partial) -> str:
     how_far = f"{bytes_in_words(partial.done)} of a download"
     if partial.total:
         how_far = f"{partial.done / partial.total:.0%} of {bytes_in_words(partial.total)}"
-    return f"{partial.name}: {how_far}; `llmrun pull` goes on from there"
+    return f"{partial.name}: {how_far}; pulling it again goes on from there"
 
 
 def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:

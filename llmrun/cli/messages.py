@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from typer import TyperException
 
@@ -46,8 +47,7 @@ def _system(error: OSError) -> Message:
 
 def _usage(error: TyperException) -> Message:
     """Typer's own usage errors, in our form. Its classes are not public, so their attributes are asked for."""
-    context = getattr(error, "ctx", None)
-    hint = f"see {context.command_path if context else 'llmrun'} --help"
+    hint = f"see {_path(getattr(error, 'ctx', None))} --help"
     sentence = error.message.rstrip(".")
     parameter = getattr(error, "param", None)
     option = getattr(error, "option_name", None)
@@ -60,9 +60,25 @@ def _usage(error: TyperException) -> Message:
         sentence = f"{option}: " + ("a value is missing" if "requires" in sentence else "takes no value")
     else:
         sentence = sentence[:1].lower() + sentence[1:]
-    if possibilities := getattr(error, "possibilities", None):
-        hint = "did you mean " + " or ".join(sorted(possibilities)) + "?"
+    if near := _nearest(str(option), getattr(error, "possibilities", None) or ()):
+        hint = f"did you mean {' or '.join(near)}?"
     elif "Did you mean" in error.message:
-        sentence, _, near = sentence.partition(". Did you mean ")
-        hint = f"did you mean {near}"
+        sentence, _, meant = sentence.partition(". Did you mean ")
+        hint = f"did you mean {meant}"
     return Message(sentence, hint, UsageError.exit_code)
+
+
+def _path(context: Any) -> str:
+    """The command as it was typed, as far as the error tells: "llmrun bench"."""
+    if context is None:
+        return "llmrun"
+    return f"{context.command_path} {context.invoked_subcommand or ''}".rstrip()
+
+
+def _nearest(option: str, possibilities: Iterable[str]) -> list[str]:
+    """Those that it begins or that differ by a slip: Typer's own are whatever shares a few letters, by the alphabet."""
+    import difflib
+
+    known = list(possibilities)
+    begun = [name for name in known if name.startswith(option)]
+    return begun or difflib.get_close_matches(option, known, n=2, cutoff=0.75)

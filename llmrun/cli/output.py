@@ -16,6 +16,7 @@ from llmrun.cli.terminal import (
     can_move_cursor,
     columns,
     is_terminal,
+    room,
     shortened,
     visible,
     visible_json,
@@ -144,7 +145,7 @@ class Output:
         """Short facts on one line, on more when the terminal is too narrow for one."""
         if self.quiet:
             return
-        limit = columns() if is_terminal(sys.stderr) else sys.maxsize
+        limit = room(sys.stderr)
         lines: list[str] = []
         for field in map(visible_line, fields):
             if lines and width(lines[-1]) + width(field) + 2 <= limit:

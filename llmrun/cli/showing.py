@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrun.amounts import bytes_in_words, counted
 from llmrun.archs.tensors import common_type, parameter_count
-from llmrun.cli.columns import aligned
+from llmrun.cli.columns import aligned, beside
 from llmrun.cli.output import out
-from llmrun.cli.terminal import columns, shortened, visible_line, width
+from llmrun.cli.terminal import room, visible_line
 from llmrun.gguf.values import StringArray
 
 if TYPE_CHECKING:
@@ -51,13 +52,14 @@ def show_all(file: GGUFFile, name: str, entry: CatalogEntry | None) -> None:
 
 
 def _fitting(fields: Fields) -> Iterator[str]:
-    """Values that are too long for the line lose their end; a path does not, which somebody may want to copy."""
-    limit = columns() - 3
-    for (label, _), line in zip(fields, aligned([[label, value] for label, value in fields]), strict=True):
-        if label in ("path", "sha256") or width(line) <= limit:
-            yield line
+    """A value too long for the line goes on beneath itself; a path does not, which somebody may want to copy."""
+    widest = max(len(label) for label, _ in fields)
+    for label, value in fields:
+        begin = f"{label:<{widest}}  "
+        if label in ("path", "sha256"):
+            yield begin + value
         else:
-            yield shortened(line, limit - 1) + "…"
+            yield from beside(begin, _cut(value), room(sys.stdout) - 2)
 
 
 def _sections(file: GGUFFile, name: str, entry: CatalogEntry | None) -> Iterator[tuple[str, Fields]]:
@@ -219,12 +221,16 @@ def _json_value(value: Value, kind: str) -> Any:
 
 def _value(value: Value) -> str:
     if isinstance(value, str):
-        return visible_line(value[:_LONGEST] + ("…" if len(value) > _LONGEST else ""))
+        return visible_line(_cut(value))
     if isinstance(value, bool | int | float):
         return str(value)
     first = [repr(each) if isinstance(each, str) else str(each) for each in value[:_FIRST]]
     more = ", …" if len(value) > _FIRST else ""
     return f"{len(value):,}: {', '.join(first)}{more}"
+
+
+def _cut(text: str) -> str:
+    return text[:_LONGEST] + ("…" if len(text) > _LONGEST else "")
 
 
 def _text(file: GGUFFile, key: str) -> str:

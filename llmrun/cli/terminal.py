@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import unicodedata
 from functools import lru_cache
 from typing import TextIO
@@ -57,6 +58,11 @@ def can_color(stream: TextIO, choice: str = "auto") -> bool:
 def columns() -> int:
     """Width of the terminal, 100 where there is none."""
     return shutil.get_terminal_size(fallback=(100, 24)).columns
+
+
+def room(stream: TextIO) -> int:
+    """Columns that a line of this stream may take: any number where no person looks."""
+    return columns() if is_terminal(stream) else sys.maxsize
 
 
 def width(text: str) -> int:

@@ -9,7 +9,7 @@ import typer
 from llmrun.amounts import counted
 from llmrun.cli import options
 from llmrun.cli.output import out
-from llmrun.errors import IntegrityError, LlmrunError
+from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound
 from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="As llmrun list shows them; none: all.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="As llmrun list shows them, or .gguf files; none: all."),
     ] = None,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
@@ -35,14 +36,14 @@ def verify(
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
 
-    from llmrun.hub.inventory import models, select
+    from llmrun.hub.inventory import models
 
     found = models()
     exit_code = 0
     chosen: dict[str, Model] = {}
     for name in names or [model.name for model in found]:
         try:
-            model = select(name, found)
+            model = _model(name, found)
             chosen.setdefault(model.name, model)
         except LlmrunError as error:
             exit_code = exit_code or error.exit_code
@@ -51,9 +52,23 @@ def verify(
     damaged = sum(bool(verdict.problems) for verdict in verdicts)
     if json_output:
         out.json({"models": [_as_json(verdict) for verdict in verdicts], "damaged": damaged})
-    elif len(verdicts) != 1:
+    elif len(verdicts) > 1 or not names:
         out.lines([f"{counted(len(verdicts), 'model')}, {damaged} damaged"])
     return IntegrityError.exit_code if damaged else exit_code
+
+
+def _model(name: str, found: list[Model]) -> Model:
+    """One of those that were found, or a file by its path. Raises ModelNotFound and UsageError."""
+    from llmrun.hub.inventory import of_path, select
+    from llmrun.hub.reference import LocalPath, understand
+
+    try:
+        return select(name, found)
+    except ModelNotFound:
+        meant = understand(name)
+        if not isinstance(meant, LocalPath):
+            raise
+    return of_path(meant.path)
 
 
 def _told(model: Model, *, quietly: bool) -> Verdict:
@@ -86,7 +101,11 @@ def _promised(model: Model) -> tuple[Expected, ...]:
 
 
 def _advice(model: Model, verdict: Verdict) -> str:
+    from llmrun.hub.inventory import USERS
+
     holder, _, name = model.name.partition(":")
+    if model.holder == USERS:
+        return "fetch or copy it again; if it stays like this, it was made so, and another one is needed"
     if not verdict.has_other_bytes:
         return "the file was made like this: another quantization, or another maker's, may be sound"
     if holder == "ollama":

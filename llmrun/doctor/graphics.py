@@ -43,7 +43,7 @@ def look_at_llama(machine: Machine) -> Iterator[Finding]:
     flags, needed = build_flags(machine.gpus)
     if trial is None:
         facts = {"installed": False}
-        words = "not installed; llama models run without it"
+        words = "not installed; most models run without it"
         if flags:
             advice, command = _for_the_gpu(needed), build_command(flags)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -72,7 +73,10 @@ def translated(repository: str = "") -> Iterator[None]:
     except httpx2.TimeoutException as error:
         raise NetworkError("timed out") from error
     except httpx2.ConnectError as error:
-        raise NetworkError(f"unreachable ({plain(error)})") from error
+        hint = CHECK_ENDPOINT if os.environ.get("HF_ENDPOINT") else ""
+        raise NetworkError(f"unreachable ({plain(error)})", hint=hint) from error
+    except httpx2.UnsupportedProtocol as error:
+        raise NetworkError(f"network settings: {plain(error).rstrip('.')}", hint=CHECK_ENDPOINT) from error
     except (FileNotFoundError, ImportError, ValueError) as error:  # a certificate file, a proxy, a token, an endpoint
         raise NetworkError(
             f"network settings: {plain(error)}",

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import LlmrunError, ModelNotFound, UsageError
+from llmrun.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
 from llmrun.gguf.glance import Glance, glance
 from llmrun.hub import lm_studio, ollama, places
-from llmrun.hub.file_names import models_among, quantization_of
+from llmrun.hub.file_names import models_among, quantization_of, shards_of
 from llmrun.hub.folders import entries, folders_in, is_file, model_files
 from llmrun.hub.hub_cache import Repository, repositories
 from llmrun.hub.model import Expected, HeldSource, HubSource
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SHARED = "hub"  # the cache of all Hugging Face tools
 OWN = "llmrun"
+USERS = "user"  # a file by its path: nobody keeps it but the user
 _SHORT = 10  # digits of a commit
 
 
@@ -36,7 +37,7 @@ class Model:
     """A whole model, in one file or in shards.
 
     name      finds it again: `-m NAME`, `llmrun rm NAME`
-    holder    whose folder it is in: SHARED, OWN, "ollama" or "lmstudio"
+    holder    whose folder it is in: SHARED, OWN, "ollama" or "lmstudio"; USERS for a file alone
     files     the first one is opened
     size      bytes of all files
     modified  when the first file was written, seconds since 1970
@@ -102,6 +103,23 @@ def select(name: str, among: Sequence[Model]) -> Model:
             if os.path.abspath(path) in map(os.path.abspath, model.files):  # noqa: PTH100
                 return model
     raise ModelNotFound(f"model: {name!r}: not on this machine", hint="see llmrun list")
+
+
+def of_path(path: Path) -> Model:
+    """A file that the user names, wherever it lies, and its other shards. Its name is the path.
+
+    Raises ModelNotFound, and ModelFileError for a shard that is not the first.
+    """
+    from llmrun.hub.reference import LocalPath
+    from llmrun.hub.resolve import existing
+
+    existing(LocalPath(path))
+    try:
+        files = tuple(path.with_name(shard) for shard in shards_of(path.name))
+    except ValueError as error:
+        raise ModelFileError(f"{error}") from error
+    status = path.stat()
+    return Model(str(path), USERS, files, total_size(files), status.st_mtime)
 
 
 def facts_of(model: Model) -> tuple[Glance, str]:

@@ -62,10 +62,15 @@ def existing(named: reference.LocalPath) -> Path:
     raise ModelNotFound(f"model: {str(path)!r}: {what}", hint="check the path, or use a name such as smollm2:135m")
 
 
-def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
-    """Raise NetworkError when nothing may be asked, by the user's word or by huggingface_hub's own switches."""
+def is_offline(offline: bool) -> bool:
+    """Whether nothing may be asked, by the user's word or by huggingface_hub's own switches."""
     hub = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""  # read as it reads them
-    if not offline and hub.upper() not in {"1", "ON", "YES", "TRUE"}:
+    return offline or hub.upper() in {"1", "ON", "YES", "TRUE"}
+
+
+def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
+    """Raise NetworkError when nothing may be asked."""
+    if not is_offline(offline):
         return
     sizes = [file.size for file in wanted.expected]
     known = sum(size for size in sizes if size is not None) if sizes and None not in sizes else 0

@@ -26,6 +26,9 @@ def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> st
         sizes = [model for model in models if model.partition(":")[0] == family]
         if quant := quantization_named(variant):
             return _did_you_mean([f"{sizes[0]}-{quant.lower()}"])
+        if begun := [size for size in sizes if re.match(re.escape(size) + "[-:]", wanted)]:
+            model = max(begun, key=len)
+            return f"did you mean {model}? `llmrun fit {model}` lists its quantizations"
         near = _near(wanted, sizes)
         return f"{family} comes as " + _listed(near + [size for size in sizes if size not in near], 12)
     if near := _near(wanted, all_names):

@@ -17,7 +17,7 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.problems import shown
 from llmrun.gguf.reader import open_gguf
 from llmrun.hub.disk import digest
-from llmrun.hub.inventory import Model
+from llmrun.hub.inventory import USERS, Model
 from llmrun.hub.local import expected_digest
 from llmrun.hub.model import Expected
 from llmrun.hub.records import remember_digests
@@ -55,7 +55,7 @@ class Verdict:
 
 
 def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Verdict:
-    """Read all of it. What was seen is recorded, for good and for ill: the next start goes by it.
+    """Read all of it. What was seen is recorded, for good and for ill: the next start goes by it. Of USERS nothing is.
 
     promised  what the catalogue says of its files; () where it says nothing
     """
@@ -68,7 +68,8 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
     for path, seen, wanted in zip(model.files, digests, expected, strict=True):
         if wanted and seen and seen != wanted:
             problems.append(f"{path}: sha256 {seen}, must be {wanted}")
-    if all(said) or not any(expected):  # or the record is all that tells what the bytes had to be
+    # A file of the user's is theirs to change; elsewhere the record may be all that tells what the bytes had to be.
+    if model.holder != USERS and (all(said) or not any(expected)):
         remember_digests(model.files, digests, name=model.name, source=str(model.source or model.path))
     tensors = 0
     try:

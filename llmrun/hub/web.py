@@ -36,13 +36,14 @@ _LONGEST_VALIDATOR = 256
 _PORTS = {"http": 80, "https": 443}
 # Without it a proxy may send other bytes than the file's.
 _AS_IT_IS = {"accept-encoding": "identity"}
+_GOES_ON = "check the connection and try again: the download goes on from where it is"
 
 
 class TryAgain(NetworkError):
     """What may be over in a moment. `after`: seconds to wait, if the server named them."""
 
-    def __init__(self, message: str, *, after: float = 0.0) -> None:
-        super().__init__(message, hint="check the connection and try again: the download goes on from where it is")
+    def __init__(self, message: str, *, hint: str = _GOES_ON, after: float = 0.0) -> None:
+        super().__init__(message, hint=hint)
         self.after = after
 
 

@@ -109,6 +109,8 @@ def test_an_endpoint_stands_beside_a_file_by_its_address() -> None:
     assert targets[1].model == "big"
     names = [one.name for one in configurations(targets, [synthetic(1, 1, 0, 1)])]
     assert names == ["m, cpu", "big, localhost:1234"]
+    unnamed = [Target("m", "m.gguf"), remote_target("http://localhost:1234/v1")]
+    assert [one.name for one in configurations(unnamed, [synthetic(1, 1, 0, 1)])][1] == "localhost:1234"
 
 
 def test_too_many_configurations_are_refused() -> None:

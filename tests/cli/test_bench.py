@@ -326,3 +326,7 @@ def test_help_says_what_the_flags_take() -> None:
         assert flag in text
     for command in ("history", "compare"):
         assert command in text
+    for command in ("history", "compare"):
+        assert "--debug" in bench(command, "--help").stdout.decode()  # what a hint may ask for
+    assert "completion" not in text  # it belongs to no command
+    assert "..." not in text.partition("Commands:")[2]  # nothing is cut

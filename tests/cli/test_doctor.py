@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -121,13 +122,18 @@ def test_ctrl_c_ends_it_at_once_while_llama_cpp_hangs(tmp_path: Path) -> None:
     assert time.monotonic() - started < 5
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [40, 80, 120])
 def test_on_a_terminal_it_fits_and_is_colored_unless_it_must_not_be(columns: int) -> None:
     more = {"HF_ENDPOINT": NOWHERE} | ({"NO_COLOR": "1"} if columns == 120 else {})
     written, code = screen_of("doctor", columns=columns, **more)
     assert code == 0
-    assert ("\x1b[" in written) == (columns == 80)
+    assert ("\x1b[" in written) == (columns != 120)
     report = written[written.index("Python") :]
+    if columns == 40:
+        found = re.sub(r"\x1b\[[0-9;]*m", "", report).split("\n\n")[0]
+        assert max(width(line) for line in found.splitlines()) <= columns
+        assert "• 40 columns" in found
+        return
     assert f"✓ {columns} columns" in report.replace("\x1b[32m✓\x1b[0m", "✓")
     if columns == 120:
         assert max(width(line) for line in report.splitlines()) <= columns

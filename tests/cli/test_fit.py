@@ -100,6 +100,9 @@ def test_a_file_and_a_name_that_is_here_need_no_network(
     assert pulled.returncode == 0, pulled.stderr
     (model,) = asked("hf:o/n:Q4_0", "--offline", env=environment)["models"]
     assert [row["quantization"] for row in model["quantizations"]] == ["Q4_0"]
+    open_name = llmrun("fit", "hf:o/n", "--offline", env=environment)
+    assert open_name.stderr == b"note: hf:o/n: offline: told is the one that is on this machine\n"
+    assert open_name.stdout.count(b"hf:o/n") == 1
 
 
 def test_what_does_not_fit_says_by_how_much_and_exits_with_7(environment: dict[str, str]) -> None:

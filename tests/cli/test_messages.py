@@ -73,10 +73,13 @@ def test_an_internal_error_says_how_to_see_more() -> None:
         ("--zzz", "--zzz: no such option", "see llmrun --help"),
         ("generate --top-k many x", "--top-k: 'many' is not a valid int", "see llmrun generate --help"),
         ("generate --logprobs -1 x", "--logprobs: -1 is not in the range x>=0", "see llmrun generate --help"),
-        ("generate x --seed", "--seed: a value is missing", "see llmrun --help"),
+        ("generate x --seed", "--seed: a value is missing", "see llmrun generate --help"),
+        ("bench -m", "-m: a value is missing", "see llmrun bench --help"),
+        ("generate --max-token 3 x", "--max-token: no such option", "did you mean --max-tokens?"),
+        ("generate --temprature 1 x", "--temprature: no such option", "did you mean --temperature?"),
         ("generat x", "no such command 'generat'", "did you mean 'generate'?"),
         ("zzz", "no such command 'zzz'", "see llmrun --help"),
-        ("generate --quiet=3 x", "--quiet: takes no value", "see llmrun --help"),
+        ("generate --quiet=3 x", "--quiet: takes no value", "see llmrun generate --help"),
     ],
 )
 def test_usage_errors_are_two_lines_and_code_2(arguments: str, sentence: str, hint: str) -> None:

@@ -90,6 +90,26 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         yield Machine(tmp_path, hub)
 
 
+def test_an_address_that_cannot_be_reached_is_trouble_with_the_network(machine: Machine) -> None:
+    done = machine.pull("http://127.0.0.1:1/m.gguf")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr == (
+        "error: http://127.0.0.1:1/m.gguf: unreachable (Connection refused)\n"
+        "hint: check the connection and try again: the download goes on from where it is\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "trouble"),
+    [("nonsense", "network settings: Request URL is missing an 'http"), ("http://127.0.0.1:1", "unreachable (")],
+)
+def test_a_wrong_hub_is_laid_to_the_variable_that_names_it(machine: Machine, endpoint: str, trouble: str) -> None:
+    done = machine.pull("hf:o/n:Q8_0", HF_ENDPOINT=endpoint)
+    assert done.returncode == 5
+    assert done.stderr.startswith(f"error: hf:o/n:Q8_0: {trouble}")
+    assert done.stderr.endswith("\nhint: check HF_ENDPOINT and the proxy settings\n")
+
+
 def test_a_model_is_fetched_and_its_path_is_the_answer(machine: Machine) -> None:
     done = machine.pull("tiny:1b")
     path = machine.snapshot("o/n", "m-Q8_0.gguf")

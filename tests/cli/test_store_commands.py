@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -52,6 +53,18 @@ def test_a_name_that_is_nearly_one(stores: Stores) -> None:
     assert "did you mean 'verify'?" in run("verfy", code=2)[1]
     assert ALIASES == {"ls": "list", "run": "chat"}
     assert run("ls") == run("list")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_of_a_commands_help_can_be_typed(name: str) -> None:
+    for example in COMMANDS[name].examples:
+        typed = shlex.split(example.rpartition("| ")[2])
+        assert typed[:2] == ["llmrun", name]
+        if typed[2:3] == ["compare"]:
+            continue  # a command of its own below this one
+        command = load(name)
+        command.make_context(name, typed[2:]).close()  # parsed, not run
+        assert example in command.get_help(command.make_context(name, typed[2:]))
 
 
 # --- list -------------------------------------------------------------------------------------------------------------
@@ -111,7 +124,7 @@ def test_replaced_revisions_and_begun_downloads_are_told(stores: Stores) -> None
     other = stores.repository("org/name") / "blobs" / ("c" * 64 + ".llmrun.incomplete")
     other.write_bytes(bytes(300))
     out, err = run("list")
-    assert "hf:org/name: 12% of 2.50 kB; `llmrun pull` goes on from there" in out
+    assert "hf:org/name: 12% of 2.50 kB; pulling it again goes on from there" in out
     assert "hf:org/name: 0 B of a download;" in out
     assert err == "note: 1 model here has a newer revision: llmrun prune\n"
     assert told("list")["incomplete"] == [
@@ -119,6 +132,17 @@ def test_replaced_revisions_and_begun_downloads_are_told(stores: Stores) -> None
         {"name": "hf:org/name", "bytes": 0, "total_bytes": 0},
     ]
     assert run("list", "-q")[1] == ""
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_a_pipe_all(stores: Stores) -> None:
+    stores.shared("org/name", {"m-Q4_K_M.gguf": ONE})
+    heads = [screen_of("list", columns=columns, NO_COLOR="1")[0].split("\n")[0].split() for columns in (80, 60, 45)]
+    assert heads == [
+        ["NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST", "USED"],
+        ["NAME", "SIZE", "QUANT", "ARCHITECTURE", "LAST", "USED"],
+        ["NAME", "SIZE", "ARCHITECTURE"],
+    ]
+    assert "CONTEXT" in run("list")[0]
 
 
 def test_hostile_names_are_shown_and_obeyed_by_no_terminal(stores: Stores) -> None:
@@ -193,7 +217,8 @@ def test_every_section(stores: Stores) -> None:
     assert "top_k        7" in out
     assert "tool_use" in out
     assert "2 layers" in out
-    assert max(map(len, (line for line in out.splitlines() if "path" not in line and "sha256" not in line))) <= 100
+    (described,) = [line for line in out.splitlines() if line.startswith("  description")]
+    assert described.split()[1:] == [*["long"] * 40, "…"]  # a line for a fact: a pipe has no width
     body = told("show", "hf:org/name:F32")
     assert body["sampling"] == {"temperature": 0.5, "top_k": 7}
     assert body["tensor_types"] == {"F32": {"tensors": 1, "bytes": 128}}
@@ -239,6 +264,15 @@ def test_the_catalogues_word_is_shown(stores: Stores) -> None:
     assert "a tiny one (MIT)" in out
     assert "temperature  0.25" in out
     assert told("show", "tiny:1b")["catalogue"] == {"name": "tiny:1b", "description": "a tiny one", "license": "MIT"}
+
+
+def test_what_is_too_long_for_the_terminal_goes_on_beneath_itself(stores: Stores) -> None:
+    stores.shared("org/name", {"m-F32.gguf": everything_model()})
+    written, _ = screen_of("show", "hf:org/name:F32", columns=40, NO_COLOR="1")
+    page = written.splitlines()
+    assert max(len(line) for line in page if not line.startswith(("  path", "  sha256"))) <= 40
+    begin = next(number for number, line in enumerate(page) if line.startswith("  description"))
+    assert " ".join(page[begin : begin + 12]).split()[1:41] == ["long"] * 40
 
 
 # --- rm ---------------------------------------------------------------------------------------------------------------
@@ -316,6 +350,33 @@ def test_what_to_do_with_a_model_of_ollamas_and_with_one_that_was_made_wrong(sto
     assert "hint: ollama rm m:1b && ollama pull m:1b" in run("verify", "ollama:m:1b", code=6)[1]
     stores.shared("org/a", {"m-Q4_0.gguf": b"GGUF nonsense"})
     assert "the file was made like this" in run("verify", "hf:org/a:Q4_0", code=6)[1]
+
+
+def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: Stores) -> None:
+    path = stores.root / "mine.gguf"
+    path.write_bytes(ONE)
+    said = f"{path}: whole: nobody says what its sha256 must be; 1 tensor of numbers\n"
+    assert run("verify", str(path)) == (said, "")
+    path.write_bytes(TWO)  # which its owner may do
+    assert run("verify", str(path)) == (said, "")
+    path.write_bytes(ONE[:-1])
+    out, err = run("verify", str(path), code=6)
+    assert out == ""
+    assert "it is cut off" in err
+    assert "hint: fetch or copy it again" in err
+    first = stores.root / "m-00001-of-00002.gguf"
+    first.write_bytes(ONE)
+    assert f"{first.with_name('m-00002-of-00002.gguf')}: cannot be read" in run("verify", str(first), code=6)[1]
+    other = stores.root / "m-00003-of-00004.gguf"
+    other.write_bytes(ONE)
+    assert "a model is named by its first shard" in run("verify", str(other), code=3)[1]
+    assert run("verify", str(stores.root), str(stores.root / "gone.gguf"), code=4) == (
+        "",
+        f"error: model: {str(stores.root)!r}: is a folder, not a file\n"
+        "hint: check the path, or use a name such as smollm2:135m\n"
+        f"error: model: {str(stores.root / 'gone.gguf')!r}: no such file\n"
+        "hint: check the path, or use a name such as smollm2:135m\n",
+    )
 
 
 # --- prune ------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ REPOSITORIES = ("Qwen/Qwen3-4B-GGUF", "unsloth/Qwen3-4B-GGUF", "bartowski/gemma-
         ("myown", "did you mean my-own?"),
         ("qwen3:5b", "qwen3 comes as qwen3:8b, qwen3:4b"),
         ("llama3.2:90b", "llama3.2 comes as llama3.2:3b, llama3.2:1b"),
+        ("qwen3:4b-q9", "did you mean qwen3:4b? `llmrun fit qwen3:4b` lists its quantizations"),
         ("qwn3:4b", "did you mean qwen3:4b or qwen3:8b"),
         ("minstral", "did you mean ministral"),
         ("qwen", "did you mean qwen3 or "),

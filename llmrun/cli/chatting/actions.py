@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,8 +12,9 @@ from llmrun.cli.chatting import blocks, preferences
 from llmrun.cli.chatting.events import Cleared, PreferenceSet, SystemSet, Undone
 from llmrun.cli.chatting.record import take_up
 from llmrun.cli.chatting.store import Recording, in_our_words, read_conversation
+from llmrun.cli.columns import beside
 from llmrun.cli.parsing import described_sampling
-from llmrun.cli.terminal import visible_line
+from llmrun.cli.terminal import room, visible_line
 from llmrun.errors import LlmrunError, UsageError
 
 if TYPE_CHECKING:
@@ -226,7 +228,7 @@ def _preference_lines(chat: Chat) -> list[str]:
     chosen = [f"{name} {_shown(chat.preference(name))}" for name in others]
     thinking = [f"{name} {_shown(chat.preference(name))}" for name in preferences.THINKING]
     return [
-        f"settings    {described_sampling(chat.sampling)}",
+        *beside("settings    ", described_sampling(chat.sampling), room(sys.stderr)),
         *(f"            {', '.join(x)}" for x in (chosen, thinking)),
     ]
 

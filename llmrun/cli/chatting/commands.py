@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.cli.chatting import actions
 from llmrun.cli.chatting.screen import Completion
+from llmrun.cli.columns import beside
+from llmrun.cli.terminal import room
 from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,8 +37,9 @@ class Command:
 def _help(chat: Chat, argument: str) -> None:
     wanted = [command_for(argument.removeprefix("/"))] if argument else COMMANDS
     widest = max(len(command.usage) for command in wanted)
-    lines = [f"{command.usage:<{widest}}  {command.about}" for command in wanted]
-    chat.reply(lines if argument else [*lines, *_HINTS])
+    lines = [(f"{command.usage:<{widest}}  ", command.about) for command in wanted]
+    shown = lines if argument else [*lines, *_HINTS]
+    chat.reply(line for label, text in shown for line in beside(label, text, room(sys.stderr)))
 
 
 def _command_choices(chat: Chat) -> Iterable[tuple[str, str]]:
@@ -78,8 +82,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("exit", "", "end the chat; so does the end of input", actions.leave, ("bye", "quit")),
 )
 _HINTS = (
-    '"""  begins and ends a text of several lines',
-    "//   begins a question that begins with a slash (a blank before it does, too)",
+    ('"""  ', "begins and ends a text of several lines"),
+    ("//   ", "begins a question that begins with a slash (a blank before it does, too)"),
 )
 
 

@@ -16,7 +16,7 @@ from llmrun.doctor.examine import Report
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
 
 SCHEMA = 1
-_LEAST_ROOM = 30  # columns
+_LEAST_ROOM = 20  # columns
 _MARKS = {OK: Text("✓", "green"), NOTE: Text("•", "yellow"), PROBLEM: Text("✗", "bold red")}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.cli.chatting import actions, commands
 from llmrun.cli.chatting.commands import COMMANDS, command_for, completions
 from llmrun.errors import UsageError
 from tests.support.chats import Session, session
@@ -41,6 +42,24 @@ def test_help_lists_every_command_and_one_of_them_alone(tmp_path: Path, capsys: 
         assert all(command.usage in listed and command.about in listed for command in COMMANDS)
         found.run("/help /undo")
         assert capsys.readouterr().err.splitlines() == ["/undo  take back the last question and its answer"]
+
+
+def test_on_a_narrow_terminal_help_and_settings_go_on_beneath_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (actions, commands):
+        monkeypatch.setattr(module, "room", lambda stream: 44)
+    with session(tmp_path) as found:
+        found.run("/help set")
+        assert capsys.readouterr().err.splitlines() == [
+            "/set [NAME VALUE]  show the settings of this",
+            "                   conversation, or set one;",
+            "                   `default` takes it back",
+        ]
+        found.run("/help")
+        assert max(map(len, capsys.readouterr().err.splitlines())) <= 44
+        found.run("/set")
+        assert max(map(len, capsys.readouterr().err.splitlines()[:4])) <= 44
 
 
 def test_completion_follows_the_table(tmp_path: Path) -> None:
