@@ -86,7 +86,7 @@ def test_every_op_takes_time_and_all_together_no_more_than_the_step(step: StepPr
     assert step.total.seconds == pytest.approx(sum(one.spent.seconds for one in step.ops))
     assert step.outside_seconds > 0
     assert step.repetitions >= 3
-    assert 0 < step.step_seconds < 1
+    assert step.step_seconds > 0
     assert step.timing_cost == pytest.approx(step.timed_step_seconds / step.step_seconds - 1)
 
 

