@@ -33,10 +33,10 @@ from tests.support.prompts import long_text, prompts
 from tests.support.real_weights import RealWeights, real_weights
 
 # Prompts, and the positions of each that are compared: 50 of the file as it is downloaded, fewer of what is made of it,
-# of which `scripts/fidelity` has the whole. One position of Q4_0 (the first token "#!/", whose activations are huge) is
-# a tenth of the sum over 64: a change of 1e-6 in its activations moves its divergence between 0.4 and 1.9. So Q4_0 gets
-# more positions than the others.
-PROMPTS = {"Q4_1": (50, 64), "Q4_0": (16, 384), "Q8_0": (16, 64), "F16": (12, 64), "F32": (12, 64)}
+# of which `scripts/fidelity` has the whole. Fewer than 28 of Q4_0: the first token of that one, "#!/", has huge
+# activations, and a change of 1e-6 in them moves its divergence between 0.4 and 1.9, a tenth of the sum over all.
+# Without it our engine's was 0.97 of llama.cpp's over these.
+PROMPTS = {"Q4_1": (50, 64), "Q4_0": (24, 64), "Q8_0": (16, 64), "F16": (12, 64), "F32": (12, 64)}
 TWIN_PROMPTS = 2  # of every weight type: 640 positions in all, each with all its logits
 
 

@@ -30,7 +30,6 @@ def put_nan(cache: Cache, positions: NDArray[np.int32], level: str) -> None:
     cache.store(np.zeros((len(positions), heads, size), np.float32), nan, nan, positions, level=level)
 
 
-@EVERY_LEVEL
 @EVERY_SHAPE
 def test_attention_to_a_window_is_near_its_twin(
     level: str, heads: int, kv_heads: int, head_size: int, kv_type: str
@@ -47,7 +46,6 @@ def test_attention_to_a_window_is_near_its_twin(
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[seen]).max())
 
 
-@EVERY_LEVEL
 @EVERY_SHAPE
 @pytest.mark.parametrize("window", [1, 5, 33, 128, 200])
 def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(
@@ -122,7 +120,6 @@ def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str) -> None:
         np.testing.assert_array_equal(alone[0], together[row])
 
 
-@EVERY_LEVEL
 @EVERY_SHAPE
 def test_attention_with_sinks_is_near_its_twin(
     level: str, heads: int, kv_heads: int, head_size: int, kv_type: str
