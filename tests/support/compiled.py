@@ -15,8 +15,8 @@ from tests.support.kernel_runs import ALL_KERNELS, LEVELS_HERE, TARGETS, target_
 AttentionKind = tuple[int, int, str]  # (heads of a group, head size, type of the cache)
 
 # Of the attention tests: those that tiny models have too, and more. Each is four seconds of compiling at a level.
-# Levels differ in the length of a vector and in the dot product of integers, which attention has not. So the best and the
-# portable one have all, AVX2 the most awkward one of the others, and AVX-VNNI, which is AVX2 here, none of them.
+# Levels differ in the length of a vector and in the dot product of integers, which attention has not. So the best and
+# the portable one have all, AVX2 the most awkward one of the others, and AVX-VNNI, which is AVX2 here, none of them.
 SHAPES: tuple[AttentionKind, ...] = ((2, 16, "f16"), (3, 64, "f16"), (1, 48, "f16"), (3, 64, "q8_0"), (1, 48, "q8_0"))
 AWKWARD: AttentionKind = (11, 16, "f16")
 MORE_SHAPES: tuple[AttentionKind, ...] = (AWKWARD, (2, 32, "f16"), (11, 16, "q8_0"))

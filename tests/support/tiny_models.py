@@ -14,9 +14,9 @@ from tests.support.gguf_files import Tensor, tiny_llama, write_gguf
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
 # Arguments of tiny_llama. Every weight type; tied and untied output; grouped-query attention; both rope scalings;
-# heads whose sizes do not add up to the width; widths and rows that are no whole number of vectors. Attention is compiled
-# for a size of heads and of groups, four seconds each: these are those of the attention tests (compiled.py) and of the
-# architectures' tiny models.
+# heads whose sizes do not add up to the width; widths and rows that are no whole number of vectors. Attention is
+# compiled for a size of heads and of groups, four seconds each: these are those of the attention tests (compiled.py)
+# and of the architectures' tiny models.
 TINY_MODELS: dict[str, dict[str, Any]] = {
     "F32": {"weight_type": "F32"},
     "F32 odd": {"weight_type": "F32", "width": 72, "heads": 11, "kv_heads": 1, "head_size": 16, "feed_forward": 101},
