@@ -232,13 +232,16 @@ def test_a_mistake_of_ours_is_not_swallowed(hub: FakeHub, partial: Partial, monk
         fetch(remote(hub), partial, "tiny", Said())
 
 
-def test_leaving_in_the_middle_ends_every_thread_at_once(hub: FakeHub, partial: Partial) -> None:
+def test_leaving_in_the_middle_ends_every_thread_at_once(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 60)
     hub.faults.append(Fault(stall_after=50_000, times=99))
     with Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0)) as made:
         made.resize(4)
         run(made, lambda: partial.received == 200_000)
         started = time.monotonic()
-    assert time.monotonic() - started < 0.4  # less than a stall may last here
+    assert time.monotonic() - started < 30  # less than a stall may last here
     assert not any(thread.is_alive() for thread in made._threads)
     assert partial.received == 200_000
 
@@ -301,9 +304,9 @@ def seconds(hub: FakeHub, partial: Partial) -> float:
 def test_where_each_connection_is_limited_several_are_faster(
     hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmrun.hub.patience.PROBE_S", 0.1)
+    monkeypatch.setattr("llmrun.hub.patience.PROBE_S", 0.3)  # a busy machine hides what a shorter one would show
     monkeypatch.setattr("llmrun.hub.patience.WORTH_S", 0.3)
-    hub.bytes_per_second = 1e6
+    hub.bytes_per_second = 0.5e6
     assert seconds(hub, partial) < 0.6 * FILE.size / hub.bytes_per_second
 
 
@@ -312,6 +315,6 @@ def test_where_the_line_is_limited_nothing_is_lost(
 ) -> None:
     monkeypatch.setattr("llmrun.hub.patience.PROBE_S", 0.1)
     monkeypatch.setattr("llmrun.hub.patience.WORTH_S", 0.3)
-    hub.total_per_second = 3e6
+    hub.total_per_second = 1.5e6
     assert seconds(hub, partial) < 1.3 * FILE.size / hub.total_per_second + 0.3
     assert hub.sent() < 1.3 * FILE.size
