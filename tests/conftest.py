@@ -22,6 +22,9 @@ CACHE.mkdir(exist_ok=True)
 os.environ["LLMRUN_CONFIG"] = str(CACHE / "config.toml")
 Path(os.environ["LLMRUN_CONFIG"]).touch()
 
+# NumPy's own threads wait for each other by spinning: beside other tests that costs many times what they save.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 # A deadline is a timed assert: on a busy machine it fails for no reason of ours.
 settings.register_profile("llmrun", deadline=None, print_blob=True)
 settings.load_profile("llmrun")
