@@ -11,7 +11,8 @@ CACHE = Path(__file__).resolve().parent.parent / ".tests-cache"
 
 for variable in [name for name in os.environ if name.startswith("LLMRUN_") and name != "LLMRUN_TEST_CACHE"]:
     del os.environ[variable]
-for variable in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"):
+# Without bytecode each of two thousand processes that tests start would compile our sources anew: a tenth of a second.
+for variable in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(variable, None)
 
 # Compiled kernels are kept between runs (seconds each); the folder is not the user's own.
@@ -20,6 +21,9 @@ os.environ["LLMRUN_DATA_DIR"] = str(CACHE / "data")
 CACHE.mkdir(exist_ok=True)
 os.environ["LLMRUN_CONFIG"] = str(CACHE / "config.toml")
 Path(os.environ["LLMRUN_CONFIG"]).touch()
+
+# NumPy's own threads wait for each other by spinning: beside other tests that costs many times what they save.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 # A deadline is a timed assert: on a busy machine it fails for no reason of ours.
 settings.register_profile("llmrun", deadline=None, print_blob=True)

@@ -194,7 +194,7 @@ def test_a_signal_in_the_middle_of_an_answer_ends_the_chat_with_everything_saved
         say(process, "one\ntwo\n")
         shown = process.stdout.read(20)
         process.send_signal(number)
-        rest, told = process.communicate(timeout=30)
+        rest, told = process.communicate(timeout=120)
     assert process.returncode == code
     ((_, answer),) = answered(journals(tmp_path)[0])
     assert (shown + rest).decode() == answer + "\n"
@@ -213,7 +213,7 @@ def test_a_signal_between_turns_ends_the_chat_in_silence(tmp_path: Path, number:
         assert process.stdout.readline() == b"You said: one\n"
         time.sleep(0.3)  # it waits for the next turn
         process.send_signal(number)
-        rest, told = process.communicate(timeout=30)
+        rest, told = process.communicate(timeout=120)
     assert (process.returncode, rest, told) == (code, b"", b"")
     assert answered(journals(tmp_path)[0]) == [("one", "You said: one")]
 

@@ -91,7 +91,7 @@ def test_timings_add_up() -> None:
 
 def test_waiting_for_others_counts_in_the_ttft_and_not_in_the_prefill() -> None:
     backend = ScriptedBackend(None, step_seconds=0.01)
-    first, second = answer_all(Engine(backend), [random_request(10, seed, max_tokens=10) for seed in range(2)])
+    first, second = answer_all(Engine(backend), [random_request(10, seed, max_tokens=40) for seed in range(2)])
     assert second.finished.timings.ttft_s >= first.finished.timings.total_s
     assert second.finished.timings.prefill_s < 0.5 * second.finished.timings.ttft_s
 

@@ -81,16 +81,18 @@ def test_times_are_those_at_which_the_pieces_arrived() -> None:
         for text in ("a", "b", "c"):
             time.sleep(0.1)
             connection.sendall(said(text))
-        time.sleep(0.2)
+        time.sleep(1.0)
         connection.sendall(said(finish="length") + counted(5, 9) + DONE)
         wait_for_hang_up(server, connection)
 
     with serving(script) as server:
+        started = time.monotonic()
         _, events = answer_of(server, chat())
+        taken = time.monotonic() - started
     timings = finished(events).timings
     assert finished(events).reason is FinishReason.LENGTH
-    assert timings.ttft_s == timings.prefill_s == pytest.approx(0.3, abs=0.09)  # not the empty first event
-    assert timings.decode_s == pytest.approx(0.2, abs=0.09)  # not the events after the text
+    assert timings.ttft_s == timings.prefill_s >= 0.29  # not the empty first event
+    assert 0 < timings.decode_s <= taken - timings.ttft_s - 0.5  # not the events after the text
     assert timings.total_s == pytest.approx(timings.ttft_s + timings.decode_s)
     assert sum(timings.gaps_s) == pytest.approx(timings.decode_s)
     assert (len(timings.gaps_s), timings.generated_tokens) == (2, 9)  # a piece may be several tokens
@@ -115,7 +117,7 @@ def test_an_answer_without_a_word_has_the_token_that_ended_it() -> None:
 def test_reasoning_is_no_part_of_the_answer_but_counts_as_its_beginning() -> None:
     def script(asked: Asked, connection: socket.socket) -> None:
         connection.sendall(stream_head() + said(reasoning_content="hm"))
-        time.sleep(0.2)
+        time.sleep(1.0)
         connection.sendall(said("yes") + said(finish="stop") + DONE)
         wait_for_hang_up(server, connection)
 
@@ -123,7 +125,7 @@ def test_reasoning_is_no_part_of_the_answer_but_counts_as_its_beginning() -> Non
         text, events = answer_of(server, chat())
     assert text == "yes"
     assert [event.reasoning for event in events if isinstance(event, TextDelta)] == ["hm", ""]
-    assert finished(events).timings.ttft_s < 0.15 < finished(events).timings.decode_s
+    assert finished(events).timings.ttft_s < 0.5 < finished(events).timings.decode_s
 
 
 def test_a_person_who_waits_is_told_that_nothing_has_come() -> None:
@@ -305,8 +307,8 @@ def test_cancelling_everything_hangs_up_at_once_and_keeps_the_text(first: bytes)
         threading.Timer(0.1, engine.cancel_current).start()
         while not engine.idle:
             events += engine.step()
-        assert time.monotonic() - started < 30  # the server says nothing more, ever
-        assert server.hung_up.wait(10)
+        assert time.monotonic() - started < 30  # it would be held for ever
+        assert server.hung_up.wait(60)
     ends = {event.request_id: event for event in events if isinstance(event, Finished)}
     assert set(ends) == {running, waiting}
     assert {end.reason for end in ends.values()} == {FinishReason.CANCELLED}
@@ -339,14 +341,14 @@ def test_closing_the_iterator_and_closing_the_engine_hang_up() -> None:
         while not isinstance(next(events), TextDelta):
             pass
         events.close()  # type: ignore[attr-defined]
-        assert server.hung_up.wait(10)
+        assert server.hung_up.wait(60)
         assert engine.idle
         server.hung_up.clear()
         engine.submit(chat())
         time.sleep(0.1)
         engine.close()
         engine.close()
-        assert server.hung_up.wait(10)
+        assert server.hung_up.wait(60)
 
 
 # --- a real server

@@ -19,7 +19,7 @@ from tests.support.hostile_templates import HOSTILE
 from tests.support.measured_templates import Measured, Renderers, measure
 from tests.support.template_drafts import hostile_draft
 
-SOAK = 1_000  # scripts/soak_templates renders a hundred thousand
+SOAK = 400  # scripts/soak_templates renders a hundred thousand
 SEED = 2
 
 
@@ -52,7 +52,7 @@ def test_a_hostile_template_is_refused_within_2_seconds_and_256_mb(name: str, me
     assert "\n" not in measured[name].said
 
 
-def test_a_thousand_random_ones_end_in_text_or_are_refused() -> None:
+def test_random_ones_end_in_text_or_are_refused() -> None:
     paths = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
     real = [path.read_text(encoding="utf-8") for path in paths]
     results = measure([hostile_draft(SEED, case, real) for case in range(SOAK)], batch=50)

@@ -33,7 +33,6 @@ def put_nan(cache: Cache, positions: NDArray[np.int32], level: str) -> None:
     cache.store(q, nan, nan, positions, level=level)
 
 
-@EVERY_LEVEL
 @EVERY_SHAPE
 def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
     """Within 2e-6 of the largest value, wherever a window begins in a block and a chunk."""
@@ -48,7 +47,6 @@ def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShap
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[seen]).max())
 
 
-@EVERY_LEVEL
 @EVERY_SHAPE
 @pytest.mark.parametrize("window", [1, 5, 33, 128, 200])
 def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(
@@ -123,7 +121,6 @@ def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str) -> None:
         np.testing.assert_array_equal(alone[0], together[row])
 
 
-@EVERY_LEVEL
 @EVERY_SHAPE
 def test_attention_with_sinks_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
     """Sinks below, among and above the scores: the largest take nearly all of the weights."""

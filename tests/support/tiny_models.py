@@ -14,15 +14,17 @@ from tests.support.gguf_files import Tensor, tiny_llama, write_gguf
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
 # Arguments of tiny_llama. Every weight type; tied and untied output; grouped-query attention; both rope scalings;
-# heads whose sizes do not add up to the width; widths and rows that are no whole number of vectors.
+# heads whose sizes do not add up to the width; widths and rows that are no whole number of vectors. Attention is
+# compiled for a size of heads and of groups, four seconds each: these are those of the attention tests (compiled.py)
+# and of the architectures' tiny models.
 TINY_MODELS: dict[str, dict[str, Any]] = {
     "F32": {"weight_type": "F32"},
-    "F32 odd": {"weight_type": "F32", "width": 72, "heads": 3, "kv_heads": 1, "head_size": 16, "feed_forward": 101},
+    "F32 odd": {"weight_type": "F32", "width": 72, "heads": 11, "kv_heads": 1, "head_size": 16, "feed_forward": 101},
     "F32 untied llama3 rope": {"weight_type": "F32", "tied": False, "rope_scaling": "llama3", "rope_base": 500_000.0},
     "F16 linear rope": {"weight_type": "F16", "rope_scaling": "linear"},
     "BF16 untied many heads": {"weight_type": "BF16", "tied": False, "width": 128, "heads": 8, "kv_heads": 8},
     "Q8_0 one KV head": {"weight_type": "Q8_0", "heads": 4, "kv_heads": 1},
-    "Q8_0 large heads": {"weight_type": "Q8_0", "width": 96, "heads": 2, "kv_heads": 1, "head_size": 64},
+    "Q8_0 large heads": {"weight_type": "Q8_0", "width": 96, "heads": 3, "kv_heads": 1, "head_size": 64},
     "Q4_0 untied": {"weight_type": "Q4_0", "tied": False, "layers": 3},
     "Q4_0 small heads": {"weight_type": "Q4_0", "width": 128, "heads": 4, "kv_heads": 2, "head_size": 16},
     "Q4_1 llama3 rope": {"weight_type": "Q4_1", "rope_scaling": "llama3"},
