@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmrun.archs.hyperparameters import MOST_WIDTH, feed_forward_of
-from llmrun.archs.keys import MOST_LAYERS
+from llmrun.archs.keys import MOST_LAYERS, Keys
 from llmrun.gguf.hyperparameters import MAX_EXPERTS
+from llmrun.kernels.packed_types import GROUP_ROWS
 from llmrun.kernels.plan_ops import Activation, Gating
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.archs.keys import Keys
     from llmrun.archs.writer import PlanWriter
     from llmrun.kernels.plan_ops import Routing, Value
 
@@ -106,10 +106,24 @@ def add_experts(
         scale=experts.scale,
         selection_bias=w.tensors.optional_vector(f"{block}.exp_probs_b.bias", experts.count),
     )
-    gate = _expert_linear(w, f"{block}.ffn_gate_exps", h, experts.feed_forward, routing)
-    up = _expert_linear(w, f"{block}.ffn_up_exps", h, experts.feed_forward, routing)
-    y = _expert_linear(w, f"{block}.ffn_down_exps", w.plan.gated(gate, up, activation), to.width, routing)
-    w.plan.combine(y, routing, to)
+    w.plan.combine(expert_outputs(w, block, h, experts, routing, activation), routing, to)
+
+
+def expert_outputs(
+    w: PlanWriter, block: str, h: Value, experts: Experts, routing: Routing, activation: Activation
+) -> Value:
+    """What each of a row's experts makes of h. Gate and up are two matrices of an expert or one."""
+    size = experts.feed_forward
+    if f"{block}.ffn_gate_up_exps.weight" in w.tensors:
+        if size % GROUP_ROWS:
+            what = f"experts of {size} features, must be a multiple of {GROUP_ROWS}"
+            raise Keys(w.tensors.file).unsupported(what)
+        both = _expert_linear(w, f"{block}.ffn_gate_up_exps", h, 2 * size, routing)
+        gate, up = w.plan.columns(both, 0, size), w.plan.columns(both, size, size)
+    else:
+        gate = _expert_linear(w, f"{block}.ffn_gate_exps", h, size, routing)
+        up = _expert_linear(w, f"{block}.ffn_up_exps", h, size, routing)
+    return _expert_linear(w, f"{block}.ffn_down_exps", w.plan.gated(gate, up, activation), h.width, routing)
 
 
 def shared_expert(w: PlanWriter, block: str, h: Value, feed_forward: int, width: int) -> Value:
