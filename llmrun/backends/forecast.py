@@ -55,7 +55,7 @@ def step_seconds(plan: Plan, speeds: Speeds, kv_type: str, step: StepShape) -> f
     quantized: set[ops.Value] = set()
     for op in plan.ops:
         total += _op_seconds(op, speeds, kv_type, step)
-        if isinstance(op, ops.Linear | ops.ExpertLinear) and op.weight.is_integer and op.x not in quantized:
+        if isinstance(op, ops.Product) and op.weight.is_integer and op.x not in quantized:
             quantized.add(op.x)
             total += _row_seconds("quantize", op.x, speeds, step)
         if (changed := ops.sum_of(op)) is not None:

@@ -52,7 +52,7 @@ def needs_of_plan(plan: Plan, *, kv_type: str = "f16") -> ModelNeeds:
     """What the CPU engine reads and multiplies: weights as they are packed."""
     one, unasked = StepShape(1), StepShape(1, wanted=0)
     shapes = [op.place.shape for op in plan.ops if isinstance(op, ops.Attention)]
-    linear = [needs_of(op, kv_type, unasked) for op in plan.ops if isinstance(op, ops.Linear | ops.ExpertLinear)]
+    linear = [needs_of(op, kv_type, unasked) for op in plan.ops if isinstance(op, ops.Product)]
     return ModelNeeds(
         weight_bytes=needs_of_step(plan, kv_type, one).weight_bytes,
         kv_read=KVBytes.of_layers((shape.window, kv_position_bytes(shape, kv_type)) for shape in shapes),

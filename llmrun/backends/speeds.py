@@ -62,7 +62,7 @@ class Speeds:
         return found
 
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
-        name = f"attention {shape.heads} {shape.kv_heads} {shape.head_size} {kv_type}"
+        name = f"attention {shape.heads} {shape.kv_heads} {shape.head_size} {shape.value_size} {kv_type}"
         return self._speed(name, AttentionSpeed, lambda ops: ops.attention(shape, kv_type))
 
     def read_bandwidth(self) -> float:

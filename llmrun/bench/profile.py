@@ -38,7 +38,9 @@ _KINDS: dict[type[ops.Op], str] = {
     ops.Embed: "embed",
     ops.RmsNorm: "rmsnorm",
     ops.Linear: "linear",
+    ops.HeadLinear: "head linear",
     ops.RopeStore: "rope",
+    ops.Rotate: "rope",
     ops.Attention: "attention",
     ops.Gated: "gate",
     ops.LayerNorm: "layernorm",
@@ -46,6 +48,9 @@ _KINDS: dict[type[ops.Op], str] = {
     ops.Bias: "bias",
     ops.Add: "add",
     ops.AddGated: "add",
+    ops.Scale: "scale",
+    ops.Columns: "columns",
+    ops.Join: "join",
     ops.Activate: "activation",
     ops.Convolve: "convolution",
     ops.Route: "route",
@@ -371,7 +376,7 @@ def _shapes(rows: int, depth: int) -> list[StepShape]:
 def _needs(backend: CpuBackend, part: _Part, step: StepShape) -> Needs:
     op = backend.plan.ops[part.origin]
     if part.quantizes:
-        assert isinstance(op, ops.Linear | ops.ExpertLinear)
+        assert isinstance(op, ops.Product)
         return quantizing_needs(op, step)
     return needs_of(op, backend.info.kv_type, step)
 

@@ -40,6 +40,7 @@ from llmrun.kernels.attention_chunk import (
 from llmrun.kernels.attention_layout import CHUNK, NARROW_TILE_QUERIES, TILE_QUERIES, state_floats
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.curves import soft_cap_reference
+from llmrun.kernels.kv_layout import HeadLayout
 from llmrun.kernels.memory import hidden, load_f32, load_i32, load_i64, store_f32
 from llmrun.kernels.work import PRIVATE_INPUT, PRIVATE_OUTPUT, block_tables, claim, n_rows, private_row
 
@@ -52,15 +53,15 @@ M_WINDOW, M_SINKS = (ARG + 8 * i for i in range(7, 9))
 
 
 @kernel_family
-def attention(level: str, head_size: int, group: int, kv_type: str) -> Callable[..., None]:
+def attention(level: str, head_size: int, value_size: int, group: int, kv_type: str) -> Callable[..., None]:
     """Causal attention of query heads in groups of `group` to a KV head."""
-    return _attention(level, head_size, group, kv_type, capped=False)
+    return _attention(level, HeadLayout(kv_type, head_size, value_size), group, capped=False)
 
 
 @kernel_family
-def capped_attention(level: str, head_size: int, group: int, kv_type: str) -> Callable[..., None]:
+def capped_attention(level: str, head_size: int, value_size: int, group: int, kv_type: str) -> Callable[..., None]:
     """The same with scores that are cap * tanh(score / cap)."""
-    return _attention(level, head_size, group, kv_type, capped=True)
+    return _attention(level, HeadLayout(kv_type, head_size, value_size), group, capped=True)
 
 
 @inline_function
@@ -74,15 +75,15 @@ def _end_chunk(length: Any) -> Any:
     return (length + CHUNK - 1) // CHUNK
 
 
-def _attention(level: str, head_size: int, group: int, kv_type: str, *, capped: bool) -> Callable[..., None]:
+def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> Callable[..., None]:
     """An item is a tile of heads, with a chunk of the one row or with a few rows."""
     heads = _tile_heads(level, group)
     tile_rows = _tile_queries(level) // heads
-    row_bytes = 4 * heads * head_size
-    state_bytes = 4 * state_floats(head_size)
-    one_row = _all_chunks(level, head_size, heads, 1, kv_type, capped=capped)
-    many_rows = _all_chunks(level, head_size, heads, tile_rows, kv_type, capped=capped)
-    one_chunk = chunk_of_tile(level, head_size, heads, 1, kv_type, capped=capped)
+    query_bytes, out_bytes = 4 * heads * layout.head_size, 4 * heads * layout.value_size
+    state_bytes = 4 * state_floats(layout.value_size)
+    one_row = _all_chunks(level, layout, heads, 1, capped=capped)
+    many_rows = _all_chunks(level, layout, heads, tile_rows, capped=capped)
+    one_chunk = chunk_of_tile(level, layout, heads, 1, capped=capped)
 
     @inline_function
     def follow(tables: Any, positions: Any, row: Any) -> Any:
@@ -115,7 +116,7 @@ def _attention(level: str, head_size: int, group: int, kv_type: str, *, capped: 
                 states += tile * heads * state_bytes
                 chunk += first_chunk
                 kv_head = tile * heads // group
-                one_chunk(op, query0 + tile * row_bytes, load_i64(tables), length, chunk, kv_head, scratch, states)
+                one_chunk(op, query0 + tile * query_bytes, load_i64(tables), length, chunk, kv_head, scratch, states)
                 item = claim(op)
             return
         row_tiles = (rows + tile_rows - 1) // tile_rows
@@ -125,8 +126,8 @@ def _attention(level: str, head_size: int, group: int, kv_type: str, *, capped: 
             first = (row_tiles - 1 - item % row_tiles) * tile_rows
             tile = item // row_tiles
             head = tile * heads
-            query = query0 + first * query_stride + tile * row_bytes
-            out = load_i64(op + A_OUT) + first * out_stride + tile * row_bytes
+            query = query0 + first * query_stride + tile * query_bytes
+            out = load_i64(op + A_OUT) + first * out_stride + tile * out_bytes
             if first + tile_rows <= rows and follow(tables, positions, first):
                 length = load_i32(positions + 4 * first) + 1
                 many_rows(op, query, out, load_i64(tables + 8 * first), length, head, head // group, scratch)
@@ -143,10 +144,10 @@ def _attention(level: str, head_size: int, group: int, kv_type: str, *, capped: 
 
 
 @kernel_family
-def merge(level: str, head_size: int) -> Callable[..., None]:
+def merge(level: str, value_size: int) -> Callable[..., None]:
     """After a step of one row: the chunks of every head, in order. Every thread does it for itself."""
-    begin, add, finish = _states(level, head_size)
-    state_bytes = 4 * state_floats(head_size)
+    begin, add, finish = _states(level, value_size)
+    state_bytes = 4 * state_floats(value_size)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -160,7 +161,7 @@ def merge(level: str, head_size: int) -> Callable[..., None]:
                 for _ in range(_first_chunk(length, load_i64(op + M_WINDOW)), _end_chunk(length)):
                     add(scratch, state)
                     state += load_i64(op + M_PARTIAL_STRIDE)
-                finish(scratch, out + 4 * head * head_size)
+                finish(scratch, out + 4 * head * value_size)
 
     return run
 
@@ -174,16 +175,16 @@ def _tile_heads(level: str, group: int) -> int:
     return max(n for n in range(1, _tile_queries(level) + 1) if group % n == 0)
 
 
-def _states(level: str, head_size: int) -> tuple[Any, Any, Any]:
-    """(begin, add, finish): what is known of a query: weighted values [head size], largest score, sum of weights."""
+def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
+    """(begin, add, finish): what is known of a query: weighted values [value size], largest score, sum of weights."""
     operations = simd.Operations(level)
     fma, exp = operations.fma, operations.exp
-    largest_at, sum_at = 4 * head_size, 4 * head_size + 4
+    largest_at, sum_at = 4 * value_size, 4 * value_size + 4
 
     @inline_function
     def begin(state: Any, sinks: Any, head: Any) -> Any:
         """`sinks`: address of all heads', 0: there are none."""
-        for at in range(0, 4 * head_size, 64):
+        for at in range(0, 4 * value_size, 64):
             simd.store_f32x16(state + at, simd.splat(types.float32(0)))
         if sinks != 0:
             store_f32(state + largest_at, load_f32(sinks + 4 * head))
@@ -198,7 +199,7 @@ def _states(level: str, head_size: int) -> tuple[Any, Any, Any]:
         largest = max(load_f32(state + largest_at), load_f32(later + largest_at))
         faded = exp(simd.splat(load_f32(state + largest_at) - largest))
         weight = exp(simd.splat(load_f32(later + largest_at) - largest))
-        for at in range(0, 4 * head_size, 64):
+        for at in range(0, 4 * value_size, 64):
             before = simd.multiply(simd.load_f32x16(state + at), faded)
             simd.store_f32x16(state + at, fma(simd.load_f32x16(later + at), weight, before))
         total = load_f32(state + sum_at) * simd.first_lane(faded)
@@ -208,18 +209,19 @@ def _states(level: str, head_size: int) -> tuple[Any, Any, Any]:
     @inline_function
     def finish(state: Any, out: Any) -> Any:
         inverse = simd.splat(types.float32(1) / load_f32(state + sum_at))
-        for at in range(0, 4 * head_size, 64):
+        for at in range(0, 4 * value_size, 64):
             simd.store_f32x16(out + at, simd.multiply(simd.load_f32x16(state + at), inverse))
 
     return begin, add, finish
 
 
-def _all_chunks(level: str, head_size: int, heads: int, rows: int, kv_type: str, *, capped: bool) -> Any:
+def _all_chunks(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
     """Attention of `heads` x `rows` queries; `length` is that of the first row, the others are one longer each."""
-    one_chunk = chunk_of_tile(level, head_size, heads, rows, kv_type, capped=capped)
-    begin, add, finish = _states(level, head_size)
+    value_size = layout.value_size
+    one_chunk = chunk_of_tile(level, layout, heads, rows, capped=capped)
+    begin, add, finish = _states(level, value_size)
     queries = heads * rows
-    state_bytes = 4 * state_floats(head_size)
+    state_bytes = 4 * state_floats(value_size)
 
     @inline_function
     def all_chunks(
@@ -237,7 +239,7 @@ def _all_chunks(level: str, head_size: int, heads: int, rows: int, kv_type: str,
                 if _first_chunk(row_length, window) <= chunk < _end_chunk(row_length):
                     add(states + index * state_bytes, later + index * state_bytes)
         for index in range(hidden(queries)):
-            to = out + index // heads * load_i64(op + A_OUT_STRIDE) + index % heads * 4 * head_size
+            to = out + index // heads * load_i64(op + A_OUT_STRIDE) + index % heads * 4 * value_size
             finish(states + index * state_bytes, to)
 
     return all_chunks
@@ -251,8 +253,9 @@ def attention_reference(
     soft_cap: float = 0.0,
     sinks: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """One row: q float32[heads, head size], keys and values float32[length, KV heads, head size], the row's own
-    position last; returns float32[heads, head size]. A plain softmax, exact where the kernel's runs in blocks.
+    """One row: q float32[heads, head size], keys float32[length, KV heads, head size], values float32[length, KV heads,
+    value size], the row's own position last; returns float32[heads, value size]. A plain softmax, exact where the
+    kernel's runs in blocks.
     `soft_cap` and `sinks` as plan_ops.Attention has them."""
     import numpy as np
 

@@ -16,7 +16,7 @@ from llmrun.kernels import curves, records, simd
 from llmrun.kernels.attention_layout import CHUNK, state_floats
 from llmrun.kernels.attention_tiles import load_elements, load_half, scores, weighted_values
 from llmrun.kernels.compiler import inline_function
-from llmrun.kernels.kv_layout import BLOCK, GROUP, Q8_0, HeadLayout
+from llmrun.kernels.kv_layout import BLOCK, GROUP, HeadLayout
 from llmrun.kernels.memory import hidden, load_f32, load_i32, load_i64, store_f32
 
 ARG = records.OP_ARGS
@@ -30,19 +30,19 @@ LOWEST = -3.0e38
 # so it is 30 KB and takes 2.8, and is as fast (1.24B, 256 rows at 1,024: 132 to 143 ms unrolled, 124 to 150 so).
 
 
-def chunk_of_tile(level: str, head_size: int, heads: int, rows: int, kv_type: str, *, capped: bool) -> Any:
+def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
     """One chunk of positions for `heads` x `rows` queries, `length` positions up to that of the first row: their
     states, and in `weights` float32[2, queries, CHUNK]: the weights, and those times the scales of values."""
     queries = heads * rows
-    state_bytes = 4 * state_floats(head_size)
-    layout = HeadLayout.of(kv_type, head_size)
+    head_size, value_size = layout.head_size, layout.value_size
+    state_bytes = 4 * state_floats(value_size)
     head_bytes, values_at, scales_at = layout.n_bytes, layout.values, layout.key_scales
     key_row_bytes = layout.element_bytes * BLOCK
-    group_size = GROUP if kv_type == Q8_0 else head_size
+    group_size = GROUP if layout.has_scales else head_size
     groups = -(-head_size // group_size)
-    scores_zero, scores_step, scores_store = scores(level, head_size, heads, rows, kv_type)
-    sum_of_values = _sum_of_values(level, head_size, queries, kv_type)
-    add_value = _add_value(level, head_size, kv_type)
+    scores_zero, scores_step, scores_store = scores(level, layout, heads, rows)
+    sum_of_values = _sum_of_values(level, layout, queries)
+    add_value = _add_value(level, layout)
     soften = _soften(level, capped=capped)
 
     @inline_function
@@ -70,8 +70,8 @@ def chunk_of_tile(level: str, head_size: int, heads: int, rows: int, kv_type: st
             row = index // heads
             row_first = max(first + row, 0)
             row_end = min(end + row, CHUNK)
-            soften(weights + 4 * CHUNK * index, row_first, row_end, load_f32(op + A_SOFT_CAP), state + 4 * head_size)
-            for at in range(0, 4 * head_size, 64):
+            soften(weights + 4 * CHUNK * index, row_first, row_end, load_f32(op + A_SOFT_CAP), state + 4 * value_size)
+            for at in range(0, 4 * value_size, 64):
                 simd.store_f32x16(state + at, simd.splat(types.float32(0)))
             for position in range(row_first, min(row_end, first_of_all)):
                 values = cache + values_at + load_i32(table + 4 * (position // BLOCK)) * block_bytes
@@ -118,18 +118,17 @@ def _soften(level: str, *, capped: bool) -> Any:
     return soften
 
 
-def _sum_of_values(level: str, head_size: int, queries: int, kv_type: str) -> Any:
+def _sum_of_values(level: str, layout: HeadLayout, queries: int) -> Any:
     """The values `first` to `end` of a chunk, weighted, onto each query's state: two vectors of features, which is a
     group of q8_0, at a time."""
-    tiles = {vectors: weighted_values(level, head_size, queries, vectors, kv_type) for vectors in (1, 2)}
+    tiles = {vectors: weighted_values(level, layout, queries, vectors) for vectors in (1, 2)}
     load, step, store = tiles[2]
     last_load, last_step, last_store = tiles[1]
     times_scales = _times_scales(level, queries)
-    layout = HeadLayout.of(kv_type, head_size)
     element_bytes, scales_at = layout.element_bytes, layout.value_scales - layout.values
-    pairs = head_size // GROUP
-    has_last = head_size % GROUP != 0
-    has_scales = kv_type == Q8_0
+    value_size, has_scales = layout.value_size, layout.has_scales
+    pairs = value_size // GROUP
+    has_last = value_size % GROUP != 0
 
     @inline_function
     def sum_of_values(
@@ -142,7 +141,7 @@ def _sum_of_values(level: str, head_size: int, queries: int, kv_type: str) -> An
             tile = load(states + 128 * pair)
             for position in range(first, end):
                 block = load_i32(table + 4 * (position // BLOCK)) * block_bytes
-                value = values + block + element_bytes * (head_size * (position % BLOCK) + GROUP * pair)
+                value = values + block + element_bytes * (value_size * (position % BLOCK) + GROUP * pair)
                 tile = step(tile, value, factors + 4 * position)
             store(tile, states + 128 * pair)
         if has_last:
@@ -151,7 +150,7 @@ def _sum_of_values(level: str, head_size: int, queries: int, kv_type: str) -> An
             last = last_load(states + 128 * pairs)
             for position in range(first, end):
                 block = load_i32(table + 4 * (position // BLOCK)) * block_bytes
-                value = values + block + element_bytes * (head_size * (position % BLOCK) + GROUP * pairs)
+                value = values + block + element_bytes * (value_size * (position % BLOCK) + GROUP * pairs)
                 last = last_step(last, value, factors + 4 * position)
             last_store(last, states + 128 * pairs)
 
@@ -176,21 +175,20 @@ def _times_scales(level: str, queries: int) -> Any:
     return times_scales
 
 
-def _add_value(level: str, head_size: int, kv_type: str) -> Any:
+def _add_value(level: str, layout: HeadLayout) -> Any:
     """One value, weighted, onto a state: the operations of `sum_of_values` on one position and one query."""
     fma = simd.Operations(level).fma
-    load_value, load_scale = load_elements(level, kv_type), load_half(level)
-    layout = HeadLayout.of(kv_type, head_size)
+    load_value, load_scale = load_elements(level, layout.kv_type), load_half(level)
     element_bytes, scales_at = layout.element_bytes, layout.value_scales - layout.values
-    has_scales = kv_type == Q8_0
+    value_size, has_scales = layout.value_size, layout.has_scales
 
     @inline_function
     def add_value(values: Any, slot: Any, weight: Any, state: Any) -> Any:
-        for feature in range(0, head_size, simd.LANES):
+        for feature in range(0, value_size, simd.LANES):
             factor = weight
             if has_scales:
                 factor = weight * load_scale(values + scales_at + 2 * (BLOCK * (feature // GROUP) + slot))
-            value = load_value(values + element_bytes * (head_size * slot + feature))
+            value = load_value(values + element_bytes * (value_size * slot + feature))
             at = state + 4 * feature
             simd.store_f32x16(at, fma(simd.splat(factor), value, simd.load_f32x16(at)))
 

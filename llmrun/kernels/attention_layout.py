@@ -15,12 +15,12 @@ NARROW_TILE_QUERIES: Final = 2
 _MOST_QUERIES = max(*TILE_QUERIES.values(), NARROW_TILE_QUERIES)
 
 
-def state_floats(head_size: int) -> int:
+def state_floats(value_size: int) -> int:
     """Of what is known of one query: weighted values, then the largest score and the sum of weights in a vector."""
-    return head_size + 16
+    return value_size + 16
 
 
-def scratch_bytes(head_size: int) -> int:
+def scratch_bytes(head_size: int, value_size: int) -> int:
     """Of one thread: for each query of a tile a chunk's weights, those times the values' scales, its state and that of
-    all chunks before."""
-    return 4 * _MOST_QUERIES * (2 * CHUNK + 2 * state_floats(head_size))
+    all chunks before; or a key on its way into the cache."""
+    return 4 * max(_MOST_QUERIES * (2 * CHUNK + 2 * state_floats(value_size)), head_size)

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from llmrun.kernels import simd
 from llmrun.kernels.attention_layout import CHUNK, state_floats
-from llmrun.kernels.kv_layout import Q8_0
+from llmrun.kernels.kv_layout import Q8_0, HeadLayout
 
 
 def _zero(vectors: int) -> Any:
@@ -67,7 +67,7 @@ def load_half(level: str) -> Any:
     return load
 
 
-def scores(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> tuple[Any, Any, Any]:
+def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, Any, Any]:
     """(zero, step, store) for the scores of 32 positions by a group of features: two vectors for each query."""
     tile = simd.tile_type(2 * heads * rows)
     word = types.int64
@@ -78,10 +78,10 @@ def scores(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> t
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, keys, query, query_stride = args
-            of_positions = _emit_row(builder, level, kv_type, keys, 2)
+            of_positions = _emit_row(builder, level, layout.kv_type, keys, 2)
             for index in range(heads * rows):
                 of_row = builder.add(query, builder.mul(query_stride, simd.I64(index // heads)))
-                of_head = simd.emit_offset(builder, of_row, 4 * head_size * (index % heads))
+                of_head = simd.emit_offset(builder, of_row, 4 * layout.head_size * (index % heads))
                 value = simd.emit_splat(builder, simd.emit_load(builder, of_head, simd.F32, 4))
                 for half, key in enumerate(of_positions):
                     total = builder.extract_value(accumulators, 2 * index + half)
@@ -130,15 +130,17 @@ def scores(level: str, head_size: int, heads: int, rows: int, kv_type: str) -> t
 
         return types.void(tile, word, types.float32, word, word), codegen
 
-    return _zero(2 * heads * rows), step, store_scaled if kv_type == Q8_0 else store
+    return _zero(2 * heads * rows), step, store_scaled if layout.has_scales else store
 
 
-def weighted_values(level: str, head_size: int, queries: int, vectors: int, kv_type: str) -> tuple[Any, Any, Any]:
+def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) -> tuple[Any, Any, Any]:
     """(load, step, store) for the weighted sum of values: `vectors` of features for each query, onto its state."""
     tile = simd.tile_type(vectors * queries)
     word = types.int64
     places = [
-        4 * state_floats(head_size) * query + 64 * vector for query in range(queries) for vector in range(vectors)
+        4 * state_floats(layout.value_size) * query + 64 * vector
+        for query in range(queries)
+        for vector in range(vectors)
     ]
 
     @intrinsic
@@ -158,7 +160,7 @@ def weighted_values(level: str, head_size: int, queries: int, vectors: int, kv_t
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, value, weights = args
-            features = _emit_row(builder, level, kv_type, value, vectors)
+            features = _emit_row(builder, level, layout.kv_type, value, vectors)
             for query in range(queries):
                 at = simd.emit_offset(builder, weights, 4 * CHUNK * query)
                 weight = simd.emit_splat(builder, simd.emit_load(builder, at, simd.F32, 4))

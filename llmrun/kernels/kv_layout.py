@@ -3,9 +3,9 @@
 The cache of a layer is an array of blocks of 32 positions; a row's block table says which block holds its positions
 32i to 32i + 31. In block b, KV head h has, one after the other (`HeadLayout` has the offsets):
 
-    f16    keys float16[head size, 32], values float16[32, head size]
+    f16    keys float16[head size, 32], values float16[32, value size]
     q8_0   keys int8[head size, 32], their scales float16[groups, 32],
-           values int8[32, head size], their scales float16[groups, 32]
+           values int8[32, value size], their scales float16[groups, 32]
 
 so that both products of attention run along vectors: of positions for keys, of features for values. In q8_0 a group is
 32 consecutive features of one position (the last group of a head whose size is no multiple of 32 has 16), and stands
@@ -27,22 +27,44 @@ _HALF = 2
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """Where one KV head's parts of a block begin, and how long they are, in bytes. Keys are at 0."""
+    """Where one KV head's parts of a block begin, and how long they are, in bytes. Keys are at 0.
 
-    element_bytes: int  # of a key's or a value's feature
-    key_scales: int
-    values: int
-    value_scales: int
-    n_bytes: int
+    kv_type     "f16" or "q8_0"
+    head_size   features of a key, a multiple of 16
+    value_size  features of a value, a multiple of 16
+    """
 
-    @classmethod
-    def of(cls, kv_type: str, head_size: int) -> HeadLayout:
-        """Of `kv_type` "f16" or "q8_0"; head_size a multiple of 16."""
-        element_bytes = 1 if kv_type == Q8_0 else _HALF
-        n_elements = element_bytes * head_size * BLOCK
-        n_scales = _HALF * n_groups(head_size) * BLOCK if kv_type == Q8_0 else 0
-        values = n_elements + n_scales
-        return cls(element_bytes, n_elements, values, values + n_elements, 2 * values)
+    kv_type: str
+    head_size: int
+    value_size: int
+
+    @property
+    def has_scales(self) -> bool:
+        return self.kv_type == Q8_0
+
+    @property
+    def element_bytes(self) -> int:
+        """Of a key's or a value's feature."""
+        return 1 if self.has_scales else _HALF
+
+    @property
+    def key_scales(self) -> int:
+        return self.element_bytes * self.head_size * BLOCK
+
+    @property
+    def values(self) -> int:
+        return self.key_scales + self._scale_bytes(self.head_size)
+
+    @property
+    def value_scales(self) -> int:
+        return self.values + self.element_bytes * self.value_size * BLOCK
+
+    @property
+    def n_bytes(self) -> int:
+        return self.value_scales + self._scale_bytes(self.value_size)
+
+    def _scale_bytes(self, size: int) -> int:
+        return _HALF * n_groups(size) * BLOCK if self.has_scales else 0
 
 
 def n_groups(head_size: int) -> int:

@@ -27,9 +27,13 @@ class AttentionShape:
     def __post_init__(self) -> None:
         object.__setattr__(self, "value_size", self.value_size or self.head_size)
 
+    def layout(self, kv_type: str) -> HeadLayout:
+        """Of a KV head in the cache."""
+        return HeadLayout(kv_type, self.head_size, self.value_size)
+
     def block_bytes(self, kv_type: str) -> int:
         """Of a block of the cache, in one layer."""
-        return self.kv_heads * HeadLayout.of(kv_type, self.head_size).n_bytes
+        return self.kv_heads * self.layout(kv_type).n_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def storing(level: str, head_size: int, kv_type: str) -> tuple[Any, Any]:
-    """(store a key, store a value), both (float32[head size], the head's part of a block, place in the block)."""
-    return _storing_integers(level, head_size) if kv_type == Q8_0 else _storing_halves(level, head_size)
+def storing(level: str, layout: HeadLayout) -> tuple[Any, Any]:
+    """(store a key, store a value), both (float32[its size], the head's part of a block, place in the block)."""
+    return _storing_integers(level, layout) if layout.has_scales else _storing_halves(level, layout)
 
 
-def _storing_halves(level: str, head_size: int) -> tuple[Any, Any]:
-    values_at = HeadLayout.of("f16", head_size).values
+def _storing_halves(level: str, layout: HeadLayout) -> tuple[Any, Any]:
+    head_size, value_size, values_at = layout.head_size, layout.value_size, layout.values
     store_key_halves, store_value_halves = _store_halves(level, BLOCK), _store_halves(level, 1)
 
     @inline_function
@@ -34,19 +34,19 @@ def _storing_halves(level: str, head_size: int) -> tuple[Any, Any]:
 
     @inline_function
     def store_value(value: Any, block: Any, slot: Any) -> Any:
-        for feature in range(0, head_size, simd.LANES):
-            at = block + values_at + 2 * (head_size * slot + feature)
+        for feature in range(0, value_size, simd.LANES):
+            at = block + values_at + 2 * (value_size * slot + feature)
             store_value_halves(at, simd.load_f32x16(value + 4 * feature))
 
     return store_key, store_value
 
 
-def _storing_integers(level: str, head_size: int) -> tuple[Any, Any]:
-    layout = HeadLayout.of(Q8_0, head_size)
+def _storing_integers(level: str, layout: HeadLayout) -> tuple[Any, Any]:
+    head_size, value_size = layout.head_size, layout.value_size
     key_scales, values_at, value_scales = layout.key_scales, layout.values, layout.value_scales
     store_half = _store_half(level)
     store_key_integers, store_value_integers = _store_integers(BLOCK), _store_integers(1)
-    groups = n_groups(head_size)
+    key_groups, value_groups = n_groups(head_size), n_groups(value_size)
 
     @inline_function
     def store_scale(x: Any, n_vectors: Any, address: Any) -> Any:
@@ -62,7 +62,7 @@ def _storing_integers(level: str, head_size: int) -> tuple[Any, Any]:
 
     @inline_function
     def store_key(key: Any, block: Any, slot: Any) -> Any:
-        for group in range(groups):
+        for group in range(key_groups):
             n_vectors = min(GROUP, head_size - GROUP * group) // simd.LANES
             inverse = store_scale(key + 4 * GROUP * group, n_vectors, block + key_scales + 2 * (BLOCK * group + slot))
             for vector in range(n_vectors):
@@ -72,14 +72,14 @@ def _storing_integers(level: str, head_size: int) -> tuple[Any, Any]:
 
     @inline_function
     def store_value(value: Any, block: Any, slot: Any) -> Any:
-        for group in range(groups):
-            n_vectors = min(GROUP, head_size - GROUP * group) // simd.LANES
+        for group in range(value_groups):
+            n_vectors = min(GROUP, value_size - GROUP * group) // simd.LANES
             scale = block + value_scales + 2 * (BLOCK * group + slot)
             inverse = store_scale(value + 4 * GROUP * group, n_vectors, scale)
             for vector in range(n_vectors):
                 feature = GROUP * group + simd.LANES * vector
                 scaled = simd.multiply(simd.load_f32x16(value + 4 * feature), simd.splat(inverse))
-                store_value_integers(block + values_at + head_size * slot + feature, scaled)
+                store_value_integers(block + values_at + value_size * slot + feature, scaled)
 
     return store_key, store_value
 
@@ -152,7 +152,7 @@ def _emit_store_apart(builder: Any, address: Any, vector: Any, element_bytes: in
 def entered_reference(
     queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """(queries, keys, values) as attention meets them, once they are in the cache: float32[..., head size] each."""
+    """(queries, keys, values) as attention meets them, once they are in the cache: float32[..., their size] each."""
     if kv_type == Q8_0:
         queries, keys = spread_query_reference(queries), spread_key_reference(keys)
     return queries, stored_reference(keys, kv_type), stored_reference(values, kv_type)

@@ -28,12 +28,17 @@ _LOWERINGS: dict[type, Callable[[Lowering, Any], None]] = {
     ops.HeadNorm: lowering_rowwise.headnorm,
     ops.Linear: lowering_linear.linear,
     ops.RopeStore: lowering_attention.rope_store,
+    ops.Rotate: lowering_attention.rotate,
     ops.Attention: lowering_attention.attention,
     ops.Gated: lowering_rowwise.gated,
     ops.Activate: lowering_rowwise.activate,
     ops.Bias: lowering_rowwise.bias,
+    ops.HeadLinear: lowering_linear.head_linear,
     ops.Add: lowering_rowwise.add,
     ops.AddGated: lowering_rowwise.add_gated,
+    ops.Scale: lowering_rowwise.scale,
+    ops.Columns: lowering_rowwise.columns,
+    ops.Join: lowering_rowwise.join,
     ops.Convolve: lowering_rowwise.convolve,
     ops.SoftCap: lowering_rowwise.soft_cap,
     ops.Route: lowering_experts.route,
@@ -41,9 +46,6 @@ _LOWERINGS: dict[type, Callable[[Lowering, Any], None]] = {
     ops.ExpertBias: lowering_experts.expert_bias,
     ops.Combine: lowering_experts.combine,
 }
-
-
-_MULTIPLY = (ops.Linear, ops.ExpertLinear)
 
 
 def _records(work: Lowering) -> Lowered:
@@ -91,7 +93,7 @@ def _release(work: Lowering, index: int, last_use: Mapping[ops.Value, int]) -> N
         if last_use[value] == index and value.width % LANES == 0:
             work.give_back(value)
     following = work.plan.ops[index + 1] if index + 1 < len(work.plan.ops) else None
-    shares_input = isinstance(op, _MULTIPLY) and isinstance(following, _MULTIPLY) and op.x is following.x
+    shares_input = isinstance(op, ops.Product) and isinstance(following, ops.Product) and op.x is following.x
     if not work.records[-1].flags & records.FLAG_REPLICATED and not shares_input:
         work.rows.barrier()
 

@@ -22,19 +22,36 @@ if TYPE_CHECKING:
 
 
 def rope_store(work: Lowering, op: ops.RopeStore) -> None:
-    shape = _shape(op.place)
-    q, k, v = (work.buffers[value] for value in (op.q, op.k, op.v))
-    out = work.place(op.out, private=True)
-    words = [q.address, q.stride, k.address, k.stride, v.address, v.stride, out.address, out.stride]
+    shape, ropes = _shape(op.place), work.plan.ropes
+    k, v = (work.buffers[value] for value in (op.k, op.v))
+    words, flags = _queries(work, op.q, op.out, op.place, op.query_rope), private_inputs(work.buffers[op.q], k, v)
+    pairs, key_rotation, *form = rotation_words(ropes, op.key_rope)
+    query_pairs, _, *query_form = rotation_words(ropes, op.query_rope)
+    assert (pairs, form) == (query_pairs, query_form)
     scratch, scratch_stride, *_ = _memory(work, op.place)
-    words += [*work.cache_of(op.place), shape.heads, shape.kv_heads, scratch, scratch_stride]
-    words += [work.tables_of(op.place), *rotation_words(work.plan.ropes, op.key_rope)]
-    kernel = KernelName.of("rope", "rope_store", head_size=shape.head_size, kv_type=work.kv_type)
-    work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(q, k, v), words)
+    words += [k.address, k.stride, v.address, v.stride, shape.kv_heads, key_rotation]
+    words += [*work.cache_of(op.place), work.tables_of(op.place), scratch, scratch_stride]
+    sizes = {"head_size": shape.head_size, "value_size": shape.value_size}
+    kernel = KernelName.of("rope", "rope_store", **sizes, kv_type=work.kv_type)
+    work.emit(kernel, op.out, REPLICATED_OUTPUT | flags, words)
+
+
+def rotate(work: Lowering, op: ops.Rotate) -> None:
+    shape = _shape(op.place)
+    words, flags = _queries(work, op.q, op.out, op.place, op.rope), private_inputs(work.buffers[op.q])
+    kernel = KernelName.of("rope", "rotate", head_size=shape.head_size, kv_type=work.kv_type)
+    work.emit(kernel, op.out, REPLICATED_OUTPUT | flags, words)
+
+
+def _queries(work: Lowering, q: ops.Value, out: ops.Value, place: Place, rope: int | None) -> list[int]:
+    """The first words of a record that rotates queries."""
+    source, rotated = work.buffers[q], work.place(out, private=True)
+    words = [source.address, source.stride, rotated.address, rotated.stride, _shape(place).heads]
+    return words + rotation_words(work.plan.ropes, rope)
 
 
 def rotation_words(ropes: Sequence[Rope], number: int | None) -> list[int]:
-    """Of rope_store: pairs, and where they and their rotations are."""
+    """Of rope_store and rotate: pairs, and where they and their rotations are."""
     if number is None:
         return [0] * 5
     rope = ropes[number]
@@ -54,12 +71,12 @@ def attention(work: Lowering, op: ops.Attention) -> None:
     words = [q.address, q.stride, out.address, out.stride, *work.cache_of(op.place)]
     words += [shape.kv_heads, float_word(op.scale), scratch, scratch_stride, partials, chunk_stride]
     words += [work.tables_of(op.place), window, sinks, float_word(op.soft_cap)]
-    sizes = {"head_size": shape.head_size, "group": shape.heads // shape.kv_heads}
+    sizes = {"head_size": shape.head_size, "value_size": shape.value_size, "group": shape.heads // shape.kv_heads}
     function = "capped_attention" if op.soft_cap else "attention"
     kernel = KernelName.of("attention", function, **sizes, kv_type=work.kv_type)
     work.emit(kernel, op.out, records.FLAG_PRIVATE_INPUT, words)
     words = [partials, chunk_stride, out.address, out.stride, shape.heads, scratch, scratch_stride, window, sinks]
-    merge = KernelName.of("attention", "merge", head_size=shape.head_size)
+    merge = KernelName.of("attention", "merge", value_size=shape.value_size)
     work.emit(merge, op.out, REPLICATED_OUTPUT, words)
 
 
@@ -74,8 +91,8 @@ def _memory(work: Lowering, place: Place) -> tuple[int, int, int, int]:
     key = f"attention {place.group}"
     if key not in work.shared:
         shape = _shape(place)
-        scratch_stride = round_up(scratch_bytes(shape.head_size), records.CACHE_LINE)
-        chunk_stride = round_up(FLOAT * shape.heads * state_floats(shape.head_size), records.CACHE_LINE)
+        scratch_stride = round_up(scratch_bytes(shape.head_size, shape.value_size), records.CACHE_LINE)
+        chunk_stride = round_up(FLOAT * shape.heads * state_floats(shape.value_size), records.CACHE_LINE)
         n_chunks = _most_chunks(shape, work.kv[place.group].shape[1])
         scratch = allocate(work.n_threads * scratch_stride, "attention scratch")
         partials = allocate(n_chunks * chunk_stride, "attention of one row")

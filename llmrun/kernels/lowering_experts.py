@@ -31,9 +31,10 @@ def route(work: Lowering, op: ops.Route) -> None:
     routing, logits = op.routing, work.buffers[op.logits]
     assert routing.used == work.plan.experts_used, "one step has one number of chosen rows"
     tables = work.tables[routing] = _take_tables(work, routing)
-    bias = 0 if op.selection_bias is None else work.kept_vector(op.selection_bias)
+    bias, scales = (0 if of is None else work.kept_vector(of) for of in (op.selection_bias, op.expert_scales))
     words = [logits.address, logits.stride, routing.experts, routing.used, _GATINGS[op.gating], int(op.normalized)]
     words += [float_word(op.scale), bias, *_scratch(work), tables.chosen, tables.weights, tables.row_bytes]
+    words.append(scales)
     flags = REPLICATED_OUTPUT | private_inputs(logits)
     work.emit(KernelName.of("routing", "route"), op.logits, flags, words)
     words = [tables.head, tables.head_bytes, tables.next_slots, tables.chosen, tables.slots, tables.sources]

@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate, round_up
-from llmrun.kernels.lowering_base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, float_word, private_inputs
+from llmrun.kernels.lowering_base import (
+    FLOAT,
+    REPLICATED_OUTPUT,
+    Buffer,
+    QuantizedBuffer,
+    float_word,
+    private_inputs,
+)
+from llmrun.kernels.packed_types import BLOCK_COLUMNS, GROUP_ROWS
 from llmrun.kernels.store import KernelName
 from llmrun.kernels.tile_shapes import panel_bytes
 
 if TYPE_CHECKING:
-    from llmrun.kernels.lowering_base import Lowering
+    from llmrun.kernels.lowering_base import Lowering, Record
     from llmrun.kernels.weights import Matrix
 
 
@@ -33,28 +41,50 @@ def linear(work: Lowering, op: ops.Linear) -> None:
     out = work.buffer_of(op.out) if op.adds or is_logits else work.place(op.out, private=False)
     assert not (op.adds and out.private)
     words += [out.address, out.stride, int(op.adds), layout.chunk_groups, int(is_logits)]
-    if op.weight.is_integer:
-        words += panels(work)
-        kernel = KernelName.of("linear_int8", "linear", weight=op.weight.packed)
-    else:
-        kernel = KernelName.of("linear_float", "linear", weight=op.weight.kind)
-    record = work.emit(kernel, op.out if is_logits else op.x, flags, words)
+    record = _emit_product(work, op.weight, op.out if is_logits else op.x, flags, words)
     record.independent_input = None if op.adds else op.x
 
 
-def source_words(work: Lowering, x: ops.Value, weight: Matrix, n_groups: int) -> tuple[list[int], int]:
-    """(words, flags): of weights, and of the rows they are multiplied by, made integers where they are."""
+def head_linear(work: Lowering, op: ops.HeadLinear) -> None:
+    """A record for each head, with no barrier between them."""
+    layout = work.packed[op.weight.name].layout
+    n_groups = layout.n_groups // op.heads
+    assert op.weight.rows == op.heads * n_groups * GROUP_ROWS, "a head's outputs are whole groups"
+    assert op.weight.columns % 4 == 0, "what a kernel takes at once are columns of one head"
+    assert op.x.width == op.heads * op.weight.columns
+    out = work.place(op.out, private=False)
+    for head in range(op.heads):
+        words, flags = source_words(work, op.x, op.weight, n_groups, head)
+        words += [out.address + FLOAT * GROUP_ROWS * n_groups * head, out.stride, 0, layout.chunk_groups, 0]
+        _emit_product(work, op.weight, op.x, flags, words).independent_input = op.x
+
+
+def _emit_product(work: Lowering, weight: Matrix, value: ops.Value, flags: int, words: list[int]) -> Record:
+    """With the value's rows."""
+    if weight.is_integer:
+        kernel = KernelName.of("linear_int8", "linear", weight=weight.packed)
+        return work.emit(kernel, value, flags, [*words, *panels(work)])
+    return work.emit(KernelName.of("linear_float", "linear", weight=weight.kind), value, flags, words)
+
+
+def source_words(
+    work: Lowering, x: ops.Value, weight: Matrix, n_groups: int, part: int = 0
+) -> tuple[list[int], int]:
+    """(words, flags): of weights, and of the rows they are multiplied by, made integers where they are. `part`: of a
+    matrix of several of `n_groups` groups each, which belong to as many parts of a row."""
     packed = work.packed[weight.name]
     layout = packed.layout
+    first_column = part * weight.columns
+    words = [packed.address + part * n_groups * layout.group_bytes, n_groups]
     if not weight.is_integer:
         floats = work.buffers[x]
-        words = [packed.address, n_groups, round_up(weight.columns, 4), layout.group_bytes]
-        return [*words, floats.address, floats.stride], private_inputs(floats)
-    made = quantized(work, x)
-    words = [packed.address, n_groups, weight.columns // 32, layout.group_bytes, *layout.planes]
-    words += [made.integers.address, made.integers.stride]
-    words += [made.scales, made.offsets, made.sums, made.half_sums, made.scale_stride]
-    return words, private_inputs(made.integers)
+        words += [round_up(weight.columns, 4), layout.group_bytes]
+        return [*words, floats.address + FLOAT * first_column, floats.stride], private_inputs(floats)
+    made, block = quantized(work, x), first_column // BLOCK_COLUMNS
+    words += [weight.columns // BLOCK_COLUMNS, layout.group_bytes, *layout.planes]
+    words += [made.integers.address + first_column, made.integers.stride]
+    words += [address + 4 * block for address in (made.scales, made.offsets, made.sums)]
+    return [*words, made.half_sums + 8 * block, made.scale_stride], private_inputs(made.integers)
 
 
 def quantized(work: Lowering, value: ops.Value) -> QuantizedBuffer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,22 +71,28 @@ def _same_for_all_rows(work: Lowering, values: np.ndarray[tuple[int], np.dtype[n
 
 # --- sums ------------------------------------------------------------------------------------------------------------
 
-_NO_GATE = Buffer(0, 0, private=False)
+_NOTHING = Buffer(0, 0, private=False)
 
 
 def bias(work: Lowering, op: ops.Bias) -> None:
     x, out = work.buffers[op.x], work.place(op.out, private=True)
-    _add(work, op.out, out, x, _same_for_all_rows(work, op.bias), 1.0, _NO_GATE)
+    _add(work, op.out, out, x, _same_for_all_rows(work, op.bias), 1.0, _NOTHING)
 
 
 def add(work: Lowering, op: ops.Add) -> None:
     out = work.buffers[op.out]
-    _add(work, op.out, out, out, work.buffers[op.y], op.scale, _NO_GATE)
+    _add(work, op.out, out, out, work.buffers[op.y], op.scale, _NOTHING)
 
 
 def add_gated(work: Lowering, op: ops.AddGated) -> None:
     out = work.buffers[op.out]
     _add(work, op.out, out, out, work.buffers[op.y], 1.0, work.buffers[op.gate])
+
+
+def scale(work: Lowering, op: ops.Scale) -> None:
+    """0 + factor * x."""
+    x = work.buffers[op.x]
+    _add(work, op.x, x, _same_for_all_rows(work, np.zeros(op.x.width, np.float32)), x, op.factor, _NOTHING)
 
 
 def _add(work: Lowering, value: ops.Value, out: Buffer, x: Buffer, y: Buffer, factor: float, gate: Buffer) -> None:
@@ -94,6 +101,45 @@ def _add(work: Lowering, value: ops.Value, out: Buffer, x: Buffer, y: Buffer, fa
     words += [float_word(factor), gate.address, gate.stride]
     flags = (REPLICATED_OUTPUT if out.private else 0) | private_inputs(x, y, gate)
     work.emit(KernelName.of("rowwise", "add"), value, flags, words)
+
+
+# --- parts of rows ---------------------------------------------------------------------------------------------------
+
+
+def columns(work: Lowering, op: ops.Columns) -> None:
+    """Copied, though parts of vectors' width could be read where they are: 0.1 us of a step of one row."""
+    x = work.buffers[op.x]
+    part = _Part(x, FLOAT * op.first, FLOAT * op.x.width // op.groups, FLOAT * op.out.width // op.groups)
+    _join(work, part, _Part(_NOTHING, 0, 0, 0), op.groups, op.out)
+
+
+def join(work: Lowering, op: ops.Join) -> None:
+    assert op.a.rows is op.b.rows
+    of_b = FLOAT * op.b.width // op.groups
+    of_a = FLOAT * op.out.width // op.groups - of_b
+    alone = FLOAT * op.a.width == of_a
+    a, b = work.buffers[op.a], work.buffers[op.b]
+    _join(work, _Part(a, 0, 0 if alone else of_a, of_a), _Part(b, 0, of_b, of_b), op.groups, op.out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is taken from a row for each part of another; in bytes."""
+
+    of: Buffer
+    first: int
+    step: int  # from one to the next
+    size: int
+
+    @property
+    def words(self) -> list[int]:
+        return [self.of.address + self.first, self.of.stride, self.step, self.size]
+
+
+def _join(work: Lowering, a: _Part, b: _Part, n_parts: int, value: ops.Value) -> None:
+    out = work.place(value, private=True)
+    words = [*a.words, *b.words, out.address, out.stride, n_parts]
+    work.emit(KernelName.of("row_parts", "join"), value, REPLICATED_OUTPUT | private_inputs(a.of, b.of), words)
 
 
 # --- what looks back, and what comes last ----------------------------------------------------------------------------

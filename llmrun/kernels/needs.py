@@ -64,8 +64,6 @@ def needs_of(op: ops.Op, kv_type: str, step: StepShape) -> Needs:
             read = step.of(op.out) * op.x.width * _FLOAT
             weights = op.weight.size + (op.bias.size if isinstance(op, ops.LayerNorm) and op.bias is not None else 0)
             return Needs(weights * _FLOAT, activation_bytes=read + _floats(step, op.out))
-        case ops.Linear():
-            return _linear(op, step)
         case ops.Bias():
             return Needs(op.bias.size * _FLOAT, activation_bytes=_floats(step, op.x, op.out))
         case ops.Add():
@@ -80,7 +78,7 @@ def needs_of(op: ops.Op, kv_type: str, step: StepShape) -> Needs:
             return Needs(activation_bytes=_floats(step, op.out, op.out))
         case ops.Join():
             return Needs(activation_bytes=_floats(step, op.a, op.b, op.out))
-        case ops.HeadLinear():
+        case ops.Linear() | ops.HeadLinear():
             return _linear(op, step)
         case ops.Rotate():
             return Needs(activation_bytes=_floats(step, op.q, op.out))
@@ -103,7 +101,7 @@ def needs_of(op: ops.Op, kv_type: str, step: StepShape) -> Needs:
             return Needs(activation_bytes=_floats(step, op.gate, op.up, op.out))
 
 
-def quantizing_needs(op: ops.Linear | ops.ExpertLinear | ops.HeadLinear, step: StepShape) -> Needs:
+def quantizing_needs(op: ops.Product, step: StepShape) -> Needs:
     """Of making the input of a product int8."""
     return Needs(activation_bytes=_floats(step, op.x) + _quantized_bytes(op, step))
 
@@ -163,7 +161,7 @@ def _attention(op: ops.Attention, kv_type: str, step: StepShape) -> Needs:
         if step.rows
         else 0,
         activation_bytes=_floats(step, op.q, op.out),
-        float_products=2 * shape.heads * shape.head_size * attended,
+        float_products=shape.heads * (shape.head_size + shape.value_size) * attended,
     )
 
 
@@ -171,5 +169,5 @@ def _floats(step: StepShape, *values: ops.Value) -> int:
     return sum(step.of(value) * value.width * _FLOAT for value in values)
 
 
-def _quantized_bytes(op: ops.Linear | ops.ExpertLinear | ops.HeadLinear, step: StepShape) -> int:
+def _quantized_bytes(op: ops.Product, step: StepShape) -> int:
     return step.of(op.x) * op.x.width // 32 * _QUANTIZED_BLOCK

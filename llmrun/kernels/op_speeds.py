@@ -126,13 +126,14 @@ class OpSpeeds:
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
         """Of one layer of that shape."""
         trial = _AttentionTrial(self._region, shape, kv_type, self._n_threads)
-        features = (shape.heads + 2 * shape.kv_heads) * shape.head_size
+        both = shape.head_size + shape.value_size
+        features = shape.heads * shape.head_size + shape.kv_heads * both
         rope_one, empty, step = trial.seconds(1, 0)
         _, deep, _ = trial.seconds(1, _DEPTH)
         rope_many, many, _ = trial.seconds(ROWS, ROWS)
         kv_bytes = _DEPTH * shape.block_bytes(kv_type) / BLOCK
         attended = ROWS * ROWS + ROWS * (ROWS + 1) // 2
-        products = 2 * shape.heads * shape.head_size * attended
+        products = shape.heads * both * attended
         return AttentionSpeed(
             op=empty,
             read=kv_bytes / max(deep - empty, 1e-9),
@@ -256,11 +257,12 @@ class _AttentionTrial(_Trial):
 
     def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:
         plan, rope = Plan(), Rope(np.full(shape.head_size // 2, 0.01))
-        wide, narrow = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-        q, k, v = (plan.embed(_matrix(f"x{n}", "f32", 16, width)) for n, width in enumerate((wide, narrow, narrow)))
+        wide = shape.heads * shape.head_size
+        widths = (wide, shape.kv_heads * shape.head_size, shape.kv_heads * shape.value_size)
+        q, k, v = (plan.embed(_matrix(f"x{n}", "f32", 16, width)) for n, width in enumerate(widths))
         for layer in range(_LAYERS):
             q = plan.attention(q, k, v, shape, rope)
-            q = plan.linear(q, _matrix(f"w{layer}", "q8_0", wide, wide))
+            q = plan.linear(q, _matrix(f"w{layer}", "q8_0", wide, q.width))
         super().__init__(plan, region, n_threads, max_rows=ROWS, kv_type=kv_type)
 
     def seconds(self, rows: int, start: int) -> tuple[float, float, float]:

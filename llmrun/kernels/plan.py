@@ -103,9 +103,16 @@ class Plan:
         self.ops.append(ops.Columns(x, groups, first, out))
         return out
 
-    def join(self, a: Value, b: Value, groups: int) -> Value:
-        """What a and b have of each of `groups` parts, side by side; all of a in each."""
-        out = b.like(b.width + a.width * groups)
+    def join(self, a: Value, b: Value, groups: int = 1) -> Value:
+        """What a and b have of each of `groups` parts, side by side."""
+        return self._join(a, b, groups, a.width + b.width)
+
+    def join_to_each(self, a: Value, b: Value, groups: int) -> Value:
+        """All of a, then what b has of each of `groups` parts."""
+        return self._join(a, b, groups, a.width * groups + b.width)
+
+    def _join(self, a: Value, b: Value, groups: int, width: int) -> Value:
+        out = b.like(width)
         self.ops.append(ops.Join(a, b, groups, out))
         return out
 

@@ -333,12 +333,15 @@ Op = (
 )
 
 
+Product = Linear | HeadLinear | ExpertLinear  # what multiplies by a matrix
+
+
 def matrix_of(op: Op) -> Matrix | None:
     """What an op looks up or multiplies by."""
     match op:
         case Embed():
             return op.table
-        case Linear() | ExpertLinear() | HeadLinear():
+        case Linear() | HeadLinear() | ExpertLinear():
             return op.weight
         case _:
             return None

@@ -34,28 +34,29 @@ if TYPE_CHECKING:
 
 ARG = records.OP_ARGS
 
-A_Q, A_Q_STRIDE, A_K, A_K_STRIDE, A_V, A_V_STRIDE, A_ROTATED, A_ROTATED_STRIDE = (ARG + 8 * i for i in range(8))
-A_CACHE, A_BLOCK_BYTES, A_Q_HEADS, A_KV_HEADS, A_SCRATCH, A_SCRATCH_BYTES = (ARG + 8 * i for i in range(8, 14))
-# Which of the plan's windows; pairs that are rotated; where their rotations begin in a row's, and bytes of a row's;
-# bytes from a pair to the next, and from a pair's first feature to its second.
-A_TABLES, A_PAIRS, A_ROTATION, A_ROTATION_STRIDE, A_PAIR_STEP, A_PAIR_GAP = (ARG + 8 * i for i in range(14, 20))
+A_Q, A_Q_STRIDE, A_ROTATED, A_ROTATED_STRIDE, A_Q_HEADS = (ARG + 8 * i for i in range(5))
+# Pairs that are rotated; where their rotations begin in a row's, and bytes of a row's; bytes from a pair to the next,
+# and from a pair's first feature to its second.
+A_PAIRS, A_ROTATION, A_ROTATION_STRIDE, A_PAIR_STEP, A_PAIR_GAP = (ARG + 8 * i for i in range(5, 10))
+# Of rope_store alone: A_KEY_ROTATION is A_ROTATION of keys, A_TABLES which of the plan's windows.
+A_K, A_K_STRIDE, A_V, A_V_STRIDE, A_KV_HEADS, A_KEY_ROTATION = (ARG + 8 * i for i in range(10, 16))
+A_CACHE, A_BLOCK_BYTES, A_TABLES, A_SCRATCH, A_SCRATCH_BYTES = (ARG + 8 * i for i in range(16, 21))
 
 
 @kernel_family
-def rope_store(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
+def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Callable[..., None]:
     """Rotate pairs of features of queries and keys, for q8_0 spread both; keys and values go into the cache."""
-    store_key, store_value = storing(level, head_size, kv_type)
-    spread_key, spread_query = spreading(head_size)
-    spreads = kv_type == Q8_0
-    head_bytes = HeadLayout.of(kv_type, head_size).n_bytes
-
-    rotate = _rotate(head_size)
+    layout = HeadLayout(kv_type, head_size, value_size)
+    store_key, store_value = storing(level, layout)
+    spread_key, _ = spreading(head_size)
+    spreads, head_bytes = layout.has_scales, layout.n_bytes
+    rotate, rotate_queries = _rotate(head_size), _rotate_queries(head_size, kv_type)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
         rotated_stride = load_i64(op + A_ROTATED_STRIDE)
-        rotated0 = load_i64(op + A_ROTATED) + private_row(op, step, thread, PRIVATE_OUTPUT) * rotated_stride
+        rotated = load_i64(op + A_ROTATED) + private_row(op, step, thread, PRIVATE_OUTPUT) * rotated_stride
         rotated_key = load_i64(op + A_SCRATCH) + thread * load_i64(op + A_SCRATCH_BYTES)
         first_q = private_row(op, step, thread, PRIVATE_INPUT)
         first_k = private_row(op, step, thread, PRIVATE_SECOND)
@@ -63,16 +64,12 @@ def rope_store(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
         tables = block_tables(step, load_i64(op + A_TABLES))
         row = first_item(op, step)
         while row < rows:
-            rotation = load_i64(step + records.STEP_ROTATIONS) + row * load_i64(op + A_ROTATION_STRIDE)
-            rotation += load_i64(op + A_ROTATION)
+            rotations = load_i64(step + records.STEP_ROTATIONS) + row * load_i64(op + A_ROTATION_STRIDE)
             q = load_i64(op + A_Q) + (first_q + row) * load_i64(op + A_Q_STRIDE)
             k = load_i64(op + A_K) + (first_k + row) * load_i64(op + A_K_STRIDE)
             v = load_i64(op + A_V) + (first_v + row) * load_i64(op + A_V_STRIDE)
-            rotated = rotated0 + row * rotated_stride
-            for head in range(load_i64(op + A_Q_HEADS)):
-                rotate(op, q + 4 * head_size * head, rotation, rotated + 4 * head_size * head)
-                if spreads:
-                    spread_query(rotated + 4 * head_size * head)
+            rotate_queries(op, q, rotations, rotated + row * rotated_stride)
+            rotation = rotations + load_i64(op + A_KEY_ROTATION)
             position = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row)
             table = load_i64(tables + 8 * row)
             slot = position % BLOCK
@@ -82,10 +79,48 @@ def rope_store(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
                 if spreads:
                     spread_key(rotated_key)
                 store_key(rotated_key, block + head * head_bytes, slot)
-                store_value(v + 4 * head_size * head, block + head * head_bytes, slot)
+                store_value(v + 4 * value_size * head, block + head * head_bytes, slot)
             row = next_item(op, step, row)
 
     return run
+
+
+@kernel_family
+def rotate(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
+    """Queries alone, as `rope_store` has them."""
+    rotate_queries = _rotate_queries(head_size, kv_type)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        q_stride = load_i64(op + A_Q_STRIDE)
+        q = load_i64(op + A_Q) + private_row(op, step, thread, PRIVATE_INPUT) * q_stride
+        rotated_stride = load_i64(op + A_ROTATED_STRIDE)
+        rotated = load_i64(op + A_ROTATED) + private_row(op, step, thread, PRIVATE_OUTPUT) * rotated_stride
+        row = first_item(op, step)
+        while row < rows:
+            rotations = load_i64(step + records.STEP_ROTATIONS) + row * load_i64(op + A_ROTATION_STRIDE)
+            rotate_queries(op, q + row * q_stride, rotations, rotated + row * rotated_stride)
+            row = next_item(op, step, row)
+
+    return run
+
+
+def _rotate_queries(head_size: int, kv_type: str) -> Any:
+    """All heads of a row; `rotations`: of all the plan's ropes."""
+    rotate = _rotate(head_size)
+    _, spread_query = spreading(head_size)
+    spreads = kv_type == Q8_0
+
+    @inline_function
+    def rotate_queries(op: Any, q: Any, rotations: Any, rotated: Any) -> Any:
+        rotation = rotations + load_i64(op + A_ROTATION)
+        for head in range(load_i64(op + A_Q_HEADS)):
+            rotate(op, q + 4 * head_size * head, rotation, rotated + 4 * head_size * head)
+            if spreads:
+                spread_query(rotated + 4 * head_size * head)
+
+    return rotate_queries
 
 
 def _rotate(head_size: int) -> Any:

@@ -25,7 +25,7 @@ ARG = records.OP_ARGS
 A_LOGITS, A_LOGITS_STRIDE, A_N_EXPERTS, A_USED, A_GATING, A_NORMALIZED, A_SCALE, A_BIAS = (
     ARG + 8 * i for i in range(8)
 )
-A_SCRATCH, A_SCRATCH_STRIDE, A_CHOSEN, A_WEIGHTS, A_ROW_BYTES = (ARG + 8 * i for i in range(8, 13))
+A_SCRATCH, A_SCRATCH_STRIDE, A_CHOSEN, A_WEIGHTS, A_ROW_BYTES, A_EXPERT_SCALES = (ARG + 8 * i for i in range(8, 14))
 
 _NOWHERE = -1 << 31  # ranks of what is no expert, or no longer to be had: below that of a NaN
 _LAST = _NOWHERE + 1
@@ -145,8 +145,8 @@ def route(level: str) -> Callable[..., None]:
         return _highest(best, numbers)
 
     @inline_function
-    def finish(op: Any, weights: Any, used: Any) -> Any:
-        """Weights of a row: divided by their sum, times the scale."""
+    def finish(op: Any, chosen: Any, weights: Any, used: Any) -> Any:
+        """Weights of a row: divided by their sum, times the scale, times their experts' own."""
         if load_i64(op + A_GATING) == SOFTMAX_OF_CHOSEN:
             softmax(weights, used)
         factor = simd.splat(load_f32(op + A_SCALE))
@@ -162,6 +162,11 @@ def route(level: str) -> Callable[..., None]:
         for at in range(0, used, 16):
             weight = simd.divide(simd.load_f32x16(weights + 4 * at), simd.splat(total))
             simd.store_f32x16(weights + 4 * at, simd.multiply(weight, factor))
+        scales = load_i64(op + A_EXPERT_SCALES)
+        if scales != 0:
+            for at in range(0, 4 * used, 4):
+                own = load_f32(scales + 4 * load_i32(chosen + at))
+                store_f32(weights + at, load_f32(weights + at) * own)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -192,7 +197,7 @@ def route(level: str) -> Callable[..., None]:
                 store_i32(ranks + 4 * expert, _NOWHERE)
                 store_i32(chosen + 4 * index, expert)
                 store_f32(weights + 4 * index, load_f32(values + 4 * expert))
-            finish(op, weights, used)
+            finish(op, chosen, weights, used)
             row = next_item(op, step, row)
 
     return run

@@ -34,7 +34,7 @@ def changed(name: str, **values: Any) -> Speeds:
     row = RowSpeed((NOTHING,) * 3, (NOTHING,) * 3)
     attention = AttentionSpeed(NOTHING, FAST, FAST, NOTHING, NOTHING, NOTHING)
     known = {f"rows {one}": asdict(row) for one in ("rmsnorm", "swiglu", "quantize")}
-    known |= {"linear q8_0": asdict(linear), "attention 4 2 16 f16": asdict(attention)}
+    known |= {"linear q8_0": asdict(linear), "attention 4 2 16 16 f16": asdict(attention)}
     known["limits"] = {"read": FAST}
     known[name] |= values
     return Speeds(1, known)
@@ -67,11 +67,11 @@ def test_a_prompt_is_multiplied_or_read_whichever_takes_longer(plan: Plan) -> No
         ("rows rmsnorm", {"many": (1.0,) * 3}, 50, 50 * 3 * 2),
         ("rows swiglu", {"one": (1.0,) * 3}, 1, 3),
         ("rows quantize", {"one": (1.0,) * 3}, 1, 3 * 4 + 1),
-        ("attention 4 2 16 f16", {"op": 1.0}, 1, 3),
-        ("attention 4 2 16 f16", {"step": 1.0}, 1, 1),
-        ("attention 4 2 16 f16", {"rope_one": 1.0}, 1, 3 * 128),
-        ("attention 4 2 16 f16", {"rope_many": 1.0}, 50, 50 * 3 * 128),
-        ("attention 4 2 16 f16", {"multiply": 1.0}, 50, 3 * 2 * 64 * 50 * 51 / 2),
+        ("attention 4 2 16 16 f16", {"op": 1.0}, 1, 3),
+        ("attention 4 2 16 16 f16", {"step": 1.0}, 1, 1),
+        ("attention 4 2 16 16 f16", {"rope_one": 1.0}, 1, 3 * 128),
+        ("attention 4 2 16 16 f16", {"rope_many": 1.0}, 50, 50 * 3 * 128),
+        ("attention 4 2 16 16 f16", {"multiply": 1.0}, 50, 3 * 2 * 64 * 50 * 51 / 2),
         ("limits", {"read": 1.0}, 1, 3 * 2 * 2 * 16 * 2),
     ],
 )
@@ -104,7 +104,7 @@ def forecast_of(plan: Plan, speeds: Speeds, prompt: int) -> Forecast:
 
 
 def test_a_longer_prompt_takes_longer_and_what_follows_is_slower(plan: Plan) -> None:
-    speeds = changed("attention 4 2 16 f16", read=1e6, multiply=1e6)
+    speeds = changed("attention 4 2 16 16 f16", read=1e6, multiply=1e6)
     short, long = (forecast_of(plan, speeds, prompt) for prompt in (40, 400))
     assert short.ttft_s < long.ttft_s
     assert short.decode_per_second > long.decode_per_second
@@ -112,7 +112,7 @@ def test_a_longer_prompt_takes_longer_and_what_follows_is_slower(plan: Plan) -> 
 
 
 def test_the_first_token_comes_after_all_steps_of_the_prompt(plan: Plan) -> None:
-    expected = forecast_of(plan, changed("attention 4 2 16 f16", step=1.0), 150)
+    expected = forecast_of(plan, changed("attention 4 2 16 16 f16", step=1.0), 150)
     assert expected.ttft_s == pytest.approx(3.0, rel=0.01)
     assert expected.prefill_per_second == pytest.approx(50, rel=0.01)
     assert expected.decode_per_second == pytest.approx(1, rel=0.01)

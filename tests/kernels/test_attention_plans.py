@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -30,11 +31,12 @@ WINDOWS = (40, 0, 150)
 
 
 def layered_plan() -> Plan:
-    """A layer for each of WINDOWS: adjacent pairs and sinks, no rope, halves of a few features and a cap; and a second
-    one of the first window."""
+    """A layer for each of WINDOWS: adjacent pairs and sinks, no rope, halves of a few features and a cap; a second one
+    of the first window, whose queries grow; and one that looks back on what the second one has stored."""
     plan, width = Plan(), HEADS * SIZE
     adjacent = Rope(10_000.0 ** -(np.arange(SIZE // 2) / (SIZE // 2)))
     halves = Rope(500.0 ** -(np.arange(17) / 17), Pairing.HALVES, magnitude=1.1)
+    growing = replace(halves, growth=(0.3, 100))
     sinks = np.linspace(-2, 3, HEADS, dtype=np.float32)
     x = plan.embed(random_matrix("f32", 50, width, 1, "embedding"))
     norm = np.ones(width, np.float32)
@@ -42,9 +44,14 @@ def layered_plan() -> Plan:
         h = plan.rmsnorm(x, norm, 1e-5)
         q, k, v = (plan.linear(h, random_matrix("f32", width, width, 9 + layer, f"{layer}.{name}")) for name in "qkv")
         shape = AttentionShape(HEADS, HEADS, SIZE, window)
-        cap, of_heads = (2.0 if layer == 2 else 0.0), (sinks if layer == 0 else None)
-        seen = plan.attention(q, k, v, shape, rope, scale=0.004, soft_cap=cap, sinks=of_heads)
+        cap, of_heads, of_queries = (2.0 if layer == 2 else 0.0), (sinks if layer == 0 else None), None
+        if layer == len(WINDOWS):
+            of_queries = growing
+        seen = plan.attention(q, k, v, shape, rope, query_rope=of_queries, scale=0.004, soft_cap=cap, sinks=of_heads)
         plan.linear_add(seen, random_matrix("f32", width, width, 20 + layer, f"{layer}.o"), to=x)
+    q = plan.linear(plan.rmsnorm(x, norm, 1e-5), random_matrix("f32", width, width, 30, "again.q"))
+    seen = plan.attention_again(q, AttentionShape(HEADS, HEADS, SIZE, WINDOWS[0]), growing, scale=0.004)
+    plan.linear_add(seen, random_matrix("f32", width, width, 31, "again.o"), to=x)
     plan.output(plan.rmsnorm(x, norm, 1e-5), random_matrix("f32", 50, width, 5, "output"))
     return plan
 

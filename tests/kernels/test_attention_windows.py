@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from llmrun.kernels.attention import attention_reference
 from llmrun.kernels.kv_layout import BLOCK
-from tests.kernels.test_attention import EVERY_LEVEL, EVERY_SHAPE, EVERY_TYPE, Cache, filled
+from llmrun.kernels.kv_shapes import AttentionShape
+from tests.kernels.test_attention import EVERY_LEVEL, EVERY_SHAPE, EVERY_TYPE, NINE, SIX, Cache, filled
 
 WINDOWS = (1, 2, 3, 16, 31, 32, 33, 100, 128, 129, 250, 1000)
 LENGTHS = np.array([1, 2, 17, 32, 33, 48, 100, 127, 128, 129, 160, 161, 256, 257, 300], np.int32)
@@ -25,25 +26,25 @@ def seen_by(position: int, window: int) -> slice:
 
 def put_nan(cache: Cache, positions: NDArray[np.int32], level: str) -> None:
     """In keys and values."""
-    heads, kv_heads, size = cache.shape.heads, cache.shape.kv_heads, cache.shape.head_size
-    nan = np.full((len(positions), kv_heads, size), np.nan, np.float32)
-    cache.store(np.zeros((len(positions), heads, size), np.float32), nan, nan, positions, level=level)
+    shape = cache.shape
+    assert shape.value_size == shape.head_size
+    nan = np.full((len(positions), shape.kv_heads, shape.head_size), np.nan, np.float32)
+    q = np.zeros((len(positions), shape.heads, shape.head_size), np.float32)
+    cache.store(q, nan, nan, positions, level=level)
 
 
 @EVERY_LEVEL
 @EVERY_SHAPE
-def test_attention_to_a_window_is_near_its_twin(
-    level: str, heads: int, kv_heads: int, head_size: int, kv_type: str
-) -> None:
+def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
     """Within 2e-6 of the largest value, wherever a window begins in a block and a chunk."""
-    cache = filled(heads, kv_heads, head_size, 300, kv_type, level=level)
-    q = random_rows(len(LENGTHS), heads, head_size)
+    cache = filled(shape, 300, kv_type, level=level)
+    q = random_rows(len(LENGTHS), shape.heads, shape.head_size)
     keys, values = cache.read(300)
     for window in WINDOWS:
         actual = cache.attend(q, LENGTHS - 1, level=level, threads=2, window=window)
         for row, length in enumerate(LENGTHS):
             seen = seen_by(length - 1, window)
-            expected = attention_reference(q[row], keys[seen], values[seen], head_size**-0.5)
+            expected = attention_reference(q[row], keys[seen], values[seen], shape.head_size**-0.5)
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[seen]).max())
 
 
@@ -51,12 +52,12 @@ def test_attention_to_a_window_is_near_its_twin(
 @EVERY_SHAPE
 @pytest.mark.parametrize("window", [1, 5, 33, 128, 200])
 def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(
-    level: str, heads: int, kv_heads: int, head_size: int, kv_type: str, window: int
+    level: str, shape: AttentionShape, kv_type: str, window: int
 ) -> None:
     """To the bit, with any number of threads, over the edges of blocks and chunks."""
-    cache = filled(heads, kv_heads, head_size, 300, kv_type, level=level)
-    q = random_rows(len(FAR), heads, head_size)
-    sinks = np.linspace(-4, 4, heads, dtype=np.float32)
+    cache = filled(shape, 300, kv_type, level=level)
+    q = random_rows(len(FAR), shape.heads, shape.head_size)
+    sinks = np.linspace(-4, 4, shape.heads, dtype=np.float32)
     together = cache.attend(q, FAR, level=level, threads=3, window=window, sinks=sinks)
     for row in range(0, len(FAR), 1 + window % 2):
         alone = cache.attend(
@@ -71,7 +72,7 @@ def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(
 def test_what_lies_before_every_window_is_not_read(level: str, kv_type: str, window: int) -> None:
     """Entries of blocks that are gone may point anywhere: here to one that holds NaN. So may be what is left of a block
     in which the first window begins."""
-    cache = filled(9, 3, 64, 300, kv_type, level=level)
+    cache = filled(NINE, 300, kv_type, level=level)
     positions = np.arange(270, 300, dtype=np.int32)
     q = random_rows(len(positions), 9, 64)
     clean = cache.attend(q, positions, level=level, window=window)
@@ -88,7 +89,7 @@ def test_what_lies_before_every_window_is_not_read(level: str, kv_type: str, win
 @EVERY_TYPE
 def test_a_nan_is_seen_by_the_rows_in_whose_window_it_is(level: str, kv_type: str) -> None:
     """And by no other row of their tile."""
-    cache = filled(9, 3, 64, 80, kv_type, level=level)
+    cache = filled(NINE, 80, kv_type, level=level)
     put_nan(cache, np.array([50], np.int32), level)
     positions = np.arange(44, 76, dtype=np.int32)
     for window in (1, 4, 11, 20):
@@ -100,7 +101,7 @@ def test_a_nan_is_seen_by_the_rows_in_whose_window_it_is(level: str, kv_type: st
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("cap", [0.5, 30.0])
 def test_capped_attention_is_near_its_twin(level: str, window: int, cap: float) -> None:
-    cache = filled(6, 6, 48, 300, "f16", level=level)
+    cache = filled(SIX, 300, "f16", level=level)
     q = random_rows(len(LENGTHS), 6, 48)
     keys, values = cache.read(300)
     sinks = np.linspace(-4, 4, 6, dtype=np.float32)
@@ -114,7 +115,7 @@ def test_capped_attention_is_near_its_twin(level: str, window: int, cap: float) 
 
 @EVERY_LEVEL
 def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str) -> None:
-    cache = filled(6, 6, 48, 300, "f16", level=level)
+    cache = filled(SIX, 300, "f16", level=level)
     q = random_rows(len(FAR), 6, 48)
     together = cache.attend(q, FAR, level=level, threads=3, window=90, soft_cap=2.0)
     for row in range(len(FAR)):
@@ -124,23 +125,21 @@ def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str) -> None:
 
 @EVERY_LEVEL
 @EVERY_SHAPE
-def test_attention_with_sinks_is_near_its_twin(
-    level: str, heads: int, kv_heads: int, head_size: int, kv_type: str
-) -> None:
+def test_attention_with_sinks_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
     """Sinks below, among and above the scores: the largest take nearly all of the weights."""
-    cache = filled(heads, kv_heads, head_size, 300, kv_type, level=level)
-    q = random_rows(len(LENGTHS), heads, head_size)
+    cache = filled(shape, 300, kv_type, level=level)
+    q = random_rows(len(LENGTHS), shape.heads, shape.head_size)
     keys, values = cache.read(300)
-    for sinks in (np.linspace(-30, 30, heads, dtype=np.float32), np.full(heads, 2, np.float32)):
+    for sinks in (np.linspace(-30, 30, shape.heads, dtype=np.float32), np.full(shape.heads, 2, np.float32)):
         actual = cache.attend(q, LENGTHS - 1, level=level, threads=2, sinks=sinks)
         for row, length in enumerate(LENGTHS):
-            expected = attention_reference(q[row], keys[:length], values[:length], head_size**-0.5, 0.0, sinks)
+            expected = attention_reference(q[row], keys[:length], values[:length], shape.head_size**-0.5, 0.0, sinks)
             np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[:length]).max())
 
 
 @EVERY_LEVEL
 def test_a_sink_far_below_all_scores_changes_nothing(level: str) -> None:
-    cache = filled(9, 3, 64, 300, "f16", level=level)
+    cache = filled(NINE, 300, "f16", level=level)
     q = random_rows(len(FAR), 9, 64)
     without = cache.attend(q, FAR, level=level)
     for sink in (-1e9, -np.inf):

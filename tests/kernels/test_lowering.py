@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -14,10 +14,12 @@ from llmrun.archs import llama
 from llmrun.gguf.reader import open_gguf
 from llmrun.kernels import records
 from llmrun.kernels.arena import address_of, allocate
+from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.lowering import kv_shapes, lower
 from llmrun.kernels.lowering_base import Lowered
 from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import Gating, Value
+from llmrun.kernels.rotations import Pairing, Rope
 from llmrun.kernels.weights import Matrix, reserve
 from tests.support.fidelity import plan_of
 from tests.support.kernel_runs import matrix_of
@@ -35,7 +37,8 @@ READS = {
     "quantize": [0],
     "linear_int8": [9, 11, 12, 13, 14],
     "linear_float": [4],
-    "rope_store": [0, 2, 4],
+    "rope_store": [0, 10, 12],
+    "rotate": [0],
     "attention": [0, 4],
     "capped_attention": [0, 4],
     "merge": [0],
@@ -58,7 +61,8 @@ WRITES = {
     "quantize": [2, 4, 5, 6, 7],
     "linear_int8": [16],
     "linear_float": [6],
-    "rope_store": [6, 8],
+    "rope_store": [2, 16],
+    "rotate": [2],
     "attention": [2, 10],
     "capped_attention": [2, 10],
     "merge": [2],
@@ -75,13 +79,13 @@ WRITES = {
     "bias": [2],
     "combine": [6],
 }
-CACHE_WORDS = {("rope_store", 8), ("attention", 4), ("capped_attention", 4), ("keep", 2), ("convolve", 2)}
+CACHE_WORDS = {("rope_store", 16), ("attention", 4), ("capped_attention", 4), ("keep", 2), ("convolve", 2)}
 # Tables of a routing, of which each thread has its own in a step of one row.
 TABLE_WORDS = {("group", 3), ("experts_int8", 23), ("experts_int8", 25), ("experts_float", 11), ("experts_float", 13)}
 TABLE_WORDS |= {("bias", 6), ("combine", 2), ("combine", 3)}
 # Inputs that are not an op's first have flags of their own.
-SECOND_INPUTS = {("gated", 2), ("add", 4), ("rope_store", 2)}
-THIRD_INPUTS = {("add", 8), ("rope_store", 4)}
+SECOND_INPUTS = {("gated", 2), ("add", 4), ("rope_store", 10)}
+THIRD_INPUTS = {("add", 8), ("rope_store", 12)}
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,41 @@ def test_a_sum_that_products_are_added_onto_is_shared() -> None:
     assert flags & records.FLAG_BARRIER
     assert not flags & records.FLAG_REPLICATED
     assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
+
+
+def looking_back_plan() -> Plan:
+    """Layers that store, with values smaller than keys, and layers that look back on those of the one before."""
+    plan, norm, shape = Plan(), np.ones(96, np.float32), AttentionShape(4, 2, 48, value_size=32)
+
+    def matrix(name: str, rows: int, columns: int) -> Matrix:
+        return matrix_of("q8_0", np.ones((rows, columns), np.float32), name)
+
+    rope = Rope(np.ones(24), Pairing.HALVES)
+    x = plan.embed(matrix_of("f32", np.ones((4, 96), np.float32), "table"))
+    for layer in range(6):
+        h = plan.rmsnorm(x, norm, 1e-5)
+        q = plan.linear(h, matrix("q", 192, 96))
+        if layer % 2:
+            seen = plan.attention_again(q, shape, rope)
+        else:
+            k, v = plan.linear(h, matrix("k", 96, 96)), plan.linear(h, matrix("v", 64, 96))
+            seen = plan.attention(q, k, v, shape, rope, query_rope=replace(rope, growth=(0.1, 8)))
+        plan.linear_add(seen, matrix("o", 96, 128), to=x)
+    plan.output(x, matrix("output", 16, 96))
+    return plan
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+def test_no_two_threads_meet_where_layers_look_back_on_anothers_keys(one_row: bool) -> None:
+    assert races(lowered_plan(looking_back_plan()), one_row=one_row) == []
+
+
+def test_to_rotate_queries_takes_no_barrier_in_a_step_of_one_row() -> None:
+    """Of each layer those after its projections, attention and the output projection; two more for embedding and
+    output."""
+    lowered = lowered_plan(looking_back_plan())
+    assert [name.function for name in lowered.kernels].count("rotate") == 3
+    assert count_barriers(lowered, one_row=True) == 3 * 6 + 2
 
 
 def test_linear_ops_on_one_input_run_into_each_other(model_plan: Callable[[str], Plan]) -> None:

@@ -24,6 +24,7 @@ from llmrun.kernels.plan_ops import (
     Linear,
     RmsNorm,
     RopeStore,
+    Rotate,
     Routing,
     Rows,
     Value,
@@ -112,6 +113,17 @@ def test_attention_reads_all_positions_once(kv_type: str, position: int) -> None
     rope = RopeStore(q, Value(96), Value(96), PLACE, None, None, out)
     written = 3 * (2 * 288 + 2 * 96) * 4
     assert needs(rope, 3, 5, kv_type=kv_type) == Needs(0, 3 * position, written)
+
+
+@pytest.mark.parametrize(("kv_type", "position"), [("f16", 2 * (576 + 512)), ("q8_0", 576 + 512 + 2 * (18 + 16))])
+def test_values_of_another_size_than_keys_count_as_what_they_are(kv_type: str, position: int) -> None:
+    place = Place(AttentionShape(16, 1, 576, value_size=512), 0, 0)
+    assert kv_position_bytes(place.shape, kv_type) == position
+    q, out = Value(16 * 576), Value(16 * 512)
+    attention = Attention(q, place, 0.1, 0.0, None, out)
+    floats = 16 * (576 + 512)
+    assert needs(attention, 1, 99, kv_type=kv_type) == Needs(0, 100 * position, 4 * floats, 0, floats * 100)
+    assert needs(Rotate(q, place, None, Value(16 * 576)), 3, kv_type=kv_type) == Needs(0, 0, 3 * 2 * 4 * q.width)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])

@@ -34,9 +34,16 @@ def test_wider_rows_take_longer(quick: OpSpeeds) -> None:
         assert speed.many[0] < speed.many[2]
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
-def test_attentions_speeds_are_those_of_a_computer(quick: OpSpeeds, kv_type: str) -> None:
-    speed = quick.attention(AttentionShape(4, 2, 16), kv_type)
+@pytest.mark.parametrize(
+    ("shape", "kv_type"),
+    [
+        (AttentionShape(22, 2, 16), "f16"),
+        (AttentionShape(22, 2, 16), "q8_0"),
+        (AttentionShape(4, 2, 48, value_size=32), "f16"),
+    ],
+)
+def test_attentions_speeds_are_those_of_a_computer(quick: OpSpeeds, shape: AttentionShape, kv_type: str) -> None:
+    speed = quick.attention(shape, kv_type)
     assert 1e7 < speed.multiply < 1e14
     assert 0 < speed.op < 0.1
     assert speed.read > 0

@@ -11,16 +11,20 @@ import sys
 from llmrun.kernels.store import KernelName, object_images
 from tests.support.kernel_runs import ALL_KERNELS, LEVELS_HERE, TARGETS, target_of
 
-# (heads of a group, head size, type of the cache) of the attention tests.
-SHAPES = [(*shape, "f16") for shape in ((1, 16), (2, 32), (3, 64), (1, 48), (11, 16))]
-SHAPES += [(*shape, "q8_0") for shape in ((3, 64), (1, 48), (11, 16))]
+# (heads of a group, head size, value size, type of the cache) of the attention tests.
+SHAPES = [
+    (*shape, "f16") for shape in ((1, 16, 16), (2, 48, 32), (3, 64, 64), (1, 48, 48), (11, 16, 16), (4, 512, 512))
+]
+SHAPES += [(*shape, "q8_0") for shape in ((3, 64, 64), (1, 48, 48), (11, 16, 16), (16, 576, 512))]
 ATTENTION = tuple(
     name
-    for group, size, kv_type in SHAPES
+    for group, head_size, value_size, kv_type in SHAPES
     for name in (
-        KernelName.of("rope", "rope_store", head_size=size, kv_type=kv_type),
-        KernelName.of("attention", "attention", head_size=size, group=group, kv_type=kv_type),
-        KernelName.of("attention", "merge", head_size=size),
+        KernelName.of("rope", "rope_store", head_size=head_size, value_size=value_size, kv_type=kv_type),
+        KernelName.of(
+            "attention", "attention", head_size=head_size, value_size=value_size, group=group, kv_type=kv_type
+        ),
+        KernelName.of("attention", "merge", value_size=value_size),
     )
 )
 

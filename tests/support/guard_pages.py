@@ -38,6 +38,7 @@ from llmrun.kernels.split_layout import STAGE_WORDS
 from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.kernels.token_layout import KNOWN_WORD_BYTES, KNOWN_WORDS, SCRATCH_BYTES_PER_BYTE
 from llmrun.kernels.weights import Matrix, PackedMatrix
+from llmrun.settings import KV_TYPES
 from llmrun.tokenizers import bpe, pretokenize, special, spm, tables
 from llmrun.tokenizers.code_points import N_CODE_POINTS
 from llmrun.tokenizers.registry import load_tokenizer
@@ -47,11 +48,17 @@ from tests.support.kernel_runs import EXPERT_TYPES, WEIGHT_TYPES, at_level, rand
 from tests.support.row_ops_plan import row_ops_plan
 
 ENDS = ("start", "end")
-# Shapes that test_attention.py has too, in both types of the cache: each that it has not is five seconds to compile.
-SHAPES = (AttentionShape(9, 3, 64), AttentionShape(3, 3, 48), AttentionShape(22, 2, 16))
-KV_TYPES = ("f16", "q8_0")
+# Shapes that test_attention.py has too: each that it has not is five seconds to compile.
+SHAPES = (
+    *((shape, kv_type) for shape in (AttentionShape(9, 3, 64), AttentionShape(3, 3, 48)) for kv_type in KV_TYPES),
+    *((AttentionShape(22, 2, 16), kv_type) for kv_type in KV_TYPES),
+    (AttentionShape(4, 2, 48, value_size=32), "f16"),
+    (AttentionShape(4, 1, 512), "f16"),
+    (AttentionShape(16, 1, 576, value_size=512), "q8_0"),
+)
+AGAIN = 64  # head size of a shape whose layers are looked back on twice
 STEPS = (1, 3, 8, 17)  # rows: around the tiles of every level
-CAPPED = (48, "f16")  # head size and type of the cache of layers whose scores are capped
+CAPPED = (48, 48, "f16")  # sizes and type of the cache of layers whose scores are capped
 POSITIONS = 5 * BLOCK  # more than a chunk of attention
 WINDOW = 40
 NOWHERE = np.int32(-(1 << 31))  # a block that is none
@@ -96,10 +103,10 @@ class GuardedMemory:
 def run_plans(memory: GuardedMemory) -> bytes:
     """A layer of a model for each weight type and shape, and all row ops; returns a checksum of the logits."""
     checksum = hashlib.sha256()
-    plans = [(row_ops_plan(), KV_TYPES[0])]
+    plans = [(row_ops_plan(), "f16")]
     for index, kind in enumerate(WEIGHT_TYPES):
-        kv_type = KV_TYPES[index % len(KV_TYPES)]
-        plans.append((_plan(kind, SHAPES[index % len(SHAPES)], kv_type), kv_type))
+        shape, kv_type = SHAPES[index % len(SHAPES)]
+        plans.append((_plan(kind, shape, kv_type), kv_type))
     for plan, kv_type in plans:
         packed: dict[str, PackedMatrix] = {}
         for matrix in plan.matrices:
@@ -118,8 +125,9 @@ def run_plans(memory: GuardedMemory) -> bytes:
 def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
     """Widths that are no whole number of vectors where the type allows it; attention to all and to a window."""
     columns = width(kind, 96 if kind not in ("f32", "f16", "bf16") else 75)
-    heads, kv_heads = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    heads, seen_width = shape.heads * shape.head_size, shape.heads * shape.value_size
     plan, rope = Plan(), Rope(10_000.0 ** -(np.arange(shape.head_size // 2) / shape.head_size))
+    growing = replace(rope, growth=(0.1, 32))
     partial = Rope(np.full(shape.head_size // 4 - 1, 0.3), Pairing.HALVES)
 
     def matrix(name: str, rows: int, columns: int, of: str = kind) -> Matrix:
@@ -129,12 +137,16 @@ def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
     x = plan.embed(matrix("embedding", 37, columns))
     h = plan.rmsnorm(x, norm, 1e-5)
     q = plan.linear(h, matrix("q", heads, columns))
-    k, v = (plan.linear(h, matrix(name, kv_heads, columns)) for name in ("k", "v"))
-    plan.linear_add(plan.attention(q, k, v, shape, rope), matrix("o", columns, heads, "f16"), to=x)
+    k = plan.linear(h, matrix("k", shape.kv_heads * shape.head_size, columns))
+    v = plan.linear(h, matrix("v", shape.kv_heads * shape.value_size, columns))
+    seen = plan.attention(q, k, v, shape, rope, query_rope=growing)
+    plan.linear_add(seen, matrix("o", columns, seen_width, "f16"), to=x)
+    if shape.head_size == AGAIN:
+        plan.linear_add(plan.attention_again(q, shape, rope), matrix("o", columns, seen_width, "f16"), to=x)
     sees = replace(shape, window=WINDOW)
-    cap = 20.0 if (shape.head_size, kv_type) == CAPPED else 0.0
+    cap = 20.0 if (shape.head_size, shape.value_size, kv_type) == CAPPED else 0.0
     seen = plan.attention(q, k, v, sees, partial, soft_cap=cap, sinks=np.ones(shape.heads, np.float32))
-    plan.linear_add(seen, matrix("o", columns, heads, "f16"), to=x)
+    plan.linear_add(seen, matrix("o", columns, seen_width, "f16"), to=x)
     gate, up = (plan.linear(x, matrix(name, 101, columns)) for name in ("gate", "up"))
     plan.linear_add(plan.swiglu(gate, up), matrix("down", columns, 101, "f32"), to=x)
     if kind in (*EXPERT_TYPES, "f32"):

@@ -45,6 +45,8 @@ WEIGHT_TYPES = INTEGER_TYPES + FLOAT_TYPES
 # Of experts in tests: one scale a block, two levels with minimums, two sub-blocks, a table.
 EXPERT_TYPES = ("q8_0", "q4_k", "q6_k", "mxfp4")
 
+_HEAD = {"head_size": 48, "value_size": 48}
+
 # Every kernel there is; test_instructions.py holds this list against the sources.
 ALL_KERNELS = (
     *(KernelName.of("linear_int8", "linear", weight=kind) for kind in PACKED_NAMES),
@@ -52,11 +54,12 @@ ALL_KERNELS = (
     *(KernelName.of("pack", "pack_integers", weight=kind) for kind in PACKED_NAMES),
     *(KernelName.of("pack", "pack_floats", element_bytes=size) for size in (2, 4)),
     *(KernelName.of("embed", "embed", weight=kind) for kind in PACKED_NAMES + FLOAT_TYPES),
-    *(KernelName.of("rope", "rope_store", head_size=48, kv_type=kv_type) for kv_type in KV_TYPES),
-    *(KernelName.of("attention", "attention", head_size=48, group=1, kv_type=kv_type) for kv_type in KV_TYPES),
-    KernelName.of("attention", "attention", head_size=48, group=3, kv_type="f16"),
-    KernelName.of("attention", "capped_attention", head_size=48, group=1, kv_type="f16"),
-    KernelName.of("attention", "merge", head_size=48),
+    *(KernelName.of("rope", "rope_store", **_HEAD, kv_type=kv_type) for kv_type in KV_TYPES),
+    *(KernelName.of("rope", "rotate", head_size=64, kv_type=kv_type) for kv_type in KV_TYPES),
+    *(KernelName.of("attention", "attention", **_HEAD, group=1, kv_type=kv_type) for kv_type in KV_TYPES),
+    KernelName.of("attention", "attention", **_HEAD, group=3, kv_type="f16"),
+    KernelName.of("attention", "capped_attention", **_HEAD, group=1, kv_type="f16"),
+    KernelName.of("attention", "merge", value_size=48),
     *(KernelName.of("norms", name) for name in ("rmsnorm", "layernorm")),
     *(KernelName.of("rowwise", "gated", activation=activation.value) for activation in Activation),
     *(KernelName.of("rowwise", name) for name in ("add", "soft_cap")),

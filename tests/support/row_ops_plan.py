@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import Activation
+from llmrun.kernels.plan_ops import Activation, Value
 from llmrun.kernels.weights import Matrix
 from tests.support.kernel_runs import matrix_of
 
@@ -23,6 +23,7 @@ def row_ops_plan() -> Plan:
     h = plan.layernorm(x, _vector(_WIDTH), _vector(_WIDTH), 1e-5)
     heads = plan.bias(plan.linear(h, _matrix("heads", _HEADS * _HEAD_SIZE, _WIDTH)), _vector(_HEADS * _HEAD_SIZE))
     heads = plan.activate(plan.headnorm(heads, _vector(_HEAD_SIZE), 1e-6), Activation.GELU)
+    heads = _other_heads(plan, heads)
     plan.add(plan.linear(heads, _matrix("from_heads", _WIDTH, _HEADS * _HEAD_SIZE)), to=x, scale=0.22)
 
     h = plan.rmsnorm(x, _vector(_WIDTH), 1e-5)
@@ -39,10 +40,23 @@ def row_ops_plan() -> Plan:
         plan.add_gated(made, share, to=x)
         plan.add_gated(plan.bias(made, _vector(_WIDTH)), share, to=shared)
 
+    plan.scale(shared, 0.7)
     plan.add(shared, to=x, scale=0.5)
-    plan.output(plan.layernorm_wanted(x, _vector(_WIDTH), None, 1e-5), _matrix("output", TOKENS, _WIDTH))
+    plan.scale(x, 1.7)
+    wanted = plan.layernorm_wanted(x, _vector(_WIDTH), None, 1e-5)
+    plan.scale(wanted, 0.9)
+    ends = plan.join(plan.columns(wanted, _WIDTH - 9, 9), plan.columns(wanted, 0, _WIDTH - 9))
+    plan.output(ends, _matrix("output", TOKENS, _WIDTH))
     plan.soft_cap_logits(2.0)
     return plan
+
+
+def _other_heads(plan: Plan, heads: Value) -> Value:
+    """Of each head some features and some of all heads' own, times a matrix of its own."""
+    same = plan.columns(heads, 3, 7)
+    some = plan.columns(heads, _HEAD_SIZE - 5, 5, groups=_HEADS)
+    more = plan.join(plan.join_to_each(same, some, groups=_HEADS), plan.columns(heads, 1, 16, groups=2), groups=_HEADS)
+    return plan.head_linear(more, _matrix("of heads", _HEADS * _HEAD_SIZE, 7 + 5 + 8), heads=_HEADS)
 
 
 def _matrix(name: str, rows: int, columns: int) -> Matrix:
