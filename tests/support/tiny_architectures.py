@@ -134,6 +134,10 @@ class TinyArchitecture:
                 if self.architecture == "gemma4":
                     factors[len(factors) // 4 :] = 1e30  # as its converter says that a pair is not turned
                 made[f"{name}.weight"] = ("F32", factors)
+            elif self.architecture == "gemma4" and name.endswith(("attn_q_norm", "attn_k_norm")):
+                # Its scores are not divided by sqrt(head size): the weights of trained models see to that.
+                kind, values = weights.norm(*shape)
+                made[f"{name}.weight"] = (kind, values * np.float32(shape[0] ** -0.25))
             elif name.endswith(".scale"):
                 size = shape[-1] ** 0.5 if "inp" in name else 1.0  # routers: what they divide by
                 made[name] = ("F32", (size * random.uniform(0.5, 2.0, shape)).astype(np.float32))
