@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.kv_bytes import KVBytes
+from llmrun.backends.layer_heads import head_sizes, storing_layers
 from llmrun.backends.layer_windows import layer_windows
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.kv_layout import Q8_0
@@ -67,13 +68,24 @@ def needs_of_file(file: GGUFFile, *, kv_type: str = "f16") -> ModelNeeds:
     Raises BadGGUF for metadata of a wrong type.
     """
     tied = "output.weight" not in file.tensors
-    matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) > 1 and _is_multiplied(tensor, tied)]
+    idle = _idle(file)
+    matrices = [
+        tensor
+        for name, tensor in file.tensors.items()
+        if len(tensor.shape) > 1 and _is_multiplied(tensor, tied) and name not in idle
+    ]
     inner = [tensor for tensor in matrices if tensor.name not in _OUTPUTS]
     return ModelNeeds(
         weight_bytes=round(sum(tensor.nbytes * _share_used(file, tensor) for tensor in matrices)),
         kv_read=_kv_read(file, kv_type),
         products=round(sum(prod(tensor.shape) * _share_used(file, tensor) for tensor in inner)),
     )
+
+
+def _idle(file: GGUFFile) -> set[str]:
+    """Matrices for keys and values of layers that look at those of others."""
+    layers = file.integer(f"{file.string('general.architecture')}.block_count", minimum=1, maximum=1 << 16)
+    return {f"blk.{n}.attn_{part}.weight" for n in range(storing_layers(file, layers), layers) for part in "kv"}
 
 
 def _is_multiplied(tensor: TensorInfo, tied: bool) -> bool:
@@ -100,10 +112,9 @@ def _kv_read(file: GGUFFile, kv_type: str) -> KVBytes:
     kv_heads = _of_each_layer(file, f"{key}_kv", heads)
     most = int(heads.max())
     size = file.integer(f"{architecture}.embedding_length", minimum=1) // most if most else 0
-    sizes = (file.integer(f"{architecture}.attention.{part}_length", size, minimum=1) for part in ("key", "value"))
-    head_bytes = sum(_features_bytes(n, kv_type) for n in sizes)
     windows = layer_windows(file, len(kv_heads))
-    return KVBytes.of_layers(zip(windows, (head_bytes * n for n in kv_heads.tolist()), strict=True))
+    head_bytes = [sum(_features_bytes(n, kv_type) for n in sizes) for sizes in head_sizes(file, windows, size)]
+    return KVBytes.of_layers(zip(windows, (kv_heads * head_bytes).tolist(), strict=True))
 
 
 def _of_each_layer(file: GGUFFile, key: str, default: int | NDArray[np.int64]) -> NDArray[np.int64]:
