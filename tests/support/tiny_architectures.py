@@ -334,8 +334,8 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         head_size=32,
         window_kv_heads=4,
         window_head_size=16,
-        tokens=200,
         experts=8,
+        seed=7,
         others={2: _OF_ALL + _KEYS + _FUSED_EXPERTS + _BESIDE},
     ),
     "gemma4 experts of two matrices, one dense layer": TinyArchitecture(
