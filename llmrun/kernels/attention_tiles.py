@@ -17,12 +17,31 @@ from llmrun.kernels.attention_layout import CHUNK, state_floats
 from llmrun.kernels.kv_layout import Q8_0, HeadLayout
 
 
-def _zero(vectors: int) -> Any:
+# Vector registers of a level, by the names that LLVM has for them.
+_REGISTERS = {
+    "avx512vnni": [f"zmm{number}" for number in range(32)],
+    "avxvnni": [f"ymm{number}" for number in range(16)],
+    "avx2": [f"ymm{number}" for number in range(16)],
+    "neondot": [f"v{number}" for number in range(32)],
+}
+
+
+def _emit_free_registers(builder: Any, level: str) -> None:
+    """LLVM keeps constants of what comes before and after in registers, and for their sake a tile's accumulators in
+    memory: half of the 16 were written and read again at each step. Told before and after a tile that all registers
+    change, it keeps nothing in them meanwhile."""
+    changed = ",".join(f"~{{{name}}}" for name in _REGISTERS.get(level, []))
+    if changed:
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "", changed, [], True)
+
+
+def _zero(level: str, vectors: int) -> Any:
     tile = simd.tile_type(vectors)
 
     @intrinsic
     def zero(typingctx: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _emit_free_registers(builder, level)
             return ir.Constant(tile.llvm_type, [simd.constant(simd.F32X16, 0.0)] * vectors)
 
         return tile(), codegen
@@ -101,6 +120,7 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
             for index in range(2 * heads * rows):
                 at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // 2) + 64 * (index % 2))
                 simd.emit_store(builder, at, builder.fmul(builder.extract_value(accumulators, index), factor), 4)
+            _emit_free_registers(builder, level)
             return context.get_dummy_value()
 
         return types.void(tile, word, types.float32, word, word), codegen
@@ -126,11 +146,12 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
                 products = builder.extract_value(accumulators, index)
                 total = simd.emit_fma(builder, level, products, of_positions[index % 2], before)
                 simd.emit_store(builder, at, total, 4)
+            _emit_free_registers(builder, level)
             return context.get_dummy_value()
 
         return types.void(tile, word, types.float32, word, word), codegen
 
-    return _zero(2 * heads * rows), step, store_scaled if layout.has_scales else store
+    return _zero(level, 2 * heads * rows), step, store_scaled if layout.has_scales else store
 
 
 def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) -> tuple[Any, Any, Any]:
@@ -146,6 +167,7 @@ def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) 
     @intrinsic
     def load(typingctx: Any, states: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _emit_free_registers(builder, level)
             accumulators = ir.Constant(tile.llvm_type, ir.Undefined)
             for index, place in enumerate(places):
                 sums = simd.emit_load(builder, simd.emit_offset(builder, args[0], place), simd.F32X16, 4)
@@ -179,6 +201,7 @@ def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) 
             for index, place in enumerate(places):
                 at = simd.emit_offset(builder, states, place)
                 simd.emit_store(builder, at, builder.extract_value(accumulators, index), 4)
+            _emit_free_registers(builder, level)
             return context.get_dummy_value()
 
         return types.void(tile, word), codegen

@@ -46,7 +46,8 @@ def linear(work: Lowering, op: ops.Linear) -> None:
 
 
 def head_linear(work: Lowering, op: ops.HeadLinear) -> None:
-    """A record for each head, with no barrier between them."""
+    """A record for each head, with no barrier between them: 16 heads of 128 x 512 and back, 27 layers, Q8_0, one row
+    on 2 threads took 2.7 ms where as many bytes in two matrices a layer took 2.5."""
     layout = work.packed[op.weight.name].layout
     n_groups = layout.n_groups // op.heads
     assert op.weight.rows == op.heads * n_groups * GROUP_ROWS, "a head's outputs are whole groups"
@@ -67,9 +68,7 @@ def _emit_product(work: Lowering, weight: Matrix, value: ops.Value, flags: int, 
     return work.emit(KernelName.of("linear_float", "linear", weight=weight.kind), value, flags, words)
 
 
-def source_words(
-    work: Lowering, x: ops.Value, weight: Matrix, n_groups: int, part: int = 0
-) -> tuple[list[int], int]:
+def source_words(work: Lowering, x: ops.Value, weight: Matrix, n_groups: int, part: int = 0) -> tuple[list[int], int]:
     """(words, flags): of weights, and of the rows they are multiplied by, made integers where they are. `part`: of a
     matrix of several of `n_groups` groups each, which belong to as many parts of a row."""
     packed = work.packed[weight.name]

@@ -99,6 +99,21 @@ def test_a_sum_is_made_integers_anew_once_something_was_added(plan: Plan) -> Non
     assert seconds(sums, changed("rows quantize", one=(1.0,) * 3), 1) == pytest.approx(2)
 
 
+def test_matrices_of_heads_are_read_once_and_their_input_made_integers_once(plan: Plan) -> None:
+    table, square = plan.matrices[0], next(one for one in plan.matrices if one.rows == one.columns)
+    heads = Plan()
+    x = heads.join_to_each(heads.embed(table), heads.embed(table), groups=1)
+    heads.scale(x, 2.0)
+    heads.head_linear(x, square, heads=2)
+    heads.output(heads.columns(heads.head_linear(x, square, heads=2), 0, 64), table)
+    [whole] = {needs_of_step(Plan([op]), "f16", StepShape(1)).weight_bytes for op in heads.ops[4:6]}
+    logits = needs_of_step(Plan([heads.ops[-1]]), "f16", StepShape(1)).weight_bytes
+    read = seconds(heads, changed("linear q8_0", read=1e9), 1)
+    assert read == pytest.approx((2 * whole + logits) / 1e9)
+    assert seconds(heads, changed("rows quantize", one=(1.0,) * 3), 1) == pytest.approx(2)
+    assert seconds(heads, changed("rows rmsnorm", one=(1.0,) * 3), 1) == pytest.approx(3)  # join, scale, columns
+
+
 def forecast_of(plan: Plan, speeds: Speeds, prompt: int) -> Forecast:
     return forecast_on_cpu(plan, speeds, vocabulary_size=300, prompt=prompt, kv_type="f16", max_rows=64)
 

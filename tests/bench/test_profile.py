@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from llmrun.backends.cpu import MAX_ROWS, CpuBackend
 from llmrun.backends.model_needs import needs_of_plan
+from llmrun.bench import profile as profile_module
 from llmrun.bench.profile import Limits, OpProfile, Profile, Spent, StepProfile, profile
 from llmrun.gguf.reader import open_gguf
 from llmrun.kernels.needs import Needs, StepShape, needs_of_step
 from llmrun.kernels.plan import Plan
+from llmrun.kernels.plan_ops import Op
 from tests.support.gguf_files import tiny_llama
 from tests.support.seam_contract import batch_of, rows
 
@@ -58,6 +61,10 @@ def plan(path: Path) -> Plan:
         backend = CpuBackend(file, context_size=64, max_sequences=1, threads=1)
     backend.close()
     return backend.plan
+
+
+def test_every_op_there_is_has_a_kind() -> None:
+    assert set(profile_module._KINDS) == set(get_args(Op))
 
 
 def test_every_op_is_told_once_in_order_and_by_name(step: StepProfile) -> None:

@@ -48,7 +48,7 @@ class Layer:
     used: int = 3
     columns: int = 0
     inner: int = 0
-    biased: bool = False
+    biased: bool = False  # and its experts have scales
     apart: bool = False  # from what it is added to
     gating: Gating = Gating.SOFTMAX
 
@@ -64,7 +64,8 @@ class Layer:
         unit = np.eye(self.width, dtype=np.float32)
         logits = plan.linear(x, matrix_of("f32", unit[: self.experts], "router"))
         residual = plan.linear(x, matrix_of("f32", unit, "unit"))
-        routing = plan.route(logits, self.used, self.gating, normalized=True)
+        scales = random.standard_normal(self.experts).astype(np.float32) if self.biased else None
+        routing = plan.route(logits, self.used, self.gating, normalized=True, expert_scales=scales)
         g, u = plan.expert_linear(x, gate, routing), plan.expert_linear(x, up, routing)
         if self.biased:
             g = plan.expert_bias(g, random.standard_normal((self.experts, inner)).astype(np.float32), routing)
@@ -258,6 +259,8 @@ def routed(logits: NDArray[np.float32], op: ops.Route, level: str = LEVELS_HERE[
     words = [address_of(padded), padded.strides[0], experts, used, gating, int(op.normalized)]
     words += [int(np.float32(op.scale).view(np.uint32)), 0 if bias is None else address_of(bias)]
     words += [address_of(scratch), scratch.size // threads, tables.chosen, tables.weights, tables.row_bytes]
+    scales = None if op.expert_scales is None else padded_rows(op.expert_scales[None])
+    words.append(0 if scales is None else address_of(scales))
     step = {records.STEP_ROWS: rows}
     run_kernel(KernelName.of("routing", "route"), words, step, level=level, threads=threads)
     words = [tables.head, tables.head_bytes, tables.next_slots, tables.chosen, tables.slots, tables.sources]
@@ -287,8 +290,10 @@ def routed(logits: NDArray[np.float32], op: ops.Route, level: str = LEVELS_HERE[
 def route_of(
     experts: int, used: int, gating: Gating = Gating.SOFTMAX, *, normalized: bool = True, biased: bool = False
 ) -> ops.Route:
-    bias = np.random.default_rng(experts).standard_normal(experts).astype(np.float32) if biased else None
-    return ops.Route(Value(experts), gating, normalized, 1.5, bias, None, ops.Routing(experts, used))
+    """With a bias for choosing and scales of the experts, or without both."""
+    random = np.random.default_rng(experts)
+    bias, scales = (random.standard_normal(experts).astype(np.float32) if biased else None for _ in range(2))
+    return ops.Route(Value(experts), gating, normalized, 1.5, bias, scales, ops.Routing(experts, used))
 
 
 @EVERY_LEVEL

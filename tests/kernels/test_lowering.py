@@ -45,6 +45,7 @@ READS = {
     "gated": [0, 2],
     "layernorm": [0],
     "add": [2, 4, 8],
+    "join": [0, 4],
     "keep": [0],
     "convolve": [0, 2],
     "soft_cap": [],
@@ -69,6 +70,7 @@ WRITES = {
     "gated": [4],
     "layernorm": [2],
     "add": [0],
+    "join": [8],
     "keep": [2],
     "convolve": [6],
     "soft_cap": [],  # the logits
@@ -84,7 +86,7 @@ CACHE_WORDS = {("rope_store", 16), ("attention", 4), ("capped_attention", 4), ("
 TABLE_WORDS = {("group", 3), ("experts_int8", 23), ("experts_int8", 25), ("experts_float", 11), ("experts_float", 13)}
 TABLE_WORDS |= {("bias", 6), ("combine", 2), ("combine", 3)}
 # Inputs that are not an op's first have flags of their own.
-SECOND_INPUTS = {("gated", 2), ("add", 4), ("rope_store", 10)}
+SECOND_INPUTS = {("gated", 2), ("add", 4), ("join", 4), ("rope_store", 10)}
 THIRD_INPUTS = {("add", 8), ("rope_store", 12)}
 
 
@@ -110,7 +112,7 @@ def accesses(lowered: Lowered) -> Iterator[list[Access]]:
         yield [
             Access(
                 index,
-                words[first + word],
+                words[first + word] - offset_of_head(lowered, index, words[first + word]),
                 writes,
                 (bool(flags & private) and (kernel, word) not in CACHE_WORDS) or (kernel, word) in TABLE_WORDS,
                 bool(flags & records.FLAG_REPLICATED),
@@ -118,6 +120,16 @@ def accesses(lowered: Lowered) -> Iterator[list[Access]]:
             for word, writes, private in uses
             if words[first + word]  # the logits' address comes with each step
         ]
+
+
+def offset_of_head(lowered: Lowered, record: int, address: int) -> int:
+    """How far into a buffer a product of one head among many reads or writes."""
+    of_the_same = [number for number, origin in enumerate(lowered.origins) if origin == lowered.origins[record]]
+    products = [number for number in of_the_same if lowered.kernels[number].function == "linear"]
+    if len(products) == 1 or record not in products:
+        return 0
+    starts = [address_of(part) for part in lowered.keep if isinstance(part, np.ndarray)]
+    return min(address - start for start in starts if start <= address)
 
 
 def input_flag(kernel: str, word: int) -> int:
@@ -136,6 +148,8 @@ def races(lowered: Lowered, *, one_row: bool) -> list[tuple[Access, Access]]:
             for other in since_barrier:
                 if use.address != other.address or not (use.writes or other.writes):
                     continue
+                if are_of_heads(lowered, use, other):
+                    continue
                 own_copies = one_row and use.private and other.private
                 if not own_copies:
                     found.append((other, use))
@@ -144,6 +158,12 @@ def races(lowered: Lowered, *, one_row: bool) -> list[tuple[Access, Access]]:
         if flag & records.FLAG_BARRIER and not alone:
             since_barrier = []
     return [(a, b) for a, b in found if not (one_row and a.replicated and shared_cache(lowered, a))]
+
+
+def are_of_heads(lowered: Lowered, a: Access, b: Access) -> bool:
+    """Products of one op: each head's lie beside the others'."""
+    same_op = lowered.origins[a.record] == lowered.origins[b.record] and a.record != b.record
+    return same_op and all(lowered.kernels[use.record].function == "linear" for use in (a, b))
 
 
 def shared_cache(lowered: Lowered, use: Access) -> bool:
@@ -188,7 +208,7 @@ def test_no_two_threads_meet_in_a_model_of_any_architecture(tmp_path: Path, name
 def test_no_two_threads_meet_in_row_ops(one_row: bool) -> None:
     lowered = lowered_plan(row_ops_plan())
     kernels = {name.function for name in lowered.kernels}
-    assert {"rmsnorm", "layernorm", "add", "gated", "keep", "convolve", "soft_cap"} <= kernels
+    assert {"rmsnorm", "layernorm", "add", "gated", "join", "keep", "convolve", "soft_cap"} <= kernels
     assert races(lowered, one_row=one_row) == []
 
 
@@ -248,6 +268,50 @@ def test_a_sum_that_products_are_added_onto_is_shared() -> None:
     flags = int(lowered.records[adds, records.OP_FLAGS // records.WORD])
     assert flags & records.FLAG_BARRIER
     assert not flags & records.FLAG_REPLICATED
+    assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
+
+
+def heads_plan(layers: int, kind: str = "q8_0") -> Plan:
+    """Of each of 4 heads of 32 features 16 and back, twice of the same."""
+    plan = Plan()
+    x = plan.embed(matrix_of("f32", np.ones((4, 128), np.float32), "table"))
+    to_16, to_32 = (matrix_of(kind, np.ones((4 * n, 32), np.float32), f"to {n}") for n in (16, 32))
+    for _ in range(layers):
+        a, b = (plan.head_linear(x, to_16, heads=4) for _ in range(2))
+        x = plan.head_linear(plan.join(a, b, groups=4), to_32, heads=4)
+    plan.output(x, matrix_of(kind, np.ones((16, 128), np.float32)))
+    return plan
+
+
+@pytest.mark.parametrize("one_row", [True, False])
+@pytest.mark.parametrize("kind", ["q8_0", "f32"])
+def test_no_two_threads_meet_among_matrices_of_heads(one_row: bool, kind: str) -> None:
+    lowered = lowered_plan(heads_plan(3, kind))
+    assert races(lowered, one_row=one_row) == []
+    column = lowered.records[:, records.OP_FLAGS // records.WORD]
+    for index in np.flatnonzero(column & records.FLAG_BARRIER)[:-1]:
+        if one_row and column[index] & records.FLAG_REPLICATED:
+            continue
+        column[index] &= ~records.FLAG_BARRIER
+        assert races(lowered, one_row=one_row), lowered.kernels[index]
+        column[index] |= records.FLAG_BARRIER
+
+
+def test_matrices_of_heads_take_a_barrier_together() -> None:
+    """After both products of one input, and after the one of their joined outputs; and one after the logits."""
+    assert count_barriers(lowered_plan(heads_plan(3)), one_row=True) == 2 * 3 + 1
+
+
+def test_parts_and_scales_of_what_each_thread_has_take_no_barriers_in_a_step_of_one_row() -> None:
+    """The embedding is each thread's own; so is all that is made of it here. One barrier after the logits."""
+    plan = Plan()
+    x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
+    plan.scale(x, 0.5)
+    joined = plan.join_to_each(plan.columns(x, 0, 32), x, groups=2)
+    plan.scale(joined, 0.5)
+    plan.output(joined, matrix_of("q8_0", np.ones((16, 128), np.float32)))
+    lowered = lowered_plan(plan)
+    assert count_barriers(lowered, one_row=True) == 1
     assert races(lowered, one_row=True) == races(lowered, one_row=False) == []
 
 

@@ -17,16 +17,20 @@ from llmrun.kernels.plan import Plan
 from llmrun.kernels.plan_ops import (
     Activation,
     Attention,
+    Columns,
     Combine,
     Embed,
     ExpertLinear,
     Gated,
+    HeadLinear,
+    Join,
     Linear,
     RmsNorm,
     RopeStore,
     Rotate,
     Routing,
     Rows,
+    Scale,
     Value,
 )
 from tests.support.gguf_files import tiny_llama
@@ -99,6 +103,20 @@ def test_ops_on_rows_need_what_they_read_and_write() -> None:
     assert needs(Embed(Q8_0, 1.0, X), rows=3) == Needs(3 * 2 * 34, activation_bytes=3 * 64 * 4)
     linear = Linear(X, Q4_0, Value(48), adds=False)
     assert quantizing_needs(linear, StepShape(3)) == Needs(activation_bytes=3 * (64 * 4 + ACTIVATIONS))
+
+
+def test_parts_of_rows_need_what_is_copied() -> None:
+    part, joined = Value(8), Value(2 * 8 + 64)
+    assert needs(Columns(X, 2, 4, part), rows=3) == Needs(activation_bytes=3 * 2 * 8 * 4)
+    assert needs(Join(part, X, 2, joined), rows=3) == Needs(activation_bytes=3 * (8 + 64 + 80) * 4)
+    assert needs(Scale(X, 0.5), rows=3) == Needs(activation_bytes=3 * 2 * 64 * 4)
+
+
+def test_a_matrix_for_each_head_is_read_once() -> None:
+    """Three heads of 64 columns and 16 outputs."""
+    op = HeadLinear(Value(3 * 64), Q4_0, 3, Value(48))
+    assert needs(op, rows=10) == Needs(48 * 2 * 18, 0, 10 * (3 * ACTIVATIONS + 48 * 4), products=10 * 48 * 64)
+    assert quantizing_needs(op, StepShape(2)) == Needs(activation_bytes=2 * 3 * (64 * 4 + ACTIVATIONS))
 
 
 @pytest.mark.parametrize(("kv_type", "position"), [("f16", 2 * 2 * 48 * 2), ("q8_0", 2 * 2 * (48 + 2 * 2))])

@@ -151,6 +151,7 @@ def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
     plan.linear_add(plan.swiglu(gate, up), matrix("down", columns, 101, "f32"), to=x)
     if kind in (*EXPERT_TYPES, "f32"):
         _experts(plan, kind, x)
+        _heads(plan, kind, x)
     plan.output(plan.rmsnorm_wanted(x, norm, 1e-5), matrix("output", 37, columns))
     return plan
 
@@ -173,6 +174,7 @@ def _experts(plan: Plan, kind: str, x: Value) -> None:
         Gating.SIGMOID,
         normalized=True,
         selection_bias=np.ones(n, np.float32),
+        expert_scales=np.ones(n, np.float32),
     )
     gate, up = (
         plan.expert_linear(h, random_matrix(kind, n * inner, columns, name=f"{name} of experts"), routing)
@@ -182,6 +184,14 @@ def _experts(plan: Plan, kind: str, x: Value) -> None:
     down = random_matrix(kind, n * columns, inner, name="down of experts")
     plan.combine(plan.expert_linear(plan.swiglu(gate, up), down, routing), routing, to=h)
     plan.linear_add(h, random_matrix("f32", x.width, columns, name="from experts"), to=x)
+
+
+def _heads(plan: Plan, kind: str, x: Value) -> None:
+    """Three heads, each times a matrix of its own."""
+    columns = width(kind, 44)
+    h = plan.linear(x, random_matrix("f32", 3 * columns, x.width, name="to heads"))
+    y = plan.head_linear(h, random_matrix(kind, 3 * 32, columns, name="of heads"), heads=3)
+    plan.linear_add(y, random_matrix("f32", x.width, y.width, name="from heads"), to=x)
 
 
 def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDArray[np.generic]:

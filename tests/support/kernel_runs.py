@@ -64,6 +64,7 @@ ALL_KERNELS = (
     *(KernelName.of("rowwise", "gated", activation=activation.value) for activation in Activation),
     *(KernelName.of("rowwise", name) for name in ("add", "soft_cap")),
     *(KernelName.of("convolution", name) for name in ("keep", "convolve")),
+    KernelName.of("row_parts", "join"),
     KernelName.of("quantize", "quantize"),
     *(KernelName.of("experts_int8", "experts", weight=kind) for kind in EXPERT_TYPES),
     KernelName.of("experts_float", "experts", weight="f32"),
