@@ -110,9 +110,9 @@ def test_a_table_of_each_layers_embeddings_stays_with_the_cpu(tmp_path: Path) ->
 
     plain = tiny_llama(tmp_path / "tiny.gguf")
     with open_gguf(plain) as one, open_gguf(changed_copy(plain, tmp_path / "other.gguf", change)) as other:
-        plain, wider = layer_sizes(one, 0), layer_sizes(other, 0)
-        assert replace(wider, computing=plain.computing) == plain
-        assert wider.computing == plain.computing + 4 * 512 * 4 * 64  # bytes, rows, copies, features
+        without, with_it = layer_sizes(one, 0), layer_sizes(other, 0)
+        assert replace(with_it, computing=without.computing) == without
+        assert with_it.computing == without.computing + 4 * 512 * 4 * 64  # bytes, rows, copies, features
 
 
 def test_embeddings_that_are_not_the_output_stay_with_the_cpu(tmp_path: Path) -> None:

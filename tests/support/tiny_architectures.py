@@ -136,8 +136,8 @@ class TinyArchitecture:
                 made[f"{name}.weight"] = ("F32", factors)
             elif self.architecture == "gemma4" and name.endswith(("attn_q_norm", "attn_k_norm")):
                 # Its scores are not divided by sqrt(head size): the weights of trained models see to that.
-                kind, values = weights.norm(*shape)
-                made[f"{name}.weight"] = (kind, values * np.float32(shape[0] ** -0.25))
+                values = shape[0] ** -0.25 * (1 + 0.1 * random.standard_normal(shape))
+                made[f"{name}.weight"] = ("F32", values.astype(np.float32))
             elif name.endswith(".scale"):
                 size = shape[-1] ** 0.5 if "inp" in name else 1.0  # routers: what they divide by
                 made[name] = ("F32", (size * random.uniform(0.5, 2.0, shape)).astype(np.float32))
