@@ -229,9 +229,9 @@ def _queries(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Val
     """(what is plain of each head, what is to be turned)"""
     if c.query_latent:
         latent = w.rmsnorm(f"{block}.attn_q_a_norm", w.linear(f"{block}.attn_q_a", h, c.query_latent))
-        q = w.linear(f"{block}.attn_q_b", latent, c.query_width)
+        q = w.linear(f"{block}.attn_q_b", latent, c.heads * c.head_size)
     else:
-        q = w.linear(f"{block}.attn_q", h, c.query_width)
+        q = w.linear(f"{block}.attn_q", h, c.heads * c.head_size)
     return w.plan.columns(q, 0, c.plain, c.heads), w.plan.columns(q, c.plain, c.turned, c.heads)
 
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from llmrun.archs.hyperparameters import MOST_WIDTH, feed_forward_of
-from llmrun.archs.keys import MOST_LAYERS
+from llmrun.archs.keys import MOST_LAYERS, Keys
 from llmrun.gguf.hyperparameters import MAX_EXPERTS
 from llmrun.kernels.plan_ops import Activation, Gating
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.archs.keys import Keys
     from llmrun.archs.writer import PlanWriter
     from llmrun.kernels.plan_ops import Routing, Value
 
@@ -106,9 +105,15 @@ def add_experts(
         scale=experts.scale,
         selection_bias=w.tensors.optional_vector(f"{block}.exp_probs_b.bias", experts.count),
     )
+    w.plan.combine(expert_outputs(w, block, h, experts, routing, activation), routing, to)
+
+
+def expert_outputs(
+    w: PlanWriter, block: str, h: Value, experts: Experts, routing: Routing, activation: Activation
+) -> Value:
+    """What each of a row's experts makes of h."""
     gate, up = _gate_and_up(w, block, h, experts.feed_forward, routing)
-    y = _expert_linear(w, f"{block}.ffn_down_exps", w.plan.gated(gate, up, activation), to.width, routing)
-    w.plan.combine(y, routing, to)
+    return _expert_linear(w, f"{block}.ffn_down_exps", w.plan.gated(gate, up, activation), h.width, routing)
 
 
 def shared_expert(w: PlanWriter, block: str, h: Value, feed_forward: int, width: int) -> Value:

@@ -47,20 +47,45 @@ class Hyperparameters:
         """Read from the metadata; `more` are the fields of a subclass, `kv_heads` those of an architecture where not
         all layers have any, `head_size` that of one whose keys and values differ, `unused_layers` those at the end that
         its plan leaves out. Raises BadGGUF and UnsupportedModel."""
-        _refuse_variants(keys, unused_layers)
-        width = keys.integer("embedding_length", minimum=1, maximum=MOST_WIDTH)
-        heads = keys.of_all_layers("attention.head_count", minimum=1, maximum=min(width, MOST_HEADS))
         if kv_heads is None:
-            kv_heads = keys.of_all_layers("attention.head_count_kv", heads, minimum=1, maximum=heads)
+            kv_heads = keys.of_all_layers("attention.head_count_kv", heads_of(keys), minimum=1, maximum=MOST_HEADS)
+        config = cls.of_largest(
+            keys,
+            epsilon=epsilon,
+            kv_heads=kv_heads,
+            feed_forward=feed_forward_of(keys),
+            head_size=head_size,
+            unused_layers=unused_layers,
+            **more,
+        )
+        _refuse_other_heads_in_windows(keys, config.head_size, config.rope.dimensions)
+        return config
+
+    @classmethod
+    def of_largest(
+        cls,
+        keys: Keys,
+        *,
+        epsilon: str = RMS_EPSILON,
+        kv_heads: int,
+        feed_forward: int,
+        head_size: int | None = None,
+        unused_layers: int = 0,
+        **more: Any,
+    ) -> Self:
+        """The same of an architecture whose layers differ: heads and rotary positions are those of layers without a
+        window, KV heads and feed-forward the most that a layer has."""
+        _refuse_variants(keys, unused_layers)
+        width, heads = width_of(keys), heads_of(keys)
         if heads % kv_heads:
             raise keys.bad("attention.head_count_kv", f"{kv_heads} seen, must divide {heads} heads")
         if head_size is None:
-            head_size = _head_size(keys, width // heads)
+            head_size = head_size_of(keys)
         train_context = keys.integer("context_length", minimum=1, maximum=MOST_CONTEXT)
         return cls(
             layers=layers_of(keys) - unused_layers,
             width=width,
-            feed_forward=feed_forward_of(keys),
+            feed_forward=feed_forward,
             heads=heads,
             kv_heads=kv_heads,
             head_size=head_size,
@@ -70,14 +95,6 @@ class Hyperparameters:
             rope=RopeSettings.of(keys, head_size, train_context),
             **more,
         )
-
-    @property
-    def query_width(self) -> int:
-        return self.heads * self.head_size
-
-    @property
-    def kv_width(self) -> int:
-        return self.kv_heads * self.head_size
 
     def attention(self, window: int = 0) -> AttentionShape:
         """The heads of a layer, that see so many positions (0: all before)."""
@@ -115,21 +132,47 @@ def layers_ahead(keys: Keys) -> int:
     return keys.integer("nextn_predict_layers", 0, minimum=0, maximum=layers_of(keys) - 1)
 
 
+def width_of(keys: Keys) -> int:
+    return keys.integer("embedding_length", minimum=1, maximum=MOST_WIDTH)
+
+
+def heads_of(keys: Keys) -> int:
+    return keys.of_all_layers("attention.head_count", minimum=1, maximum=min(width_of(keys), MOST_HEADS))
+
+
 def feed_forward_of(keys: Keys) -> int:
     return keys.of_all_layers("feed_forward_length", minimum=1, maximum=MOST_WIDTH)
 
 
-def _head_size(keys: Keys, default: int) -> int:
-    key = keys.integer("attention.key_length", default, minimum=1, maximum=MOST_WIDTH)
-    value = keys.integer("attention.value_length", default, minimum=1, maximum=MOST_WIDTH)
+def head_size_of(keys: Keys) -> int:
+    """Of layers without a window."""
+    return _head_size(keys, "", width_of(keys) // heads_of(keys))
+
+
+def window_head_size_of(keys: Keys) -> int:
+    """Of layers with a window, where those have heads of another size."""
+    return _head_size(keys, "_swa", head_size_of(keys))
+
+
+def _head_size(keys: Keys, kind: str, default: int) -> int:
+    key = keys.integer(f"attention.key_length{kind}", default, minimum=1, maximum=MOST_WIDTH)
+    value = keys.integer(f"attention.value_length{kind}", default, minimum=1, maximum=MOST_WIDTH)
     if key != value:
         raise keys.unsupported(f"keys of {key} and values of {value} features, they must be equal")
     if key % 16:
         raise keys.unsupported(f"heads of {key} features, must be a multiple of 16")
-    for name in ("attention.key_length_swa", "attention.value_length_swa"):
-        if keys.integer(name, key, minimum=1, maximum=MOST_WIDTH) != key:
-            raise keys.unsupported(f"a {keys.name(name)} other than that of layers without a window")
     return key
+
+
+def _refuse_other_heads_in_windows(keys: Keys, head_size: int, dimensions: int) -> None:
+    alike = {
+        "attention.key_length_swa": head_size,
+        "attention.value_length_swa": head_size,
+        "rope.dimension_count_swa": dimensions,
+    }
+    for name, expected in alike.items():
+        if keys.integer(name, expected, minimum=0, maximum=MOST_CONTEXT) != expected:
+            raise keys.unsupported(f"a {keys.name(name)} other than that of layers without a window")
 
 
 def _refuse_variants(keys: Keys, unused_layers: int) -> None:

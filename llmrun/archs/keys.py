@@ -98,6 +98,18 @@ class Keys:
             raise self.bad(key, f"{len(values)} values seen, must be one for each of {layers} layers")
         return [int(value) for value in values]
 
+    def in_each_layer(
+        self, key: str, layers: int, default: int | None = None, *, minimum: int, maximum: int
+    ) -> tuple[int, ...]:
+        """An integer for each layer: from an array of them, or the same for all."""
+        if not self.is_array(key):
+            return (self.integer(key, default, minimum=minimum, maximum=maximum),) * layers
+        values = self.of_each_layer(key, layers)
+        for value in values:
+            if not minimum <= value <= maximum:
+                raise self.bad(key, f"{value} seen, must be {minimum} to {maximum}")
+        return tuple(values)
+
     def is_array(self, key: str) -> bool:
         return isinstance(self.file.metadata.get(self.name(key)), np.ndarray)
 

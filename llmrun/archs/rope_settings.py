@@ -62,12 +62,7 @@ class RopeSettings:
     @classmethod
     def of(cls, keys: Keys, head_size: int, train_context: int) -> Self:
         """Raises BadGGUF."""
-        dimensions = keys.integer("rope.dimension_count", head_size, minimum=2, maximum=head_size)
-        if dimensions % 2:
-            raise keys.bad("rope.dimension_count", f"{dimensions} seen, must be even")
-        of_window = "rope.dimension_count_swa"
-        if keys.integer(of_window, dimensions, minimum=0, maximum=_MOST_CONTEXT) != dimensions:
-            raise keys.unsupported(f"a {keys.name(of_window)} other than that of layers without a window")
+        dimensions = rotated_features(keys, "rope.dimension_count", head_size, head_size)
         kind = keys.string("rope.scaling.type", "linear")  # one of four, or the file was refused
         base = keys.positive("rope.freq_base", 10000.0)
         factor = keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
@@ -96,6 +91,9 @@ class RopeSettings:
         if multiplier < 0:
             raise keys.bad("rope.scaling.yarn_log_multiplier", f"{multiplier} seen, must be 0 or more")
         return replace(self, yarn=YarnSettings(self.yarn.original_context, fast, slow, multiplier))
+
+    def with_dimensions(self, dimensions: int) -> RopeSettings:
+        return replace(self, dimensions=dimensions)
 
     def unscaled(self) -> RopeSettings:
         """All pairs at their own frequency: for layers that see a window only."""
@@ -158,6 +156,16 @@ class RopeSettings:
             return 1.0 if self.factor <= 1 else 0.1 * multiplier * log(self.factor) + 1.0
 
         return of(1.0) / of(yarn.log_multiplier) if yarn.log_multiplier else of(1.0)
+
+
+def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
+    """How many features of a head are turned. Raises BadGGUF."""
+    dimensions = keys.integer(key, default, minimum=2, maximum=head_size)
+    if dimensions % 2:
+        raise keys.bad(key, f"{dimensions} seen, must be even")
+    if dimensions > head_size:
+        raise keys.bad(key, f"missing, and {dimensions} of other layers is more than a head of {head_size} has")
+    return dimensions
 
 
 def _turns(keys: Keys, key: str, default: float) -> float:

@@ -64,6 +64,10 @@ class Tensors:
     def optional_vector(self, name: str, size: int) -> NDArray[np.float32] | None:
         return self.vector(name, size) if name in self else None
 
+    def unused(self, *names: str) -> None:
+        """What a file may have though nothing is computed with it."""
+        self._asked.update(names)
+
     def finish(self) -> None:
         for name in self.file.tensors:
             if name not in self._asked and not name.startswith(self._left_out):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from llmrun.archs.hyperparameters import Hyperparameters
     from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.kv_shapes import AttentionShape
     from llmrun.kernels.rotations import Pairing, Rope
 
 
@@ -34,6 +35,10 @@ class PlanWriter:
         self.tensors.finish()
         return self.plan
 
+    @property
+    def epsilon(self) -> float:
+        return self._config.norm_epsilon
+
     # --- whole rows ---
 
     def embed(self, scale: float = 1.0) -> Value:
@@ -41,17 +46,17 @@ class PlanWriter:
         return self.plan.embed(self.tensors.matrix("token_embd.weight", c.width, c.vocabulary_size), scale)
 
     def rmsnorm(self, name: str, x: Value) -> Value:
-        return self.plan.rmsnorm(x, self.tensors.vector(f"{name}.weight", x.width), self._config.norm_epsilon)
+        return self.plan.rmsnorm(x, self.tensors.vector(f"{name}.weight", x.width), self.epsilon)
 
-    def headnorm(self, name: str, x: Value) -> Value:
-        """The RMSNorm of each head, with the same weight for all."""
-        weight = self.tensors.vector(f"{name}.weight", self._config.head_size)
-        return self.plan.headnorm(x, weight, self._config.norm_epsilon)
+    def headnorm(self, name: str, x: Value, head_size: int | None = None) -> Value:
+        """The RMSNorm of each head, with the same weight for all. `head_size` where layers differ in it."""
+        weight = self.tensors.vector(f"{name}.weight", head_size or self._config.head_size)
+        return self.plan.headnorm(x, weight, self.epsilon)
 
     def layernorm(self, name: str, x: Value) -> Value:
         weight = self.tensors.vector(f"{name}.weight", x.width)
         bias = self.tensors.optional_vector(f"{name}.bias", x.width)
-        return self.plan.layernorm(x, weight, bias, self._config.norm_epsilon)
+        return self.plan.layernorm(x, weight, bias, self.epsilon)
 
     # --- matrices ---
 
@@ -71,10 +76,13 @@ class PlanWriter:
         weight = self.tensors.experts(f"{name}.weight", x.width // heads, rows, heads)
         return self.plan.head_linear(x, weight, heads)
 
-    def queries_keys_values(self, block: str, x: Value) -> tuple[Value, Value, Value]:
-        """From a matrix for each, or from one of all three (`attn_qkv`)."""
-        c = self._config
-        rows = {"attn_q": c.query_width, "attn_k": c.kv_width, "attn_v": c.kv_width}
+    def queries_keys_values(
+        self, block: str, x: Value, shape: AttentionShape | None = None
+    ) -> tuple[Value, Value, Value]:
+        """From a matrix for each, or from one of all three (`attn_qkv`). `shape` where layers differ in it."""
+        s = shape or self._config.attention()
+        kv_width = s.kv_heads * s.head_size
+        rows = {"attn_q": s.heads * s.head_size, "attn_k": kv_width, "attn_v": kv_width}
         if f"{block}.attn_qkv.weight" not in self.tensors:
             q, k, v = (self.linear(f"{block}.{name}", x, rows[name]) for name in rows)
             return q, k, v
@@ -92,10 +100,19 @@ class PlanWriter:
         q, k, v = values
         return q, k, v
 
-    def gated(self, block: str, x: Value, activation: Activation) -> Value:
-        """activation(x . gate) * (x . up)"""
-        gate = self.linear(f"{block}.ffn_gate", x, self._config.feed_forward)
-        return self.plan.gated(gate, self.linear(f"{block}.ffn_up", x, self._config.feed_forward), activation)
+    def queries(self, block: str, x: Value, shape: AttentionShape) -> Value:
+        """The queries alone."""
+        rows, fused = shape.heads * shape.head_size, f"{block}.attn_qkv.weight"
+        if fused not in self.tensors:
+            return self.linear(f"{block}.attn_q", x, rows)
+        all_rows = rows + 2 * shape.kv_heads * shape.head_size
+        return self.plan.linear(x, self.tensors.matrix(fused, x.width, all_rows).part(0, rows))
+
+    def gated(self, block: str, x: Value, activation: Activation, size: int | None = None) -> Value:
+        """activation(x . gate) * (x . up). `size` in features where layers differ in it."""
+        size = size or self._config.feed_forward
+        gate = self.linear(f"{block}.ffn_gate", x, size)
+        return self.plan.gated(gate, self.linear(f"{block}.ffn_up", x, size), activation)
 
     def swiglu(self, block: str, x: Value) -> Value:
         return self.gated(block, x, Activation.SILU)
@@ -111,14 +128,14 @@ class PlanWriter:
     def output_after_rmsnorm(self, x: Value, scale: float = 1.0, norm: str = "output_norm") -> None:
         """Logits of the wanted rows, times `scale`."""
         weight = self.tensors.vector(f"{norm}.weight", x.width)
-        h = self.plan.rmsnorm_wanted(x, _scaled(weight, scale), self._config.norm_epsilon)
+        h = self.plan.rmsnorm_wanted(x, _scaled(weight, scale), self.epsilon)
         self._output(h)
 
     def output_after_layernorm(self, x: Value, scale: float = 1.0) -> None:
         weight = self.tensors.vector("output_norm.weight", x.width)
         bias = self.tensors.optional_vector("output_norm.bias", x.width)
         scaled_bias = None if bias is None else _scaled(bias, scale)
-        h = self.plan.layernorm_wanted(x, _scaled(weight, scale), scaled_bias, self._config.norm_epsilon)
+        h = self.plan.layernorm_wanted(x, _scaled(weight, scale), scaled_bias, self.epsilon)
         self._output(h)
 
     def _output(self, h: Value) -> None:

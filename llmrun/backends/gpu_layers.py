@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.kv_bytes import KVBytes
+from llmrun.backends.layer_heads import head_sizes
 from llmrun.backends.layer_windows import layer_windows
-from llmrun.backends.layers_kept import keeps_values, layers_of, layers_run
+from llmrun.backends.layers_kept import layers_of, layers_run, storing_layers
 from llmrun.backends.llama_layout import MOST_WANTED
 from llmrun.errors import DoesNotFit
 from llmrun.kernels.arena import round_up
@@ -33,6 +34,7 @@ _CACHE_STEP = 256  # tokens; a window's cache is a multiple of it
 _KV_BYTES = {"f16": 2, "q8_0": 34 / 32}  # of a number; a block of 32 has a scale
 _EMBEDDINGS = "token_embd.weight"
 _LOOKED_UP = frozenset({"per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"})
+_WITH_THE_FIRST_LAYER = frozenset({"per_layer_model_proj.weight", "per_layer_proj_norm.weight"})
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -70,7 +72,9 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
     output = visiting = 0
     for name, tensor in file.tensors.items():
         layer = _LAYER.match(name)
-        if layer is None:
+        if name in _WITH_THE_FIRST_LAYER:
+            layers[0] += tensor.nbytes
+        elif layer is None:
             output += 0 if name in at_the_input else tensor.nbytes
         elif int(layer[1]) < run:
             layers[int(layer[1])] += tensor.nbytes
@@ -78,7 +82,7 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
     width, inner = _widths(file)
     heads = _largest(file, f"{architecture}.attention.head_count", 32)
     vocabulary = file.tensors[_EMBEDDINGS].n_rows if _EMBEDDINGS in file.tensors else 0
-    activations = 4 * _ROWS * (6 * width + 3 * inner) + 4 * MOST_WANTED * vocabulary
+    activations = 4 * _ROWS * (6 * width + 3 * inner + 4 * _of_all_layers(file)) + 4 * MOST_WANTED * vocabulary
     scores = 4 * _ROWS * heads * min(cache_tokens, 8192)  # of plain attention; with flash attention there are none
     return LayerSizes(tuple(layers), output, activations + scores, visiting)
 
@@ -86,7 +90,15 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
 def resident_activations(file: GGUFFile) -> int:
     """Bytes of activations that llama.cpp touches in memory for a long prompt. On a GPU all that it reserves counts."""
     width, inner = _widths(file)
-    return 4 * _ROWS * (3 * width + 2 * inner)
+    of_layers = _of_all_layers(file)
+    return 4 * _ROWS * max(4 * of_layers, of_layers + 3 * width + 2 * inner)
+
+
+def _of_all_layers(file: GGUFFile) -> int:
+    """Features of what all layers together are given of a token (Gemma 3n and 4). While it is made, there are four of
+    it: llama.cpp's buffer grew by 2.00 MiB with each layer of 256."""
+    table = file.tensors.get("per_layer_token_embd.weight")
+    return 0 if table is None else table.shape[0]
 
 
 def cache_bytes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1) -> int:
@@ -134,17 +146,16 @@ def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[
 
 
 def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
-    """Bytes of a token in the KV cache of each layer."""
+    """Bytes of a token in the KV cache of each layer; 0 of those that look at what others keep."""
     architecture, n_layers = file.string("general.architecture"), layers_of(file)
     heads = _per_layer(file, f"{architecture}.attention.head_count", n_layers, 32)
     kv_heads = _per_layer(file, f"{architecture}.attention.head_count_kv", n_layers, max(heads))
     size = file.integer(f"{architecture}.embedding_length", 4096) // max(1, *heads)
-    key = file.integer(f"{architecture}.attention.key_length", size)
-    value = file.integer(f"{architecture}.attention.value_length", size) if keeps_values(file) else 0
+    sizes = head_sizes(file, layer_windows(file, n_layers), size)
     most = _most_rows(file, n_layers)
-    numbers = [min(count * (key + value), 2 * rows) for count, rows in zip(kv_heads, most, strict=True)]
-    run = layers_run(file)
-    return [int(_KV_BYTES[kv_type] * count) if layer < run else 0 for layer, count in enumerate(numbers)]
+    numbers = [min(count * sum(of), 2 * rows) for count, of, rows in zip(kv_heads, sizes, most, strict=True)]
+    storing = storing_layers(file)
+    return [int(_KV_BYTES[kv_type] * count) if layer < storing else 0 for layer, count in enumerate(numbers)]
 
 
 def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:

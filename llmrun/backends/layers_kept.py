@@ -1,4 +1,4 @@
-"""Which layers of a model llama.cpp runs, and what it keeps of them, by the header alone."""
+"""Which layers of a model llama.cpp runs, and which of them keep keys and values, by the header alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
+
+# Layers of gemma3n that keep keys and values; the others look at theirs. The file does not say.
+_GEMMA3N_STORING = 20
 
 
 def layers_of(file: GGUFFile) -> int:
@@ -18,7 +21,11 @@ def layers_run(file: GGUFFile) -> int:
     return max(0, layers_of(file) - ahead) or layers_of(file)  # of a file that has no others
 
 
-def keeps_values(file: GGUFFile) -> bool:
-    """Not where values are part of keys: of latent attention, whose heads' own sizes have keys of their own."""
-    architecture = file.string("general.architecture")
-    return file.integer(f"{architecture}.attention.value_length_mla", 0) == 0
+def storing_layers(file: GGUFFile) -> int:
+    """How many layers, the first ones, keep keys and values. The others look at theirs, or are not run."""
+    architecture, run = file.string("general.architecture"), layers_run(file)
+    if architecture == "gemma3n":
+        return min(run, _GEMMA3N_STORING)
+    if architecture != "gemma4":
+        return run
+    return run - file.integer(f"{architecture}.attention.shared_kv_layers", 0, minimum=0, maximum=run)

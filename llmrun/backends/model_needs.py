@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.kv_bytes import KVBytes
+from llmrun.backends.layer_heads import head_sizes
 from llmrun.backends.layer_windows import layer_windows
-from llmrun.backends.layers_kept import keeps_values, layers_of, layers_run
+from llmrun.backends.layers_kept import layers_of, layers_run, storing_layers
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.kv_layout import Q8_0
 from llmrun.kernels.needs import StepShape, kv_position_bytes, needs_of, needs_of_step
@@ -69,11 +70,11 @@ def needs_of_file(file: GGUFFile, *, kv_type: str = "f16") -> ModelNeeds:
     Raises BadGGUF for metadata of a wrong type.
     """
     tied = "output.weight" not in file.tensors
-    run = layers_run(file)
+    idle, run = _idle(file), layers_run(file)
     matrices = [
         tensor
-        for tensor in file.tensors.values()
-        if len(tensor.shape) > 1 and _is_multiplied(tensor, tied) and _is_run(tensor, run)
+        for name, tensor in file.tensors.items()
+        if len(tensor.shape) > 1 and _is_multiplied(tensor, tied) and _is_run(tensor, run) and name not in idle
     ]
     inner = [tensor for tensor in matrices if tensor.name not in _OUTPUTS]
     return ModelNeeds(
@@ -81,6 +82,11 @@ def needs_of_file(file: GGUFFile, *, kv_type: str = "f16") -> ModelNeeds:
         kv_read=_kv_read(file, kv_type),
         products=round(sum(prod(tensor.shape) * _share_used(file, tensor) for tensor in inner)),
     )
+
+
+def _idle(file: GGUFFile) -> set[str]:
+    """Matrices for keys and values of layers that look at those of others."""
+    return {f"blk.{n}.attn_{part}.weight" for n in range(storing_layers(file), layers_of(file)) for part in "kv"}
 
 
 def _is_multiplied(tensor: TensorInfo, tied: bool) -> bool:
@@ -112,10 +118,9 @@ def _kv_read(file: GGUFFile, kv_type: str) -> KVBytes:
     kv_heads = _of_each_layer(file, f"{key}_kv", heads)
     most = int(heads.max())
     size = file.integer(f"{architecture}.embedding_length", minimum=1) // most if most else 0
-    parts = ("key", "value") if keeps_values(file) else ("key",)
-    sizes = (file.integer(f"{architecture}.attention.{part}_length", size, minimum=1) for part in parts)
-    head_bytes = sum(_features_bytes(n, kv_type) for n in sizes)
-    layers = list(zip(layer_windows(file, len(kv_heads)), (head_bytes * n for n in kv_heads.tolist()), strict=True))
+    windows = layer_windows(file, len(kv_heads))
+    head_bytes = [sum(_features_bytes(n, kv_type) for n in sizes) for sizes in head_sizes(file, windows, size)]
+    layers = list(zip(windows, (kv_heads * head_bytes).tolist(), strict=True))
     return KVBytes.of_layers(layers[: layers_run(file)])
 
 

@@ -55,8 +55,8 @@ def bias(level: str) -> Callable[..., None]:
 
 # --- combine ----------------------------------------------------------------------------------------------------------
 
-A_Y, A_Y_STRIDE, A_SLOTS, A_WEIGHTS, A_ROW_BYTES, A_USED, A_OUT, A_OUT_STRIDE, A_OUT_WIDTH = (
-    ARG + 8 * i for i in range(9)
+A_Y, A_Y_STRIDE, A_SLOTS, A_WEIGHTS, A_ROW_BYTES, A_USED, A_OUT, A_OUT_STRIDE, A_OUT_WIDTH, A_ADDS = (
+    ARG + 8 * i for i in range(10)
 )
 # Columns of an item. A row of 2,048 is shared by four threads; a claim is 50 ns, 512 columns of 8 experts are 300.
 COLUMNS = 512
@@ -64,12 +64,12 @@ COLUMNS = 512
 
 @kernel_family
 def combine(level: str) -> Callable[..., None]:
-    """out += the sum of weight * y over the experts of a row, in their order. An item is some columns of a row, so that
-    threads have a part each of the one row of a sum that they share."""
+    """out = or += the sum of weight * y over the experts of a row, in their order. An item is some columns of a row, so
+    that threads have a part each of the one row of a sum that they share."""
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        used, width = load_i64(op + A_USED), load_i64(op + A_OUT_WIDTH)
+        used, width, adds = load_i64(op + A_USED), load_i64(op + A_OUT_WIDTH), load_i64(op + A_ADDS)
         copy = 0
         if load_i64(step + records.STEP_REPLICATED) != 0:
             copy = thread
@@ -90,7 +90,9 @@ def combine(level: str) -> Callable[..., None]:
                     y = y0 + load_i32(slots + 4 * index) * y_stride
                     weight = simd.splat(load_f32(weights + 4 * index))
                     total = simd.add(total, simd.multiply(simd.load_f32x16(y + at), weight))
-                simd.store_f32x16(out + at, simd.add(simd.load_f32x16(out + at), total))
+                if adds != 0:
+                    total = simd.add(simd.load_f32x16(out + at), total)
+                simd.store_f32x16(out + at, total)
             item = next_item(op, step, item)
 
     return run

@@ -74,9 +74,10 @@ def expert_bias(work: Lowering, op: ops.ExpertBias) -> None:
 
 def combine(work: Lowering, op: ops.Combine) -> None:
     """Onto a sum that the threads share each adds some columns, and all wait."""
-    tables, y, out = work.tables[op.routing], work.buffers[op.y], work.buffers[op.out]
+    tables, y = work.tables[op.routing], work.buffers[op.y]
+    out = work.buffers[op.out] if op.adds else work.place(op.out, private=True)
     words = [y.address, y.stride, tables.slots, tables.weights, tables.row_bytes, op.routing.used]
-    words += [out.address, out.stride, op.out.width]
+    words += [out.address, out.stride, op.out.width, int(op.adds)]
     flags = (REPLICATED_OUTPUT if out.private else 0) | private_inputs(y)
     work.emit(KernelName.of("experts_rows", "combine"), op.out, flags, words)
 

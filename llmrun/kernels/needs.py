@@ -91,7 +91,7 @@ def needs_of(op: ops.Op, kv_type: str, step: StepShape) -> Needs:
         case ops.ExpertBias():
             return Needs(step.of(op.x) * op.x.width * _FLOAT, activation_bytes=_floats(step, op.x, op.out))
         case ops.Combine():
-            return Needs(activation_bytes=_floats(step, op.y, op.out, op.out))
+            return Needs(activation_bytes=_floats(step, op.y, *(op.out,) * (1 + op.adds)))
         case ops.RopeStore():
             entered = step.rows * kv_position_bytes(op.place.shape, kv_type)
             return Needs(kv_bytes=entered, activation_bytes=_floats(step, op.q, op.k, op.v, op.out))

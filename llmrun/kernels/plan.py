@@ -249,7 +249,13 @@ class Plan:
 
     def combine(self, y: Value, routing: Routing, to: Value) -> None:
         """to += what the experts of a row made, weighted"""
-        self.ops.append(ops.Combine(y, routing, to))
+        self.ops.append(ops.Combine(y, routing, to, adds=True))
+
+    def combined(self, y: Value, routing: Routing) -> Value:
+        """What the experts of a row made, weighted: a value of its own."""
+        out = Value(y.width)
+        self.ops.append(ops.Combine(y, routing, out, adds=False))
+        return out
 
     # --- what it is made of ---
 

@@ -290,11 +290,12 @@ class ExpertBias:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """out += the sum over a row's experts, in their order, of weight * y"""
+    """The sum over a row's experts, in their order, of weight * y."""
 
     y: Value  # CHOSEN
     routing: Routing
     out: Value
+    adds: bool  # out += instead of out =
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,11 +359,11 @@ def routing_of(op: Op) -> Routing | None:
 def sum_of(op: Op) -> Value | None:
     """The value that an op changes: what it adds onto."""
     match op:
-        case Add() | AddGated() | Combine():
+        case Add() | AddGated():
             return op.out
         case Scale():
             return op.x
-        case Linear():
+        case Linear() | Combine():
             return op.out if op.adds else None
         case _:
             return None
@@ -383,7 +384,9 @@ def inputs_of(op: Op) -> list[Value]:
             return [op.a, op.b]
         case Gated():
             return [op.gate, op.up]
-        case Add() | Combine():
+        case Combine():
+            return [op.y, op.out] if op.adds else [op.y]
+        case Add():
             return [op.y, op.out]
         case AddGated():
             return [op.y, op.gate, op.out]

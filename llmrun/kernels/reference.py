@@ -157,7 +157,8 @@ class _Run:
                 values[op.out] = values[op.x] + op.bias[chosen.reshape(-1)]
             case ops.Combine():
                 _, weights = self._routed[op.routing]
-                values[op.out] = values[op.out] + combined_reference(values[op.y], weights)
+                combined = combined_reference(values[op.y], weights)
+                values[op.out] = values[op.out] + combined if op.adds else combined
 
     def _heads(self, value: ops.Value, head_size: int) -> NDArray[np.float32]:
         """float32[rows, heads, head size]."""

@@ -48,12 +48,13 @@ def test_plan_and_file_agree_on_tiny_models(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", TINY_ARCHITECTURES)
 def test_plan_and_file_agree_on_every_architecture(tmp_path: Path, name: str) -> None:
     """Experts, windows, layers without keys: whatever the header says of them. Of weights as above, and of vectors that
-    a file has but no matrix."""
+    a file has but no matrix. Keys and values that llama.cpp makes for nobody, as they are in one matrix with queries,
+    our engine does not."""
     path = tiny_architecture(tmp_path, name)
     with open_gguf(path) as file:
         planned, filed = needs_of_plan(plan_of(path)), needs_of_file(file)
     assert planned.weight_bytes == pytest.approx(filed.weight_bytes, rel=0.12)
-    assert planned.products == pytest.approx(filed.products, rel=0.02)
+    assert planned.products == pytest.approx(filed.products, rel=0.08 if name == "gemma4 fused" else 0.02)
     if "attention.key_length_mla" not in TINY_ARCHITECTURES[name].keys:
         assert planned.kv_read == filed.kv_read
 

@@ -11,10 +11,11 @@ from tests.support.llama_cpp_oracle import requantize
 from tests.support.predictions import check_predictions
 from tests.support.tiny_architectures import TINY_ARCHITECTURES, TinyArchitecture, tiny_architecture
 
-# The first row of each architecture: variants differ in what no weight type changes.
+# The first row of each architecture: variants differ in what no weight type changes, but for those of gemma4.
 NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
+NAMES += ["gemma4 E2B", "gemma4 26B"]
 # llama.cpp's GELU is a table of float16.
-GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "starcoder2"), 1e-6
+GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "gemma4", "starcoder2"), 1e-6
 # Wide enough for Q4_K_M, whose blocks are of 256.
 WIDE: dict[str, Any] = {
     "width": 256,

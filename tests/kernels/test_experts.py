@@ -49,6 +49,7 @@ class Layer:
     columns: int = 0
     inner: int = 0
     biased: bool = False  # and its experts have scales
+    apart: bool = False  # from what it is added to
     gating: Gating = Gating.SOFTMAX
 
     @property
@@ -71,7 +72,10 @@ class Layer:
         y = plan.expert_linear(plan.gated(g, u, Activation.SILU), down, routing)
         if self.biased:
             y = plan.expert_bias(y, random.standard_normal((self.experts, self.width)).astype(np.float32), routing)
-        plan.combine(y, routing, to=residual)
+        if self.apart:
+            plan.add(plan.combined(y, routing), to=residual)
+        else:
+            plan.combine(y, routing, to=residual)
         plan.output(residual, matrix_of("f32", unit, "logits"))
 
     def rows(self, chosen: NDArray[np.int64], seed: int = 0) -> NDArray[np.float32]:
@@ -121,6 +125,15 @@ def test_one_row_with_biases_is_each_threads_own(kind: str, threads: int) -> Non
     layer = Layer(kind, biased=True)
     x = layer.rows(any_choice(layer, 1))
     assert_near(run_plan(layer.build, x, threads=threads), twin(layer.build, x))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_experts_make_may_be_a_value_of_its_own(rows: int, threads: int) -> None:
+    onto, apart = Layer("q8_0"), Layer("q8_0", apart=True)
+    x = onto.rows(any_choice(onto, rows))
+    added, alone = (run_plan(layer.build, x, threads=threads) for layer in (onto, apart))
+    np.testing.assert_array_equal(alone, added)
 
 
 @pytest.mark.parametrize("kind", ["q4_k", "f32"])

@@ -390,7 +390,9 @@ def experts_plan(layers: int = 3, kind: str = "q8_0") -> Plan:
         y = plan.expert_linear(plan.swiglu(gate, up), matrix("down", 6 * 64, 32), routing)
         if layer % 2:
             y = plan.expert_bias(y, np.ones((6, 64), np.float32), routing)
-        plan.combine(y, routing, to=x)
+            plan.combine(y, routing, to=x)
+        else:
+            plan.add(plan.combined(y, routing), to=x)
     plan.output(x, matrix("output", 16, 64))
     return plan
 

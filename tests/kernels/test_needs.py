@@ -82,8 +82,10 @@ def test_of_experts_one_row_reads_those_it_is_sent_to() -> None:
     assert quantizing_needs(op, StepShape(2)) == Needs(activation_bytes=2 * (64 * 4 + ACTIVATIONS))
     of_chosen = ExpertLinear(Value(64, Rows.CHOSEN, 3), matrix, routing, out)
     assert quantizing_needs(of_chosen, StepShape(2)) == Needs(activation_bytes=6 * (64 * 4 + ACTIVATIONS))
-    added = Combine(out, routing, Value(48))
+    added = Combine(out, routing, Value(48), adds=True)
     assert needs(added, rows=2) == Needs(activation_bytes=(6 + 2 * 2) * written)
+    alone = Combine(out, routing, Value(48), adds=False)
+    assert needs(alone, rows=2) == Needs(activation_bytes=(6 + 2) * written)
 
 
 def test_only_wanted_rows_have_logits_and_none_reads_no_weights() -> None:

@@ -13,6 +13,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from llmrun.gguf.reader import GGUFFile, open_gguf
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 # A tensor is (weight type, float32 values) or (weight type, raw bytes, shape); a shape is NumPy's, rows last.
@@ -57,6 +59,14 @@ def write_gguf(path: Path | str, metadata: Mapping[str, Any], tensors: Mapping[s
         writer.write_tensors_to_file()
         writer.close()
     return Path(path)
+
+
+def gguf_about_attention(folder: Path, architecture: str, layers: int, **attention: Any) -> GGUFFile:
+    """A file, open, of a header that says this of so many layers; its one tensor is no layer's."""
+    metadata = {f"{architecture}.attention.{name}": value for name, value in attention.items()}
+    metadata |= {"general.architecture": architecture, f"{architecture}.block_count": layers}
+    tensors = {"token_embd.weight": ("F32", np.zeros((1, 32), np.float32))}
+    return open_gguf(write_gguf(folder / "made.gguf", metadata, tensors))
 
 
 def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -182,7 +182,9 @@ def _experts(plan: Plan, kind: str, x: Value) -> None:
     )
     gate = plan.expert_bias(gate, np.ones((n, inner), np.float32), routing)
     down = random_matrix(kind, n * columns, inner, name="down of experts")
-    plan.combine(plan.expert_linear(plan.swiglu(gate, up), down, routing), routing, to=h)
+    y = plan.expert_linear(plan.swiglu(gate, up), down, routing)
+    plan.combine(y, routing, to=h)
+    plan.add(plan.combined(y, routing), to=h)
     plan.linear_add(h, random_matrix("f32", x.width, columns, name="from experts"), to=x)
 
 

@@ -33,10 +33,10 @@ _FUSED_EXPERTS = _ROUTER + "ffn_gate_up_exps:e,G,w ffn_down_exps:e,w,x "
 _EXPERT_BIASES = "ffn_gate_inp.bias:e ffn_gate_exps.bias:e,x ffn_up_exps.bias:e,x ffn_down_exps.bias:e,w "
 _SHARED = "ffn_gate_shexp:s,w ffn_up_shexp:s,w ffn_down_shexp:w,s "
 _SHARED_BY_COUNT = "ffn_gate_shexp:S,w ffn_up_shexp:S,w ffn_down_shexp:w,S "
-_LATENT = "attn_kv_a_mqa:M,w attn_kv_a_norm:l attn_output:w,o "
+_LATENT = "attn_kv_a_mqa:M,w attn_kv_a_norm:l attn_output:w,z "
 _LATENT_QUERIES = "attn_q_a:L,w attn_q_a_norm:L attn_q_b:q,L "
-_ABSORBED_ATTENTION = _LATENT + _LATENT_QUERIES + "attn_k_b:n,l,p attn_v_b:n,d,l "
-_FULL_ATTENTION = _LATENT + "attn_q:q,w attn_kv_b:P,l "
+_ABSORBED_ATTENTION = _LATENT + _LATENT_QUERIES + "attn_k_b:n,l,y attn_v_b:n,d,l "
+_FULL_ATTENTION = _LATENT + "attn_q:q,w attn_kv_b:Y,l "
 _CONVOLUTION = "shortconv.conv:w,t shortconv.in_proj:i,w shortconv.out_proj:w,w "
 
 # What llama.cpp never quantizes, and what would do little with weights near 1.
@@ -53,6 +53,7 @@ class TinyArchitecture:
     """A row. `keys` are below the architecture's name; `once` are tensors that are in no layer.
 
     tokens   of the prompt that shows it: past the window where there is one
+    window_  of layers with a window, where their heads are others; 0: they are not
     others   layers, by number, that have other tensors than `layer`
     experts  for each of `expert_size` features
     latent   features that keys and values are made of, and those of a head's value
@@ -69,6 +70,8 @@ class TinyArchitecture:
     heads: int = 4
     kv_heads: int = 2
     head_size: int = 16
+    window_kv_heads: int = 0
+    window_head_size: int = 0
     feed_forward: int = 96
     epsilon: str = _RMS
     tokens: int = 80
@@ -96,6 +99,16 @@ class TinyArchitecture:
         if _EXPERT_SIZE in keys:
             keys[_EXPERT_SIZE] = self.expert_size
         keys |= self._lengths_of_latent(keys)
+        if self.window_head_size:
+            keys |= {"attention.key_length_swa": self.window_head_size}
+            keys |= {"attention.value_length_swa": self.window_head_size}
+        if self.window_kv_heads:
+            pattern = self.keys["attention.sliding_window_pattern"].tolist()
+            counts = [self.window_kv_heads if window else self.kv_heads for window in pattern]
+            keys["attention.head_count_kv"] = np.array(counts, np.int32)
+        if any(":F" in self.names_of(layer) for layer in range(self.layers)):
+            sizes = [self.feed_forward * (2 if ":F" in self.names_of(layer) else 1) for layer in range(self.layers)]
+            keys["feed_forward_length"] = np.array(sizes, np.int32)
         if "shortconv" in self.layer:  # such layers have no heads
             keys["attention.head_count_kv"] = [
                 0 if "shortconv" in self.names_of(layer) else self.kv_heads for layer in range(self.layers)
@@ -134,7 +147,17 @@ class TinyArchitecture:
                 size = 2.0 if "_exps" in name else 0.3  # gpt-oss cuts off what is above 7
                 made[name] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
             elif name.startswith("rope"):
-                made[f"{name}.weight"] = ("F32", random.uniform(1.0, 8.0, shape).astype(np.float32))
+                factors = random.uniform(1.0, 8.0, shape).astype(np.float32)
+                if self.architecture == "gemma4":
+                    factors[len(factors) // 4 :] = 1e30  # as its converter says that a pair is not turned
+                made[f"{name}.weight"] = ("F32", factors)
+            elif self.architecture == "gemma4" and name.endswith(("attn_q_norm", "attn_k_norm")):
+                # Its scores are not divided by sqrt(head size): the weights of trained models see to that.
+                values = shape[0] ** -0.25 * (1 + 0.1 * random.standard_normal(shape))
+                made[f"{name}.weight"] = ("F32", values.astype(np.float32))
+            elif name.endswith(".scale"):
+                size = shape[-1] ** 0.5 if "inp" in name else 1.0  # routers: what they divide by
+                made[name] = ("F32", (size * random.uniform(0.5, 2.0, shape)).astype(np.float32))
             elif name.endswith(_ALWAYS_FLOAT):
                 size = shape[-1] ** -0.5 if "inp" in name else 1.0  # routers: as other matrices
                 made[f"{name}.weight"] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
@@ -145,6 +168,10 @@ class TinyArchitecture:
     def _sizes(self, vocabulary_size: int) -> dict[str, int]:
         query, key = self.heads * self.head_size, self.kv_heads * self.head_size
         (latent, value), turned = self.latent, self.keys.get("rope.dimension_count", self.head_size)
+        window_size = self.window_head_size or self.head_size
+        window_query = self.heads * window_size
+        window_key = (self.window_kv_heads or self.kv_heads) * window_size
+        table_width = self.keys.get("embedding_length_per_layer_input", 0)
         return {
             "w": self.width,
             "f": self.feed_forward,
@@ -154,6 +181,15 @@ class TinyArchitecture:
             "k": key,
             "a": query + 2 * key,  # queries, keys and values: all of them
             "r": turned // 2,
+            # The same of layers with a window.
+            "H": window_size,
+            "Q": window_query,
+            "K": window_key,
+            "A": window_query + 2 * window_key,
+            "F": 2 * self.feed_forward,
+            "p": table_width,
+            "P": table_width * self.layers,
+            "o": 1,
             "v": vocabulary_size,
             "n": self.heads,
             "e": self.experts,
@@ -164,14 +200,31 @@ class TinyArchitecture:
             "L": self.keys.get("attention.q_lora_rank", 0),
             "M": latent + turned,
             "d": value,
-            "o": self.heads * value,
-            "p": self.head_size - turned,
-            "P": self.heads * (self.head_size - turned + value),
+            "z": self.heads * value,
+            "y": self.head_size - turned,
+            "Y": self.heads * (self.head_size - turned + value),
             "G": 2 * self.expert_size,  # gate and up
             "W": 2 * self.width,
             "i": 3 * self.width,  # what a short convolution is made of
             "t": self.keys.get("shortconv.l_cache", 0),
         }
+
+
+_GEMMA4 = _NORMS + _POST_NORMS + "layer_output_scale:o "
+_OF_WINDOW = _GEMMA4 + "attn_q:Q,w attn_output:w,Q attn_q_norm:H "
+_OF_ALL = _GEMMA4 + "attn_q:q,w attn_output:w,q attn_q_norm:h "
+_WINDOW_KEYS, _WINDOW_VALUES = "attn_k:K,w attn_k_norm:H ", "attn_v:K,w "
+_KEYS, _VALUES = "attn_k:k,w attn_k_norm:h ", "attn_v:k,w "
+_OF_TABLE = "inp_gate:p,w proj:w,p post_norm:w "
+_WIDER = "ffn_gate:F,w ffn_up:F,w ffn_down:w,F "
+_BESIDE = "ffn_gate_inp.scale:w pre_ffw_norm_2:w post_ffw_norm_1:w post_ffw_norm_2:w " + _GATED
+_SCALED_EXPERTS = _FUSED_EXPERTS + "ffn_down_exps.scale:e "
+_GEMMA4_KEYS = {"attention.sliding_window": 16, "rope.freq_base": 1e6, "embedding_length_per_layer_input": 0}
+
+
+def _pattern(layers: str) -> dict[str, Any]:
+    """W: a layer with a window."""
+    return {"attention.sliding_window_pattern": np.array([layer == "W" for layer in layers])}
 
 
 _YARN = {
@@ -265,6 +318,71 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
             "rope.freq_base": 1e6,
         },
         layers=3,
+    ),
+    "gemma4": TinyArchitecture(
+        "gemma4",
+        _OF_WINDOW + _WINDOW_KEYS + _WINDOW_VALUES + _GATED,
+        _GEMMA4_KEYS
+        | _pattern("WWAW")
+        | {"rope.freq_base_swa": 3e4, "rope.dimension_count_swa": 12, "final_logit_softcapping": 8.0},
+        once="rope_freqs:r",
+        layers=4,
+        head_size=32,
+        window_kv_heads=4,
+        window_head_size=16,
+        feed_forward=48,
+        tokens=200,
+        others={2: _OF_ALL + _KEYS + _GATED},
+    ),
+    "gemma4 E2B": TinyArchitecture(
+        "gemma4",
+        _OF_WINDOW + _WINDOW_KEYS + _WINDOW_VALUES + _OF_TABLE + _GATED,
+        _GEMMA4_KEYS
+        | _pattern("WAWA")
+        | {"embedding_length_per_layer_input": 64, "attention.shared_kv_layers": 2, "rope.dimension_count_swa": 16},
+        once="rope_freqs:r per_layer_token_embd:v,P per_layer_model_proj:P,w per_layer_proj_norm:p",
+        layers=4,
+        head_size=32,
+        window_head_size=16,
+        feed_forward=48,
+        tokens=200,
+        others={
+            1: _OF_ALL + _KEYS + _VALUES + _OF_TABLE + _GATED,
+            2: _OF_WINDOW + _OF_TABLE + _WIDER,
+            3: _OF_ALL + _KEYS + _VALUES + _OF_TABLE + _WIDER,  # keys of which nobody makes use
+        },
+    ),
+    "gemma4 26B": TinyArchitecture(
+        "gemma4",
+        _OF_WINDOW + _WINDOW_KEYS + _WINDOW_VALUES + _SCALED_EXPERTS + _BESIDE,
+        _GEMMA4_KEYS | _pattern("WWA") | _OF_EXPERTS | {"rope.dimension_count_swa": 16},
+        once="rope_freqs:r",
+        layers=3,
+        head_size=32,
+        window_kv_heads=4,
+        window_head_size=16,
+        experts=8,
+        seed=7,
+        others={2: _OF_ALL + _KEYS + _SCALED_EXPERTS + _BESIDE},
+    ),
+    "gemma4 experts of two matrices, one dense layer": TinyArchitecture(
+        "gemma4",
+        _OF_WINDOW + _WINDOW_KEYS + _WINDOW_VALUES + _EXPERTS + _BESIDE,
+        _GEMMA4_KEYS | _pattern("WA") | _OF_EXPERTS,
+        once="output:v,w rope_freqs:r",
+        window_head_size=16,
+        experts=8,
+        others={1: _OF_ALL + _KEYS + _VALUES + _GATED},
+    ),
+    "gemma4 fused": TinyArchitecture(
+        "gemma4",
+        _GEMMA4 + "attn_qkv:A,w attn_output:w,Q attn_q_norm:H attn_k_norm:H " + _GATED,
+        _GEMMA4_KEYS | _pattern("WWAWA") | {"attention.shared_kv_layers": 2, "rope.dimension_count_swa": 16},
+        once="rope_freqs:r",
+        layers=5,
+        head_size=32,
+        window_head_size=16,
+        others=dict.fromkeys((2, 4), _GEMMA4 + "attn_qkv:a,w attn_output:w,q attn_q_norm:h attn_k_norm:h " + _GATED),
     ),
     "phi3": TinyArchitecture(
         "phi3",

@@ -1,0 +1,205 @@
+"""The `gemma4` architecture: gemma3's form, in which layers with a window have heads of another size and number.
+
+The small ones (E2B, E4B) give each layer what a second table says of the token, and their last layers look at the keys
+and values of earlier ones. 26B-A4B has experts beside the feed-forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.archs.experts import Experts, expert_outputs, expert_size, experts_of, has_experts
+from llmrun.archs.hyperparameters import (
+    MOST_HEADS,
+    MOST_WIDTH,
+    Hyperparameters,
+    head_size_of,
+    heads_of,
+    layers_of,
+    window_head_size_of,
+    windows_of,
+)
+from llmrun.archs.keys import Keys
+from llmrun.archs.rope_settings import rotated_features
+from llmrun.archs.writer import PlanWriter
+from llmrun.kernels.kv_shapes import AttentionShape
+from llmrun.kernels.plan_ops import Activation
+from llmrun.kernels.rotations import Pairing
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.kernels.plan import Plan
+    from llmrun.kernels.plan_ops import Value
+    from llmrun.kernels.rotations import Rope
+
+_FEATURES_AT_ONCE = 16  # kernels take whole vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Hyperparameters):
+    """shapes         of the heads of each layer
+    feed_forwards  features of each layer's
+    window_rotated features of a head that are turned in layers with a window, `window_base` the base there
+    storing        layers before the first that looks at what earlier ones have stored
+    table_width    features for each layer in the second table; 0: there is none
+    logit_cap      0: there is none
+    experts        None: all layers are dense
+    """
+
+    shapes: tuple[AttentionShape, ...]
+    feed_forwards: tuple[int, ...]
+    window_rotated: int
+    window_base: float
+    storing: int
+    table_width: int
+    logit_cap: float
+    experts: Experts | None
+
+
+# --- the metadata -----------------------------------------------------------------------------------------------------
+
+
+def check(file: GGUFFile) -> Config:
+    keys = Keys(file)
+    shapes = _shapes(keys)
+    feed_forwards = keys.in_each_layer("feed_forward_length", len(shapes), minimum=1, maximum=MOST_WIDTH)
+    rotated = keys.integer("rope.dimension_count", head_size_of(keys), minimum=2, maximum=MOST_WIDTH)
+    return Config.of_largest(
+        keys,
+        kv_heads=max(shape.kv_heads for shape in shapes),
+        feed_forward=max(feed_forwards),
+        shapes=shapes,
+        feed_forwards=feed_forwards,
+        window_rotated=rotated_features(keys, "rope.dimension_count_swa", rotated, window_head_size_of(keys)),
+        window_base=keys.positive("rope.freq_base_swa", 10000.0),
+        storing=_storing(keys, shapes),
+        table_width=_whole_vectors(keys, "embedding_length_per_layer_input"),
+        logit_cap=keys.number("final_logit_softcapping", 30.0),
+        experts=experts_of(keys, expert_size(keys), normalized=True) if has_experts(keys) else None,
+    )
+
+
+def _shapes(keys: Keys) -> tuple[AttentionShape, ...]:
+    heads, size, window_size = heads_of(keys), head_size_of(keys), window_head_size_of(keys)
+    if not keys.is_array("attention.sliding_window_pattern"):
+        raise keys.bad("attention.sliding_window_pattern", "must be an array of booleans")
+    windows = windows_of(keys, every=1)
+    kv_heads = keys.in_each_layer("attention.head_count_kv", layers_of(keys), heads, minimum=1, maximum=MOST_HEADS)
+    for count in kv_heads:
+        if heads % count:
+            raise keys.bad("attention.head_count_kv", f"{count} seen, must divide {heads} heads")
+    return tuple(
+        AttentionShape(heads, count, window_size if window else size, window)
+        for count, window in zip(kv_heads, windows, strict=True)
+    )
+
+
+def _storing(keys: Keys, shapes: tuple[AttentionShape, ...]) -> int:
+    """llama.cpp takes the last layer that stores, or the one before it in layers with a window; the plan the last one
+    of the same shape. They are the same in all models that there are."""
+    storing = len(shapes) - keys.integer("attention.shared_kv_layers", 0, minimum=0, maximum=len(shapes) - 1)
+    for shape in set(shapes[storing:]):
+        last = max((layer for layer in range(storing) if shapes[layer] == shape), default=-1)
+        if last != storing - (2 if shape.window else 1):
+            raise keys.unsupported("layers that share the keys and values of another than the last layer of their kind")
+    return storing
+
+
+def _whole_vectors(keys: Keys, key: str) -> int:
+    features = keys.integer(key, minimum=0, maximum=MOST_WIDTH)
+    if features % _FEATURES_AT_ONCE:
+        raise keys.unsupported(f"a {keys.name(key)} of {features}, must be a multiple of {_FEATURES_AT_ONCE}")
+    return features
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def plan(file: GGUFFile, config: Config) -> Plan:
+    c, w = config, PlanWriter(file, config)
+    rope = None if all(shape.window for shape in c.shapes) else w.rope(Pairing.HALVES)  # with factors of its own
+    window_settings = c.rope.unscaled().with_base(c.window_base).with_dimensions(c.window_rotated)
+    window_rope = window_settings.rope(file, Pairing.HALVES)
+    x = w.embed(scale=sqrt(c.width))
+    of_layers = _inputs_of_layers(w, c, x) if c.table_width else None
+    for layer, shape in enumerate(c.shapes):
+        block = f"blk.{layer}"
+        h = w.rmsnorm(f"{block}.attn_norm", x)
+        a = _attention(w, block, h, shape, window_rope if shape.window else rope, stores=layer < c.storing)
+        y = w.linear(f"{block}.attn_output", a, c.width)
+        w.plan.add(w.rmsnorm(f"{block}.post_attention_norm", y), to=x)
+        y = _feed_forward(w, block, x, c.feed_forwards[layer], c.experts)
+        w.plan.add(w.rmsnorm(f"{block}.post_ffw_norm", y), to=x)
+        if of_layers is not None:
+            gate = w.linear(f"{block}.inp_gate", x, c.table_width)
+            mine = w.plan.columns(of_layers, layer * c.table_width, c.table_width)
+            y = w.linear(f"{block}.proj", w.plan.gated(gate, mine, Activation.GELU), c.width)
+            w.plan.add(w.rmsnorm(f"{block}.post_norm", y), to=x)
+        scale = w.tensors.optional_vector(f"{block}.layer_output_scale.weight", 1)
+        if scale is not None:
+            w.plan.scale(x, float(scale[0]))
+    w.output_after_rmsnorm(x)
+    if c.logit_cap:
+        w.plan.soft_cap_logits(c.logit_cap)
+    return w.finished()
+
+
+def _inputs_of_layers(w: PlanWriter, c: Config, x: Value) -> Value:
+    """For each layer what the second table has of the token, and what the embedding is projected to, normed; the sum
+    times sqrt(1/2)."""
+    width, half = c.layers * c.table_width, sqrt(0.5)
+    table = w.tensors.matrix("per_layer_token_embd.weight", width, c.vocabulary_size)
+    looked_up = w.plan.embed(table, sqrt(c.table_width) * half)
+    projected = w.linear("per_layer_model_proj", x, width)
+    weight = w.tensors.vector("per_layer_proj_norm.weight", c.table_width) * np.float32(half)
+    # The projection is divided by sqrt(width) first: to its norm that is an epsilon of so much more.
+    total = w.plan.headnorm(projected, weight, c.norm_epsilon * c.width)
+    w.plan.add(looked_up, to=total)
+    return total
+
+
+def _attention(w: PlanWriter, block: str, h: Value, shape: AttentionShape, rope: Rope | None, *, stores: bool) -> Value:
+    """Each head of the values is normalized too, with no weight. A layer without a matrix for values has keys in their
+    place, as they are before their norm."""
+    size = shape.head_size
+    if not stores:
+        w.tensors.unused(*(f"{block}.{name}.weight" for name in ("attn_k", "attn_v", "attn_k_norm")))
+        q = w.headnorm(f"{block}.attn_q_norm", w.queries(block, h, shape), size)
+        return w.plan.attention_again(q, shape, rope, scale=1.0)
+    if any(f"{block}.{name}.weight" in w.tensors for name in ("attn_v", "attn_qkv")):
+        q, k, v = w.queries_keys_values(block, h, shape)
+    else:
+        q = w.queries(block, h, shape)
+        k = v = w.linear(f"{block}.attn_k", h, shape.kv_heads * size)
+    q, k = w.headnorm(f"{block}.attn_q_norm", q, size), w.headnorm(f"{block}.attn_k_norm", k, size)
+    v = w.plan.headnorm(v, np.ones(size, np.float32), w.epsilon)
+    return w.plan.attention(q, k, v, shape, rope, scale=1.0)
+
+
+def _feed_forward(w: PlanWriter, block: str, x: Value, size: int, experts: Experts | None) -> Value:
+    """Of a layer with experts, what they make beside it."""
+    h = w.rmsnorm(f"{block}.ffn_norm", x)
+    y = w.linear(f"{block}.ffn_down", w.gated(block, h, Activation.GELU, size), x.width)
+    if experts is None or f"{block}.ffn_gate_inp.weight" not in w.tensors:
+        return y
+    total = w.rmsnorm(f"{block}.post_ffw_norm_1", y)
+    y = _combined_experts(w, block, x, experts)
+    w.plan.add(w.rmsnorm(f"{block}.post_ffw_norm_2", y), to=total)
+    return total
+
+
+def _combined_experts(w: PlanWriter, block: str, x: Value, experts: Experts) -> Value:
+    """The router has a norm of its own."""
+    scale = w.tensors.vector(f"{block}.ffn_gate_inp.scale", x.width) / np.float32(sqrt(x.width))
+    logits = w.linear(f"{block}.ffn_gate_inp", w.plan.rmsnorm(x, scale, w.epsilon), experts.count)
+    routing = w.plan.route(
+        *(logits, experts.used, experts.gating),
+        normalized=experts.normalized,
+        expert_scales=w.tensors.optional_vector(f"{block}.ffn_down_exps.scale", experts.count),
+    )
+    h = w.rmsnorm(f"{block}.pre_ffw_norm_2", x)
+    return w.plan.combined(expert_outputs(w, block, h, experts, routing, Activation.GELU), routing)

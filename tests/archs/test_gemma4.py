@@ -1,0 +1,67 @@
+"""What is gemma4's own: layers that look at what earlier ones have stored, and files of which that would be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmrun.archs.registry import plan_of_header
+from llmrun.errors import BadGGUF, UnsupportedModel
+from llmrun.gguf.reader import open_gguf
+from llmrun.kernels.plan_ops import Attention, Rotate
+from tests.support.fidelity import plan_of
+from tests.support.gguf_files import Tensor
+from tests.support.tiny_architectures import tiny_architecture
+from tests.support.tiny_models import changed_copy
+
+
+def test_the_last_layers_look_at_the_last_of_their_kind_that_stores(tmp_path: Path) -> None:
+    """Of five layers three store: two with a window, one without."""
+    plan = plan_of(tiny_architecture(tmp_path, "gemma4 fused"))
+    places = [(op.place.shape.window, op.place.layer) for op in plan.ops if isinstance(op, Attention)]
+    assert places == [(16, 0), (16, 1), (0, 0), (16, 1), (0, 0)]
+    assert [group.layers for group in plan.groups] == [2, 1]
+    assert sum(isinstance(op, Rotate) for op in plan.ops) == 2
+
+
+def test_keys_that_nobody_looks_at_are_not_loaded(tmp_path: Path) -> None:
+    path = tiny_architecture(tmp_path, "gemma4 E2B")
+    names = {matrix.name for matrix in plan_of(path).matrices}
+    with open_gguf(path) as file:
+        left = {name for name, tensor in file.tensors.items() if len(tensor.shape) > 1} - names
+    assert left == {"blk.3.attn_k.weight", "blk.3.attn_v.weight"}
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("gemma4 E2B", "attention.shared_kv_layers", 1, "of another than the last layer of their kind"),
+        ("gemma4 E2B", "attention.shared_kv_layers", 4, "4 seen"),
+        ("gemma4 E2B", "embedding_length_per_layer_input", 24, "multiple of 16"),
+        ("gemma4", "attention.sliding_window_pattern", 2, "must be an array"),
+        ("gemma4", "attention.head_count_kv", np.array([4, 4, 3, 4], np.int32), "3 seen, must divide 4 heads"),
+        ("gemma4", "attention.value_length_swa", 32, "they must be equal"),
+        ("gemma4", "rope.dimension_count_swa", None, "more than a head of 16 has"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(
+    tmp_path: Path, name: str, key: str, value: object, words: str
+) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        if value is None:
+            del metadata[f"gemma4.{key}"]
+        else:
+            metadata[f"gemma4.{key}"] = value
+
+    path = changed_copy(tiny_architecture(tmp_path, name), tmp_path / "changed.gguf", change)
+    with open_gguf(path) as file, pytest.raises((BadGGUF, UnsupportedModel), match=words):
+        plan_of_header(file)
+
+
+def test_fused_experts_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
+    path = tiny_architecture(tmp_path, "gemma4 26B", expert_size=24)
+    with open_gguf(path) as file, pytest.raises(UnsupportedModel, match="experts of 24 features"):
+        plan_of_header(file)
