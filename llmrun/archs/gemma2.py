@@ -29,11 +29,11 @@ class Config(Hyperparameters):
     score_cap: float
     logit_cap: float
 
-    @property
-    def attention_scale(self) -> float:
-        """That of the largest model is by its width, not by the size of its heads."""
-        size = self.width // self.heads if self.layers == _LAYERS_OF_27B else self.head_size
-        return 1 / sqrt(size)
+
+def attention_scale(config: Hyperparameters, *, largest: int) -> float:
+    """That of the largest model, of so many layers, is by its width, not by the size of its heads."""
+    size = config.width // config.heads if config.layers == largest else config.head_size
+    return 1 / sqrt(size)
 
 
 def check(file: GGUFFile) -> Config:
@@ -60,7 +60,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         q, k, v = w.queries_keys_values(block, h)
         a = w.plan.attention(
             *(q, k, v, c.attention(window), window_rope if window else rope),
-            scale=c.attention_scale,
+            scale=attention_scale(c, largest=_LAYERS_OF_27B),
             soft_cap=c.score_cap,
         )
         y = w.linear(f"{block}.attn_output", a, c.width)

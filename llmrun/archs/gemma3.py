@@ -5,9 +5,9 @@ window, and no soft caps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 from typing import TYPE_CHECKING
 
+from llmrun.archs.gemma2 import attention_scale
 from llmrun.archs.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.archs.keys import Keys
 from llmrun.archs.writer import PlanWriter
@@ -29,12 +29,6 @@ class Config(Hyperparameters):
     windows: tuple[int, ...]
     window_base: float
     logit_cap: float
-
-    @property
-    def attention_scale(self) -> float:
-        """That of the largest model is by its width, not by the size of its heads."""
-        size = self.width // self.heads if self.layers == _LAYERS_OF_27B else self.head_size
-        return 1 / sqrt(size)
 
 
 def check(file: GGUFFile) -> Config:
@@ -60,7 +54,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         q, k, v = w.queries_keys_values(block, h)
         q, k = w.headnorm(f"{block}.attn_q_norm", q), w.headnorm(f"{block}.attn_k_norm", k)
         layer_rope = window_rope if window else rope
-        a = w.plan.attention(q, k, v, c.attention(window), layer_rope, scale=c.attention_scale)
+        a = w.plan.attention(q, k, v, c.attention(window), layer_rope, scale=attention_scale(c, largest=_LAYERS_OF_27B))
         y = w.linear(f"{block}.attn_output", a, c.width)
         w.plan.add(w.rmsnorm(f"{block}.post_attention_norm", y), to=x)
         h = w.rmsnorm(f"{block}.ffn_norm", x)

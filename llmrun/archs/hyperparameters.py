@@ -34,30 +34,12 @@ class Hyperparameters:
     rope: RopeSettings
 
     @classmethod
-    def of(
-        cls,
-        keys: Keys,
-        *,
-        epsilon: str = RMS_EPSILON,
-        kv_heads: int | None = None,
-        head_size: int | None = None,
-        unused_layers: int = 0,
-        **more: Any,
-    ) -> Self:
-        """Read from the metadata; `more` are the fields of a subclass, `kv_heads` those of an architecture where not
-        all layers have any, `head_size` that of one whose keys and values differ, `unused_layers` those at the end that
-        its plan leaves out. Raises BadGGUF and UnsupportedModel."""
+    def of(cls, keys: Keys, *, kv_heads: int | None = None, **more: Any) -> Self:
+        """Read from the metadata of an architecture whose layers are alike; `kv_heads` of one where not all layers have
+        any, `more` as `of_largest` has it. Raises BadGGUF and UnsupportedModel."""
         if kv_heads is None:
-            kv_heads = keys.of_all_layers("attention.head_count_kv", heads_of(keys), minimum=1, maximum=MOST_HEADS)
-        config = cls.of_largest(
-            keys,
-            epsilon=epsilon,
-            kv_heads=kv_heads,
-            feed_forward=feed_forward_of(keys),
-            head_size=head_size,
-            unused_layers=unused_layers,
-            **more,
-        )
+            kv_heads = keys.of_all_layers("attention.head_count_kv", heads_of(keys), minimum=1, maximum=heads_of(keys))
+        config = cls.of_largest(keys, kv_heads=kv_heads, feed_forward=feed_forward_of(keys), **more)
         _refuse_other_heads_in_windows(keys, config.head_size, config.rope.dimensions)
         return config
 
@@ -73,8 +55,12 @@ class Hyperparameters:
         unused_layers: int = 0,
         **more: Any,
     ) -> Self:
-        """The same of an architecture whose layers differ: heads and rotary positions are those of layers without a
-        window, KV heads and feed-forward the most that a layer has."""
+        """The same where layers differ: heads and rotary positions are those of layers without a window, KV heads and
+        feed-forward the most that a layer has.
+
+        `head_size` is that of an architecture whose keys and values differ, `unused_layers` those at the end that its
+        plan leaves out, `more` the fields of a subclass.
+        """
         _refuse_variants(keys, unused_layers)
         width, heads = width_of(keys), heads_of(keys)
         if heads % kv_heads:

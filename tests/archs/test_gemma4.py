@@ -63,5 +63,5 @@ def test_what_would_be_computed_wrongly_is_refused(
 
 def test_fused_experts_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
     path = tiny_architecture(tmp_path, "gemma4 26B", expert_size=24)
-    with open_gguf(path) as file, pytest.raises(UnsupportedModel, match="experts of 24 features"):
+    with open_gguf(path) as file, pytest.raises(UnsupportedModel, match="experts of 24 outputs"):
         plan_of_header(file)

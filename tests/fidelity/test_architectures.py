@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.llama_cpp_oracle import requantize
 from tests.support.predictions import check_predictions
-from tests.support.tiny_architectures import TINY_ARCHITECTURES, TinyArchitecture, tiny_architecture
+from tests.support.tiny_architecture import TinyArchitecture
+from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 
 # The first row of each architecture: variants differ in what no weight type changes, but for those of gemma4.
 NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
