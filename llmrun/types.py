@@ -50,6 +50,7 @@ class ModelInfo:
     gpu_layers: str = ""  # "20/33": how many of its layers a GPU runs; empty: none
     kv_type: str = "f16"  # of the numbers in the KV cache: "f16", "q8_0"
     kv_bytes: int = 0  # of the KV cache when it is full, all sequences together; 0: there is none
+    suppressed_tokens: tuple[int, ...] = ()  # that it is never to write, by its own file
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from llmrun.kernels.rotations import Rope
 
 _FEATURES_AT_ONCE = 16  # kernels take whole vectors
+_LEAST_STORING = 2  # layers that store, where others look at theirs: llama.cpp ends the process of fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def check(file: GGUFFile) -> Config:
     keys = Keys(file)
     shapes = _shapes(keys)
     feed_forwards = keys.in_each_layer("feed_forward_length", len(shapes), minimum=1, maximum=MOST_WIDTH)
-    rotated = keys.integer("rope.dimension_count", head_size_of(keys), minimum=2, maximum=MOST_WIDTH)
+    rotated = rotated_features(keys, "rope.dimension_count", head_size_of(keys), head_size_of(keys))
     return Config.of_largest(
         keys,
         kv_heads=max(shape.kv_heads for shape in shapes),
@@ -103,8 +104,8 @@ def _storing(keys: Keys, shapes: tuple[AttentionShape, ...]) -> int:
     of the same shape. They are the same in all models that there are."""
     storing = len(shapes) - keys.integer("attention.shared_kv_layers", 0, minimum=0, maximum=len(shapes) - 1)
     for shape in set(shapes[storing:]):
-        last = max((layer for layer in range(storing) if shapes[layer] == shape), default=-1)
-        if last != storing - (2 if shape.window else 1):
+        last = max((layer for layer in range(storing) if shapes[layer] == shape), default=None)
+        if storing < _LEAST_STORING or last != storing - (2 if shape.window else 1):
             raise keys.unsupported("layers that share the keys and values of another than the last layer of their kind")
     return storing
 
@@ -121,7 +122,7 @@ def _whole_vectors(keys: Keys, key: str) -> int:
 
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
-    rope = None if all(shape.window for shape in c.shapes) else w.rope(Pairing.HALVES)  # with factors of its own
+    rope = None if all(shape.window for shape in c.shapes) else _rope_with_factors(w, c)
     window_settings = c.rope.unscaled().with_base(c.window_base).with_dimensions(c.window_rotated)
     window_rope = window_settings.rope(file, Pairing.HALVES)
     x = w.embed(scale=sqrt(c.width))
@@ -146,6 +147,12 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     if c.logit_cap:
         w.plan.soft_cap_logits(c.logit_cap)
     return w.finished()
+
+
+def _rope_with_factors(w: PlanWriter, c: Config) -> Rope:
+    """Of layers without a window. The factors, which say what is not turned, must be there."""
+    w.tensors.vector("rope_freqs.weight", c.rope.dimensions // 2)
+    return w.rope(Pairing.HALVES)
 
 
 def _inputs_of_layers(w: PlanWriter, c: Config, x: Value) -> Value:

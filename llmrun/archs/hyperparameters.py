@@ -114,7 +114,7 @@ def layers_of(keys: Keys) -> int:
 
 
 def layers_ahead(keys: Keys) -> int:
-    """At the end of all, which predict tokens further ahead than the next: one is left for that."""
+    """At the end of all, which predict tokens further ahead than the next; at least one that does not must remain."""
     return keys.integer("nextn_predict_layers", 0, minimum=0, maximum=layers_of(keys) - 1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrun.archs.tensors import common_type, parameter_count
+from llmrun.gguf.vocabulary import SUPPRESSED
 from llmrun.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -43,8 +44,16 @@ def describe(
         gpu_layers=gpu_layers,
         kv_type=kv_type,
         kv_bytes=kv_bytes,
+        suppressed_tokens=_suppressed(file, vocabulary_size),
         metadata={key: value for key, value in file.metadata.items() if isinstance(value, bool | int | float | str)},
     )
+
+
+def _suppressed(file: GGUFFile, vocabulary_size: int) -> tuple[int, ...]:
+    """Those that are tokens, as llama.cpp has it: the others are none of this vocabulary's."""
+    if SUPPRESSED not in file.metadata:
+        return ()
+    return tuple(token for token in file.integers(SUPPRESSED).tolist() if 0 <= token < vocabulary_size)
 
 
 def threads_in_words(n_threads: int) -> str:

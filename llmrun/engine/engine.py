@@ -21,6 +21,7 @@ from llmrun.engine.requests import (
     TextPrompt,
     TokenPrompt,
     check_request,
+    never_drawing,
 )
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.template import ChatTemplate, choose_template
@@ -155,6 +156,7 @@ class Engine:
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
         check_request(request, self.info.vocabulary_size)
+        request = never_drawing(request, self.info.suppressed_tokens)
         tokens, decoder = self._begin(request)
         ending = self._ending_of_thinking() if request.think_budget is not None else ()
         limit = self._token_limit(len(tokens), request.max_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
@@ -156,6 +156,14 @@ def check_request(request: Request, vocabulary_size: int) -> None:
         _check_tokens("prompt", request.prompt.tokens, vocabulary_size)
     _check_tokens("logit_bias", request.sampling.logit_bias, vocabulary_size)
     check_sampling(request.sampling)
+
+
+def never_drawing(request: Request, tokens: Sequence[int]) -> Request:
+    """The same request, in whose answer none of these tokens will be."""
+    if not tokens:
+        return request
+    bias = {**request.sampling.logit_bias, **dict.fromkeys(tokens, -math.inf)}
+    return replace(request, sampling=replace(request.sampling, logit_bias=bias))
 
 
 def _check_tokens(where: str, tokens: Iterable[int], vocabulary_size: int) -> None:

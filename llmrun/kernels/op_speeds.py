@@ -38,6 +38,7 @@ _COLUMNS = 2048
 _KIND_OF_WIDE = min(WIDENED_TYPES)  # they all lie in memory alike
 _BYTE = 0x2C  # weights are made of: a normal number as a half, a float and each kind of scale
 _LAYERS = 8  # of attention
+_BETWEEN = 512  # features between them: 32 heads of 576 and 512 would make a square matrix of 306 MiB
 _DEPTH = 512  # positions that attention looks back on
 # A processor is faster for its first milliseconds of work than later: 1,170 G products/s, then 620.
 _WARM_SECONDS, _SECONDS = 0.03, 0.08
@@ -98,7 +99,7 @@ def between(width: int, values: Sequence[float]) -> float:
 
 
 class OpSpeeds:
-    """Measures, with a number of threads. Holds half a gigabyte of memory."""
+    """Measures, with a number of threads. Holds 256 MiB of memory and more."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
@@ -190,6 +191,8 @@ class _Trial:
             layout = PackedLayout.of(matrix)
             if matrix.kind == "f32":
                 data = _ones(layout.n_bytes // 4).view(np.uint8)
+            elif layout.n_bytes > len(region):
+                data = np.full(layout.n_bytes, _BYTE, np.uint8)
             else:
                 at = at if at + layout.n_bytes <= len(region) else 0
                 data, at = region[at : at + layout.n_bytes], at + layout.n_bytes
@@ -252,7 +255,7 @@ class _RowTrial(_Trial):
 
 
 class _AttentionTrial(_Trial):
-    """Layers one after the other, with a matrix between: where there is nothing to do but attention to next to nothing,
+    """Layers one after the other, with matrices between: where there is nothing to do but attention to next to nothing,
     threads fall asleep, and wake up in 20 us where a model's take 2 to 8."""
 
     def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:
@@ -262,7 +265,8 @@ class _AttentionTrial(_Trial):
         q, k, v = (plan.embed(_matrix(f"x{n}", "f32", 16, width)) for n, width in enumerate(widths))
         for layer in range(_LAYERS):
             q = plan.attention(q, k, v, shape, rope)
-            q = plan.linear(q, _matrix(f"w{layer}", "q8_0", wide, q.width))
+            few = plan.linear(q, _matrix(f"down{layer}", "q8_0", _BETWEEN, q.width))
+            q = plan.linear(few, _matrix(f"up{layer}", "q8_0", wide, _BETWEEN))
         super().__init__(plan, region, n_threads, max_rows=ROWS, kv_type=kv_type)
 
     def seconds(self, rows: int, start: int) -> tuple[float, float, float]:

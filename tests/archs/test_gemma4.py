@@ -61,6 +61,19 @@ def test_what_would_be_computed_wrongly_is_refused(
         plan_of_header(file)
 
 
+def test_one_layer_that_stores_is_too_few_for_others_to_look_at(tmp_path: Path) -> None:
+    sizes = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
+    sizes |= {"attention.key_length_swa": 32, "attention.value_length_swa": 32, "attention.shared_kv_layers": 3}
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata.update({f"gemma4.{key}": value for key, value in sizes.items()})
+        metadata["gemma4.attention.sliding_window_pattern"] = np.array([False, True, False, True])
+
+    path = changed_copy(tiny_architecture(tmp_path, "gemma4 E2B"), tmp_path / "changed.gguf", change)
+    with open_gguf(path) as file, pytest.raises(UnsupportedModel, match="of another than the last layer of their kind"):
+        plan_of_header(file)
+
+
 def test_fused_experts_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
     path = tiny_architecture(tmp_path, "gemma4 26B", expert_size=24)
     with open_gguf(path) as file, pytest.raises(UnsupportedModel, match="experts of 24 outputs"):

@@ -49,6 +49,16 @@ def test_a_cut_character_is_replaced_at_the_end() -> None:
     assert says("a🙂", max_tokens=3).text == "a�"
 
 
+def test_tokens_that_the_model_is_never_to_write_are_not_drawn_whatever_a_request_says() -> None:
+    backend = ScriptedBackend(scripted_answers([("go", "hello")]))
+    backend.info = replace(backend.info, suppressed_tokens=(ord("l"),))
+    for bias in ({}, {ord("l"): 50.0}):
+        request = Request(TextPrompt("go"), 8, sampling=replace(GREEDY, logit_bias=bias))
+        [gathered] = answer_all(Engine(backend), [request])
+        assert gathered.tokens[:2] == [ord("h"), ord("e")]
+        assert ord("l") not in gathered.tokens
+
+
 def test_an_answer_ends_before_a_stop_string() -> None:
     gathered = says("one two three", stop=("thr", " two th"))
     assert (gathered.text, gathered.finished.reason, gathered.finished.stop) == ("one", FinishReason.STOP, " two th")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from llmrun.kernels import op_speeds
 from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.op_speeds import WIDTHS, OpSpeeds, RowSpeed, between
+from llmrun.kernels.plan import Plan
+from llmrun.kernels.weights import PackedMatrix
 
 
 @pytest.fixture
@@ -49,6 +53,23 @@ def test_attentions_speeds_are_those_of_a_computer(quick: OpSpeeds, shape: Atten
     assert speed.read > 0
     assert 0 < speed.rope_one < 1e-5
     assert 0 < speed.rope_many < 1e-5
+
+
+@pytest.mark.parametrize("region", [1 << 16, 1 << 20])
+def test_every_matrix_of_a_trial_has_all_of_its_bytes(monkeypatch: pytest.MonkeyPatch, region: int) -> None:
+    """Of heads so large that the memory for all is less than one of theirs."""
+    whole: list[bool] = []
+
+    def watched(plan: Plan, packed: Mapping[str, PackedMatrix], *rest: object, **more: object) -> None:
+        whole.extend(matrix.data.nbytes == matrix.layout.n_bytes for matrix in packed.values())
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(op_speeds, "_REGION", region)
+    monkeypatch.setattr(op_speeds, "lower", watched)
+    with pytest.raises(ZeroDivisionError):
+        OpSpeeds(1).attention(AttentionShape(32, 1, 576, value_size=512), "f16")
+    assert len(whole) > 16
+    assert all(whole)
 
 
 def test_a_speed_between_two_widths_is_by_the_logarithm() -> None:
