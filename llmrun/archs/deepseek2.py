@@ -27,7 +27,7 @@ from llmrun.archs.experts import (
     shared_size_by_count,
 )
 from llmrun.archs.hyperparameters import MOST_WIDTH, Hyperparameters, layers_ahead
-from llmrun.archs.keys import Keys
+from llmrun.archs.keys import VECTOR, Keys
 from llmrun.archs.writer import PlanWriter
 from llmrun.kernels.kv_shapes import AttentionShape
 from llmrun.kernels.plan_ops import Gating
@@ -93,15 +93,17 @@ def check(file: GGUFFile) -> Config:
         raise keys.unsupported("queries that grow with their position")
     absorbed = keys.has("attention.key_length_mla")
     part = "_mla" if absorbed else ""
-    head_size, value_size = (_size(keys, f"attention.{kind}_length{part}") for kind in ("key", "value"))
+    head_size, value_size = (
+        keys.features(f"attention.{kind}_length{part}", minimum=1, maximum=MOST_WIDTH) for kind in ("key", "value")
+    )
     unused = layers_ahead(keys)
     config = Config.of(
         keys,
         head_size=head_size,
         unused_layers=unused,
         absorbed=absorbed,
-        latent=_size(keys, "attention.kv_lora_rank"),
-        query_latent=_size(keys, "attention.q_lora_rank", 0),
+        latent=keys.features("attention.kv_lora_rank", minimum=1, maximum=MOST_WIDTH),
+        query_latent=keys.features("attention.q_lora_rank", 0, minimum=0, maximum=MOST_WIDTH),
         value_size=value_size,
         scale=1.0,
         unused=unused,
@@ -113,17 +115,9 @@ def check(file: GGUFFile) -> Config:
     return _with_experts(keys, replace(config, rope=rope, scale=scale))
 
 
-def _size(keys: Keys, key: str, default: int | None = None) -> int:
-    """Features that kernels take by sixteen."""
-    size = keys.integer(key, default, minimum=1 if default is None else default, maximum=MOST_WIDTH)
-    if size % 16:
-        raise keys.unsupported(f"a {keys.name(key)} of {size}, must be a multiple of 16")
-    return size
-
-
 def _check_heads(keys: Keys, c: Config) -> None:
     """What the file says of heads must be what it has: the cache is laid out by it."""
-    if c.plain < 16 or c.plain % 16:
+    if c.plain <= 0 or c.plain % VECTOR:
         raise keys.unsupported(f"heads of {c.head_size} features of which {c.turned} are turned")
     kept = c.shape
     seen = {"head_count_kv": c.kv_heads}

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from llmrun.kernels.plan_ops import Value
     from llmrun.kernels.rotations import Rope
 
-_FEATURES_AT_ONCE = 16  # kernels take whole vectors
 _LEAST_STORING = 2  # layers that store, where others look at theirs: llama.cpp ends the process of fewer
 
 
@@ -78,7 +77,7 @@ def check(file: GGUFFile) -> Config:
         window_rotated=rotated_features(keys, "rope.dimension_count_swa", rotated, window_head_size_of(keys)),
         window_base=keys.positive("rope.freq_base_swa", 10000.0),
         storing=_storing(keys, shapes),
-        table_width=_whole_vectors(keys, "embedding_length_per_layer_input"),
+        table_width=keys.features("embedding_length_per_layer_input", minimum=0, maximum=MOST_WIDTH),
         logit_cap=keys.number("final_logit_softcapping", 30.0),
         experts=experts_of(keys, expert_size(keys), normalized=True) if has_experts(keys) else None,
     )
@@ -108,13 +107,6 @@ def _storing(keys: Keys, shapes: tuple[AttentionShape, ...]) -> int:
         if storing < _LEAST_STORING or last != storing - (2 if shape.window else 1):
             raise keys.unsupported("layers that share the keys and values of another than the last layer of their kind")
     return storing
-
-
-def _whole_vectors(keys: Keys, key: str) -> int:
-    features = keys.integer(key, minimum=0, maximum=MOST_WIDTH)
-    if features % _FEATURES_AT_ONCE:
-        raise keys.unsupported(f"a {keys.name(key)} of {features}, must be a multiple of {_FEATURES_AT_ONCE}")
-    return features
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------

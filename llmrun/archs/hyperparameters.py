@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from llmrun.archs.keys import MOST_LAYERS, Keys
+from llmrun.archs.keys import MOST_LAYERS, VECTOR, Keys
 from llmrun.archs.rope_settings import RopeSettings
 from llmrun.kernels.kv_shapes import AttentionShape
 
@@ -145,8 +145,8 @@ def _head_size(keys: Keys, kind: str, default: int) -> int:
     value = keys.integer(f"attention.value_length{kind}", default, minimum=1, maximum=MOST_WIDTH)
     if key != value:
         raise keys.unsupported(f"keys of {key} and values of {value} features, they must be equal")
-    if key % 16:
-        raise keys.unsupported(f"heads of {key} features, must be a multiple of 16")
+    if key % VECTOR:
+        raise keys.unsupported(f"heads of {key} features, must be a multiple of {VECTOR}")
     return key
 
 

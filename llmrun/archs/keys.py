@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # No model is near these; they keep a hostile header from asking for absurd amounts of work, and float32 from
 # overflowing.
 MOST_LAYERS: Final = 1024
+VECTOR: Final = 16  # features that kernels take at once
 _LARGEST_SCALE = 1e9
 _LARGEST_NUMBER = 1e30
 
@@ -40,6 +41,13 @@ class Keys:
         if default is None:
             return self.file.integer(name, minimum=minimum, maximum=maximum)
         return self.file.integer(name, default, minimum=minimum, maximum=maximum)
+
+    def features(self, key: str, default: int | None = None, *, minimum: int, maximum: int) -> int:
+        """A number of features, in whole vectors. Raises UnsupportedModel for others."""
+        count = self.integer(key, default, minimum=minimum, maximum=maximum)
+        if count % VECTOR:
+            raise self.unsupported(f"a {self.name(key)} of {count}, must be a multiple of {VECTOR}")
+        return count
 
     def number(self, key: str, default: float | None = None) -> float:
         name = self.name(key)
