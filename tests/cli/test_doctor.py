@@ -120,7 +120,7 @@ def test_ctrl_c_ends_it_at_once_while_llama_cpp_hangs(tmp_path: Path) -> None:
     process.expect_exact(pexpect.EOF)
     process.close()
     assert process.exitstatus == 130
-    assert time.monotonic() - started < PATIENCE_S
+    assert time.monotonic() - started < PATIENCE_S / 2  # alone it would take all of it
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
