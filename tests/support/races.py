@@ -1,4 +1,4 @@
-"""Which threads would meet in memory while a lowered plan runs: by what its records read and write, and its barriers."""
+"""Which threads meet in memory while a lowered plan runs: by what its records read and write, and its barriers."""
 
 from __future__ import annotations
 
