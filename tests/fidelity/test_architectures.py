@@ -13,7 +13,7 @@ from tests.support.predictions import check_predictions
 from tests.support.tiny_architecture import TinyArchitecture
 from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 
-# The first row of each architecture, and variants that have matrices of their own.
+# The first row of each architecture, and variants with matrices that no first row has.
 NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
 NAMES += ["gemma4 E2B", "gemma4 26B", "deepseek2 V2 Lite, older"]
 # llama.cpp's GELU is a table of float16.
