@@ -11,7 +11,7 @@ CACHE = Path(__file__).resolve().parent.parent / ".tests-cache"
 
 for variable in [name for name in os.environ if name.startswith("LLMRUN_") and name != "LLMRUN_TEST_CACHE"]:
     del os.environ[variable]
-# Without bytecode each of two thousand processes that tests start would compile our sources anew: a tenth of a second.
+# Without bytecode each process that a test starts would compile our sources anew: a tenth of a second.
 for variable in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(variable, None)
 

@@ -435,7 +435,7 @@ def test_a_server_that_says_nothing_more_is_given_up(first: bytes, words: str, t
 
 
 @pytest.mark.parametrize("first", [b"", stream_head(), stream_head() + said("Hel")])
-def test_a_call_that_is_stopped_ends_at_once_and_hangs_up(first: bytes) -> None:
+def test_a_call_that_is_stopped_ends_and_hangs_up(first: bytes) -> None:
     sent = threading.Event()
 
     def script(asked: Asked, connection: socket.socket) -> None:

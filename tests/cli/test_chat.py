@@ -21,6 +21,14 @@ def answered(path: Path) -> list[tuple[str, str]]:
     return [(one.question, one.answer) for one in read_conversation(path).conversation.exchanges]
 
 
+def until_saved(path: Path) -> None:
+    """Until the last answer has its last line in the file."""
+    end = time.monotonic() + 60
+    while "reason" not in events_in(path)[-1]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_every_line_is_a_turn_and_every_answer_a_line(tmp_path: Path) -> None:
     done = chat(tmp_path, turns="one\ntwo\n\nthree")
     assert done.stdout == b"You said: one\nYou said: two\nYou said: three\n"
@@ -211,7 +219,7 @@ def test_a_signal_between_turns_ends_the_chat_in_silence(tmp_path: Path, number:
         assert process.stdout
         say(process, "one\n")
         assert process.stdout.readline() == b"You said: one\n"
-        time.sleep(0.3)  # it waits for the next turn
+        until_saved(journals(tmp_path)[0])
         process.send_signal(number)
         rest, told = process.communicate(timeout=120)
     assert (process.returncode, rest, told) == (code, b"", b"")

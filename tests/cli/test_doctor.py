@@ -120,7 +120,7 @@ def test_ctrl_c_ends_it_at_once_while_llama_cpp_hangs(tmp_path: Path) -> None:
     process.expect_exact(pexpect.EOF)
     process.close()
     assert process.exitstatus == 130
-    assert time.monotonic() - started < PATIENCE_S
+    assert time.monotonic() - started < PATIENCE_S / 2  # alone it would take all of it
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -129,16 +129,13 @@ def test_on_a_terminal_it_fits_and_is_colored_unless_it_must_not_be(columns: int
     written, code = screen_of("doctor", columns=columns, **more)
     assert code == 0
     assert ("\x1b[" in written) == (columns != 120)
-    report = written[written.index("Python") :]
-    if columns == 40:
-        found = re.sub(r"\x1b\[[0-9;]*m", "", report).split("\n\n")[0]
-        assert max(width(line) for line in found.splitlines()) <= columns
-        assert "• 40 columns" in found
-        return
-    assert f"✓ {columns} columns" in report.replace("\x1b[32m✓\x1b[0m", "✓")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", written[written.index("Python") :]).splitlines()
+    # All but commands, which stand whole beneath a colon.
+    fitting = [line for before, line in zip(["", *lines], lines, strict=False) if not before.endswith(":")]
+    assert max(map(width, fitting)) <= columns
+    assert f"{'•' if columns == 40 else '✓'} {columns} columns" in "\n".join(lines)
     if columns == 120:
-        assert max(width(line) for line in report.splitlines()) <= columns
-        assert len(report.splitlines()) <= 30  # one screen
+        assert len(lines) <= 30  # one screen
 
 
 # The report

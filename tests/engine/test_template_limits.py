@@ -19,7 +19,7 @@ from tests.support.hostile_templates import HOSTILE
 from tests.support.measured_templates import Measured, Renderers, measure
 from tests.support.template_drafts import hostile_draft
 
-SOAK = 400  # scripts/soak_templates renders a hundred thousand
+DRAFTS = 400  # scripts/soak_templates renders a hundred thousand
 SEED = 2
 
 
@@ -55,11 +55,11 @@ def test_a_hostile_template_is_refused_within_2_seconds_and_256_mb(name: str, me
 def test_random_ones_end_in_text_or_are_refused() -> None:
     paths = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
     real = [path.read_text(encoding="utf-8") for path in paths]
-    results = measure([hostile_draft(SEED, case, real) for case in range(SOAK)], batch=50)
+    results = measure([hostile_draft(SEED, case, real) for case in range(DRAFTS)], batch=50)
     assert [(case, result) for case, result in enumerate(results) if not result.well] == []
     # Drafts that were all broken at the first tag, or all harmless, would test nothing.
-    assert sum(result.outcome == "text" for result in results) > SOAK // 10
-    assert sum("chat template refused" in result.said for result in results) > SOAK // 10
+    assert sum(result.outcome == "text" for result in results) > DRAFTS // 10
+    assert sum("chat template refused" in result.said for result in results) > DRAFTS // 10
 
 
 def test_a_process_that_is_killed_or_eats_memory_is_seen() -> None:

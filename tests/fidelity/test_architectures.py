@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
+from llmrun.gguf.reader import open_gguf
 from tests.support.llama_cpp_oracle import requantize
 from tests.support.predictions import check_predictions
 from tests.support.tiny_architecture import TinyArchitecture
 from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 
-# The first row of each architecture: variants differ in what no weight type changes, but for those of gemma4.
+# The first row of each architecture, and variants with matrices that no first row has.
 NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
-NAMES += ["gemma4 E2B", "gemma4 26B"]
+NAMES += ["gemma4 E2B", "gemma4 26B", "deepseek2 V2 Lite, older"]
 # llama.cpp's GELU is a table of float16.
 GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "gemma4", "starcoder2"), 1e-6
 # Wide enough for Q4_K_M, whose blocks are of 256.
@@ -39,16 +40,35 @@ def test_experts_of_mxfp4_predict_what_llama_cpp_predicts(tmp_path: Path) -> Non
     check_quantized(tmp_path, "gpt-oss", "MXFP4_MOE")
 
 
-def heads_of(row: TinyArchitecture) -> dict[str, int]:
-    """Those of a row whose keys and values differ are as wide as blocks are, all together."""
+WIDTHS = ("attention.q_lora_rank", "embedding_length_per_layer_input", "expert_shared_feed_forward_length")  # or 0
+# Narrower than a block, as it is in published models: a head's features that are not turned, 128 or 192 of them.
+NARROW = {"attn_k_b"}
+
+
+def sizes_of(row: TinyArchitecture) -> dict[str, Any]:
+    """Those that are a row's own are as wide as blocks too."""
+    sizes: dict[str, Any] = {"keys": {**row.keys, **{key: 256 for key in WIDTHS if row.keys.get(key)}}}
+    if row.kv_heads == row.heads:
+        sizes["kv_heads"] = WIDE["heads"]
     if any(row.latent):
-        return {name: getattr(row, name) for name in ("heads", "kv_heads", "head_size")}
-    return {"kv_heads": WIDE["heads"]} if row.kv_heads == row.heads else {}
+        sizes |= {"latent": (256, 32), "head_size": row.head_size}
+        sizes.setdefault("kv_heads", row.kv_heads)
+    if row.window_head_size:
+        sizes["window_head_size"] = WIDE["head_size"]
+    return WIDE | sizes
 
 
 def check_quantized(tmp_path: Path, name: str, weight_type: str) -> None:
     row = TINY_ARCHITECTURES[name]
-    plain = tiny_architecture(tmp_path, name, **WIDE | heads_of(row))
+    plain = tiny_architecture(tmp_path, name, **sizes_of(row))
     path = requantize(plain, tmp_path / "quantized.gguf", weight_type)
+    assert made_for_want_of_width(path) <= NARROW
     bound = {"twin_bound": GELU_BOUND} if row.architecture in GELU else {}
     check_predictions(path, tmp_path, of_experts=row.experts > 0, **bound)
+
+
+def made_for_want_of_width(path: Path) -> set[str]:
+    """Matrices of types that llama.cpp takes only where a row is no whole number of blocks of 256; without layers."""
+    with open_gguf(path) as file:
+        narrow = [name for name, tensor in file.tensors.items() if tensor.type.name in ("Q5_0", "Q5_1")]
+    return {name.removesuffix(".weight").rpartition(".")[2] for name in narrow}

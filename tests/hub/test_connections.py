@@ -68,6 +68,24 @@ def run(made: Connections, until: Callable[[], bool] = lambda: False) -> None:
         made.wait(0.01)
 
 
+def test_what_one_connection_brings_gets_it_another(
+    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what is measured, and by no failure: the first says nothing more until the second has asked."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 30)
+    monkeypatch.setattr("llmrun.hub.patience.PROBE_S", 0.3)
+    monkeypatch.setattr("llmrun.hub.patience.WORTH_S", 0.3)
+
+    def fail(_: Patience, trouble: TryAgain, received: int) -> float:
+        raise AssertionError(f"{trouble} after {received} bytes")
+
+    monkeypatch.setattr(Patience, "wait_after", fail)
+    hub.faults += [Fault(stall_after=300_000), Fault(first=hub.release.set)]
+    assert fetch(remote(hub), partial, "tiny", Said()) == FILE.sha256
+    assert hub.faults == []
+    assert partial.path.read_bytes() == DATA
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_the_file_is_right_over_any_number_of_connections(
     hub: FakeHub, partial: Partial, count: int, monkeypatch: pytest.MonkeyPatch

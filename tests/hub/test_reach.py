@@ -40,7 +40,7 @@ def at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 def test_a_hub_that_answers_is_reached_and_sent_no_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     at(monkeypatch, hub.url)
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
-    found = reach_hub(offline=False)
+    found = reach_hub(offline=False, patience=60)
     assert (found.endpoint, found.trouble, found.offline, found.token) == (hub.url, "", False, True)
     assert found.seconds is not None
     assert found.seconds > 0
@@ -68,11 +68,9 @@ def test_a_hub_that_is_not_there_is_told_in_a_few_words(monkeypatch: pytest.Monk
 def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        started = time.monotonic()
         found = reach_hub(offline=False, patience=0.5)
     assert found.seconds is None
-    assert found.trouble
-    assert time.monotonic() - started < 30  # nobody will ever answer
+    assert found.trouble in ("no answer within 0.5 s", "timed out")  # whichever of two clocks is the first
 
 
 def test_a_resolver_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

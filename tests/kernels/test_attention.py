@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 import pytest
-from _pytest.mark import ParameterSet
 from numpy.typing import NDArray
 
 from llmrun.kernels import records
@@ -23,7 +22,6 @@ from llmrun.kernels.rope import rope_reference
 from llmrun.kernels.rotations import Pairing, Rope, rotations_of
 from llmrun.kernels.spread import spread_key_reference, spread_query_reference
 from llmrun.kernels.store import KernelName
-from tests.support.compiled import attention_shapes
 from tests.support.kernel_runs import LEVELS_HERE, run_kernel
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
@@ -170,16 +168,15 @@ SHAPES = [
 ]
 
 
-def _every_shape() -> Iterator[ParameterSet]:
-    """Each at the best level and the portable one; those that a level between leaves out (compiled.py) as a soak."""
-    for level, (shape, kv_type) in product(LEVELS_HERE, SHAPES):
-        kind = (shape.heads // shape.kv_heads, shape.head_size, shape.value_size, kv_type)
-        marks = [] if kind in attention_shapes(level) else [pytest.mark.soak]
-        name = f"{level} {shape.heads}/{shape.kv_heads} {shape.head_size}/{shape.value_size} {kv_type}"
-        yield pytest.param(level, shape, kv_type, marks=marks, id=name)
+def _name(value: str | AttentionShape) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value.heads}/{value.kv_heads} {value.head_size}/{value.value_size}"
 
 
-EVERY_SHAPE = pytest.mark.parametrize(("level", "shape", "kv_type"), [*_every_shape()])
+EVERY_SHAPE = pytest.mark.parametrize(
+    ("level", "shape", "kv_type"), [(level, *kind) for level, kind in product(LEVELS_HERE, SHAPES)], ids=_name
+)
 EVERY_TYPE = pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 
 

@@ -49,7 +49,7 @@ def test_wider_rows_take_longer(quick: OpSpeeds) -> None:
 def test_attentions_speeds_are_those_of_a_computer(quick: OpSpeeds, shape: AttentionShape, kv_type: str) -> None:
     speed = quick.attention(shape, kv_type)
     assert 1e7 < speed.multiply < 1e14
-    assert 0 < speed.op < 0.1
+    assert 0 < speed.op < 1
     assert speed.read > 0
     assert 0 < speed.rope_one < 1e-5
     assert 0 < speed.rope_many < 1e-5

@@ -64,7 +64,7 @@ class Soak:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._model = tiny_llama(folder / "model.gguf", weight_type="F32")  # its kernels compile soonest
+        self._model = tiny_llama(folder / "model.gguf", weight_type="Q4_1")
         self._cache = folder / "sound"
         self._right = self._answer(self._cache).body
         self._entries = {path.name: path.read_bytes() for path in (self._cache / "kernels").iterdir()}
