@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.cli.commands import ALIASES, COMMANDS, load
+from llmrun.cli.examples import EXAMPLES
 from llmrun.hub.records import mark_used
 from tests.support.commands import LLMRUN, llmrun, screen_of
 from tests.support.downloads import smollm2
@@ -55,16 +56,20 @@ def test_a_name_that_is_nearly_one(stores: Stores) -> None:
     assert run("ls") == run("list")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_examples_of_a_commands_help_can_be_typed(name: str) -> None:
-    for example in COMMANDS[name].examples:
+@pytest.mark.parametrize("name", [*COMMANDS, "bench history", "bench compare"])
+def test_the_help_of_a_command_ends_with_examples_that_can_be_typed(name: str) -> None:
+    assert EXAMPLES[name]
+    words = name.split()
+    command = load(words[0])
+    for word in words[1:]:
+        command = command.commands[word]
+    shown = command.get_help(command.make_context(name, [], resilient_parsing=True))
+    assert shown.endswith("Examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[name].splitlines()))
+    for example in EXAMPLES[name].splitlines():
         typed = shlex.split(example.rpartition("| ")[2])
-        assert typed[:2] == ["llmrun", name]
-        if typed[2:3] == ["compare"]:
-            continue  # a command of its own below this one
-        command = load(name)
-        command.make_context(name, typed[2:]).close()  # parsed, not run
-        assert example in command.get_help(command.make_context(name, typed[2:]))
+        assert typed[: 1 + len(words)] == ["llmrun", *words]
+        if typed[2:3] != ["compare"] or words[1:]:  # else it is an example of the command below
+            command.make_context(name, typed[1 + len(words) :]).close()  # parsed, not run
 
 
 # --- list -------------------------------------------------------------------------------------------------------------
