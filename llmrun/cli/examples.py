@@ -17,7 +17,7 @@ llmrun bench -m ./a.gguf,./b.gguf -p 128,1024 -t 1-4
 llmrun bench compare last~1 last --fail-above 5%""",
     "bench history": """\
 llmrun bench history
-llmrun bench history last~1 -o markdown
+llmrun bench history last~1 -o md
 llmrun bench history last --html page.html""",
     "bench compare": """\
 llmrun bench compare last~1 last

@@ -12,6 +12,7 @@ import pytest
 
 from llmrun.cli.commands import ALIASES, COMMANDS, load
 from llmrun.cli.examples import EXAMPLES
+from llmrun.cli.terminal import width
 from llmrun.hub.records import mark_used
 from tests.support.commands import LLMRUN, llmrun, screen_of
 from tests.support.downloads import smollm2
@@ -196,12 +197,12 @@ def test_a_real_model_is_shown(stores: Stores) -> None:
     assert template.startswith("{% for message in messages %}")
 
 
-def everything_model() -> bytes:
+def everything_model(description: str = "long " * 100) -> bytes:
     keys: dict[str | bytes, bytes] = {
         "general.architecture": string("llama"),
         "general.name": string("title"),
         "general.license.link": string("https://example.com"),
-        "general.description": string("long " * 100),
+        "general.description": string(description),
         "llama.block_count": scalar(U32, 2),
         "general.sampling.temp": scalar(F32, 0.5),
         "general.sampling.top_k": scalar(U32, 7),
@@ -271,13 +272,17 @@ def test_the_catalogues_word_is_shown(stores: Stores) -> None:
     assert told("show", "tiny:1b")["catalogue"] == {"name": "tiny:1b", "description": "a tiny one", "license": "MIT"}
 
 
-def test_what_is_too_long_for_the_terminal_goes_on_beneath_itself(stores: Stores) -> None:
-    stores.shared("org/name", {"m-F32.gguf": everything_model()})
+@pytest.mark.parametrize("word", ["long", "模型", "模型" * 30, "x" * 50])
+def test_what_is_too_long_for_the_terminal_goes_on_beneath_itself(stores: Stores, word: str) -> None:
+    stores.shared("org/name", {"m-F32.gguf": everything_model(f"{word} " * 100)})
     written, _ = screen_of("show", "hf:org/name:F32", columns=40, NO_COLOR="1")
     page = written.splitlines()
-    assert max(len(line) for line in page if not line.startswith(("  path", "  sha256"))) <= 40
+    assert max(width(line) for line in page if not line.startswith(("  path", "  sha256"))) <= 40
     begin = next(number for number, line in enumerate(page) if line.startswith("  description"))
-    assert " ".join(page[begin : begin + 12]).split()[1:41] == ["long"] * 40
+    end = next(number for number in range(begin + 1, len(page)) if not page[number].startswith(" " * 12))
+    shown = "".join("".join(page[begin:end]).split()).removeprefix("description").removesuffix("…")
+    assert len(shown) > 100
+    assert (word * 100).startswith(shown)
 
 
 # --- rm ---------------------------------------------------------------------------------------------------------------
