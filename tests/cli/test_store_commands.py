@@ -374,9 +374,6 @@ def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: 
     assert out == ""
     assert "it is cut off" in err
     assert "hint: fetch or copy it again" in err
-    first = stores.root / "m-00001-of-00002.gguf"
-    first.write_bytes(ONE)
-    assert f"{first.with_name('m-00002-of-00002.gguf')}: cannot be read" in run("verify", str(first), code=6)[1]
     other = stores.root / "m-00003-of-00004.gguf"
     other.write_bytes(ONE)
     assert "a model is named by its first shard" in run("verify", str(other), code=3)[1]
@@ -387,6 +384,28 @@ def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: 
         f"error: model: {str(stores.root / 'gone.gguf')!r}: no such file\n"
         "hint: check the path, or use a name such as smollm2:135m\n",
     )
+
+
+def test_a_file_that_is_missing_or_cannot_be_read_is_not_called_damaged(stores: Stores) -> None:
+    first, second = (stores.root / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    first.write_bytes(ONE)
+    out, err = run("verify", str(first), code=4)
+    assert out == ""
+    assert err.splitlines()[-2:] == [
+        f"error: {first}: a file is missing: {second}",
+        "hint: all files of a model must lie beside the first one",
+    ]
+    second.mkdir()  # reading it fails, whoever asks
+    stores.shared("org/a", {"m-Q4_0.gguf": TWO})
+    out, err = run("verify", str(first), "hf:org/a:Q4_0", code=1)
+    assert f"error: {first}: {second}: cannot be read: Is a directory\n" in err
+    assert "damaged" not in err
+    assert "fetch" not in err
+    assert out.endswith("2 models, 0 damaged, 1 not read\n")
+    body = told("verify", str(first), code=1)
+    assert body["damaged"] == 0
+    (model,) = body["models"]  # type: ignore[misc]
+    assert (model["whole"], model["readable"]) == (False, False)
 
 
 # --- prune ------------------------------------------------------------------------------------------------------------
