@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -12,10 +13,18 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 def default_threads() -> int:
     """One thread a physical core: a second on the same core shares its vector units and its caches. Never more than
     the share of the machine that a container was given."""
-    everywhere = range(os.cpu_count() or 1)
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else everywhere
-    cores = {_core_of(cpu) for cpu in allowed}
+    cores = {_core_of(cpu) for cpu in _allowed()}
     return max(1, min(len(cores), _container_limit()))
+
+
+def most_threads() -> int:
+    """How many can run at the same time: with more they wait for each other, at every op of a step."""
+    return max(1, min(len(_allowed()), _container_limit()))
+
+
+def _allowed() -> Collection[int]:
+    """The logical processors this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 def _core_of(cpu: int) -> str:

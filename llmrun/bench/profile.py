@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.backends.cpu import MAX_ROWS, CpuBackend
+from llmrun.bench.op_kinds import KIND_OF, QUANTIZE
 from llmrun.gguf.reader import open_gguf
 from llmrun.kernels import plan_ops as ops
 from llmrun.kernels.machine import Machine
@@ -34,33 +35,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float], None]  # (what is going on, share done)
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_KINDS: dict[type[ops.Op], str] = {
-    ops.Embed: "embed",
-    ops.RmsNorm: "rmsnorm",
-    ops.Linear: "linear",
-    ops.HeadLinear: "head linear",
-    ops.RopeStore: "rope",
-    ops.Rotate: "rope",
-    ops.Attention: "attention",
-    ops.Gated: "gate",
-    ops.LayerNorm: "layernorm",
-    ops.HeadNorm: "head norm",
-    ops.Bias: "bias",
-    ops.Add: "add",
-    ops.AddGated: "add",
-    ops.Scale: "scale",
-    ops.Columns: "columns",
-    ops.Join: "join",
-    ops.Activate: "activation",
-    ops.Convolve: "convolution",
-    ops.Route: "route",
-    ops.ExpertLinear: "experts",
-    ops.ExpertBias: "bias",
-    ops.Combine: "combine",
-    ops.SoftCap: "soft cap",
-}
-QUANTIZE = "quantize"  # a linear op's input, made int8
-
 _IN_A_ROW = 8  # steps, at most, before the other kind of team has its turn
 _LEAST_TURNS = 3
 _SETTLED = 0.98  # of the best time so far: a step that is not below it brings nothing new
@@ -385,7 +359,7 @@ def _op_profile(plan: Plan, part: _Part, spent: Spent) -> OpProfile:
     op = plan.ops[part.origin]
     matrix = ops.matrix_of(op)
     return OpProfile(
-        kind=QUANTIZE if part.quantizes else _KINDS[type(op)],
+        kind=QUANTIZE if part.quantizes else KIND_OF[type(op)],
         layer=_layer(plan, part.origin),
         name=matrix.name if matrix else "",
         weight_type=matrix.kind if matrix and not part.quantizes else "",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -77,20 +77,11 @@ def _run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     try:
         with command.make_context("llmrun", list(arguments)) as context:
-            code = _invoked(command, context)
+            code = command.invoke(context)
     except typer.Exit as stop:
         code = stop.exit_code
     sys.stdout.flush()
     return code if isinstance(code, int) else 0
-
-
-def _invoked(command: Any, context: Any) -> object:
-    try:
-        return command.invoke(context)
-    except typer.TyperException as error:
-        if getattr(error, "ctx", None) is None:
-            error.ctx = context  # type: ignore[attr-defined]  # the parser of options knows of no command
-        raise
 
 
 def _prepare_streams() -> bool:

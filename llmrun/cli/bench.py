@@ -13,9 +13,11 @@ import typer
 
 from llmrun.cli import options
 from llmrun.cli.benching.flags import LISTS, BenchFlags, Knobs, knobs, workloads
+from llmrun.cli.examples import EXAMPLES
 from llmrun.cli.flags import takes_flags
 from llmrun.cli.open_model import SCRIPTED
 from llmrun.cli.output import out
+from llmrun.cli.usage import CommandGroup, SingleCommand
 from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # 128 + SIGINT
 
 bench = typer.Typer(
-    add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=CommandGroup,
+    epilog=EXAMPLES["bench"],
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -172,7 +178,12 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
     return failed[0].exit_code if failed else 0
 
 
-@bench.command("history", short_help="List the runs that were kept, or show one of them.")
+@bench.command(
+    "history",
+    cls=SingleCommand,
+    epilog=EXAMPLES["bench history"],
+    short_help="List the runs that were kept, or show one of them.",
+)
 def history(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="Show this one again: its name's beginning, last, last~1.")
@@ -207,7 +218,12 @@ def history(
     return 0
 
 
-@bench.command("compare", short_help="Compare two runs, or files of results.")
+@bench.command(
+    "compare",
+    cls=SingleCommand,
+    epilog=EXAMPLES["bench compare"],
+    short_help="Compare two runs, or files of results.",
+)
 def compare(
     before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run of the history, last~1, or a file.")],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one: llama-bench's JSON too.")],

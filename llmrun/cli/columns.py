@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from llmrun.cli.terminal import columns, is_terminal, visible_line, width
+from llmrun.cli.terminal import columns, is_terminal, shortened, visible_line, width
 
 _LEAST_ROOM = 20  # columns that a text gets, however narrow the terminal
 
@@ -41,11 +42,31 @@ def narrowed(
 
 def beside(label: str, text: str, most: int) -> list[str]:
     """Text after its label; what does not fit into `most` columns goes on beneath itself."""
-    import textwrap
-
     left = width(label)
-    first, *rest = textwrap.wrap(visible_line(text), max(most - left, _LEAST_ROOM), break_on_hyphens=False) or [""]
+    first, *rest = wrapped(text, most - left)
     return [label + first, *(" " * left + line for line in rest)]
+
+
+def wrapped(text: str, most: int) -> list[str]:
+    """Text in lines of at most `most` columns, broken at blanks, and within what is longer than a line.
+
+    Not textwrap: it counts characters, of which Chinese, Japanese and Korean ones take two columns.
+    """
+    most = max(most, _LEAST_ROOM)
+    lines = [""]
+    for word in re.findall(" *[^ ]+", visible_line(text)):  # with the blanks before it
+        if width(lines[-1]) + width(word) <= most:
+            lines[-1] += word
+            continue
+        lines += _pieces(word.lstrip(" "), most)
+    return lines if lines[0] or len(lines) == 1 else lines[1:]
+
+
+def _pieces(word: str, most: int) -> Iterator[str]:
+    while word:
+        piece = shortened(word, most)
+        yield piece
+        word = word[len(piece) :]
 
 
 def _padded(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -> list[str]:

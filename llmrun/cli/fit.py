@@ -15,6 +15,8 @@ from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
 from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llmrun.backends.fitting import Fit, Resources
     from llmrun.cli.progress import HubReporter
     from llmrun.gguf.reader import GGUFFile
@@ -129,8 +131,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     """
     from llmrun.cli.progress import HubReporter
     from llmrun.gguf.reader import open_gguf
-    from llmrun.hub import local
-    from llmrun.hub.offers import leaves_open
+    from llmrun.hub.offers import here, leaves_open
     from llmrun.hub.reference import LocalPath, understand
     from llmrun.hub.resolve import existing, is_offline, refuse_if_offline
 
@@ -139,20 +140,29 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
         yield meant.path.name, meant.path.name, open_gguf(existing(meant))
         return
     reporter = HubReporter()
-    here = local.find(meant, reporter)
-    if here is not None and (is_offline(settings.offline) or not leaves_open(meant)):
-        if leaves_open(meant):
-            out.note(f"{meant.name}: offline: told is the one that is on this machine")
-        yield meant.name, here.name, open_gguf(here)
+    offline, is_open = is_offline(settings.offline), leaves_open(meant)
+    held = here(meant, reporter) if offline or not is_open else None
+    if held:
+        if is_open:
+            out.note(f"{meant.name}: offline: told is what is on this machine")
+        yield from _held(held)
         return
     try:
         refuse_if_offline(meant, settings.offline)
         yield from _offered(meant, reporter)
     except NetworkError as error:
-        if here is None:
+        held = here(meant, reporter) if held is None else held
+        if not held:
             raise
         out.note(f"{error}: told is what is on this machine")
-        yield meant.name, here.name, open_gguf(here)
+        yield from _held(held)
+
+
+def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile]]:
+    from llmrun.gguf.reader import open_gguf
+
+    for name, path in held:
+        yield name, path.name, open_gguf(path)
 
 
 def _offered(meant: Wanted, reporter: HubReporter) -> Iterator[tuple[str, str, GGUFFile]]:

@@ -68,6 +68,7 @@ def open_model(
     from llmrun.hub.use import in_use
 
     found = _found(settings)
+    _tell_of_too_many_threads(settings)
     with ExitStack() as held:
         held.enter_context(in_use(found.path))
         with kernel_warnings_told(out.note), _smaller_ones_named(found.entry):
@@ -91,6 +92,15 @@ def open_model(
         _describe(engine)
         recommended = found.entry.sampling if found.entry else None
         yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))
+
+
+def _tell_of_too_many_threads(settings: Settings) -> None:
+    """Nothing is wrong with the answer, but it may come many times slower."""
+    from llmrun.backends.cpu_count import most_threads
+
+    if settings.threads is not None and settings.threads > (most := most_threads()) and settings.backend != SCRIPTED:
+        run = f"{most} can run at the same time" if most > 1 else "one can run at a time"
+        out.note(f"{settings.threads} threads (--threads): {run} here, and more are slower")
 
 
 @contextmanager

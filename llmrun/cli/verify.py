@@ -53,8 +53,11 @@ def verify(
     if json_output:
         out.json({"models": [_as_json(verdict) for verdict in verdicts], "damaged": damaged})
     elif len(verdicts) > 1 or not names:
-        out.lines([f"{counted(len(verdicts), 'model')}, {damaged} damaged"])
-    return IntegrityError.exit_code if damaged else exit_code
+        unread = sum(not (verdict.is_whole or verdict.problems) for verdict in verdicts)
+        out.lines(
+            [f"{counted(len(verdicts), 'model')}, {damaged} damaged" + (f", {unread} not read" if unread else "")]
+        )
+    return max((_exit_code(verdict) for verdict in verdicts), default=0) or exit_code
 
 
 def _model(name: str, found: list[Model]) -> Model:
@@ -71,16 +74,31 @@ def _model(name: str, found: list[Model]) -> Model:
     return of_path(meant.path)
 
 
+def _exit_code(verdict: Verdict) -> int:
+    """That of damage is the highest."""
+    if verdict.problems:
+        return IntegrityError.exit_code
+    if verdict.missing:
+        return ModelNotFound.exit_code
+    return LlmrunError.exit_code if verdict.unread else 0
+
+
 def _told(model: Model, *, quietly: bool) -> Verdict:
     from llmrun.cli.progress import HubReporter
     from llmrun.hub import verification
+    from llmrun.hub.inventory import USERS
 
     verdict = verification.verify(model, _promised(model), HubReporter())
     for problem in verdict.problems:
         out.error(f"{model.name}: {problem}")
     if verdict.problems:
         out.error(f"{model.name}: damaged", _advice(model, verdict))
-    elif not quietly:
+    for path in verdict.missing:
+        beside = "all files of a model must lie beside the first one"
+        out.error(f"{model.name}: a file is missing: {path}", beside if model.holder == USERS else _again(model))
+    for line in verdict.unread:
+        out.error(f"{model.name}: {line}", "nothing is known of its bytes: see to its rights, or to the disk")
+    if verdict.is_whole and not quietly:
         known = "sha256 as promised" if all(verdict.expected) else "nobody says what its sha256 must be"
         out.lines([f"{model.name}: whole: {known}; {counted(verdict.tensors, 'tensor')} of numbers"])
     return verdict
@@ -103,11 +121,16 @@ def _promised(model: Model) -> tuple[Expected, ...]:
 def _advice(model: Model, verdict: Verdict) -> str:
     from llmrun.hub.inventory import USERS
 
-    holder, _, name = model.name.partition(":")
     if model.holder == USERS:
         return "fetch or copy it again; if it stays like this, it was made so, and another one is needed"
     if not verdict.has_other_bytes:
         return "the file was made like this: another quantization, or another maker's, may be sound"
+    return _again(model)
+
+
+def _again(model: Model) -> str:
+    """What fetches it again."""
+    holder, _, name = model.name.partition(":")
     if holder == "ollama":
         return f"ollama rm {name} && ollama pull {name}"
     return f"llmrun rm {model.name} && llmrun pull {model.name}"
@@ -116,9 +139,10 @@ def _advice(model: Model, verdict: Verdict) -> str:
 def _as_json(verdict: Verdict) -> dict[str, Any]:
     return {
         "name": verdict.name,
-        "whole": not verdict.problems,
+        "whole": verdict.is_whole,
+        "readable": not verdict.missing and not verdict.unread,
         "sha256": verdict.digests,
         "expected": verdict.expected,
         "tensors": verdict.tensors,
-        "problems": verdict.problems,
+        "problems": [*verdict.problems, *(f"{path}: missing" for path in verdict.missing), *verdict.unread],
     }

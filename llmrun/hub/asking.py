@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from llmrun.errors import LlmrunError, ModelNotFound, NetworkError, UsageError
 
 if TYPE_CHECKING:
+    import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
 # For name resolution and connecting together: a client's own limit is per address, and a host has several.
@@ -73,7 +74,7 @@ def translated(repository: str = "") -> Iterator[None]:
     except httpx2.TimeoutException as error:
         raise NetworkError("timed out") from error
     except httpx2.ConnectError as error:
-        hint = CHECK_ENDPOINT if os.environ.get("HF_ENDPOINT") else ""
+        hint = CHECK_ENDPOINT if _is_at_endpoint(error) else ""
         raise NetworkError(f"unreachable ({plain(error)})", hint=hint) from error
     except httpx2.UnsupportedProtocol as error:
         raise NetworkError(f"network settings: {plain(error).rstrip('.')}", hint=CHECK_ENDPOINT) from error
@@ -84,6 +85,14 @@ def translated(repository: str = "") -> Iterator[None]:
         ) from error
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         raise NetworkError(plain(error) or type(error).__name__) from error
+
+
+def _is_at_endpoint(error: httpx2.ConnectError) -> bool:
+    """Whether the host that was asked is HF_ENDPOINT's, and not one that a URL names or the Hub led to."""
+    try:
+        return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname == error.request.url.host
+    except (ValueError, RuntimeError):  # HF_ENDPOINT is no address, or the error does not tell what was asked
+        return False
 
 
 def _refusal(error: HfHubHTTPError, repository: str) -> LlmrunError:

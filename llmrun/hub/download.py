@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.errors import LlmrunError
+from llmrun.gguf.format import MAGIC
 from llmrun.hub import places, records
 from llmrun.hub.disk import digest, make_folder, put_in_place, require_space, sync_folder, writing
 from llmrun.hub.locks import held
@@ -262,7 +263,7 @@ def _fetched(goal: _Goal, reporter: Reporter) -> str:
     partial = Partial(goal.partial, goal.file.size, goal.file.sha256)
     try:
         partial.require_space(goal.label)
-        return fetch(goal.remote, partial, goal.label, reporter)
+        return fetch(goal.remote, partial, goal.label, reporter, MAGIC)
     finally:
         partial.close()
         if partial.received == 0 < goal.file.size:

@@ -14,6 +14,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmrun.errors import ModelNotFound, UsageError
 from llmrun.hub import lm_studio, ollama, places
@@ -24,6 +25,9 @@ from llmrun.hub.hub_cache import Repository, read_repository
 from llmrun.hub.model import Expected, HeldSource, HubSource, PypiSource, RemoteFile, Source, Wanted
 from llmrun.hub.records import known_digest, remember_digests
 from llmrun.hub.reporter import Reporter
+
+if TYPE_CHECKING:
+    from llmrun.hub.listing import OfferedModel
 
 _BLOB = re.compile(r"(?:sha256-)?(?P<digits>[0-9a-f]{64})")
 _ABBREVIATED = re.compile(r"[0-9a-f]{7,40}")
@@ -53,6 +57,13 @@ def candidates(wanted: Wanted) -> Iterator[Candidate]:
         for candidate in _of_source(source, wanted.expected):
             if _have_expected_sizes(candidate):
                 yield candidate
+
+
+def models_of(source: HubSource) -> list[OfferedModel]:
+    """The models of a repository that are here, in the revision that is meant; of their sizes nothing is said: 0."""
+    repository = read_repository(source.repository)
+    commit = commit_of(repository, source.revision)
+    return _offered(models_among(repository.snapshots[commit])) if commit else []
 
 
 def expected_digest(path: Path, expected: Expected | None = None) -> str | None:
@@ -144,16 +155,20 @@ def _named_files(snapshot: Mapping[str, Path], source: HubSource) -> tuple[str, 
 def _best_of(models: Mapping[str, Sequence[str]], quantization: str | None) -> str | None:
     """Which of the models that are here a name means that leaves the file open; None where that cannot be told."""
     from llmrun.hub.choosing import choose
+
+    try:
+        return choose(_offered(models), quantization).file
+    except ModelNotFound:
+        return None
+
+
+def _offered(models: Mapping[str, Sequence[str]]) -> list[OfferedModel]:
     from llmrun.hub.listing import OfferedModel
 
-    offered = [
+    return [
         OfferedModel(quantization_of(first), tuple(RemoteFile(file, 0, None) for file in files))
         for first, files in models.items()
     ]
-    try:
-        return choose(offered, quantization).file
-    except ModelNotFound:
-        return None
 
 
 def _may_be(files: Sequence[Path], expected: Sequence[Expected]) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.errors import LlmrunError, ModelNotFound
-from llmrun.hub import huggingface
+from llmrun.hub import huggingface, local
 from llmrun.hub.model import Artifact, HubSource, Wanted
 from llmrun.hub.reporter import Reporter, Silent
 from llmrun.hub.resolve import Sources
@@ -28,6 +29,17 @@ def offers(wanted: Wanted, reporter: Reporter) -> tuple[Artifact, ...]:
     return found or (Sources(wanted, reporter).offer(),)
 
 
+def here(wanted: Wanted, reporter: Reporter) -> list[tuple[str, Path]]:
+    """(name, first file) of each that is whole on this machine: of a name that leaves the quantization open all,
+    the smallest first; else the one. No server is asked."""
+    meant = [wanted]
+    if leaves_open(wanted):
+        known = wanted.entry is not None and wanted.name == wanted.entry.name
+        meant = _names_of_entry(wanted.entry) if known and wanted.entry else _names_here(wanted)
+    found = [(each.name, path) for each in meant if (path := local.find(each, reporter))]
+    return sorted(found, key=lambda one: one[1].stat().st_size)
+
+
 def leaves_open(wanted: Wanted) -> bool:
     """Whether a name does not say which quantization is meant."""
     if wanted.entry is not None and wanted.name == wanted.entry.name:
@@ -44,6 +56,20 @@ def all_offers(artifact: Artifact, wanted: Wanted) -> tuple[Artifact, ...]:
         return ()
     whole = HubSource(artifact.source.repository, revision=artifact.source.revision)
     return _of_repository(Wanted(str(whole), (whole,)))
+
+
+def _names_of_entry(entry: CatalogEntry) -> list[Wanted]:
+    return [Wanted(entry.name_with(quant.name), quant.sources, quant.files, entry) for quant in entry.quants.values()]
+
+
+def _names_here(wanted: Wanted) -> list[Wanted]:
+    """What the repository's models in the shared cache are called."""
+    (source, *_) = wanted.sources
+    assert isinstance(source, HubSource)
+    models = local.models_of(source)
+    quantizations = [model.quantization for model in models]
+    named = [replace(source, **_part(model, quantizations)) for model in models]
+    return [Wanted(str(one), (one,)) for one in named]
 
 
 def _of_entry(entry: CatalogEntry, reporter: Reporter) -> tuple[Artifact, ...]:

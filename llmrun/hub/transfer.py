@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from llmrun.errors import IntegrityError, LlmrunError
-from llmrun.gguf.format import MAGIC
+from llmrun.errors import BadGGUF, IntegrityError, LlmrunError
 from llmrun.hub.connections import Connections
 from llmrun.hub.disk import CHUNK
 from llmrun.hub.partial import Partial
@@ -18,23 +17,34 @@ SYNC_BYTES = 64 << 20  # received between two times that everything is made to s
 _TELL_FROM = 256 << 20  # bytes left to read when all have come, that the user is told of
 _TICK_S = 0.05
 _AGAIN_S = 0.5
+_ANOTHER = "choose another file, or repository"
 _ELSEWHERE = "try again later, or from another network"
 
 
-def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter) -> str:
+class _NotGGUF(IntegrityError):
+    """A file that does not begin as one: a web server's page, or what the repository calls a model."""
+
+    def __init__(self) -> None:
+        super().__init__("not a GGUF file: it does not begin as one")
+
+
+def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter, begin: bytes = b"") -> str:
     """Fetch what is missing of `partial` and return the sha256 of the whole, which has reached the disk.
 
     Wrong bytes are thrown away and fetched once more, from the beginning. After an answer that speaks of another file
     what is here stays, and the server is asked once more, after any progress anew. Raises IntegrityError for either the
-    second time, NetworkError, ModelNotFound, DoesNotFit, or LlmrunError for a disk that refuses. After all of them, and
-    after a KeyboardInterrupt, `partial` can go on from where it is; only after wrong bytes nothing is there. `name` is
-    what the user calls it.
+    second time, BadGGUF where a file of the Hub does not begin as a model for the second time, NetworkError,
+    ModelNotFound, DoesNotFit, or LlmrunError for a disk that refuses. After all of them, and after a KeyboardInterrupt,
+    `partial` can go on from where it is; only after wrong bytes nothing is there.
+
+    name   what the user calls it
+    begin  the first bytes of every right file: with others not all of it is fetched
     """
     path = remote.file.path
     fetched_again, asked_at = False, -PROGRESS
     while True:
         try:
-            return _fetch_right(remote, partial, name, reporter)
+            return _fetch_right(remote, partial, name, reporter, begin)
         except AnotherFile as error:
             if partial.received < asked_at + PROGRESS:
                 kept = f"; the {partial.received:,} bytes that came before are kept" if partial.received else ""
@@ -43,13 +53,15 @@ def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter) -> st
             reporter.note(f"{path}: {error}; asking once more")
         except IntegrityError as error:
             partial.clear()
+            if fetched_again and isinstance(error, _NotGGUF) and remote.file.sha256 is not None:
+                raise BadGGUF(f"{path}: {error}; nothing was kept", hint=_ANOTHER) from error
             if fetched_again:
                 raise IntegrityError(f"{path}: {error}; nothing was kept", hint=_ELSEWHERE) from error
             fetched_again = True
             reporter.note(f"{path}: {error}; fetching it once more, from the beginning")
 
 
-def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter) -> str:
+def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter, begin: bytes) -> str:
     """`fetch`, without a second try. Raises IntegrityError for wrong bytes."""
     file = remote.file
     progress = _Progress(f"downloading {name}", file.size, reporter)
@@ -58,7 +70,7 @@ def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter
     several = True  # connections, if they are faster
     while partial.gaps():
         with Connections(remote, partial, patience) as connections:
-            _follow(connections, following, progress, several)
+            _follow(connections, following, progress, several, begin)
         if connections.error is not None:
             raise _named(connections.error, file.path)
         if connections.other_version:
@@ -73,17 +85,25 @@ def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter
     seen = following.hexdigest()
     if file.sha256 not in (None, seen):
         raise IntegrityError(f"sha256 {seen} seen, {file.sha256} expected")
-    if file.sha256 is None and partial.read(0, len(MAGIC)) != MAGIC:  # a web server's page: no hash tells it apart
-        raise IntegrityError("not a GGUF file: it does not begin as one")
+    _require_begin(partial, begin)
     return seen
 
 
-def _follow(connections: Connections, following: _Following, progress: _Progress, several: bool) -> None:
+def _require_begin(partial: Partial, begin: bytes) -> None:
+    if begin and partial.read(0, len(begin)) != begin:
+        raise _NotGGUF
+
+
+def _follow(connections: Connections, following: _Following, progress: _Progress, several: bool, begin: bytes) -> None:
     """What the main thread does while the others fetch: hash, sync, tell, and decide how many they are to be."""
     partial = connections.partial
     received = synced = partial.received
     growth, held_back = Growth(time.monotonic(), received), False
+    looked_at = False
     while connections.running:
+        if not looked_at and partial.frontier >= len(begin):  # gigabytes of something else are not fetched
+            _require_begin(partial, begin)
+            looked_at = True
         if not following.advance():
             connections.wait(_TICK_S)
         received = partial.received

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,9 @@ class Verdict:
     digests   of its files; "" for one that cannot be read
     expected  what they had to be; "" where nobody says
     tensors   how many were looked at
-    problems  a line each; () for a model that is whole
+    problems  a line each: what is damaged
+    missing   files that are not there
+    unread    a line for each file that is there but does not let itself be read: nothing is known of its bytes
     """
 
     name: str
@@ -47,11 +50,17 @@ class Verdict:
     expected: tuple[str, ...]
     tensors: int
     problems: tuple[str, ...]
+    missing: tuple[Path, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        return not (self.problems or self.missing or self.unread)
 
     @property
     def has_other_bytes(self) -> bool:
         """Whether fetching it again would help."""
-        return any(seen != wanted for seen, wanted in zip(self.digests, self.expected, strict=True) if wanted)
+        return any(seen != wanted for seen, wanted in zip(self.digests, self.expected, strict=True) if seen and wanted)
 
 
 def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Verdict:
@@ -63,33 +72,45 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
     said = [expected_digest(path, one) for path, one in zip(model.files, known, strict=True)]
     recorded = {file.path: file.sha256 for file in model.record.files} if model.record else {}
     expected = tuple(one or recorded.get(str(path), "") for path, one in zip(model.files, said, strict=True))
-    problems: list[str] = []
-    digests = [_digest(path, model.name, reporter, problems) for path in model.files]
-    for path, seen, wanted in zip(model.files, digests, expected, strict=True):
-        if wanted and seen and seen != wanted:
-            problems.append(f"{path}: sha256 {seen}, must be {wanted}")
+    missing: list[Path] = []
+    unread: list[str] = []
+    digests = [_digest(path, model.name, reporter, missing, unread) for path in model.files]
+    problems = [
+        f"{path}: sha256 {seen}, must be {wanted}"
+        for path, seen, wanted in zip(model.files, digests, expected, strict=True)
+        if wanted and seen and seen != wanted
+    ]
     # A file of the user's is theirs to change; elsewhere the record may be all that tells what the bytes had to be.
-    if model.holder != USERS and (all(said) or not any(expected)):
+    if all(digests) and model.holder != USERS and (all(said) or not any(expected)):
         remember_digests(model.files, digests, name=model.name, source=str(model.source or model.path))
+    tensors = 0
+    if all(digests):
+        tensors, unsound = _looked_at(model, reporter)
+        problems += unsound
+    return Verdict(model.name, tuple(digests), expected, tensors, tuple(problems), tuple(missing), tuple(unread))
+
+
+def _digest(path: Path, name: str, reporter: Reporter, missing: list[Path], unread: list[str]) -> str:
+    try:
+        return digest(path, reporter, f"{name}: bytes")
+    except FileNotFoundError:
+        missing.append(path)
+    except OSError as error:
+        unread.append(f"{path}: cannot be read: {error.strerror}")
+    return ""
+
+
+def _looked_at(model: Model, reporter: Reporter) -> tuple[int, list[str]]:
+    """(number of tensors, what is wrong with the header or with them)"""
+    problems: list[str] = []
     tensors = 0
     try:
         with open_gguf(model.path) as file:
             tensors = len(file.tensors)
-            for problem in _unsound_tensors(file, model.name, reporter):
-                problems.append(problem)
-                if len(problems) == _MOST_PROBLEMS:
-                    break
+            problems.extend(islice(_unsound_tensors(file, model.name, reporter), _MOST_PROBLEMS))
     except LlmrunError as error:
         problems.append(str(error))
-    return Verdict(model.name, tuple(digests), expected, tensors, tuple(problems))
-
-
-def _digest(path: Path, name: str, reporter: Reporter, problems: list[str]) -> str:
-    try:
-        return digest(path, reporter, f"{name}: bytes")
-    except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror}")
-        return ""
+    return tensors, problems
 
 
 def _unsound_tensors(file: GGUFFile, name: str, reporter: Reporter) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends import cpu_count
-from llmrun.backends.cpu_count import default_threads
+from llmrun.backends.cpu_count import default_threads, most_threads
 
 
 @pytest.fixture
@@ -54,6 +54,12 @@ def test_only_cores_this_process_may_run_on(
 def test_a_containers_quota_is_a_limit(machine: Path, limit: str, threads: int) -> None:
     (machine / "cpu.max").write_text(limit + "\n")
     assert default_threads() == threads
+
+
+def test_as_many_can_run_at_once_as_there_are_logical_processors_or_the_quota_gives(machine: Path) -> None:
+    assert most_threads() == 8
+    (machine / "cpu.max").write_text("300000 100000\n")
+    assert most_threads() == 3
 
 
 def test_without_a_topology_every_processor_counts(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

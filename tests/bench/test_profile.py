@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.backends.cpu import MAX_ROWS, CpuBackend
 from llmrun.backends.model_needs import needs_of_plan
-from llmrun.bench import profile as profile_module
+from llmrun.bench.op_kinds import KIND_OF
 from llmrun.bench.profile import Limits, OpProfile, Profile, Spent, StepProfile, profile
 from llmrun.gguf.reader import open_gguf
 from llmrun.kernels.needs import Needs, StepShape, needs_of_step
@@ -64,7 +64,7 @@ def plan(path: Path) -> Plan:
 
 
 def test_every_op_there_is_has_a_kind() -> None:
-    assert set(profile_module._KINDS) == set(get_args(Op))
+    assert set(KIND_OF) == set(get_args(Op))
 
 
 def test_every_op_is_told_once_in_order_and_by_name(step: StepProfile) -> None:

@@ -101,8 +101,24 @@ def test_a_file_and_a_name_that_is_here_need_no_network(
     (model,) = asked("hf:o/n:Q4_0", "--offline", env=environment)["models"]
     assert [row["quantization"] for row in model["quantizations"]] == ["Q4_0"]
     open_name = llmrun("fit", "hf:o/n", "--offline", env=environment)
-    assert open_name.stderr == b"note: hf:o/n: offline: told is the one that is on this machine\n"
+    assert open_name.stderr == b"note: hf:o/n: offline: told is what is on this machine\n"
     assert open_name.stdout.count(b"hf:o/n") == 1
+
+
+@pytest.mark.parametrize("away", [{"LLMRUN_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("hf:o/n", ["hf:o/n:Q4_0", "hf:o/n:Q8_0"]), ("toy:1b", ["toy:1b-q4_0", "toy:1b"])]
+)
+def test_without_the_hub_a_name_is_told_for_all_its_quantizations_that_are_here(
+    environment: dict[str, str], away: dict[str, str], name: str, rows: list[str]
+) -> None:
+    pulled = llmrun("pull", "hf:o/n:Q4_0", "hf:o/n:Q8_0", env=environment)
+    assert pulled.returncode == 0, pulled.stderr
+    done = llmrun("fit", "--json", name, env=environment | away)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith(b"told is what is on this machine\n")
+    (model,) = json.loads(done.stdout)["models"]
+    assert [row["name"] for row in model["quantizations"]] == rows
 
 
 def test_what_does_not_fit_says_by_how_much_and_exits_with_7(environment: dict[str, str]) -> None:

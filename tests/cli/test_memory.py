@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.backends.cpu_count import most_threads
 from tests.support.commands import llmrun, scripted
 from tests.support.gguf_files import tiny_llama
 
@@ -42,3 +43,11 @@ def test_verbose_tells_what_was_chosen(tmp_path: Path, kv_type: str, bytes_a_tok
     assert f"KV cache   {kv_type}, {bytes_a_token / 1e3:.1f} kB a token, {32768 * bytes_a_token / 1e6:.1f} MB" in told
     run = json.loads(done.stdout)["run"]
     assert (run["context_size"], run["kv_type"]) == (32768, kv_type)
+
+
+def test_more_threads_than_can_run_at_once_are_a_note(tmp_path: Path) -> None:
+    path, most = tiny_llama(tmp_path / "tiny.gguf"), most_threads()
+    asked = ("generate", "-m", str(path), "--raw", "-n", "2", "--temp", "0", "--backend", "cpu", "Once")
+    told = llmrun(*asked, "-t", str(most + 1)).stderr.decode()
+    assert f"note: {most + 1} threads (--threads): {'one' if most == 1 else most} can run at" in told
+    assert "--threads" not in llmrun(*asked, "-t", str(most)).stderr.decode()

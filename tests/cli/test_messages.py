@@ -80,6 +80,15 @@ def test_an_internal_error_says_how_to_see_more() -> None:
         ("generat x", "no such command 'generat'", "did you mean 'generate'?"),
         ("zzz", "no such command 'zzz'", "see llmrun --help"),
         ("generate --quiet=3 x", "--quiet: takes no value", "see llmrun generate --help"),
+        ("bench compare a b --fail-above", "--fail-above: a value is missing", "see llmrun bench compare --help"),
+        ("bench compare --quiet=3 a b", "--quiet: takes no value", "see llmrun bench compare --help"),
+        ("bench compare --zzz a b", "--zzz: no such option", "see llmrun bench compare --help"),
+        ("bench compare --fail 5% a b", "--fail: no such option", "did you mean --fail-above?"),
+        ("bench history --html", "--html: a value is missing", "see llmrun bench history --help"),
+        ("generate --max 3 x", "--max: no such option", "did you mean --max-tokens?"),
+        ("generate --no x", "--no: no such option", "did you mean --no-think?"),
+        ("generate --tem 1 x", "--tem: no such option", "did you mean --temp?"),
+        ("generate --t 1 x", "--t: no such option", "see llmrun generate --help"),  # a dozen begin so
     ],
 )
 def test_usage_errors_are_two_lines_and_code_2(arguments: str, sentence: str, hint: str) -> None:

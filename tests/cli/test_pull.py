@@ -110,6 +110,25 @@ def test_a_wrong_hub_is_laid_to_the_variable_that_names_it(machine: Machine, end
     assert done.stderr.endswith("\nhint: check HF_ENDPOINT and the proxy settings\n")
 
 
+@pytest.mark.parametrize("content", [b"PK" + MODEL, b"PK", b"<html>" * 2_000_000])
+def test_a_file_of_the_hub_that_is_no_gguf_is_refused_and_nothing_of_it_is_kept(
+    machine: Machine, content: bytes
+) -> None:
+    machine.hub.add("o/wrong", {"m-Q8_0.gguf": content})
+    machine.hub.bytes_per_second = 20e6
+    done = machine.pull("hf:o/wrong")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines()[-2:] == [
+        "error: hf:o/wrong: m-Q8_0.gguf: not a GGUF file: it does not begin as one; nothing was kept",
+        "hint: choose another file, or repository",
+    ]
+    assert not [
+        path for path in machine.files() if path.is_file() and "wrong" in str(path) and ".locks" not in path.parts
+    ]
+    if len(content) > 10_000_000:
+        assert sum(asked.sent for asked in machine.hub.asked) < len(content)  # it was not fetched to its end
+
+
 def test_a_model_is_fetched_and_its_path_is_the_answer(machine: Machine) -> None:
     done = machine.pull("tiny:1b")
     path = machine.snapshot("o/n", "m-Q8_0.gguf")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from llmrun.cli.commands import ALIASES, COMMANDS, load
+from llmrun.cli.examples import EXAMPLES
+from llmrun.cli.terminal import width
 from llmrun.hub.records import mark_used
 from tests.support.commands import LLMRUN, llmrun, screen_of
 from tests.support.downloads import smollm2
@@ -55,16 +57,20 @@ def test_a_name_that_is_nearly_one(stores: Stores) -> None:
     assert run("ls") == run("list")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_examples_of_a_commands_help_can_be_typed(name: str) -> None:
-    for example in COMMANDS[name].examples:
+@pytest.mark.parametrize("name", [*COMMANDS, "bench history", "bench compare"])
+def test_the_help_of_a_command_ends_with_examples_that_can_be_typed(name: str) -> None:
+    assert EXAMPLES[name]
+    words = name.split()
+    command = load(words[0])
+    for word in words[1:]:
+        command = command.commands[word]
+    shown = command.get_help(command.make_context(name, [], resilient_parsing=True))
+    assert shown.endswith("Examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[name].splitlines()))
+    for example in EXAMPLES[name].splitlines():
         typed = shlex.split(example.rpartition("| ")[2])
-        assert typed[:2] == ["llmrun", name]
-        if typed[2:3] == ["compare"]:
-            continue  # a command of its own below this one
-        command = load(name)
-        command.make_context(name, typed[2:]).close()  # parsed, not run
-        assert example in command.get_help(command.make_context(name, typed[2:]))
+        assert typed[: 1 + len(words)] == ["llmrun", *words]
+        if typed[2:3] != ["compare"] or words[1:]:  # else it is an example of the command below
+            command.make_context(name, typed[1 + len(words) :]).close()  # parsed, not run
 
 
 # --- list -------------------------------------------------------------------------------------------------------------
@@ -191,12 +197,12 @@ def test_a_real_model_is_shown(stores: Stores) -> None:
     assert template.startswith("{% for message in messages %}")
 
 
-def everything_model() -> bytes:
+def everything_model(description: str = "long " * 100) -> bytes:
     keys: dict[str | bytes, bytes] = {
         "general.architecture": string("llama"),
         "general.name": string("title"),
         "general.license.link": string("https://example.com"),
-        "general.description": string("long " * 100),
+        "general.description": string(description),
         "llama.block_count": scalar(U32, 2),
         "general.sampling.temp": scalar(F32, 0.5),
         "general.sampling.top_k": scalar(U32, 7),
@@ -266,13 +272,17 @@ def test_the_catalogues_word_is_shown(stores: Stores) -> None:
     assert told("show", "tiny:1b")["catalogue"] == {"name": "tiny:1b", "description": "a tiny one", "license": "MIT"}
 
 
-def test_what_is_too_long_for_the_terminal_goes_on_beneath_itself(stores: Stores) -> None:
-    stores.shared("org/name", {"m-F32.gguf": everything_model()})
+@pytest.mark.parametrize("word", ["long", "模型", "模型" * 30, "x" * 50])
+def test_what_is_too_long_for_the_terminal_goes_on_beneath_itself(stores: Stores, word: str) -> None:
+    stores.shared("org/name", {"m-F32.gguf": everything_model(f"{word} " * 100)})
     written, _ = screen_of("show", "hf:org/name:F32", columns=40, NO_COLOR="1")
     page = written.splitlines()
-    assert max(len(line) for line in page if not line.startswith(("  path", "  sha256"))) <= 40
+    assert max(width(line) for line in page if not line.startswith(("  path", "  sha256"))) <= 40
     begin = next(number for number, line in enumerate(page) if line.startswith("  description"))
-    assert " ".join(page[begin : begin + 12]).split()[1:41] == ["long"] * 40
+    end = next(number for number in range(begin + 1, len(page)) if not page[number].startswith(" " * 12))
+    shown = "".join("".join(page[begin:end]).split()).removeprefix("description").removesuffix("…")
+    assert len(shown) > 100
+    assert (word * 100).startswith(shown)
 
 
 # --- rm ---------------------------------------------------------------------------------------------------------------
@@ -364,9 +374,6 @@ def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: 
     assert out == ""
     assert "it is cut off" in err
     assert "hint: fetch or copy it again" in err
-    first = stores.root / "m-00001-of-00002.gguf"
-    first.write_bytes(ONE)
-    assert f"{first.with_name('m-00002-of-00002.gguf')}: cannot be read" in run("verify", str(first), code=6)[1]
     other = stores.root / "m-00003-of-00004.gguf"
     other.write_bytes(ONE)
     assert "a model is named by its first shard" in run("verify", str(other), code=3)[1]
@@ -377,6 +384,29 @@ def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: 
         f"error: model: {str(stores.root / 'gone.gguf')!r}: no such file\n"
         "hint: check the path, or use a name such as smollm2:135m\n",
     )
+
+
+def test_a_file_that_is_missing_or_cannot_be_read_is_not_called_damaged(stores: Stores) -> None:
+    first, second = (stores.root / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    first.write_bytes(ONE)
+    out, err = run("verify", str(first), code=4)
+    assert out == ""
+    assert err.splitlines()[-2:] == [
+        f"error: {first}: a file is missing: {second}",
+        "hint: all files of a model must lie beside the first one",
+    ]
+    second.mkdir()  # reading it fails, whoever asks
+    stores.shared("org/a", {"m-Q4_0.gguf": TWO})
+    out, err = run("verify", str(first), "hf:org/a:Q4_0", code=1)
+    assert f"error: {first}: {second}: cannot be read: Is a directory\n" in err
+    assert "damaged" not in err
+    assert "fetch" not in err
+    assert out.endswith("2 models, 0 damaged, 1 not read\n")
+    body = told("verify", str(first), code=1)
+    assert body["damaged"] == 0
+    models = body["models"]
+    assert isinstance(models, list)
+    assert [(model["whole"], model["readable"]) for model in models] == [(False, False)]
 
 
 # --- prune ------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from tests.support.fake_hub import HALF, MODEL, SHA256, Asked, FakeHub, Fault, f
 from tests.support.fetching import TOKEN, Folders, Said, artifact_of, held_for
 from tests.support.small_disks import SmallDisk
 
-SHARDS = {f"big/model-0000{number}-of-00003.gguf": MODEL[number * 1000 :] for number in (1, 2, 3)}
+SHARDS = {f"big/model-0000{number}-of-00003.gguf": b"GGUF" + MODEL[number * 1000 :] for number in (1, 2, 3)}
 
 
 @dataclass(frozen=True)

@@ -134,14 +134,18 @@ def test_a_header_that_breaks_a_rule_is_a_problem(stores: Stores) -> None:
     assert "not a valid GGUF file" in found.problems[0]
 
 
-def test_a_file_that_cannot_be_read_is_a_problem(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_no_damage(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     (link,) = stores.shared("org/name", {"m.gguf": ONE})
+    verdict()
 
     def refuse(path: Path, *_: object) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(verification, "digest", refuse)
-    assert verdict().problems == (f"{link}: cannot be read: Permission denied",)
+    found = verdict()
+    assert found.unread == (f"{link}: cannot be read: Permission denied",)
+    assert (found.problems, found.missing, found.is_whole) == ((), (), False)
+    assert known_digest(link) == sha256(ONE)
 
 
 def test_progress_ends_at_its_total(stores: Stores) -> None:

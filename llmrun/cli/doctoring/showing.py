@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from typing import Any
 
 from rich.text import Text
 
 from llmrun import __version__
 from llmrun.amounts import counted
+from llmrun.cli.columns import wrapped
 from llmrun.cli.output import out
-from llmrun.cli.terminal import columns, visible_line
+from llmrun.cli.terminal import columns
 from llmrun.doctor.examine import Report
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
 
 SCHEMA = 1
-_LEAST_ROOM = 20  # columns
 _MARKS = {OK: Text("✓", "green"), NOTE: Text("•", "yellow"), PROBLEM: Text("✗", "bold red")}
 
 
@@ -62,7 +61,7 @@ def _lines(findings: list[Finding]) -> Text:
     lines, before = [], ""
     for finding in findings:
         section = "" if finding.section == before else finding.section
-        first, *more = _wrapped(finding.words, left + 2)
+        first, *more = wrapped(finding.words, columns() - left - 2)
         lines.append(Text.assemble((section.ljust(left), "bold"), _MARKS[finding.status], " ", first))
         lines += [Text(" " * (left + 2) + line) for line in more]
         before = finding.section
@@ -72,15 +71,10 @@ def _lines(findings: list[Finding]) -> Text:
 def _tell_what_to_do(finding: Finding) -> None:
     """The command stands on a line of its own, however long: it is to be copied."""
     out.answer("\n")
-    words = _wrapped(f"{finding.section}: {finding.advice}", 2)
+    words = wrapped(f"{finding.section}: {finding.advice}", columns() - 2)
     out.picture(Text.assemble(_MARKS[finding.status], " ", "\n  ".join(words)))
     if finding.command:
         out.answer(f"  {finding.command}\n")
-
-
-def _wrapped(text: str, indent: int) -> list[str]:
-    room = max(columns() - indent, _LEAST_ROOM)
-    return textwrap.wrap(visible_line(text), room, break_on_hyphens=False) or [""]
 
 
 def _verdict(report: Report) -> Text:

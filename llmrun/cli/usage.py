@@ -1,0 +1,99 @@
+"""Commands that refuse what was typed in our words, and whose help ends with lines to type."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from typer import TyperException
+from typer.core import TyperCommand, TyperGroup
+
+from llmrun.errors import UsageError
+
+_MOST_MEANT = 3  # names of options that a hint may hold
+
+
+class SingleCommand(TyperCommand):
+    """A command without others below it. `epilog`: its examples, a line each."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _in_our_words(ctx):
+            return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        del ctx
+        _show_examples(self.epilog, formatter)
+
+
+class CommandGroup(TyperGroup):
+    """A command with others below it. `epilog`: its examples, a line each."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _in_our_words(ctx):
+            return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        del ctx
+        _show_examples(self.epilog, formatter)
+
+
+def usage_error(error: TyperException, context: Any) -> UsageError:
+    """Typer's own usage error, in our form. Its classes are not public, so their attributes are asked for.
+
+    context  of the command that was typed; None for the one above all
+    """
+    hint = f"see {context.command_path if context else 'llmrun'} --help"
+    sentence = error.message.rstrip(".")
+    parameter = getattr(error, "param", None)
+    option = getattr(error, "option_name", None)
+    if parameter is not None:
+        name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.human_readable_name
+        sentence = f"{name}: {sentence or 'a value is missing'}"
+    elif hasattr(error, "possibilities"):
+        sentence = f"{option}: no such option"
+        if near := _nearest(str(option), context.command.params if context else ()):
+            hint = f"did you mean {' or '.join(near)}?"
+    elif option is not None:
+        sentence = f"{option}: " + ("a value is missing" if "requires" in sentence else "takes no value")
+    else:
+        sentence = sentence[:1].lower() + sentence[1:]
+    if "Did you mean" in sentence:
+        sentence, _, meant = sentence.partition(". Did you mean ")
+        hint = f"did you mean {meant}"
+    return UsageError(sentence, hint=hint)
+
+
+@contextlib.contextmanager
+def _in_our_words(context: Any) -> Iterator[None]:
+    """Here, where the command is known: the parser's errors do not tell it."""
+    try:
+        yield
+    except TyperException as error:
+        raise usage_error(error, context) from error
+
+
+def _nearest(option: str, parameters: Any) -> list[str]:
+    """The options that it begins, or else those that differ by a slip; of one option's names, one.
+
+    Typer's own suggestions are at most three that share some letters: --max-tokens is none for --max.
+    """
+    import difflib
+
+    if not option.startswith("--"):
+        return []
+    known = [[name for name in (*each.opts, *each.secondary_opts) if name.startswith("--")] for each in parameters]
+    begun = [next(name for name in names if name.startswith(option)) for names in known if _begins(option, names)]
+    if begun:
+        return begun if len(begun) <= _MOST_MEANT else []
+    return difflib.get_close_matches(option, [name for names in known for name in names], n=2, cutoff=0.75)
+
+
+def _begins(option: str, names: list[str]) -> bool:
+    return any(name.startswith(option) for name in names)
+
+
+def _show_examples(examples: str | None, formatter: Any) -> None:
+    if examples:
+        with formatter.section("Examples"):
+            formatter.write("".join(f"  {example}\n" for example in examples.splitlines()))
