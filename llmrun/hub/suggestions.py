@@ -10,6 +10,7 @@ from llmrun.hub.file_names import quantization_named
 
 _MOST = 3  # names in a hint
 _LONGEST = 100  # characters of a name that are worth comparing
+_LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # one that there is not: "-q9"
 
 
 def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> str:
@@ -26,7 +27,7 @@ def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> st
         sizes = [model for model in models if model.partition(":")[0] == family]
         if quant := quantization_named(variant):
             return _did_you_mean([f"{sizes[0]}-{quant.lower()}"])
-        if begun := [size for size in sizes if re.match(re.escape(size) + "[-:]", wanted)]:
+        if begun := [size for size in sizes if re.match(re.escape(size) + _LIKE_A_QUANTIZATION, wanted)]:
             model = max(begun, key=len)
             return f"did you mean {model}? `llmrun fit {model}` lists its quantizations"
         near = _near(wanted, sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -167,6 +168,23 @@ def test_a_file_named_pip_in_the_current_folder_is_not_run(
     monkeypatch.chdir(tmp_path)
     Path("pip.py").write_text("raise SystemExit('the wrong pip')")
     assert download(ARTIFACT, said).exists()
+
+
+def test_folders_that_pip_removes_while_bytes_are_counted_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "gone", "z"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(bytes(100))
+    scandir = os.scandir
+
+    def removing(path: Any) -> Any:
+        if not isinstance(path, int) and Path(path).name == "gone":  # a number: what removing it looks into
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert pypi._bytes_in(tmp_path) == 200
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(index: Path, said: Said, tmp_path: Path) -> None:
