@@ -166,7 +166,7 @@ def _attention(w: PlanWriter, block: str, h: Value, shape: AttentionShape, rope:
     place, as they are before their norm."""
     size = shape.head_size
     if not stores:
-        w.tensors.unused(*(f"{block}.{name}.weight" for name in ("attn_k", "attn_v", "attn_k_norm")))
+        w.tensors.leave_out(*(f"{block}.{name}.weight" for name in ("attn_k", "attn_v", "attn_k_norm")))
         q = w.headnorm(f"{block}.attn_q_norm", w.queries(block, h, shape), size)
         return w.plan.attention_again(q, shape, rope, scale=1.0)
     if any(f"{block}.{name}.weight" in w.tensors for name in ("attn_v", "attn_qkv")):

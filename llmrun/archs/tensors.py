@@ -52,9 +52,9 @@ class Tensors:
         both = experts(self.file, name, 2 * n)
         return both.part_of_each(n, 0, rows), both.part_of_each(n, rows, rows)
 
-    def leave_out(self, prefix: str) -> None:
-        """Tensors whose names begin so belong to a part of the model that is not run."""
-        self._left_out += (prefix,)
+    def leave_out(self, *prefixes: str) -> None:
+        """Tensors whose names begin so may be there, though nothing is computed with them."""
+        self._left_out += prefixes
 
     def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:
         """float32[size], or float32[copies * size]."""
@@ -63,10 +63,6 @@ class Tensors:
 
     def optional_vector(self, name: str, size: int) -> NDArray[np.float32] | None:
         return self.vector(name, size) if name in self else None
-
-    def unused(self, *names: str) -> None:
-        """What a file may have though nothing is computed with it."""
-        self._asked.update(names)
 
     def finish(self) -> None:
         for name in self.file.tensors:

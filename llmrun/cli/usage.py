@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from typer import TyperException
@@ -14,28 +12,32 @@ from llmrun.errors import UsageError
 _MOST_MEANT = 3  # names of options that a hint may hold
 
 
-class SingleCommand(TyperCommand):
-    """A command without others below it. `epilog`: its examples, a line each."""
+class _InOurWords:
+    """What a command of either kind does otherwise than Typer's. `epilog`: its examples, a line each."""
+
+    epilog: str | None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _in_our_words(ctx):
-            return super().parse_args(ctx, args)
+        """Here the command is known: the parser's errors do not tell it."""
+        try:
+            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # Typer's, which comes after
+        except TyperException as error:
+            raise usage_error(error, ctx) from error
+        return parsed
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         del ctx
-        _show_examples(self.epilog, formatter)
+        if self.epilog:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {example}\n" for example in self.epilog.splitlines()))
 
 
-class CommandGroup(TyperGroup):
-    """A command with others below it. `epilog`: its examples, a line each."""
+class SingleCommand(_InOurWords, TyperCommand):
+    """A command without others below it."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _in_our_words(ctx):
-            return super().parse_args(ctx, args)
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        del ctx
-        _show_examples(self.epilog, formatter)
+class CommandGroup(_InOurWords, TyperGroup):
+    """A command with others below it."""
 
 
 def usage_error(error: TyperException, context: Any) -> UsageError:
@@ -64,15 +66,6 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
     return UsageError(sentence, hint=hint)
 
 
-@contextlib.contextmanager
-def _in_our_words(context: Any) -> Iterator[None]:
-    """Here, where the command is known: the parser's errors do not tell it."""
-    try:
-        yield
-    except TyperException as error:
-        raise usage_error(error, context) from error
-
-
 def _nearest(option: str, parameters: Any) -> list[str]:
     """The options that it begins, or else those that differ by a slip; of one option's names, one.
 
@@ -91,9 +84,3 @@ def _nearest(option: str, parameters: Any) -> list[str]:
 
 def _begins(option: str, names: list[str]) -> bool:
     return any(name.startswith(option) for name in names)
-
-
-def _show_examples(examples: str | None, formatter: Any) -> None:
-    if examples:
-        with formatter.section("Examples"):
-            formatter.write("".join(f"  {example}\n" for example in examples.splitlines()))

@@ -23,7 +23,7 @@ from llmrun.kernels.rotations import Pairing, Rope
 from llmrun.kernels.weights import Matrix, reserve
 from tests.support.fidelity import plan_of
 from tests.support.kernel_runs import matrix_of
-from tests.support.races import WRITES, accesses, races
+from tests.support.races import WRITES, accesses, needless_barriers, races
 from tests.support.row_ops_plan import row_ops_plan
 from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 from tests.support.tiny_models import TINY_MODELS, tiny_model
@@ -72,14 +72,7 @@ def test_no_two_threads_meet_in_row_ops(one_row: bool) -> None:
 def test_a_missing_barrier_would_be_seen(model_plan: Callable[[str], Plan], one_row: bool) -> None:
     """The check itself: take any one barrier away that is not the last, and there is a race."""
     lowered = lowered_plan(model_plan("Q4_0 untied"))
-    column = lowered.records[:, records.OP_FLAGS // records.WORD]
-    barriers = np.flatnonzero(column & records.FLAG_BARRIER)[:-1]
-    for index in barriers:
-        if one_row and column[index] & records.FLAG_REPLICATED:
-            continue  # no barrier in such a step
-        column[index] &= ~records.FLAG_BARRIER
-        assert races(lowered, one_row=one_row), lowered.kernels[index]
-        column[index] |= records.FLAG_BARRIER
+    assert needless_barriers(lowered, one_row=one_row) == []
 
 
 def count_barriers(lowered: Lowered, *, one_row: bool) -> int:
@@ -144,13 +137,7 @@ def heads_plan(layers: int, kind: str = "q8_0") -> Plan:
 def test_no_two_threads_meet_among_matrices_of_heads(one_row: bool, kind: str) -> None:
     lowered = lowered_plan(heads_plan(3, kind))
     assert races(lowered, one_row=one_row) == []
-    column = lowered.records[:, records.OP_FLAGS // records.WORD]
-    for index in np.flatnonzero(column & records.FLAG_BARRIER)[:-1]:
-        if one_row and column[index] & records.FLAG_REPLICATED:
-            continue
-        column[index] &= ~records.FLAG_BARRIER
-        assert races(lowered, one_row=one_row), lowered.kernels[index]
-        column[index] |= records.FLAG_BARRIER
+    assert needless_barriers(lowered, one_row=one_row) == []
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "f32"])
@@ -279,13 +266,7 @@ def test_no_two_threads_meet_among_experts(one_row: bool, kind: str) -> None:
 def test_a_missing_barrier_among_experts_would_be_seen(one_row: bool) -> None:
     """Of floats: integers are quantized between routing and products, with a barrier of their own."""
     lowered = lowered_plan(experts_plan(kind="f32"))
-    column = lowered.records[:, records.OP_FLAGS // records.WORD]
-    for index in np.flatnonzero(column & records.FLAG_BARRIER)[:-1]:
-        if one_row and column[index] & records.FLAG_REPLICATED:
-            continue
-        column[index] &= ~records.FLAG_BARRIER
-        assert races(lowered, one_row=one_row), lowered.kernels[index]
-        column[index] |= records.FLAG_BARRIER
+    assert needless_barriers(lowered, one_row=one_row) == []
 
 
 def test_a_layer_of_experts_takes_four_barriers_in_a_step_of_one_row() -> None:

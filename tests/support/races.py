@@ -147,6 +147,20 @@ def races(lowered: Lowered, *, one_row: bool) -> list[tuple[Access, Access]]:
     return [(a, b) for a, b in found if not (one_row and a.replicated and shared_cache(lowered, a))]
 
 
+def needless_barriers(lowered: Lowered, *, one_row: bool) -> list[str]:
+    """Kernels whose barrier could be left out without a race, but for those that one row does without."""
+    found = []
+    column = lowered.records[:, records.OP_FLAGS // records.WORD]
+    for index in np.flatnonzero(column & records.FLAG_BARRIER)[:-1].tolist():
+        if one_row and column[index] & records.FLAG_REPLICATED:
+            continue
+        column[index] &= ~records.FLAG_BARRIER
+        if not races(lowered, one_row=one_row):
+            found.append(str(lowered.kernels[index]))
+        column[index] |= records.FLAG_BARRIER
+    return found
+
+
 def lie_beside(lowered: Lowered, a: Access, b: Access) -> bool:
     """Outputs of two heads' products of one op, of which neither reaches into the other."""
     same_op = lowered.origins[a.record] == lowered.origins[b.record] and a.record != b.record
