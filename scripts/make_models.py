@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from llmrun.gguf.reader import open_gguf  # noqa: E402
-from tests.support.downloads import LLAMA_CPP_FOLDER, llama_cpp_source  # noqa: E402
-from tests.support.gguf_files import Tensor, write_gguf  # noqa: E402
-from tests.support.llama_cpp_oracle import requantize  # noqa: E402
-from tests.support.tiny_architecture import TinyArchitecture  # noqa: E402
-from tests.support.tiny_architectures import TINY_ARCHITECTURES  # noqa: E402
+from tests.support.gguf.gguf_files import Tensor, write_gguf  # noqa: E402
+from tests.support.models.downloads import LLAMA_CPP_FOLDER, llama_cpp_source  # noqa: E402
+from tests.support.models.llama_cpp_oracle import requantize  # noqa: E402
+from tests.support.models.tiny_architecture import TinyArchitecture  # noqa: E402
+from tests.support.models.tiny_architectures import TINY_ARCHITECTURES  # noqa: E402
 
 TYPES = ("Q4_0", "Q4_K_M", "Q8_0", "Q5_K_M", "Q6_K", "IQ4_XS", "MXFP4")
 SOURCE = "Q8_0"

@@ -22,7 +22,7 @@ from llmrun.bench.results import samples_of  # noqa: E402
 from llmrun.bench.runner import Effort, Runner, Trial  # noqa: E402
 from llmrun.bench.sweep import Target, configurations  # noqa: E402
 from llmrun.bench.workload import synthetic  # noqa: E402
-from tests.support.bench_soak import Quiet  # noqa: E402
+from tests.soak.bench_soak import Quiet  # noqa: E402
 
 RECORDING = ROOT / "tests" / "data" / "bench_timings.json"
 ENGINES = {"cpu": "llmrun", "llama": "llama.cpp"}  # as the recording calls the backends

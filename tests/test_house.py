@@ -1,40 +1,29 @@
-"""House rules that would otherwise be hopes: imports go down, files stay small, start-up is light."""
+"""The rules of the house: imports go down, no circles, small files and folders, light start-up.
+
+Rooms and floors are those that docs/architecture.md draws; a drawing that differs from the folders fails here.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "llmrun"
-FLOORS = {
-    "cli": 8,
-    "doctor": 7,
-    "bench": 6,
-    "engine": 5,
-    "hub": 5,
-    "backends": 4,
-    "archs": 3,
-    "tokenizers": 3,
-    "kernels": 2,
-    "gguf": 2,
-    "quants": 1,
-    "amounts": 0,
-    "child_processes": 0,
-    "errors": 0,
-    "kernel_warnings": 0,
-    "types": 0,
-    "settings": 0,
-}
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "llmrun"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
 ONLY_ROOM_FOR = {
     "numba": {"kernels"},
-    "llvmlite": {"kernels"},
-    "psutil": {"bench"},
-    "pynvml": {"bench"},
+    "llvmlite": {"kernels", "compiled"},
+    "psutil": {"machine", "engine"},
+    "pynvml": {"machine"},
     "rich": {"cli"},
     "prompt_toolkit": {"cli"},
     "llama_cpp": {"backends"},
@@ -58,16 +47,36 @@ HEAVY = (  # what no --help, --version or usage error may import
     "rich",
 )
 MOST_LINES = 420
+MOST_FILES = 20  # Python files in a folder; archs/ has one for each architecture
 FILES = sorted(PACKAGE.rglob("*.py"))
+FOLDERS = sorted({path.parent for path in FILES})
 
 
-def room_of(parts: tuple[str, ...]) -> str:
-    """The room that a dotted path below `llmrun` lies in; empty for the package itself and its `__main__`."""
-    return parts[0] if parts and parts[0] in FLOORS else ""
+def drawing(heading: str) -> list[str]:
+    """The lines of the fenced block that follows a heading of docs/architecture.md."""
+    text = ARCHITECTURE.read_text(encoding="utf-8").split(f"## {heading}\n", 1)[1]
+    return text.split("```", 2)[1].splitlines()[1:]
+
+
+def drawn_floors() -> dict[str, int]:
+    """Room -> floor, counted from the ground. A line is a floor; names end in / or .py."""
+    lines = [re.match(r"((?:\w+(?:/|\.py)\s*)+)", line) for line in drawing("Rooms and floors")]
+    floors = [re.sub(r"/|\.py", "", line[1]).split() for line in lines if line]
+    return {room: floor for floor, rooms in enumerate(reversed(floors)) for room in rooms}
+
+
+def drawn_inner_rooms() -> dict[str, list[str]]:
+    """Room -> the folders inside it, highest first."""
+    lines = [line.split("/", 1) for line in drawing("Rooms inside rooms") if "/" in line]
+    return {room: [name.strip() for name in inner.split(">")] for room, inner in lines}
+
+
+FLOORS = drawn_floors()
+INNER_ROOMS = drawn_inner_rooms()
 
 
 def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Every module a file imports, absolute, with its line: lazy ones and those given as a string too."""
+    """Every module a file imports, absolute, with its line: lazy, type-only and those given as a string too."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -86,44 +95,94 @@ def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[tuple[st
 
 def broken_rules(source: str, module: tuple[str, ...]) -> list[str]:
     """The imports of one file that the house forbids. `module` is its dotted path below `llmrun`."""
-    room = room_of(module)
+    room = module[0] if module[0] in FLOORS else ""
     broken = []
     for imported, line in imported_modules(source, ("llmrun", *module[:-1])):
         head, *below = imported.split(".")
         if room not in ONLY_ROOM_FOR.get(head, {room}):
             broken.append(f"line {line}: {head} may not be imported here")
-        target = room_of(tuple(below)) if head == "llmrun" else ""
-        if not (room and target) or target == room:
+        if head != "llmrun" or not room or not below or below[0] not in FLOORS:
             continue
-        if FLOORS[target] > FLOORS[room]:
-            broken.append(f"line {line}: {room} is below {target}")
-        elif FLOORS[target] == FLOORS[room] > 0:
-            broken.append(f"line {line}: {room} and {target} share a floor")
+        if below[0] != room:
+            if FLOORS[below[0]] > FLOORS[room]:
+                broken.append(f"line {line}: {room} is below {below[0]}")
+            elif FLOORS[below[0]] == FLOORS[room] > 0:
+                broken.append(f"line {line}: {room} and {below[0]} share a floor")
+        elif room in INNER_ROOMS and len(module) > 2 and len(below) > 2:
+            order = INNER_ROOMS[room]
+            if module[1] in order and below[1] in order and order.index(below[1]) < order.index(module[1]):
+                broken.append(f"line {line}: {room}/{module[1]} is below {room}/{below[1]}")
     return broken
+
+
+def import_graph() -> Mapping[str, set[str]]:
+    """Module -> the modules of the package that it imports, type-only and lazy ones too; of all files."""
+    parts = {path: path.relative_to(ROOT).with_suffix("").parts for path in FILES}
+    names = {path: ".".join(of[:-1] if of[-1] == "__init__" else of) for path, of in parts.items()}
+    known = set(names.values())
+    graph: dict[str, set[str]] = {}
+    for path, name in names.items():
+        imported = {module for module, _ in imported_modules(path.read_text(encoding="utf-8"), parts[path][:-1])}
+        folders = {module for module in imported if any(other.startswith(f"{module}.") for other in imported)}
+        graph[name] = (imported & known) - folders - {name}
+    return graph
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle, if there are any."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(PACKAGE)) for path in FILES])
 def test_imports_go_down_and_files_stay_small(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
-    module = path.relative_to(PACKAGE).with_suffix("").parts
-    if path.parent != PACKAGE:
-        assert room_of(module), f"{module[0]} is in no floor of the house"
-    assert broken_rules(source, module) == []
+    assert broken_rules(source, path.relative_to(PACKAGE).with_suffix("").parts) == []
     assert source.count("\n") <= MOST_LINES
+
+
+def test_the_drawing_is_the_house() -> None:
+    entries = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))}
+    assert set(FLOORS) == entries - {"__init__", "__main__", "__pycache__"}
+    for room, inner in INNER_ROOMS.items():
+        folders = {path.name for path in (PACKAGE / room).iterdir() if path.is_dir() and any(path.glob("*.py"))}
+        assert set(inner) == folders, room
+    undrawn = [path for path in FOLDERS if len(path.relative_to(PACKAGE).parts) == 2]
+    assert {path.parent.name for path in undrawn} == set(INNER_ROOMS)
+
+
+def test_no_imports_go_in_circles() -> None:
+    assert circle(import_graph()) == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=[str(path.relative_to(ROOT)) for path in FOLDERS])
+def test_folders_stay_small(folder: Path) -> None:
+    assert folder.name == "archs" or len(list(folder.glob("*.py"))) <= MOST_FILES
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()})
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
 
 
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("from llmrun.engine.engine import Engine", "backends.cpu"),
+        ("from llmrun.engine.engine import Engine", "backends.select"),
         ("from llmrun import engine", "hub.store"),
         ("def f():\n    import llmrun.cli.app", "gguf.reader"),
-        ("from llmrun.gguf import reader", "kernels.team"),
+        ("from llmrun.gguf import reader", "layouts.records"),
+        ("from llmrun.kernels import team", "plan.plan"),
         ("from ..cli import output", "quants.q4"),
         ("from .. import cli", "quants.q4"),
-        ("importlib.import_module('llmrun.backends.cpu')", "archs.llama"),
+        ("if TYPE_CHECKING:\n    from llmrun.backends.base import Backend", "archs.llama"),
+        ("importlib.import_module('llmrun.backends.select')", "archs.llama"),
         ("import numba", "archs.llama"),
-        ("from llvmlite import binding", "backends.cpu"),
+        ("import numba", "plan.reference"),
+        ("from llvmlite import binding", "backends.cpu.backend"),
         ("from rich.console import Console", "engine.stats"),
         ("from huggingface_hub import hf_hub_url", "cli.list"),
         ("import click", "cli.app"),
@@ -139,10 +198,11 @@ def test_a_forbidden_import_is_seen(source: str, module: str) -> None:
     [
         ("from llmrun.errors import LlmrunError", "settings"),
         ("from llmrun import __version__", "gguf.reader"),
-        ("from . import base\nfrom .base import Backend", "backends.cpu"),
+        ("from . import base\nfrom .base import Backend", "backends.select"),
         ("from llmrun.hub.resolve import resolve\nimport rich", "cli.generate"),
         ("from llmrun.cli.app import main", "__main__"),
         ("from llvmlite import binding\nimport numba", "kernels.compiler"),
+        ("from llmrun.plan import ops", "kernels.rows.rowwise"),
     ],
 )
 def test_an_allowed_import_passes(source: str, module: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import log, sqrt
 from typing import TYPE_CHECKING
 
-from llmrun.archs.experts import (
+from llmrun.archs.parts.experts import (
     Experts,
     add_experts,
     expert_size,
@@ -26,19 +26,19 @@ from llmrun.archs.experts import (
     shared_expert,
     shared_size_by_count,
 )
-from llmrun.archs.hyperparameters import MOST_WIDTH, Hyperparameters, layers_ahead
-from llmrun.archs.keys import VECTOR, Keys
-from llmrun.archs.writer import PlanWriter
-from llmrun.kernels.kv_shapes import AttentionShape
-from llmrun.kernels.plan_ops import Gating
-from llmrun.kernels.rotations import Pairing
+from llmrun.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, layers_ahead
+from llmrun.archs.parts.keys import VECTOR, Keys
+from llmrun.archs.parts.writer import PlanWriter
+from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.plan.ops import Gating
+from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
-    from llmrun.archs.rope_settings import RopeSettings
+    from llmrun.archs.parts.rope_settings import RopeSettings
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.kernels.plan import Plan
-    from llmrun.kernels.plan_ops import Value
-    from llmrun.kernels.rotations import Rope
+    from llmrun.plan.ops import Value
+    from llmrun.plan.plan import Plan
+    from llmrun.plan.rope import Rope
 
 # GLM-4.7-Flash, by its layers (with or without one that looks ahead) and its vocabulary: files of it are older than the
 # key that says how its experts are weighed.

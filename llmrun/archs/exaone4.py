@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.archs.hyperparameters import Hyperparameters, layers_of, refuse_experts, windows_of
-from llmrun.archs.keys import Keys
-from llmrun.archs.writer import PlanWriter
-from llmrun.kernels.rotations import Pairing
+from llmrun.archs.parts.hyperparameters import Hyperparameters, layers_of, refuse_experts, windows_of
+from llmrun.archs.parts.keys import Keys
+from llmrun.archs.parts.writer import PlanWriter
+from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.kernels.plan import Plan
+    from llmrun.plan.plan import Plan
 
 
 _LAYERS_OF_32B = 64

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.archs.experts import Experts, expert_outputs, expert_size, experts_of, has_experts
-from llmrun.archs.hyperparameters import (
+from llmrun.archs.parts.experts import Experts, expert_outputs, expert_size, experts_of, has_experts
+from llmrun.archs.parts.hyperparameters import (
     MOST_HEADS,
     MOST_WIDTH,
     Hyperparameters,
@@ -23,18 +23,18 @@ from llmrun.archs.hyperparameters import (
     window_head_size_of,
     windows_of,
 )
-from llmrun.archs.keys import Keys
-from llmrun.archs.rope_settings import rotated_features
-from llmrun.archs.writer import PlanWriter
-from llmrun.kernels.kv_shapes import AttentionShape
-from llmrun.kernels.plan_ops import Activation
-from llmrun.kernels.rotations import Pairing
+from llmrun.archs.parts.keys import Keys
+from llmrun.archs.parts.rope_settings import rotated_features
+from llmrun.archs.parts.writer import PlanWriter
+from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.plan.ops import Activation
+from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.kernels.plan import Plan
-    from llmrun.kernels.plan_ops import Value
-    from llmrun.kernels.rotations import Rope
+    from llmrun.plan.ops import Value
+    from llmrun.plan.plan import Plan
+    from llmrun.plan.rope import Rope
 
 _LEAST_STORING = 2  # layers that store, where others look at theirs: llama.cpp ends the process of fewer
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmrun.archs.experts import Experts, add_experts, experts_of, shared_expert, shared_size
-from llmrun.archs.hyperparameters import Hyperparameters, feed_forward_of
-from llmrun.archs.keys import Keys
-from llmrun.archs.writer import PlanWriter
-from llmrun.kernels.rotations import Pairing
+from llmrun.archs.parts.experts import Experts, add_experts, experts_of, shared_expert, shared_size
+from llmrun.archs.parts.hyperparameters import Hyperparameters, feed_forward_of
+from llmrun.archs.parts.keys import Keys
+from llmrun.archs.parts.writer import PlanWriter
+from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.kernels.plan import Plan
+    from llmrun.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

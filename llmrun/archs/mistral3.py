@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.archs import llama
-from llmrun.archs.hyperparameters import refuse_experts
-from llmrun.archs.keys import Keys
+from llmrun.archs.parts.hyperparameters import refuse_experts
+from llmrun.archs.parts.keys import Keys
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.kernels.plan import Plan
+    from llmrun.plan.plan import Plan
 
 
 def check(file: GGUFFile) -> llama.Config:

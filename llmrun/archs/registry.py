@@ -43,7 +43,7 @@ from llmrun.gguf.problems import shown
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.kernels.plan import Plan
+    from llmrun.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmrun.archs.tensors import common_type, parameter_count
+from llmrun.archs.parts.tensors import common_type, parameter_count
 from llmrun.gguf.vocabulary import SUPPRESSED
 from llmrun.types import ModelInfo
 

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from llmrun.archs.parts.tensors import common_type, parameter_count
 from llmrun.archs.registry import plan_of_header
-from llmrun.archs.tensors import common_type, parameter_count
-from llmrun.backends.cpu_count import default_threads
-from llmrun.backends.free_memory import free_memory
-from llmrun.backends.gpu_layers import cache_by_context, layer_sizes, layers_that_fit
-from llmrun.backends.llama_footprint import footprint_on_llama
+from llmrun.backends.llama.footprint import footprint_on_llama
+from llmrun.backends.llama.gpu_layers import cache_by_context, layer_sizes, layers_that_fit
 from llmrun.errors import UnsupportedModel
+from llmrun.machine.cpu_count import default_threads
+from llmrun.machine.free_memory import free_memory
 
 if TYPE_CHECKING:
-    from llmrun.backends.footprint import Footprint
-    from llmrun.backends.forecast import Forecast
-    from llmrun.backends.speeds import Speeds
+    from llmrun.backends.cpu.speeds.forecast import Forecast
+    from llmrun.backends.cpu.speeds.machine import Speeds
+    from llmrun.backends.sizing.footprint import Footprint
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.kernels.plan import Plan
+    from llmrun.plan.plan import Plan
 
 DEFAULT_CONTEXT: Final = 4096  # tokens that sizes are told for when nobody says: a chat of some length
 DEFAULT_PROMPT: Final = 512
@@ -51,7 +51,7 @@ class Resources:
     @classmethod
     def of_this_machine(cls, *, threads: int | None = None, speeds: Speeds | None = None) -> Resources:
         """What is free now. Starts llama.cpp where it can use GPUs."""
-        from llmrun.backends.llama_probe import usable_gpus
+        from llmrun.backends.llama.probe import usable_gpus
 
         return cls(free_memory(), usable_gpus(), threads or default_threads(), speeds)
 
@@ -185,8 +185,8 @@ def _plan_of(file: GGUFFile) -> Plan | None:
 def _footprint(file: GGUFFile, plan: Plan | None, resources: Resources, context: int, kv_type: str) -> Footprint:
     if plan is None:
         return footprint_on_llama(file, cache=cache_by_context(file, kv_type))
-    from llmrun.backends.cpu import MAX_ROWS
-    from llmrun.backends.cpu_footprint import footprint_on_cpu
+    from llmrun.backends.cpu.backend import MAX_ROWS
+    from llmrun.backends.cpu.footprint import footprint_on_cpu
 
     return footprint_on_cpu(
         file, plan, max_sequences=1, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=resources.threads
@@ -196,8 +196,8 @@ def _footprint(file: GGUFFile, plan: Plan | None, resources: Resources, context:
 def _forecast(file: GGUFFile, plan: Plan | None, resources: Resources, kv_type: str, prompt: int) -> Forecast | None:
     if plan is None or resources.speeds is None:
         return None
-    from llmrun.backends.cpu import MAX_ROWS
-    from llmrun.backends.forecast import forecast_on_cpu
+    from llmrun.backends.cpu.backend import MAX_ROWS
+    from llmrun.backends.cpu.speeds.forecast import forecast_on_cpu
 
     return forecast_on_cpu(
         plan,

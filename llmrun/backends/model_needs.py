@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.kv_bytes import KVBytes
-from llmrun.backends.layer_heads import head_sizes
-from llmrun.backends.layer_windows import layer_windows
-from llmrun.backends.layers_kept import layers_of, layers_run, storing_layers
-from llmrun.kernels import plan_ops as ops
-from llmrun.kernels.kv_layout import Q8_0
-from llmrun.kernels.needs import StepShape, kv_position_bytes, needs_of, needs_of_step
+from llmrun.backends.cpu.lowering.needs import StepShape, kv_position_bytes, needs_of, needs_of_step
+from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.backends.sizing.layer_heads import head_sizes
+from llmrun.backends.sizing.layer_windows import layer_windows
+from llmrun.backends.sizing.layers_kept import layers_of, layers_run, storing_layers
+from llmrun.layouts.kv_blocks import Q8_0
+from llmrun.plan import ops
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.gguf.reader import GGUFFile
     from llmrun.gguf.tensors import TensorInfo
-    from llmrun.kernels.plan import Plan
+    from llmrun.plan.plan import Plan
 
 # Looked up by the row, not multiplied by: of no weight beside the others.
 _TABLES = re.compile(r"(^|[._])(token_embd|position_embd|token_types)\.weight$|tid2eid")

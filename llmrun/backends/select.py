@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.backends import llama_probe
+from llmrun.backends.llama import probe
 from llmrun.errors import UnsupportedModel, UsageError
 from llmrun.settings import BACKENDS, KV_TYPES
 
@@ -49,14 +49,14 @@ def open_backend(
     Raises ModelFileError, DoesNotFit, BackendCrashed, UsageError.
     """
     if backend == "scripted":
-        from llmrun.backends.scripted import ScriptedBackend
+        from llmrun.backends.scripted.backend import ScriptedBackend
 
         return ScriptedBackend.open(path, context_size=context_size, max_sequences=max_sequences)
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend: --backend: '{backend}', known are {', '.join(BACKENDS)}")
     if kv_type not in KV_TYPES:
         raise UsageError(f"unknown type of the KV cache: --kv-type: '{kv_type}', known are {', '.join(KV_TYPES)}")
-    if backend == "llama" and not llama_probe.is_installed():
+    if backend == "llama" and not probe.is_installed():
         raise UsageError("llama.cpp is not installed: --backend llama", hint=_how_to_install())
     from llmrun.gguf.reader import open_gguf
 
@@ -83,7 +83,7 @@ class _Opener:
     meanwhile: Callable[[], None]
 
     def on_cpu(self) -> Backend:
-        from llmrun.backends.cpu import CpuBackend
+        from llmrun.backends.cpu.backend import CpuBackend
 
         return CpuBackend(
             self.file,
@@ -96,7 +96,7 @@ class _Opener:
         )
 
     def on_llama(self, n_layers: int | None) -> Backend:
-        from llmrun.backends.llama_cpp import LlamaBackend
+        from llmrun.backends.llama.backend import LlamaBackend
 
         return LlamaBackend(
             self.file,
@@ -113,9 +113,9 @@ def _opened_on_llama(opener: _Opener, n_layers: int | None, explain: Callable[[s
     """A number of layers is passed on as it is; as many as fit may be none."""
     if n_layers is not None:
         return opener.on_llama(n_layers)
-    from llmrun.backends.gpu_layers import NoRoomOnGpu
+    from llmrun.backends.llama.gpu_layers import NoRoomOnGpu
 
-    found = llama_probe.gpus(opener.progress)
+    found = probe.gpus(opener.progress)
     reason = found.reason
     if found.names:
         try:
@@ -127,11 +127,11 @@ def _opened_on_llama(opener: _Opener, n_layers: int | None, explain: Callable[[s
 
 
 def _opened_on_the_best(opener: _Opener, n_layers: int | None, explain: Callable[[str], None]) -> Backend:
-    from llmrun.backends.gpu_layers import NoRoomOnGpu
+    from llmrun.backends.llama.gpu_layers import NoRoomOnGpu
 
     reason = "no layer is to run on a GPU"
     if n_layers != 0:
-        found = llama_probe.gpus(opener.progress)
+        found = probe.gpus(opener.progress)
         reason = found.reason
         if found.names:
             try:
@@ -144,7 +144,7 @@ def _opened_on_the_best(opener: _Opener, n_layers: int | None, explain: Callable
     try:
         opened = opener.on_cpu()
     except UnsupportedModel as refusal:
-        if not llama_probe.is_installed():
+        if not probe.is_installed():
             raise _with_a_way_out(refusal) from refusal
         explain(f"auto took llama: {refusal}")
         return opener.on_llama(0)

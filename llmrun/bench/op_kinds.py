@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmrun.kernels import plan_ops as ops
+from llmrun.plan import ops
 
 QUANTIZE = "quantize"  # a linear op's input, made int8
 KIND_OF: dict[type[ops.Op], str] = {

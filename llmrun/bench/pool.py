@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrun.backends.free_memory import free_memory
 from llmrun.bench.reporter import Reporter
 from llmrun.bench.sweep import Configuration, Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.errors import DoesNotFit, LlmrunError
+from llmrun.machine.free_memory import free_memory
 
 Start = Callable[[Target, Reporter], WorkerProcess]
 

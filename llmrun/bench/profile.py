@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu import MAX_ROWS, CpuBackend
+from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
+from llmrun.backends.cpu.lowering.needs import Needs, StepShape, needs_of, quantizing_needs
+from llmrun.backends.cpu.speeds.limits import Machine
 from llmrun.bench.op_kinds import KIND_OF, QUANTIZE
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels import plan_ops as ops
-from llmrun.kernels.machine import Machine
-from llmrun.kernels.needs import Needs, StepShape, needs_of, quantizing_needs
+from llmrun.plan import ops
 from llmrun.types import Batch
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from llmrun.kernels.plan import Plan
-    from llmrun.kernels.timed_team import StepTimes
+    from llmrun.backends.cpu.timed_team import StepTimes
+    from llmrun.plan.plan import Plan
 
 Progress = Callable[[str, float], None]  # (what is going on, share done)
 

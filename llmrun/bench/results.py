@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrun.backends.kv_bytes import KVBytes
+from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.bench.document import (
     Distribution,
     Document,

@@ -11,10 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from llmrun.backends.cpu_count import default_threads
-from llmrun.backends.free_memory import free_memory
 from llmrun.bench.cold import cold_start
-from llmrun.bench.energy import EnergyMeter, nvml_sources, rapl_sources
 from llmrun.bench.pool import OpenedFacts, Pool, Start
 from llmrun.bench.reporter import Reporter
 from llmrun.bench.sample import Sample, joined
@@ -22,6 +19,9 @@ from llmrun.bench.stability import is_stable
 from llmrun.bench.sweep import Configuration, Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.errors import LlmrunError
+from llmrun.machine.cpu_count import default_threads
+from llmrun.machine.energy import EnergyMeter, nvml_sources, rapl_sources
+from llmrun.machine.free_memory import free_memory
 
 # A shorter turn is mostly noise of the clock and of waking up, and the workload is run again. Not longer than that: a
 # pair measured close together shares what the machine does meanwhile.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from llmrun.backends.remote_url import parse_endpoint
 from llmrun.bench.workload import Workload
 from llmrun.errors import UsageError
+from llmrun.remote.url import parse_endpoint
 
 MOST_CONFIGURATIONS = 1000
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?:([+*])([0-9]+))?)?")

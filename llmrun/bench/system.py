@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
+from llmrun.machine.system import system_facts
 
-from llmrun import __version__
-from llmrun.backends.cpu_count import default_threads
-from llmrun.backends.free_memory import free_memory
-from llmrun.bench.energy import gpu_names
-from llmrun.bench.memory_modules import memory_facts
-from llmrun.bench.processor import frequency_facts, machine_facts, processor_name, processor_quota
-
-_LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")
 # Where there is a preference (intel_pstate, amd-pstate-epp), the governor says "powersave" on a fast machine too.
 _SLOW_GOVERNORS = ("powersave", "conservative")
 _SLOW_PREFERENCES = ("power", "balance_power")
@@ -31,35 +21,6 @@ def system_state(root: Path = Path("/")) -> dict[str, Any]:
     """`system_facts`, and the instruction level of the kernels. Raises UsageError for a level (LLMRUN_CPU_LEVEL) that
     this processor does not have."""
     return {**system_facts(root), "cpu_level": _instruction_level()}
-
-
-def system_facts(root: Path = Path("/")) -> dict[str, Any]:
-    """Facts by name: text, numbers, lists of them, or None where the machine does not tell.
-
-    Sizes are bytes, times seconds. `root` is where the files of Linux lie.
-    """
-    return {
-        "cpu": processor_name(root),
-        "cpu_architecture": platform.machine(),
-        "cores_physical": _told(lambda: psutil.cpu_count(logical=False)),
-        "cores_logical": _told(psutil.cpu_count),
-        "cpu_quota": processor_quota(root),
-        "threads": default_threads(),
-        **frequency_facts(root),
-        "load_average": _told(lambda: [round(load, 2) for load in psutil.getloadavg()]),
-        **_stolen_time(),
-        "memory_bytes": _told(lambda: psutil.virtual_memory().total),
-        "memory_free": _free_memory(),
-        **memory_facts(root),
-        **_power(),
-        **machine_facts(root),
-        "gpus": gpu_names(),
-        "os": _operating_system(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "llmrun": __version__,
-        **{name.replace("-", "_"): _version(name) for name in _LIBRARIES},
-    }
 
 
 def warnings_about(state: Mapping[str, Any]) -> list[str]:
@@ -101,58 +62,12 @@ def warnings_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     return found
 
 
-def _free_memory() -> int | None:
-    free = free_memory()
-    if free is None:
-        free = _told(lambda: psutil.virtual_memory().available)
-    return free
-
-
 def _stolen_share(state: Mapping[str, Any]) -> float:
     stolen, whole = state.get("stolen_seconds"), state.get("processor_seconds")
     return stolen / whole if stolen and whole and whole > 0 else 0.0
 
 
-def _stolen_time() -> dict[str, float | None]:
-    """Of all logical processors since the machine started. A virtual machine's are sometimes run for another one."""
-    times = _told(psutil.cpu_times)
-    if times is None or not hasattr(times, "steal"):
-        return {"stolen_seconds": None, "processor_seconds": None}
-    counted = sum(times) - times.guest - times.guest_nice  # a guest's time is counted as the user's too
-    return {"stolen_seconds": times.steal, "processor_seconds": round(counted, 2)}
-
-
-def _power() -> dict[str, Any]:
-    battery = _told(lambda: psutil.sensors_battery())  # not on every system
-    if battery is None:
-        return {"on_battery": None, "battery_percent": None}
-    plugged = battery.power_plugged
-    return {"on_battery": None if plugged is None else not plugged, "battery_percent": round(battery.percent)}
-
-
-def _told(question: Callable[[], Any]) -> Any:
-    """The answer, or None where the system has none to give."""
-    try:
-        return question()
-    except (OSError, psutil.Error, NotImplementedError, AttributeError, RuntimeError, ValueError):
-        return None
-
-
 def _instruction_level() -> str:
-    from llmrun.kernels.levels import host_target
+    from llmrun.compiled.levels import host_target
 
     return host_target().level.name
-
-
-def _operating_system() -> str:
-    try:
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        return " ".join(filter(None, (platform.system(), platform.mac_ver()[0] or platform.version())))
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

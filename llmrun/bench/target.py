@@ -44,7 +44,7 @@ def open_target(
 ) -> OpenTarget:
     """Open a file's model, or the endpoint's when one is named. Raises what `Engine.open` raises, and NetworkError."""
     if endpoint:
-        from llmrun.engine.remote_engine import RemoteEngine
+        from llmrun.remote.engine import RemoteEngine
 
         remote = RemoteEngine.open(
             endpoint, max_sequences=max_sequences, ignore_eos=to_the_limit, offline=offline, explain=note
@@ -80,7 +80,7 @@ def _needs(backend: Backend, path: Path) -> dict[str, Any]:
     """What a token needs of the machine: by the plan where there is one, else by the file."""
     if backend.info.backend == "scripted":
         return {}
-    from llmrun.backends.cpu import CpuBackend
+    from llmrun.backends.cpu.backend import CpuBackend
     from llmrun.backends.model_needs import needs_of_file, needs_of_plan
     from llmrun.gguf.reader import open_gguf
 

@@ -39,7 +39,7 @@ class Worker:
             case "limits":
                 return self._limits(question["threads"], question["memory_bytes"])
             case "peak":
-                from llmrun.bench.memory import peak_memory
+                from llmrun.machine.peak_memory import peak_memory
 
                 return {"peak": peak_memory()}
         raise LlmrunError(f"no such question: {question['do']}")
@@ -62,7 +62,7 @@ class Worker:
 
     def _limits(self, n_threads: int, memory_bytes: int) -> Mapping[str, Any]:
         """This machine's: memory is held from the first question on."""
-        from llmrun.kernels.machine import Machine
+        from llmrun.backends.cpu.speeds.limits import Machine
 
         if self._machine is None:
             self._machine = Machine(n_threads, memory_bytes)

@@ -69,8 +69,8 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
 
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[Target]:
     """Models are found, and fetched, before anything is measured. A model may be an endpoint's too."""
-    from llmrun.backends.remote_url import is_endpoint
     from llmrun.bench.sweep import local_targets, remote_target
+    from llmrun.remote.url import is_endpoint
 
     named = _names(flags.model or ())
     endpoints = [*(flags.endpoint or ()), *(name for name in named if is_endpoint(name))]
@@ -90,7 +90,7 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[Target
 
 def _names(given: Sequence[str]) -> list[str]:
     """`A,B` are two, unless there is a file of that very name."""
-    from llmrun.backends.remote_url import is_endpoint
+    from llmrun.remote.url import is_endpoint
 
     names = [[text] if Path(text).exists() or is_endpoint(text) else text.split(",") for text in given]
     found = list(dict.fromkeys(name.strip() for some in names for name in some))

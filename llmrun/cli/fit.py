@@ -80,9 +80,9 @@ class _Asked:
     """What every model is looked at with. The machine is measured when the first one needs it."""
 
     def __init__(self, settings: Settings, prompt: int, remeasure: bool) -> None:
-        from llmrun.backends.cpu_count import default_threads
+        from llmrun.backends.cpu.speeds.machine import Speeds
         from llmrun.backends.fitting import Resources
-        from llmrun.backends.speeds import Speeds
+        from llmrun.machine.cpu_count import default_threads
 
         self.settings, self.prompt = settings, prompt
         threads = settings.threads or default_threads()

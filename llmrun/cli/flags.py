@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from llmrun.backends.remote_url import is_endpoint
 from llmrun.cli import options
 from llmrun.cli.output import out
 from llmrun.errors import UsageError
+from llmrun.remote.url import is_endpoint
 from llmrun.settings import RULES, Settings, load_settings
 
 _NOT_FOR_SERVERS = ("ctx_size", "threads", "kv_type", "gpu_layers", "chat_template", "backend")

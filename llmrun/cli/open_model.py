@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.backends.remote_url import is_endpoint, parse_endpoint
 from llmrun.cli.output import out
 from llmrun.cli.progress import HubReporter, show_loading
 from llmrun.errors import DoesNotFit
 from llmrun.kernel_warnings import kernel_warnings_told
+from llmrun.remote.url import is_endpoint, parse_endpoint
 
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering
@@ -96,7 +96,7 @@ def open_model(
 
 def _tell_of_too_many_threads(settings: Settings) -> None:
     """Nothing is wrong with the answer, but it may come many times slower."""
-    from llmrun.backends.cpu_count import most_threads
+    from llmrun.machine.cpu_count import most_threads
 
     if settings.threads is not None and settings.threads > (most := most_threads()) and settings.backend != SCRIPTED:
         run = f"{most} can run at the same time" if most > 1 else "one can run at a time"
@@ -130,7 +130,7 @@ def _found(settings: Settings) -> ResolvedModel:
 @contextmanager
 def _open_remote(settings: Settings) -> Iterator[OpenModel]:
     from llmrun.engine.defaults import default_sampling
-    from llmrun.engine.remote_engine import RemoteEngine
+    from llmrun.remote.engine import RemoteEngine
 
     with RemoteEngine.open(settings.model, offline=settings.offline, explain=out.note) as engine:
         info = engine.info

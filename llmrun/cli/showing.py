@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrun.amounts import bytes_in_words, counted
-from llmrun.archs.tensors import common_type, parameter_count
+from llmrun.archs.parts.tensors import common_type, parameter_count
 from llmrun.cli.columns import aligned, beside
 from llmrun.cli.output import out
 from llmrun.cli.terminal import room, visible_line

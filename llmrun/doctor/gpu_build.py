@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmrun.backends.select import llama_requirement
-from llmrun.bench.gpus import Gpu
 from llmrun.doctor.shell import with_variable, words
+from llmrun.machine.gpus import Gpu
 
 _PACKAGE = "llama-cpp-python"
 _ROCM = Path("/opt/rocm")

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llmrun.amounts import bytes_in_words
-from llmrun.backends.llama_trial import LlamaTrial, try_llama
+from llmrun.backends.llama.gpu_trial import LlamaTrial, try_llama
 from llmrun.backends.select import install_command
-from llmrun.bench.gpus import Gpu
-from llmrun.bench.processor import text_of
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.gpu_build import WITHOUT_AMX, build_command, build_flags, rebuild_command
 from llmrun.doctor.machine import Machine
+from llmrun.machine.gpus import Gpu
+from llmrun.machine.processor import text_of
 
 SECTION = "GPU"
 LLAMA = "llama.cpp"

@@ -16,7 +16,7 @@ _ELSEWHERE = "Every start compiles its kernels again, unless they are kept elsew
 
 def look_at_kernels(machine: Machine) -> Iterator[Finding]:
     del machine
-    from llmrun.kernels.cache import survey
+    from llmrun.compiled.cache import survey
 
     try:
         found = survey()

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmrun.bench.gpus import Gpu
+    from llmrun.machine.gpus import Gpu
 
 
 @dataclass
@@ -19,12 +19,12 @@ class Machine:
 
     @cached_property
     def system(self) -> dict[str, Any]:
-        from llmrun.bench.system import system_facts
+        from llmrun.machine.system import system_facts
 
         return system_facts()
 
     @cached_property
     def gpus(self) -> Sequence[Gpu]:
-        from llmrun.bench.gpus import gpus
+        from llmrun.machine.gpus import gpus
 
         return gpus()

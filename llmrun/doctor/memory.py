@@ -44,7 +44,7 @@ def measure_speed(machine: Machine) -> Iterator[Finding]:
     if n_bytes < _LEAST_READ:
         yield Finding(SECTION, "speed", NOTE, "not measured: too little memory is free", facts=_speeds(threads))
         return
-    from llmrun.kernels import machine as limits
+    from llmrun.backends.cpu.speeds import limits
 
     trouble: list[str] = []
     try:

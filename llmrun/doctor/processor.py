@@ -35,7 +35,7 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
 def look_at_level(machine: Machine) -> Iterator[Finding]:
     """The level that was chosen, after its trial; a level that failed its own is a note."""
     del machine
-    from llmrun.kernels.levels import PORTABLE, host_levels, host_target
+    from llmrun.compiled.levels import PORTABLE, host_levels, host_target
 
     named = [one.name for one in host_levels()]
     forced = os.environ.get("LLMRUN_CPU_LEVEL", "")

@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import bytes_in_words
-from llmrun.backends import free_memory
 from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.hub.model import Artifact, PypiSource, Wanted
+from llmrun.machine import free_memory
 
 if TYPE_CHECKING:
     from llmrun.backends.fitting import Fit, Resources

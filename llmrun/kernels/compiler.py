@@ -21,7 +21,7 @@ import numba
 from numba import types
 from numba.core import codegen
 
-from llmrun.kernels import objectfile
+from llmrun.kernels import object_file
 from llmrun.kernels.faster_numba import make_faster
 
 _SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
@@ -88,7 +88,7 @@ def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes
     passes.add_global_dead_code_eliminate_pass()
     passes.run(llvm_module, builder)
     emitted: bytes = machine.emit_object(llvm_module)
-    objectfile.check_symbols(emitted, symbol)
+    object_file.check_symbols(emitted, symbol)
     return emitted
 
 

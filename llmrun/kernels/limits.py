@@ -12,13 +12,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.kernels import records, simd
+from llmrun.kernels.code import simd
+from llmrun.kernels.code.dots import emit_dots
+from llmrun.kernels.code.load_store import load_i64
+from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import kernel, kernel_family
-from llmrun.kernels.dots import emit_dots
-from llmrun.kernels.limits_layout import independent_sums
-from llmrun.kernels.memory import load_i64
-from llmrun.kernels.packed_types import PACKED_TYPES
-from llmrun.kernels.work import claim
+from llmrun.layouts import records
+from llmrun.layouts.limits import independent_sums
+from llmrun.layouts.packed_types import PACKED_TYPES
 
 ARG = records.OP_ARGS
 A_ADDRESS, A_CHUNKS, A_CHUNK_BYTES, A_RESULT = (ARG + 8 * i for i in range(4))

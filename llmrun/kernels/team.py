@@ -1,181 +1,172 @@
-"""The threads that run a plan. They live in machine code: a worker is one call that lasts as long as the team."""
+"""What every thread of the team runs: walk the plan, meet at barriers, sleep between steps.
+
+A barrier is a count of arrivals and a generation, read before arriving. Waiting threads spin for a while, because the
+others are usually microseconds away, then sleep on a futex, because another program may have their core.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import platform
-import signal
-import sys
-import threading
-import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
+from llmrun.kernels.code import simd
+from llmrun.kernels.code.load_store import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    call_c1,
+    call_c2,
+    call_c6,
+    call_kernel,
+    load_i64,
+)
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.layouts import records
 
-from llmrun.errors import Cancelled, LlmrunError
-from llmrun.kernels import records
-from llmrun.kernels.arena import address_of, allocate
-from llmrun.kernels.store import Kernel, KernelName, load_kernels
+_FUTEX_WAIT_PRIVATE = 128
+_FUTEX_WAKE_PRIVATE = 129
+_EVERYONE = 1 << 30
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from llmrun.kernels.lowering_base import Lowered
-
-# Pauses a waiting thread spins before it sleeps on the futex. SmolLM2's decode, 2 threads of 2 cores, alone and beside
-# two busy programs, tok/s: 0 pauses 181 and 104, 30: 225 and 156, 100: 289 and 163, 1,000: 281 and 118, 4,000: 284
-# and 72. Who spins longer takes the core from the thread it waits for.
-_SPIN = 100
-_IDLE_SPIN = 1000  # between steps: sampling takes about 0.1 ms
-_WAIT_SECONDS = 0.1  # longest the main thread sleeps before it looks for signals again
-
-_FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
-
-WORK = KernelName.of("conduct", "work")
-START = KernelName.of("conduct", "start")
-WAIT = KernelName.of("conduct", "wait")
-TEAM_KERNELS = (WORK, START, WAIT)
+SYNC_ARRIVED = records.SYNC_ARRIVED
+SYNC_GENERATION = records.SYNC_GENERATION
+SYNC_SLEEPERS = records.SYNC_SLEEPERS
+SYNC_STOP = records.SYNC_STOP
+SYNC_STEP = records.SYNC_STEP
+SYNC_PARKED = records.SYNC_PARKED
+SYNC_FINISHED = records.SYNC_FINISHED
+SYNC_DONE = records.SYNC_DONE
+SYNC_EXIT = records.SYNC_EXIT
 
 
-class Team:
-    """`n_threads` workers for one lowered plan.
-
-    The caller's thread runs no kernel: it sleeps until the step is done, and wakes up for signals. `work` is the kernel
-    that a worker lives in.
-    """
-
-    def __init__(self, lowered: Lowered, n_threads: int, work: KernelName = WORK) -> None:
-        kernels = load_kernels([work, START, WAIT])
-        self._start, self._wait = kernels[START], kernels[WAIT]
-        self._lowered = lowered
-        self._process = os.getpid()
-        self._step = np.zeros(records.STEP_WORDS, np.int64)
-        self._sync = allocate(records.SYNC_BYTES, "synchronization words").view(np.int64)
-        self._timeout = np.array([0, int(_WAIT_SECONDS * 1e9)], np.int64)  # struct timespec
-        self._describe_system()
-        self._set(records.STEP_SYNC, address_of(self._sync))
-        self._set(records.STEP_PLAN, address_of(lowered.records))
-        self._set(records.STEP_N_OPS, len(lowered.records))
-        threads: list[threading.Thread] = []
-        # Also at interpreter exit, before the arrays that the workers look at are gone.
-        self._finalizer = weakref.finalize(self, _dismiss, self._process, self._sync, self._step, self._start, threads)
-        try:
-            for thread in range(n_threads):
-                arguments = (kernels[work], self._step, thread, n_threads)
-                worker = threading.Thread(target=_live, args=arguments, name=f"llmrun-{thread}", daemon=True)
-                worker.start()
-                threads.append(worker)
-        except BaseException:
-            self.close()
-            raise
-
-    def _describe_system(self) -> None:
-        libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("kernel32")
-        # Without a futex, waiting is dozing: 50 us, or Windows' least, a millisecond. Yielding would burn every core of
-        # an idle chat.
-        doze, doze_for = (libc.usleep, 50) if os.name == "posix" else (libc.Sleep, 1)
-        futex = _FUTEX_CALLS.get(platform.machine(), 0) if sys.platform == "linux" else 0
-        self._set_sync(records.SYNC_DOZE, function_address(doze))
-        self._set_sync(records.SYNC_DOZE_FOR, doze_for)
-        self._set_sync(records.SYNC_FUTEX, futex)
-        self._set_sync(records.SYNC_SYSCALL, function_address(libc.syscall) if futex else 0)
-        self._set_sync(records.SYNC_SPIN, _SPIN)
-        self._set_sync(records.SYNC_IDLE_SPIN, _IDLE_SPIN)
-
-    def _set(self, offset: int, value: int) -> None:
-        self._step[offset // records.WORD] = value
-
-    def _set_sync(self, offset: int, value: int) -> None:
-        self._sync[offset // records.WORD] = value
-
-    def run(
-        self,
-        tokens: NDArray[np.int32],
-        positions: NDArray[np.int32],
-        tables: NDArray[np.int64],
-        wanted: NDArray[np.int32],
-        rotations: NDArray[np.float32],
-        logits: NDArray[np.float32],
-    ) -> None:
-        """Run one step; `logits` float32[wanted, padded width] is filled in.
-
-        tokens, positions int32[rows]; tables int64[windows, rows] addresses of block tables; wanted int32[] row
-        numbers; rotations float32[rows, pairs of all ropes, 2]. All contiguous. Raises Cancelled after `cancel`.
-        """
-        if os.getpid() != self._process:
-            raise LlmrunError("a forked process cannot use its parent's engine: open the model again in the child")
-        if not self._finalizer.alive:
-            raise LlmrunError("the engine is closed: open the model again")
-        self._lowered.counters[:] = 0
-        for offset in (records.SYNC_ARRIVED, records.SYNC_STOP, records.SYNC_FINISHED):
-            self._set_sync(offset, 0)
-        self._set(records.STEP_ROWS, len(tokens))
-        self._set(records.STEP_WANTED, len(wanted))
-        self._set(records.STEP_CHOSEN, len(tokens) * self._lowered.experts_used)
-        self._set(records.STEP_REPLICATED, int(len(tokens) == 1))
-        self._set(records.STEP_TOKENS, address_of(tokens))
-        self._set(records.STEP_POSITIONS, address_of(positions))
-        self._set(records.STEP_TABLES, address_of(tables))
-        self._set(records.STEP_WANTED_ROWS, address_of(wanted))
-        self._set(records.STEP_ROTATIONS, address_of(rotations))
-        self._set(records.STEP_LOGITS, address_of(logits))
-        self._run_step()
-        if self._sync[records.SYNC_STOP // records.WORD]:
-            raise Cancelled("generation stopped")
-
-    def _run_step(self) -> None:
-        """Start the workers and sleep until they are done. An exception from a signal handler, wherever it strikes,
-        stops them first: they must not run on over arrays that are about to be freed."""
-        number = int(self._sync[records.SYNC_STEP // records.WORD]) + 1
-        try:
-            self._start.run(number, address_of(self._step), 0, 0)
-            self._sleep_until_done(number)
-        except BaseException:
-            self.cancel()
-            while self._sync[records.SYNC_STEP // records.WORD] >= number and not self._is_done(number):
-                # A second Ctrl-C must not get past this; the first one is on its way.
-                with contextlib.suppress(BaseException):
-                    self._sleep_until_done(number)
-            raise
-
-    def _is_done(self, number: int) -> bool:
-        return bool(self._sync[records.SYNC_DONE // records.WORD] >= number)
-
-    def _sleep_until_done(self, number: int) -> None:
-        while not self._is_done(number):
-            self._wait.run(number - 1, address_of(self._step), address_of(self._timeout), 0)
-
-    def cancel(self) -> None:
-        """Stop the running step at its next barrier. Safe from another thread and from a signal handler."""
-        self._set(records.STEP_ABORT, 1)
-
-    def clear_cancel(self) -> None:
-        self._set(records.STEP_ABORT, 0)
-
-    def close(self) -> None:
-        """End the workers. Idempotent."""
-        self._finalizer()
+@inline_function
+def _sleep_while(sync: Any, word: Any, value: Any, timeout: Any) -> Any:
+    """Sleep until the low half of a word is no longer `value`, or is woken, or for `timeout` (address of a timespec,
+    0 for ever). Where there is no futex: doze once."""
+    futex = load_i64(sync + records.SYNC_FUTEX)
+    if futex != 0:
+        call_c6(load_i64(sync + records.SYNC_SYSCALL), futex, word, _FUTEX_WAIT_PRIVATE, value, timeout, 0)
+    else:
+        call_c1(load_i64(sync + records.SYNC_DOZE), load_i64(sync + records.SYNC_DOZE_FOR))
 
 
-def function_address(function: object) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+@inline_function
+def _wake_all(sync: Any, word: Any) -> Any:
+    futex = load_i64(sync + records.SYNC_FUTEX)
+    if futex != 0:
+        call_c6(load_i64(sync + records.SYNC_SYSCALL), futex, word, _FUTEX_WAKE_PRIVATE, _EVERYONE, 0, 0)
 
 
-def _live(work: Kernel, step: NDArray[np.int64], thread: int, n_threads: int) -> None:
-    if hasattr(signal, "pthread_sigmask"):
-        # Signals go to the main thread, whose sleep they interrupt.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    work.run(0, address_of(step), thread, n_threads)
+@inline_function
+def _no_stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
+    """Nobody asks for the time."""
 
 
-def _dismiss(
-    process: int, sync: NDArray[np.int64], step: NDArray[np.int64], start: Kernel, threads: list[threading.Thread]
-) -> None:
-    if os.getpid() != process:
-        return
-    sync[records.SYNC_EXIT // records.WORD] = 1
-    start.run(int(sync[records.SYNC_STEP // records.WORD]) + 1, address_of(step), 0, 0)
-    for thread in threads:
-        thread.join()
+@inline_function
+def _stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
+    """Have the clock write the time into a thread's stamp of that number."""
+    n_stamps = 1 + 2 * load_i64(step + records.STEP_N_OPS)
+    at = load_i64(step + records.STEP_STAMPS) + (thread * n_stamps + number) * records.STAMP_BYTES
+    clock, identity = load_i64(sync + records.SYNC_CLOCK), load_i64(sync + records.SYNC_CLOCK_ID)
+    if identity >= 0:
+        call_c2(clock, identity, at)
+    else:
+        call_c1(clock, at)
+
+
+@kernel_family
+def work(level: str) -> Callable[..., None]:
+    """A worker's whole life: run(step record), once per step, until SYNC_EXIT. `op` is unused."""
+    return _worker(level, _no_stamp)
+
+
+@kernel_family
+def work_timed(level: str) -> Callable[..., None]:
+    """The same, with stamps in STEP_STAMPS: before the first op, after each op's own work, and after each barrier."""
+    return _worker(level, _stamp)
+
+
+def _worker(level: str, stamp: Any) -> Callable[..., None]:
+    pause = simd.Operations(level).pause
+
+    @inline_function
+    def wait_for_change(sync: Any, word: Any, old: Any, sleepers: Any, spin: Any) -> Any:
+        for _ in range(spin):
+            if atomic_load(word) != old:
+                return
+            pause()
+        atomic_add(sleepers, 1)
+        while atomic_load(word) == old:
+            _sleep_while(sync, word, old, 0)
+        atomic_add(sleepers, -1)
+
+    @inline_function
+    def barrier(sync: Any, step: Any, n_threads: Any) -> Any:
+        """Wait for all; true when the step is cancelled. The last to arrive decides, so that all agree."""
+        generation = atomic_load(sync + SYNC_GENERATION)
+        if atomic_add(sync + SYNC_ARRIVED, 1) == n_threads - 1:
+            if load_i64(step + records.STEP_ABORT) != 0 and load_i64(sync + SYNC_STOP) == 0:
+                atomic_store(sync + SYNC_STOP, generation + 1)
+            atomic_store(sync + SYNC_ARRIVED, 0)
+            atomic_store(sync + SYNC_GENERATION, generation + 1)
+            if atomic_load(sync + SYNC_SLEEPERS) != 0:
+                _wake_all(sync, sync + SYNC_GENERATION)
+        else:
+            wait_for_change(
+                sync,
+                sync + SYNC_GENERATION,
+                generation,
+                sync + SYNC_SLEEPERS,
+                load_i64(sync + records.SYNC_SPIN),
+            )
+        stop = atomic_load(sync + SYNC_STOP)
+        return stop != 0 and stop <= generation + 1
+
+    @inline_function
+    def run_plan(sync: Any, step: Any, thread: Any, n_threads: Any) -> Any:
+        plan = load_i64(step + records.STEP_PLAN)
+        replicated = load_i64(step + records.STEP_REPLICATED)
+        stamp(sync, step, thread, 0)
+        for index in range(load_i64(step + records.STEP_N_OPS)):
+            op = plan + index * records.OP_BYTES
+            call_kernel(load_i64(op + records.OP_KERNEL), op, step, thread, n_threads)
+            stamp(sync, step, thread, 2 * index + 1)
+            flags = load_i64(op + records.OP_FLAGS)
+            apart = replicated != 0 and flags & records.FLAG_REPLICATED != 0
+            if flags & records.FLAG_BARRIER and not apart:
+                if barrier(sync, step, n_threads):
+                    return
+                stamp(sync, step, thread, 2 * index + 2)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        sync = load_i64(step + records.STEP_SYNC)
+        seen = 0
+        while True:
+            wait_for_change(sync, sync + SYNC_STEP, seen, sync + SYNC_PARKED, load_i64(sync + records.SYNC_IDLE_SPIN))
+            seen = atomic_load(sync + SYNC_STEP)
+            if atomic_load(sync + SYNC_EXIT) != 0:
+                return
+            run_plan(sync, step, thread, n_threads)
+            if atomic_add(sync + SYNC_FINISHED, 1) == n_threads - 1:
+                atomic_store(sync + SYNC_DONE, seen)
+                _wake_all(sync, sync + SYNC_DONE)
+
+    return run
+
+
+@kernel
+def start(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+    """Main thread: let the workers run step number `op`, or leave when SYNC_EXIT is set."""
+    sync = load_i64(step + records.STEP_SYNC)
+    atomic_store(sync + SYNC_STEP, op)
+    if atomic_load(sync + SYNC_PARKED) != 0:
+        _wake_all(sync, sync + SYNC_STEP)
+
+
+@kernel
+def wait(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+    """Main thread: sleep until a step is done, a signal comes or the timespec at `thread` is over. `op` is the number
+    of the step before."""
+    sync = load_i64(step + records.STEP_SYNC)
+    if atomic_load(sync + SYNC_DONE) == op:
+        _sleep_while(sync, sync + SYNC_DONE, op, thread)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from llmrun.quants.fields import words16, words32
+from llmrun.quants.weight_type import WeightType, all_set
+
 
 def dequantize_f32(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     """uint8[..., 4 n] -> float32[..., n], exact. A view of `raw` where its layout allows one."""
@@ -45,3 +48,18 @@ def quantize_bf16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x0040)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     return np.where(is_nan, quiet_nan, rounded).astype("<u2").view(np.uint8)
+
+
+def _unsound_f32(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return all_set(words32(blocks)[:, 0], np.uint32(0x7F800000))
+
+
+def _unsound_bf16(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return all_set(words16(blocks)[:, 0], np.uint16(0x7F80))
+
+
+TYPES = (
+    WeightType("F32", 0, 1, 4, dequantize_f32, quantize_f32, other_scales=_unsound_f32),
+    WeightType("F16", 1, 1, 2, dequantize_f16, quantize_f16, half_fields=(0,)),
+    WeightType("BF16", 30, 1, 2, dequantize_bf16, quantize_bf16, other_scales=_unsound_bf16),
+)

@@ -24,14 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.quants.fields import blocks_of, planes
+from llmrun.quants.packed import PackedType, Scales
 from llmrun.quants.unpacked import Unpacked, joined
+from llmrun.quants.weight_type import integer_type
 
 MXFP4_WEIGHTS = 32
 MXFP4_BYTES = 17
 NVFP4_WEIGHTS = 64
 NVFP4_BYTES = 36
 
-VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
+VALUES = np.array(_TABLE, np.int8)
 
 
 def unpack_mxfp4(raw: NDArray[np.uint8]) -> Unpacked:
@@ -84,3 +87,24 @@ def _half_ue4m3(stored: NDArray[np.uint8]) -> NDArray[np.float32]:
     # A fraction has 3 bits, and half of the scale is wanted: 3 + 1 more than the bias of 7.
     numbers = np.ldexp(significand, np.where(is_normal, exponent, 1) - 11)
     return np.where(stored == 127, np.float32(0), numbers)
+
+
+def _unsound_e8m0(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    unsound: NDArray[np.bool_] = blocks[:, 0] == 255
+    return unsound
+
+
+def _unsound_ue4m3(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """The eighth bit of a scale does not count."""
+    unsound: NDArray[np.bool_] = ((blocks[:, :4] & np.uint8(127)) == 127).any(axis=1)
+    return unsound
+
+
+TYPES = (
+    integer_type(
+        *("MXFP4", 39, MXFP4_WEIGHTS, MXFP4_BYTES, unpack_mxfp4, quantize_mxfp4),
+        other_scales=_unsound_e8m0,
+        packed=PackedType((4,), table=_TABLE, scales=Scales.E8M0),
+    ),
+    integer_type("NVFP4", 40, NVFP4_WEIGHTS, NVFP4_BYTES, unpack_nvfp4, other_scales=_unsound_ue4m3),
+)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from llmrun.quants import grids
 from llmrun.quants.fields import SUPER_BLOCK, blocks_of, halves, sequence, words16
 from llmrun.quants.unpacked import Unpacked, joined
+from llmrun.quants.weight_type import integer_type, unsound_halves
 
 IQ1_S_BYTES = 50
 IQ1_M_BYTES = 56
@@ -79,3 +80,15 @@ def _eighths(
 
 def _odd(sub_scales: NDArray[np.uint16]) -> NDArray[np.int16]:
     return 2 * sub_scales.astype(np.int16) + np.int16(1)
+
+
+def _unsound_iq1_m(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """The scale is an f16 whose bits are the highest 4 of four words."""
+    high = (words16(blocks[:, 48:56]) >> np.uint16(12)) << np.array([0, 4, 8, 12], np.uint16)
+    return unsound_halves(np.bitwise_or.reduce(high, axis=1))
+
+
+TYPES = (
+    integer_type("IQ1_S", 19, SUPER_BLOCK, IQ1_S_BYTES, unpack_iq1_s, half_fields=(0,)),
+    integer_type("IQ1_M", 29, SUPER_BLOCK, IQ1_M_BYTES, unpack_iq1_m, other_scales=_unsound_iq1_m),
+)

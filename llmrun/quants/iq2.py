@@ -36,6 +36,7 @@ from llmrun.quants import grids
 from llmrun.quants.fields import SUPER_BLOCK, blocks_of, halves, sequence, words16, words32
 from llmrun.quants.signs import even_signs, signs
 from llmrun.quants.unpacked import Unpacked, joined
+from llmrun.quants.weight_type import integer_type
 
 IQ2_XXS_BYTES = 66
 IQ2_XS_BYTES = 74
@@ -84,3 +85,10 @@ def _unpacked(
         super_block=SUPER_BLOCK,
         sub_block=sub_block,
     )
+
+
+TYPES = (
+    integer_type("IQ2_XXS", 16, SUPER_BLOCK, IQ2_XXS_BYTES, unpack_iq2_xxs, half_fields=(0,)),
+    integer_type("IQ2_XS", 17, SUPER_BLOCK, IQ2_XS_BYTES, unpack_iq2_xs, half_fields=(0,)),
+    integer_type("IQ2_S", 22, SUPER_BLOCK, IQ2_S_BYTES, unpack_iq2_s, half_fields=(0,)),
+)

@@ -29,6 +29,7 @@ from llmrun.quants import grids
 from llmrun.quants.fields import SUPER_BLOCK, blocks_of, halves, sequence, words32
 from llmrun.quants.signs import even_signs, signs
 from llmrun.quants.unpacked import Unpacked, joined
+from llmrun.quants.weight_type import integer_type
 
 IQ3_XXS_BYTES = 98
 IQ3_S_BYTES = 110
@@ -64,3 +65,9 @@ def unpack_iq3_s(raw: NDArray[np.uint8]) -> Unpacked:
         super_block=SUPER_BLOCK,
         sub_block=32,
     )
+
+
+TYPES = (
+    integer_type("IQ3_XXS", 18, SUPER_BLOCK, IQ3_XXS_BYTES, unpack_iq3_xxs, half_fields=(0,)),
+    integer_type("IQ3_S", 21, SUPER_BLOCK, IQ3_S_BYTES, unpack_iq3_s, half_fields=(0,)),
+)

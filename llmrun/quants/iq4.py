@@ -20,13 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.quants.fields import SUPER_BLOCK, blocks_of, halves, planes, sequence
+from llmrun.quants.packed import PackedType, Scales
 from llmrun.quants.unpacked import Unpacked, joined
+from llmrun.quants.weight_type import integer_type
 
 IQ4_NL_WEIGHTS = 32
 IQ4_NL_BYTES = 18
 IQ4_XS_BYTES = 136
 
-VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+VALUES = np.array(_TABLE, np.int8)
 
 
 def unpack_iq4_nl(raw: NDArray[np.uint8]) -> Unpacked:
@@ -49,3 +52,17 @@ def unpack_iq4_xs(raw: NDArray[np.uint8]) -> Unpacked:
         super_block=SUPER_BLOCK,
         sub_block=32,
     )
+
+
+TYPES = (
+    integer_type(
+        *("IQ4_NL", 20, IQ4_NL_WEIGHTS, IQ4_NL_BYTES, unpack_iq4_nl),
+        half_fields=(0,),
+        packed=PackedType((4,), table=_TABLE),
+    ),
+    integer_type(
+        *("IQ4_XS", 23, SUPER_BLOCK, IQ4_XS_BYTES, unpack_iq4_xs),
+        half_fields=(0,),
+        packed=PackedType((4,), table=_TABLE, scales=Scales.TWO_LEVELS),
+    ),
+)

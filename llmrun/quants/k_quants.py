@@ -52,7 +52,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.quants.fields import SUPER_BLOCK, blocks_of, halves, planes
+from llmrun.quants.packed import PackedType, Scales
 from llmrun.quants.unpacked import Unpacked, joined
+from llmrun.quants.weight_type import integer_type
 
 Q2_K_BYTES = 84
 Q3_K_BYTES = 110
@@ -154,3 +156,32 @@ def _runs(field: NDArray[np.uint8], run_bytes: int, *, bits: int) -> NDArray[np.
 def _split(pair: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """uint8[..., 2, m] -> two uint8[..., m]."""
     return pair[..., 0, :], pair[..., 1, :]
+
+
+TYPES = (
+    integer_type(
+        *("Q2_K", 10, SUPER_BLOCK, Q2_K_BYTES, unpack_q2_k),
+        half_fields=(80, 82),
+        packed=PackedType((2,), scales=Scales.TWO_LEVELS, mins=True, sub_columns=16),
+    ),
+    integer_type(
+        *("Q3_K", 11, SUPER_BLOCK, Q3_K_BYTES, unpack_q3_k),
+        half_fields=(108,),
+        packed=PackedType((2, 1), zero=4, scales=Scales.TWO_LEVELS, sub_columns=16),
+    ),
+    integer_type(
+        *("Q4_K", 12, SUPER_BLOCK, Q4_K_BYTES, unpack_q4_k),
+        half_fields=(0, 2),
+        packed=PackedType((4,), scales=Scales.TWO_LEVELS, mins=True),
+    ),
+    integer_type(
+        *("Q5_K", 13, SUPER_BLOCK, Q5_K_BYTES, unpack_q5_k),
+        half_fields=(0, 2),
+        packed=PackedType((4, 1), scales=Scales.TWO_LEVELS, mins=True),
+    ),
+    integer_type(
+        *("Q6_K", 14, SUPER_BLOCK, Q6_K_BYTES, unpack_q6_k),
+        half_fields=(208,),
+        packed=PackedType((4, 2), zero=32, scales=Scales.TWO_LEVELS, sub_columns=16),
+    ),
+)

@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.quants.fields import blocks_of, half_bytes, halves, planes
+from llmrun.quants.packed import PackedType
 from llmrun.quants.rounding import above_the_least, around_zero
 from llmrun.quants.unpacked import Unpacked, joined
+from llmrun.quants.weight_type import integer_type
 
 BLOCK_WEIGHTS = 32
 Q4_0_BYTES = 18
@@ -64,3 +66,17 @@ def quantize_q4_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 def _pack(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return nibbles[:, :16] | (nibbles[:, 16:] << np.uint8(4))
+
+
+TYPES = (
+    integer_type(
+        *("Q4_0", 2, BLOCK_WEIGHTS, Q4_0_BYTES, unpack_q4_0, quantize_q4_0),
+        half_fields=(0,),
+        packed=PackedType((4,), zero=8),
+    ),
+    integer_type(
+        *("Q4_1", 3, BLOCK_WEIGHTS, Q4_1_BYTES, unpack_q4_1, quantize_q4_1),
+        half_fields=(0, 2),
+        packed=PackedType((4,), mins=True),
+    ),
+)

@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.quants.fields import blocks_of, half_bytes, halves, planes, sequence
+from llmrun.quants.packed import PackedType
 from llmrun.quants.rounding import above_the_least, around_zero
 from llmrun.quants.unpacked import Unpacked, joined
+from llmrun.quants.weight_type import integer_type
 
 BLOCK_WEIGHTS = 32
 Q5_0_BYTES = 22
@@ -74,3 +76,17 @@ def _levels(field: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _pack(levels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     fifth = np.packbits(levels >> np.uint8(4), axis=-1, bitorder="little")
     return fifth, (levels[:, :16] & np.uint8(15)) | (levels[:, 16:] << np.uint8(4))
+
+
+TYPES = (
+    integer_type(
+        *("Q5_0", 6, BLOCK_WEIGHTS, Q5_0_BYTES, unpack_q5_0, quantize_q5_0),
+        half_fields=(0,),
+        packed=PackedType((4, 1), zero=16),
+    ),
+    integer_type(
+        *("Q5_1", 7, BLOCK_WEIGHTS, Q5_1_BYTES, unpack_q5_1, quantize_q5_1),
+        half_fields=(0, 2),
+        packed=PackedType((4, 1), mins=True),
+    ),
+)

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.quants.fields import blocks_of, half_bytes, halves
+from llmrun.quants.packed import PackedType
 from llmrun.quants.rounding import half_away_from_zero, inverse
 from llmrun.quants.unpacked import Unpacked, joined
+from llmrun.quants.weight_type import integer_type
 
 BLOCK_WEIGHTS = 32
 BLOCK_BYTES = 34
@@ -35,3 +37,8 @@ def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
         integers = half_away_from_zero(blocks * inverse(scale)).astype(np.int8)
     packed = np.concatenate([half_bytes(scale), integers.view(np.uint8)], axis=-1)
     return packed.reshape(*values.shape[:-1], values.shape[-1] // BLOCK_WEIGHTS * BLOCK_BYTES)
+
+
+TYPES = (
+    integer_type("Q8_0", 8, BLOCK_WEIGHTS, BLOCK_BYTES, unpack, quantize, half_fields=(0,), packed=PackedType((8,))),
+)

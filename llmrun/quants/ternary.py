@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from llmrun.quants.fields import SUPER_BLOCK, blocks_of, half_bytes, halves, planes
 from llmrun.quants.rounding import half_away_from_zero, inverse
 from llmrun.quants.unpacked import Unpacked, joined
+from llmrun.quants.weight_type import integer_type
 
 TQ1_0_BYTES = 54
 TQ2_0_BYTES = 66
@@ -89,3 +90,9 @@ def _levels(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[n
     with np.errstate(over="ignore", invalid="ignore"):
         digits = half_away_from_zero(blocks * inverse(scale)).astype(np.int8) + np.int8(1)
     return scale, digits.astype(np.uint8)
+
+
+TYPES = (
+    integer_type("TQ1_0", 34, SUPER_BLOCK, TQ1_0_BYTES, unpack_tq1_0, quantize_tq1_0, half_fields=(52,)),
+    integer_type("TQ2_0", 35, SUPER_BLOCK, TQ2_0_BYTES, unpack_tq2_0, quantize_tq2_0, half_fields=(64,)),
+)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.kernels.split_layout import ENDS_HERE, NO_WAY_ON, ROW_SHIFT
+from llmrun.layouts.splits import ENDS_HERE, NO_WAY_ON, ROW_SHIFT
 from llmrun.tokenizers.patterns import Ahead, Choice, Node, OneOf, Repeat, Sequence
 
 if TYPE_CHECKING:

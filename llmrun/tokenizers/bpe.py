@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.compiled.store import load_kernel
 from llmrun.errors import UnsupportedModel
 from llmrun.gguf.problems import shown
-from llmrun.kernels.store import load_kernel
-from llmrun.kernels.token_layout import NOT_FOUND, SCRATCH_BYTES_PER_BYTE
+from llmrun.layouts.tokens import NOT_FOUND, SCRATCH_BYTES_PER_BYTE
 from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS, PreTokenizer, splitter
 from llmrun.tokenizers.text_tokenizer import SPACE, Parts, TextTokenizer, longest_piece
 from llmrun.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
@@ -78,7 +78,7 @@ class BPETokenizer(TextTokenizer):
         super().__init__(vocabulary)
         self._rule = rule
         self._splitter = splitter(rule.stages)
-        self._merge = load_kernel("bpe_merge", "merge")
+        self._merge = load_kernel("tokens.bpe_merge", "merge")
         self._byte_of_character = {character: byte for byte, character in enumerate(byte_characters())}
         tables = vocabulary.tables
         bytes_ = [bytes([byte]) for byte in range(256)]

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.kernels.split_layout import GROUPS_OF_THREE, MATCHES, TRAILING_RUN, WHOLE_GROUPS_OF_THREE
-from llmrun.kernels.store import load_kernel
+from llmrun.compiled.store import load_kernel
+from llmrun.layouts.splits import GROUPS_OF_THREE, MATCHES, TRAILING_RUN, WHOLE_GROUPS_OF_THREE
 from llmrun.tokenizers.automaton import sets_of, transitions
 from llmrun.tokenizers.code_points import symbols_of
 from llmrun.tokenizers.patterns import parse
@@ -55,7 +55,7 @@ class Splitter:
     """A pre-tokenizer's stages, ready to be run."""
 
     def __init__(self, stages: tuple[Stage, ...]) -> None:
-        self._kernel = load_kernel("split", "split")
+        self._kernel = load_kernel("tokens.split", "split")
         nodes = [parse(stage.pattern) for stage in stages]
         sets = [sets_of(node) for node in nodes]
         self._code_points, membership = symbols_of([members for several in sets for members in several])

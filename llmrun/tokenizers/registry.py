@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmrun.compiled.store import KernelName, load_kernels
 from llmrun.errors import UnsupportedModel
 from llmrun.gguf.problems import shown
-from llmrun.kernels.store import KernelName, load_kernels
 from llmrun.tokenizers.bpe import load_bpe, load_gemma4, pre_tokenizer_of
 from llmrun.tokenizers.spm import load_spm
 
@@ -25,14 +25,16 @@ class _Kind:
 
 
 _ALWAYS = (
-    KernelName.of("token_table", "build"),
-    *(KernelName.of("special_tokens", name) for name in ("build", "find")),
+    KernelName.of("tokens.token_table", "build"),
+    *(KernelName.of("tokens.special_tokens", name) for name in ("build", "find")),
 )
-_BPE = (KernelName.of("split", "split"), KernelName.of("bpe_merge", "merge"))
+_BPE = (KernelName.of("tokens.split", "split"), KernelName.of("tokens.bpe_merge", "merge"))
 _KINDS = {
     "gpt2": _Kind(load_bpe, _BPE, pre_tokenizer_of),
     "gemma4": _Kind(load_gemma4, _BPE),
-    "llama": _Kind(load_spm, (KernelName.of("spm_merge", "find_joined"), KernelName.of("spm_merge", "merge"))),
+    "llama": _Kind(
+        load_spm, (KernelName.of("tokens.spm_merge", "find_joined"), KernelName.of("tokens.spm_merge", "merge"))
+    ),
 }
 # What other names of llama.cpp stand for: out of scope.
 _OTHERS = {

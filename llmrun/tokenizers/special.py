@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.kernels.store import load_kernel
-from llmrun.kernels.token_layout import CONTROL, NOT_FOUND, ONE_CHARACTER
+from llmrun.compiled.store import load_kernel
+from llmrun.layouts.tokens import CONTROL, NOT_FOUND, ONE_CHARACTER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,7 +48,7 @@ class SpecialTokens:
         ordered = sorted(tokens, key=lambda token: -len(token.text.encode()))
         self._long = [token for token in ordered if len(token.text.encode()) > _LONGEST_IN_TREE]
         self._tokens = ordered[len(self._long) :]
-        self._find_kernel = load_kernel("special_tokens", "find")
+        self._find_kernel = load_kernel("tokens.special_tokens", "find")
         texts = [token.text.encode() for token in self._tokens]
         self._lengths = [len(text) for text in texts]
         self._ids = np.array([token.token_id for token in self._tokens], np.int32)
@@ -59,7 +59,7 @@ class SpecialTokens:
         self._edges = np.zeros((1 << (2 * len(joined)).bit_length(), 2), np.int64)
         self._beginnings = np.zeros(256, np.uint8)
         self._nodes = np.full(len(joined), NOT_FOUND, np.int32)
-        load_kernel("special_tokens", "build")(
+        load_kernel("tokens.special_tokens", "build")(
             *(joined.ctypes.data, ends.ctypes.data, len(texts), self._edges.ctypes.data, len(self._edges) - 1),
             *(self._beginnings.ctypes.data, self._nodes.ctypes.data),
         )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.kernels.store import load_kernel
-from llmrun.kernels.token_layout import KNOWN_WORD_BYTES, KNOWN_WORDS, NEVER, NOT_FOUND, SCRATCH_BYTES_PER_BYTE
+from llmrun.compiled.store import load_kernel
+from llmrun.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, NEVER, NOT_FOUND, SCRATCH_BYTES_PER_BYTE
 from llmrun.tokenizers.text_tokenizer import SPACE, Parts, TextTokenizer, longest_piece
 from llmrun.tokenizers.vocabulary import Defaults, Vocabulary, read_vocabulary
 
@@ -31,7 +31,7 @@ def load_spm(file: GGUFFile) -> SPMTokenizer:
 class SPMTokenizer(TextTokenizer):
     def __init__(self, vocabulary: Vocabulary, scores: NDArray[np.float32], *, space_prefix: bool) -> None:
         super().__init__(vocabulary)
-        self._merge = load_kernel("spm_merge", "merge")
+        self._merge = load_kernel("tokens.spm_merge", "merge")
         self._space_prefix = space_prefix
         self._priorities = _priorities(scores)
         self._priorities[vocabulary.control_mask()] = NEVER
@@ -39,7 +39,7 @@ class SPMTokenizer(TextTokenizer):
         tables = vocabulary.tables
         self._longest = int(tables.lengths.max())
         self._joined = np.zeros(256, np.uint8)
-        load_kernel("spm_merge", "find_joined")(
+        load_kernel("tokens.spm_merge", "find_joined")(
             tables.starts.ctypes.data, tables.lengths.ctypes.data, len(tables.starts), self._joined.ctypes.data
         )
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.kernels.store import load_kernel
-from llmrun.kernels.token_layout import NOT_FOUND
+from llmrun.compiled.store import load_kernel
+from llmrun.layouts.tokens import NOT_FOUND
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class TokenTables:
 
     def __init__(self, tokens: StringArray, merges: StringArray | None = None, required: Sequence[bytes] = ()) -> None:
         """`required` are texts that must have an id, token or not."""
-        self._build_kernel = load_kernel("token_table", "build")
+        self._build_kernel = load_kernel("tokens.token_table", "build")
         self.vocabulary_size = len(tokens)
         texts = _Texts.in_file(tokens)
         self.starts, self.lengths = texts.starts, texts.lengths

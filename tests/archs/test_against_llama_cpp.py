@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.archs import llama
-from llmrun.backends.cpu import CpuBackend
+from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels import reference
-from tests.support.gguf_files import tiny_llama
-from tests.support.llama_cpp_oracle import LlamaCppModel
-from tests.support.seam_contract import batch_of, rows
-from tests.support.tiny_models import TINY_MODELS, dequantized_copy, tiny_model
+from llmrun.plan import reference
+from tests.support.backends.seam_contract import batch_of, rows
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.models.llama_cpp_oracle import LlamaCppModel
+from tests.support.models.tiny_models import TINY_MODELS, dequantized_copy, tiny_model
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 290, 200)]
 

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from llmrun.archs.registry import ARCHITECTURES
 from llmrun.errors import BadGGUF, UnsupportedModel
-from llmrun.kernels import reference, rowwise
-from llmrun.kernels.plan_ops import Activate, Activation, Gated
-from tests.support.engine_runs import logits_in_steps
-from tests.support.fidelity import plan_of
-from tests.support.llama_cpp_oracle import LlamaCppModel
-from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+from llmrun.kernels.rows import rowwise
+from llmrun.plan import reference
+from llmrun.plan.ops import Activate, Activation, Gated
+from tests.support.engine.runs import logits_in_steps
+from tests.support.models.fidelity import plan_of
+from tests.support.models.llama_cpp_oracle import LlamaCppModel
+from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 
 DECODED = 16
 # As many layers as only some configurations have: what rounds in each of them adds up.

@@ -11,13 +11,13 @@ import pytest
 from llmrun.archs import deepseek2
 from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels.kv_shapes import AttentionShape
-from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import Attention, Gating, Route
-from tests.support.fidelity import plan_of
-from tests.support.gguf_files import Tensor
-from tests.support.tiny_architectures import tiny_architecture
-from tests.support.tiny_models import changed_copy
+from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.plan.ops import Attention, Gating, Route
+from llmrun.plan.plan import Plan
+from tests.support.gguf.gguf_files import Tensor
+from tests.support.models.fidelity import plan_of
+from tests.support.models.tiny_architectures import tiny_architecture
+from tests.support.models.tiny_models import changed_copy
 
 ABSORBED, FULL = "deepseek2", "deepseek2 V2 Lite, older"
 AHEAD = "deepseek2 GLM-4.7-Flash, fused, with a layer ahead"

@@ -11,11 +11,11 @@ import pytest
 from llmrun.archs.registry import plan_of_header
 from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels.plan_ops import Attention, Rotate
-from tests.support.fidelity import plan_of
-from tests.support.gguf_files import Tensor
-from tests.support.tiny_architectures import tiny_architecture
-from tests.support.tiny_models import changed_copy
+from llmrun.plan.ops import Attention, Rotate
+from tests.support.gguf.gguf_files import Tensor
+from tests.support.models.fidelity import plan_of
+from tests.support.models.tiny_architectures import tiny_architecture
+from tests.support.models.tiny_models import changed_copy
 
 
 def test_the_last_layers_look_at_the_last_of_their_kind_that_stores(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ import pytest
 from llmrun.archs.registry import plan_of_header
 from llmrun.errors import BadGGUF, ModelFileError, UnsupportedModel
 from llmrun.gguf.reader import open_gguf, read_gguf
-from tests.support.gguf_files import Tensor
-from tests.support.model_drafts import Draft, draft_of
-from tests.support.model_mutations import OF_METADATA, OF_TENSORS
-from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
-from tests.support.tiny_models import changed_copy
+from tests.soak.model_mutations import OF_METADATA, OF_TENSORS
+from tests.support.gguf.gguf_files import Tensor
+from tests.support.models.model_drafts import Draft, draft_of
+from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+from tests.support.models.tiny_models import changed_copy
 
 CASES = 60
 

@@ -14,16 +14,16 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from llmrun.archs import llama
+from llmrun.archs.parts.tensors import common_type, matrix, parameter_count, vector
 from llmrun.archs.registry import ARCHITECTURES, architecture_of
-from llmrun.archs.tensors import common_type, matrix, parameter_count, vector
 from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
 from llmrun.gguf.reader import GGUFFile, open_gguf
-from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import Attention, Linear, RmsNorm, Rows
-from llmrun.kernels.weights import SUPPORTED
+from llmrun.plan.matrix import SUPPORTED
+from llmrun.plan.ops import Attention, Linear, RmsNorm, Rows
+from llmrun.plan.plan import Plan
 from llmrun.quants.registry import BY_NAME, WeightType
-from tests.support.gguf_files import Tensor, llama3_rope_factors, tiny_llama
-from tests.support.tiny_models import Change, changed_copy
+from tests.support.gguf.gguf_files import Tensor, llama3_rope_factors, tiny_llama
+from tests.support.models.tiny_models import Change, changed_copy
 
 
 @pytest.fixture(scope="module")

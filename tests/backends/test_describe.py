@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrun.backends.cpu import CpuBackend
+from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.gguf.reader import open_gguf
-from tests.support.gguf_files import tiny_llama
+from tests.support.gguf.gguf_files import tiny_llama
 
 
 def test_tokens_never_to_be_written_are_those_of_the_vocabulary(tmp_path: Path) -> None:

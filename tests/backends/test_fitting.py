@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.cpu import CpuBackend
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.cpu.speeds.forecast import Forecast
 from llmrun.backends.fitting import DEFAULT_CONTEXT, FLUENT, Fit, Resources, best_of, fit_of
-from llmrun.backends.footprint import Footprint
-from llmrun.backends.forecast import Forecast
-from llmrun.backends.kv_bytes import KVBytes
+from llmrun.backends.sizing.footprint import Footprint
+from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.gguf.reader import GGUFFile, open_gguf
-from tests.support.fake_gpus import GIB
-from tests.support.gguf_files import tiny_llama
+from tests.support.backends.fake_gpus import GIB
+from tests.support.gguf.gguf_files import tiny_llama
 
 
 @pytest.fixture

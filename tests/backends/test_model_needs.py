@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from llmrun.archs import llama
-from llmrun.backends.gpu_layers import cache_by_context, cache_bytes
-from llmrun.backends.kv_bytes import KVBytes
+from llmrun.backends.llama.gpu_layers import cache_by_context, cache_bytes
 from llmrun.backends.model_needs import ModelNeeds, needs_of_file, needs_of_plan
+from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels.kv_shapes import AttentionShape
-from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import Value
-from llmrun.kernels.weights import Matrix
-from tests.support.downloads import smollm2
-from tests.support.fidelity import plan_of
-from tests.support.gguf_files import Tensor, tiny_llama, tiny_vocabulary, write_gguf
-from tests.support.sliding_window import WINDOW, tiny_sliding_window
-from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
-from tests.support.tiny_models import TINY_MODELS, tiny_model
+from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.plan.matrix import Matrix
+from llmrun.plan.ops import Value
+from llmrun.plan.plan import Plan
+from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window
+from tests.support.gguf.gguf_files import Tensor, tiny_llama, tiny_vocabulary, write_gguf
+from tests.support.models.downloads import smollm2
+from tests.support.models.fidelity import plan_of
+from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+from tests.support.models.tiny_models import TINY_MODELS, tiny_model
 
 VOCABULARY = len(tiny_vocabulary().tokens)
 LAYERS = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)  # weights of tiny_llama's matrices, but for its tables

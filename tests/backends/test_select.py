@@ -8,25 +8,26 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends import cpu, llama_probe
 from llmrun.backends.base import Backend
-from llmrun.backends.context_size import LARGEST_DEFAULT
-from llmrun.backends.cpu import CpuBackend
-from llmrun.backends.llama_cpp import LlamaBackend
-from llmrun.backends.llama_probe import Gpus
-from llmrun.backends.scripted import ScriptedBackend
+from llmrun.backends.cpu import backend as cpu
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.llama import probe
+from llmrun.backends.llama.backend import LlamaBackend
+from llmrun.backends.llama.probe import Gpus
+from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.backends.select import open_backend
+from llmrun.backends.sizing.context_size import LARGEST_DEFAULT
 from llmrun.errors import BadGGUF, ModelNotFound, UnsupportedModel, UsageError
-from tests.support.fake_gpus import GIB, pretend_answers, pretend_gpus
-from tests.support.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
-from tests.support.tiny_models import changed_copy
+from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
+from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
+from tests.support.models.tiny_models import changed_copy
 
 NO_GPU = Gpus((), "no GPU here")
 
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_probe, "gpus", lambda progress=None: NO_GPU)
+    monkeypatch.setattr(probe, "gpus", lambda progress=None: NO_GPU)
 
 
 def opened(path: Path, **options: Any) -> tuple[type[Backend], list[str]]:
@@ -99,7 +100,7 @@ def test_llama_that_was_named_runs_without_a_gpu_too(tmp_path: Path, monkeypatch
 def test_a_gpu_that_is_gone_since_it_was_seen_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_probe, "gpus", lambda progress=None: Gpus(("NVIDIA H200",)))
+    monkeypatch.setattr(probe, "gpus", lambda progress=None: Gpus(("NVIDIA H200",)))
     backend, reasons = opened(tiny_llama(tmp_path / "tiny.gguf"))
     assert (backend, reasons) == (CpuBackend, ["auto took cpu: llama.cpp sees no GPU"])
 
@@ -142,7 +143,7 @@ def as_another(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
 def test_without_the_extra_the_command_that_installs_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_probe, "is_installed", lambda: False)
+    monkeypatch.setattr(probe, "is_installed", lambda: False)
     path = tiny_llama(tmp_path / "tiny.gguf")
     with pytest.raises(UsageError, match=r"llama\.cpp is not installed: --backend llama") as error:
         open_backend(path, backend="llama")

@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.base import Backend
-from llmrun.backends.cpu import CpuBackend
-from llmrun.backends.llama_cpp import LlamaBackend
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.gguf.reader import open_gguf
-from tests.support.gguf_files import tiny_llama
-from tests.support.gguf_shards import split_by_gguf_py
-from tests.support.seam_contract import batch_of, rows
+from tests.support.backends.seam_contract import batch_of, rows
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.gguf.gguf_shards import split_by_gguf_py
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 290, 40)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.backends.scripted import ScriptedBackend
+from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.bench.asking import LocalAsker, measured
 from llmrun.bench.workload import chats, synthetic
 from llmrun.engine.engine import Engine

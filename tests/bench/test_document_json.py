@@ -18,7 +18,7 @@ from llmrun.bench import strict_json
 from llmrun.bench.document import FORMAT, Document
 from llmrun.bench.document_json import from_json, to_json
 from llmrun.errors import LlmrunError, UsageError
-from tests.support.stored_documents import document, documents
+from tests.support.bench.stored_documents import document, documents
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=[])),

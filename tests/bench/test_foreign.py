@@ -16,7 +16,7 @@ from llmrun.bench.document_json import to_json
 from llmrun.bench.foreign import Comparison, Series, compare, parse_limit, read_series, series_of, worst_loss
 from llmrun.bench.rows import csv_text, llama_bench_rows
 from llmrun.errors import UsageError
-from tests.support.stored_documents import document, result
+from tests.support.bench.stored_documents import document, result
 
 REAL = Path(__file__).parents[1] / "data" / "llama-bench.json"
 

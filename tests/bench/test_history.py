@@ -14,7 +14,7 @@ from llmrun.bench import history
 from llmrun.bench.document import FORMAT
 from llmrun.bench.history import find, history_file, load_history, save
 from llmrun.errors import LlmrunError, UsageError
-from tests.support.stored_documents import document
+from tests.support.bench.stored_documents import document
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +42,7 @@ def test_parallel_writers_lose_nothing(folder: Path) -> None:
     program = """
 import sys
 from llmrun.bench.history import save
-from tests.support.stored_documents import document
+from tests.support.bench.stored_documents import document
 for number in range(15):
     save(document(identity=f"{sys.argv[1]}-{number}"))
 """

@@ -16,7 +16,7 @@ from llmrun.bench import page as page_module
 from llmrun.bench.document import Document, Verdict
 from llmrun.bench.page import page
 from llmrun.bench.words import seconds_words
-from tests.support.bench_documents import (
+from tests.support.bench.documents import (
     COMMAND,
     HOSTILE,
     REALISTIC,

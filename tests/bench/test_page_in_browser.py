@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from llmrun.bench.page import page
-from tests.support.bench_documents import REALISTIC, hostile, two_backends
-from tests.support.browser import launch, measured_pages, picture
+from tests.support.bench.browser import launch, measured_pages, picture
+from tests.support.bench.documents import REALISTIC, hostile, two_backends
 
 PAGES = [*REALISTIC, "hostile"]
 WIDTHS = (360, 1280)

@@ -14,7 +14,7 @@ from llmrun.bench.sweep import Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.bench.workload import chats, synthetic
 from llmrun.errors import DoesNotFit
-from tests.support.bench_scripts import SHORT, Notes, configuration_of, target_of
+from tests.support.bench.scripts import SHORT, Notes, configuration_of, target_of
 
 
 class Opened:

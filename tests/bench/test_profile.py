@@ -8,16 +8,16 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from llmrun.backends.cpu import MAX_ROWS, CpuBackend
+from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
+from llmrun.backends.cpu.lowering.needs import Needs, StepShape, needs_of_step
 from llmrun.backends.model_needs import needs_of_plan
 from llmrun.bench.op_kinds import KIND_OF
 from llmrun.bench.profile import Limits, OpProfile, Profile, Spent, StepProfile, profile
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels.needs import Needs, StepShape, needs_of_step
-from llmrun.kernels.plan import Plan
-from llmrun.kernels.plan_ops import Op
-from tests.support.gguf_files import tiny_llama
-from tests.support.seam_contract import batch_of, rows
+from llmrun.plan.ops import Op
+from llmrun.plan.plan import Plan
+from tests.support.backends.seam_contract import batch_of, rows
+from tests.support.gguf.gguf_files import tiny_llama
 
 DEPTH, PROMPT = 40, MAX_ROWS + 50  # two steps
 LAYER = [

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from llmrun.bench.document import Document, Failure, Result, WorkloadFacts
 from llmrun.bench.rows import csv_text, llama_bench_rows
-from tests.support.stored_documents import distribution, document, documents, result, subject
+from tests.support.bench.stored_documents import distribution, document, documents, result, subject
 
 REAL = json.loads((Path(__file__).parents[1] / "data" / "llama-bench.json").read_text("utf-8"))
 

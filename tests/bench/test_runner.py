@@ -15,7 +15,7 @@ from llmrun.bench.sweep import Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.bench.workload import Workload
 from llmrun.errors import BackendCrashed, DoesNotFit, LlmrunError
-from tests.support.bench_scripts import Notes, configuration_of, target_of
+from tests.support.bench.scripts import Notes, configuration_of, target_of
 
 
 def never(trials: Sequence[Trial]) -> bool:

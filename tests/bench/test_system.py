@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from llmrun.bench import system
-from llmrun.bench.memory_modules import memory_facts
-from llmrun.bench.processor import frequency_facts, machine_facts, processor_name, processor_quota
 from llmrun.bench.system import system_state, warnings_about, warnings_between
+from llmrun.machine import system
+from llmrun.machine.memory_modules import memory_facts
+from llmrun.machine.processor import frequency_facts, machine_facts, processor_name, processor_quota
 
 
 def put(root: Path, **files: str) -> Path:

@@ -16,7 +16,7 @@ from llmrun.bench.words import (
     seconds_words,
     verdict_sentence,
 )
-from tests.support.bench_documents import sweep, two_backends
+from tests.support.bench.documents import sweep, two_backends
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from llmrun.bench.sweep import Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.bench.workload import synthetic
 from llmrun.errors import BackendCrashed, BadGGUF, LlmrunError, ModelFileError, UsageError
-from tests.support.bench_scripts import SHORT, Notes, target_of
+from tests.support.bench.scripts import SHORT, Notes, target_of
 
 ROOM = {"context_size": 256, "max_sequences": 2, "to_the_limit": True}
 

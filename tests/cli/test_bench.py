@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import LLMRUN, ROOT, llmrun, on_terminal, screen_of, shell
+from tests.support.cli.commands import LLMRUN, ROOT, llmrun, on_terminal, screen_of, shell
 
 QUICK = ("--backend", "scripted", "-p", "16", "-n", "4", "-r", "2", "--seconds", "1")
 

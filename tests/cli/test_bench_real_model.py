@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import llmrun
-from tests.support.downloads import smollm2
-from tests.support.llama_server import llama_server
+from tests.support.cli.commands import llmrun
+from tests.support.models.downloads import smollm2
+from tests.support.servers.llama_server import llama_server
 
 
 @pytest.fixture(scope="module")

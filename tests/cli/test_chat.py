@@ -11,8 +11,8 @@ import pytest
 
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.store import read_conversation
-from tests.support.chats import chat, environment, events_in, journals, open_chat, say, words
-from tests.support.commands import llmrun, script_file, shell
+from tests.support.cli.chats import chat, environment, events_in, journals, open_chat, say, words
+from tests.support.cli.commands import llmrun, script_file, shell
 
 LONG = "abcdefghij" * 500
 
@@ -314,7 +314,7 @@ def test_a_pipe_holds_no_escape_byte(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_path: Path) -> None:
-    from llmrun.backends.scripted import ScriptedBackend, echo
+    from llmrun.backends.scripted.backend import ScriptedBackend, echo
     from llmrun.cli.chat import _talk
     from llmrun.cli.chatting.record import Record
     from llmrun.cli.chatting.store import Store

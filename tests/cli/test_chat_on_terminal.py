@@ -16,8 +16,8 @@ import pexpect
 import pytest
 
 from llmrun.cli.chatting.store import read_conversation
-from tests.support.chats import events_in, journals
-from tests.support.commands import ROOT, TIMEOUT_S, on_terminal, script_file
+from tests.support.cli.chats import events_in, journals
+from tests.support.cli.commands import ROOT, TIMEOUT_S, on_terminal, script_file
 
 LONG = "abcdefghi " * 500
 PROMPT = "\x1b[?2004h"  # pastes are bracketed while a turn is edited, and only then

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.chats import environment, events_in, journals, words
-from tests.support.commands import llmrun
-from tests.support.downloads import smollm2
+from tests.support.cli.chats import environment, events_in, journals, words
+from tests.support.cli.commands import llmrun
+from tests.support.models.downloads import smollm2
 
 END_OF_ANSWER = 1  # drawn, but not run
 

@@ -14,7 +14,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from llmrun.backends.llama_trial import PATIENCE_S
+from llmrun.backends.llama.gpu_trial import PATIENCE_S
 from llmrun.cli.doctoring import terminal
 from llmrun.cli.doctoring.showing import show
 from llmrun.cli.doctoring.terminal import look_at_terminal
@@ -24,8 +24,8 @@ from llmrun.cli.terminal import width
 from llmrun.doctor.examine import Report
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
 from llmrun.doctor.machine import Machine
-from tests.support.commands import ROOT, llmrun, on_terminal, screen_of
-from tests.support.fake_llama import DIES, HANGS, fake_llama, without_llama
+from tests.support.backends.fake_llama import DIES, HANGS, fake_llama, without_llama
+from tests.support.cli.commands import ROOT, llmrun, on_terminal, screen_of
 
 NOWHERE = "http://127.0.0.1:1"
 NAMES = [

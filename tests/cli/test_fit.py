@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import ROOT, llmrun
-from tests.support.fake_hub import FakeHub, Fault, fake_hub
-from tests.support.gguf_files import tiny_llama
+from tests.support.cli.commands import ROOT, llmrun
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 
 CATALOGUE = """
 [models."toy:1b"]

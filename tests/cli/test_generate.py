@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import llmrun, script_file, scripted
+from tests.support.cli.commands import llmrun, script_file, scripted
 
 
 def test_the_answer_and_one_newline_go_to_stdout_and_one_line_of_statistics_to_stderr() -> None:

@@ -15,11 +15,11 @@ from llmrun.cli.terminal import visible_json, visible_line
 from llmrun.errors import LlmrunError
 from llmrun.gguf.problems import shown
 from llmrun.gguf.reader import read_gguf
-from tests.support.commands import screen_of
-from tests.support.gguf_bytes import STRING, RawTensor, string, u32, whole_file
-from tests.support.gguf_files import tiny_llama, tiny_vocabulary
-from tests.support.model_drafts import Draft, Value, Weights, draft_of
-from tests.support.terminals import Terminal
+from tests.support.cli.commands import screen_of
+from tests.support.cli.terminals import Terminal
+from tests.support.gguf.gguf_bytes import STRING, RawTensor, string, u32, whole_file
+from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary
+from tests.support.models.model_drafts import Draft, Value, Weights, draft_of
 
 # Sets the title, clears the screen, turns red (in 7 and in 8 bits), goes back, writes over, turns the writing around.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x1b[8m\b\b\r\n\x85\u202eevil\u2066\x7f"

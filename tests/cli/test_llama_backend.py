@@ -15,10 +15,10 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from tests.support.commands import ROOT, llmrun
-from tests.support.downloads import smollm2
-from tests.support.gguf_files import tiny_llama
-from tests.support.tiny_models import changed_copy
+from tests.support.cli.commands import ROOT, llmrun
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.models.downloads import smollm2
+from tests.support.models.tiny_models import changed_copy
 
 PROMPTS = ["The lighthouse keeper", "Once upon a time, in a village by the sea,", "def fibonacci(n):"]
 TOKENS = 24

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.llama_probe import gpus
-from tests.support.commands import LLMRUN, ROOT, TIMEOUT_S
-from tests.support.downloads import smollm2
+from llmrun.backends.llama.probe import gpus
+from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S
+from tests.support.models.downloads import smollm2
 
 
 @pytest.fixture(autouse=True, scope="module")

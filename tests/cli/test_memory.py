@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.cpu_count import most_threads
-from tests.support.commands import llmrun, scripted
-from tests.support.gguf_files import tiny_llama
+from llmrun.machine.cpu_count import most_threads
+from tests.support.cli.commands import llmrun, scripted
+from tests.support.gguf.gguf_files import tiny_llama
 
 ASKED = ("--raw", "-n", "3", "--temp", "0", "--backend", "cpu", "-t", "1", "Once")
 

@@ -8,7 +8,7 @@ import pytest
 
 from llmrun import errors
 from llmrun.cli.messages import message_for
-from tests.support.commands import llmrun
+from tests.support.cli.commands import llmrun
 
 CODES = {
     errors.LlmrunError: 1,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmrun.cli.prompt import read_prompt
 from llmrun.errors import UsageError
-from tests.support.commands import LLMRUN, ROOT, scripted
+from tests.support.cli.commands import LLMRUN, ROOT, scripted
 
 
 class Stdin:

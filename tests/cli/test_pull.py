@@ -17,10 +17,10 @@ from typing import Any
 import pexpect
 import pytest
 
-from tests.support.commands import LLMRUN, ROOT, TIMEOUT_S
-from tests.support.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
-from tests.support.hub_client import settled
-from tests.support.terminals import Terminal
+from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S
+from tests.support.cli.terminals import Terminal
+from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
+from tests.support.hub.hub_client import settled
 
 SMALL = b"GGUF of four bits"
 SHARDS = {f"s-Q8_0-0000{number}-of-00003.gguf": b"GGUF %d" % number for number in (1, 2, 3)}

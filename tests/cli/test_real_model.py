@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.support.commands import ROOT, TIMEOUT_S, llmrun, on_terminal, shell
-from tests.support.downloads import smollm2
+from tests.support.cli.commands import ROOT, TIMEOUT_S, llmrun, on_terminal, shell
+from tests.support.models.downloads import smollm2
 
 
 @pytest.fixture(scope="module")

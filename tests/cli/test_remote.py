@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import llmrun, on_terminal
-from tests.support.downloads import smollm2
-from tests.support.hostile_server import (
+from tests.support.cli.commands import llmrun, on_terminal
+from tests.support.models.downloads import smollm2
+from tests.support.servers.hostile_server import (
     DONE,
     HELLO,
     Asked,
@@ -26,7 +26,7 @@ from tests.support.hostile_server import (
     stream_head,
     wait_for_hang_up,
 )
-from tests.support.llama_server import llama_server
+from tests.support.servers.llama_server import llama_server
 
 KEY = "sk-very-secret-0123456789"
 

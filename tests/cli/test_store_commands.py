@@ -14,10 +14,10 @@ from llmrun.cli.commands import ALIASES, COMMANDS, load
 from llmrun.cli.examples import EXAMPLES
 from llmrun.cli.terminal import width
 from llmrun.hub.records import mark_used
-from tests.support.commands import LLMRUN, llmrun, screen_of
-from tests.support.downloads import smollm2
-from tests.support.gguf_bytes import F32, STRING, U32, RawGGUF, RawTensor, bpe_vocabulary, numbers, scalar, string
-from tests.support.model_stores import Stores, commit, gguf, sha256
+from tests.support.cli.commands import LLMRUN, llmrun, screen_of
+from tests.support.gguf.gguf_bytes import F32, STRING, U32, RawGGUF, RawTensor, bpe_vocabulary, numbers, scalar, string
+from tests.support.hub.model_stores import Stores, commit, gguf, sha256
+from tests.support.models.downloads import smollm2
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.support.commands import LLMRUN, ROOT, on_terminal, screen_of, script_file, scripted, shell
+from tests.support.cli.commands import LLMRUN, ROOT, on_terminal, screen_of, script_file, scripted, shell
 
 GENERATE = "$LLMRUN generate --backend scripted"
 LONG = "abcdefghij" * 500

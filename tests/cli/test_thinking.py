@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chats import chat, events_in, journals, words
-from tests.support.commands import llmrun, on_terminal, screen_of, script_file, scripted
-from tests.support.hostile_server import DONE, counted, response, said, serving
-from tests.support.thinking_models import (
+from tests.support.cli.chats import chat, events_in, journals, words
+from tests.support.cli.commands import llmrun, on_terminal, screen_of, script_file, scripted
+from tests.support.engine.thinking_models import (
     ANSWER,
     CHANNEL_TOKENS,
     CHANNELS,
@@ -22,6 +21,7 @@ from tests.support.thinking_models import (
     TURN,
     thinking_script,
 )
+from tests.support.servers.hostile_server import DONE, counted, response, said, serving
 
 DIM_THOUGHT = THOUGHT.split("\n")[0]
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.compiled import cache
+from llmrun.compiled.cache import CacheSurvey
 from llmrun.doctor import folders, kernel_cache, network
 from llmrun.doctor.disk import Use
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
@@ -15,8 +17,6 @@ from llmrun.doctor.kernel_cache import look_at_kernels
 from llmrun.doctor.machine import Machine
 from llmrun.doctor.network import look_at_hub
 from llmrun.hub.reach import Reach
-from llmrun.kernels import cache
-from llmrun.kernels.cache import CacheSurvey
 
 HUB = "https://huggingface.co"
 

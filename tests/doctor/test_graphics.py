@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.llama_trial import LlamaTrial
+from llmrun.backends.llama.gpu_trial import LlamaTrial
 from llmrun.backends.select import llama_requirement
-from llmrun.bench.gpus import Gpu
 from llmrun.doctor import gpu_build, graphics
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.graphics import look_at_gpus, look_at_llama
 from llmrun.doctor.machine import Machine
+from llmrun.machine.gpus import Gpu
 
 H200 = Gpu("NVIDIA", "NVIDIA H200", "driver 570.1", 150 * 10**9, 140 * 10**9)
 RADEON = Gpu("AMD", "Radeon", "driver amdgpu")

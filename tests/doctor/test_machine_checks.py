@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from llmrun.compiled import levels
+from llmrun.compiled.store import KernelCompileError
 from llmrun.doctor import memory
 from llmrun.doctor.findings import NOTE, OK, PROBLEM
 from llmrun.doctor.interpreter import look_at_python
@@ -16,8 +18,6 @@ from llmrun.doctor.machine import Machine
 from llmrun.doctor.memory import look_at_memory, measure_speed
 from llmrun.doctor.processor import look_at_level, look_at_processor
 from llmrun.errors import KernelWarning
-from llmrun.kernels import levels
-from llmrun.kernels.store import KernelCompileError
 
 GB = 10**9
 
@@ -163,7 +163,7 @@ def test_a_kernel_that_does_not_compile_is_a_problem(monkeypatch: pytest.MonkeyP
     def fail(*arguments: object) -> None:
         raise KernelCompileError("kernel does not compile: limits.read", hint="look again")
 
-    monkeypatch.setattr("llmrun.kernels.machine.Machine", fail)
+    monkeypatch.setattr("llmrun.backends.cpu.speeds.limits.Machine", fail)
     (found,) = measure_speed(machine(memory_free=None))
     assert (found.status, found.advice) == (PROBLEM, "Look again.")
     assert "limits.read" in found.words

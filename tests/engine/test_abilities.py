@@ -15,8 +15,8 @@ from llmrun.engine.abilities import (
     reasoning_variables,
 )
 from llmrun.engine.sandbox import render
-from tests.support.downloads import llama_cpp_source
 from tests.support.growth import TIMES, growth
+from tests.support.models.downloads import llama_cpp_source
 
 FOLDER = llama_cpp_source() / "vendor/llama.cpp/models/templates"
 THINK = ("<think>", "</think>")

@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmrun.backends.scripted import ScriptedBackend, scripted_answers
-from llmrun.backends.scripted_tokenizer import IM_END
+from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted.tokenizer import IM_END
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.errors import ContextExceeded, UsageError
 from llmrun.types import Batch, FinishReason, SamplingParams
-from tests.support.answers import Gathered, answer_all
-from tests.support.scripted_models import GREEDY, noisy, random_request
+from tests.support.engine.answers import Gathered, answer_all
+from tests.support.engine.scripted_models import GREEDY, noisy, random_request
 
 
 def says(answer: str, *, stop: tuple[str, ...] = (), max_tokens: int | None = None) -> Gathered:

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.base import Backend
-from llmrun.backends.cpu import CpuBackend
-from llmrun.backends.llama_cpp import LlamaBackend
-from llmrun.backends.paged_kv import PagedKV
-from llmrun.backends.scripted import ScriptedBackend
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.backends.cpu.paged_kv import PagedKV
+from llmrun.backends.llama.backend import LlamaBackend
+from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.engine.engine import Engine
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels.kv_layout import BLOCK
-from tests.support.answers import answer_all
-from tests.support.downloads import smollm2
-from tests.support.engine_contract import (
+from llmrun.layouts.kv_blocks import BLOCK
+from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window
+from tests.support.backends.windowed_plans import windows_in_plans
+from tests.support.engine.answers import answer_all
+from tests.support.engine.contract import (
     CancelContract,
     CompanyContract,
     CrowdedContract,
@@ -24,11 +25,10 @@ from tests.support.engine_contract import (
     StopStringContract,
     plain_tokens,
 )
-from tests.support.engine_machine import run_engine_machine
-from tests.support.gguf_files import tiny_llama
-from tests.support.sliding_window import WINDOW, tiny_sliding_window
-from tests.support.tiny_models import tiny_model
-from tests.support.windowed_plans import windows_in_plans
+from tests.support.engine.machine import run_engine_machine
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.models.downloads import smollm2
+from tests.support.models.tiny_models import tiny_model
 
 
 class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedContract):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.backends.scripted import ScriptedBackend, ScriptedCache
+from llmrun.backends.scripted.backend import ScriptedBackend, ScriptedCache
 from llmrun.engine import answer as answer_module
 from llmrun.engine import engine as engine_module
 from llmrun.engine import slots as slots_module
@@ -21,9 +21,9 @@ from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished
 from llmrun.errors import Cancelled
 from llmrun.types import Batch, FinishReason
-from tests.support.answers import answer_all, run_to_the_end
-from tests.support.engine_contract import assert_books_agree, by_thread
-from tests.support.scripted_models import noisy, random_request
+from tests.support.engine.answers import answer_all, run_to_the_end
+from tests.support.engine.contract import assert_books_agree, by_thread
+from tests.support.engine.scripted_models import noisy, random_request
 
 ENGINE = {module.__file__ for module in (engine_module, slots_module, answer_module)}
 Place = tuple[str, int]

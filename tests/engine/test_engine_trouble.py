@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmrun.backends.scripted import ScriptedBackend, scripted_answers
-from llmrun.backends.scripted_tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 from llmrun.errors import LlmrunError, TemplateRefused, UsageError
 from llmrun.types import Batch
-from tests.support.answers import answer_all
-from tests.support.scripted_models import GREEDY, noisy, random_request
+from tests.support.engine.answers import answer_all
+from tests.support.engine.scripted_models import GREEDY, noisy, random_request
 
 
 class Breaking(ScriptedBackend):

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from llama_cpp import llama_chat_format
 
-from llmrun.backends.scripted_tokenizer import CONTROL_TOKENS, ScriptedTokenizer
+from llmrun.backends.scripted.tokenizer import CONTROL_TOKENS, ScriptedTokenizer
 from llmrun.engine.abilities import reasoning_variables
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.template import ChatTemplate
 from llmrun.engine.templating import globals as templating_globals
 from llmrun.errors import TemplateRefused
-from tests.support.downloads import llama_cpp_source
+from tests.support.models.downloads import llama_cpp_source
 
 TEMPLATES = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
 _CONTROL_STRING = re.compile(r"<[|｜][\w▁ .-]+[|｜]>|\[/?[A-Z_]{3,}\]|<[a-z]+_of_[a-z]+>|</?s>|<\|?turn\|?>")

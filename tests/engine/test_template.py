@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from llmrun.backends.scripted import ScriptedBackend
-from llmrun.backends.scripted_tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
 from llmrun.engine.families import FAMILIES
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.template import ChatTemplate, choose_template

@@ -14,10 +14,10 @@ from llmrun.engine.templating import budget as budgets
 from llmrun.engine.templating import source as sources
 from llmrun.engine.templating.budget import Budget, OverBudget
 from llmrun.errors import TemplateRefused
-from tests.support.downloads import llama_cpp_source
-from tests.support.hostile_templates import HOSTILE
-from tests.support.measured_templates import Measured, Renderers, measure
-from tests.support.template_drafts import hostile_draft
+from tests.support.models.downloads import llama_cpp_source
+from tests.support.templates.hostile_templates import HOSTILE
+from tests.support.templates.measured_templates import Measured, Renderers, measure
+from tests.support.templates.template_drafts import hostile_draft
 
 DRAFTS = 400  # scripts/soak_templates renders a hundred thousand
 SEED = 2

@@ -16,8 +16,8 @@ from llmrun.engine.templating.checks import CHECKS
 from llmrun.engine.templating.list_filters import LIST_FILTERS
 from llmrun.engine.templating.text_filters import TEXT_FILTERS
 from llmrun.errors import TemplateRefused
-from tests.support.measured_templates import CONVERSATION
-from tests.support.template_drafts import mild_draft
+from tests.support.templates.measured_templates import CONVERSATION
+from tests.support.templates.template_drafts import mild_draft
 
 DRAFTS = 500
 SEED = 3

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from llmrun.gguf.reader import open_gguf
-from tests.support.llama_cpp_oracle import requantize
-from tests.support.predictions import check_predictions
-from tests.support.tiny_architecture import TinyArchitecture
-from tests.support.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+from tests.support.models.llama_cpp_oracle import requantize
+from tests.support.models.predictions import check_predictions
+from tests.support.models.tiny_architecture import TinyArchitecture
+from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 
 # The first row of each architecture, and variants with matrices that no first row has.
 NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.downloads import smollm2
-from tests.support.fidelity import Divergence, divergences, kl_divergence, perplexities
-from tests.support.llama_vocabulary import LlamaVocabulary
-from tests.support.prompts import long_text, passages, prompts
+from tests.support.models.downloads import smollm2
+from tests.support.models.fidelity import Divergence, divergences, kl_divergence, perplexities
+from tests.support.models.prompts import long_text, passages, prompts
+from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 
 
 def logits(*probabilities: float) -> NDArray[np.float32]:

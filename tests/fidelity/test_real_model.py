@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.kernels.rotations import Rope
-from tests.support.downloads import smollm2
-from tests.support.fidelity import (
+from llmrun.plan.rope import Rope
+from tests.support.models.downloads import smollm2
+from tests.support.models.fidelity import (
     ENGINE_FLOOR,
     ENGINE_RATIO,
     PERPLEXITY_BOUND,
@@ -27,10 +27,10 @@ from tests.support.fidelity import (
     perplexities,
     plan_of,
 )
-from tests.support.llama_cpp_oracle import LlamaCppModel
-from tests.support.llama_vocabulary import LlamaVocabulary
-from tests.support.prompts import long_text, prompts
-from tests.support.real_weights import RealWeights, real_weights
+from tests.support.models.llama_cpp_oracle import LlamaCppModel
+from tests.support.models.prompts import long_text, prompts
+from tests.support.models.real_weights import RealWeights, real_weights
+from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 
 # Prompts, and the positions of each that are compared: 50 of the file as it is downloaded, fewer of what is made of it,
 # of which `scripts/fidelity` has the whole. One position of Q4_0 (the first token "#!/", whose activations are huge) is

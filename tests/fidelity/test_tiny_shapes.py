@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.gguf_files import tiny_llama, tiny_spm_vocabulary
-from tests.support.llama_cpp_oracle import requantize
-from tests.support.predictions import check_predictions
+from tests.support.gguf.gguf_files import tiny_llama, tiny_spm_vocabulary
+from tests.support.models.llama_cpp_oracle import requantize
+from tests.support.models.predictions import check_predictions
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tied": {},

@@ -20,8 +20,7 @@ from llmrun.gguf.format import MAX_ARRAY_ELEMENTS, MAX_KEYS
 from llmrun.gguf.glance import FILE_TYPES, Glance, glance
 from llmrun.gguf.header import read_header
 from llmrun.gguf.source import MemorySource
-from tests.support.downloads import llama_cpp_source, smollm2
-from tests.support.gguf_bytes import (
+from tests.support.gguf.gguf_bytes import (
     ARRAY,
     BOOL,
     I32,
@@ -37,8 +36,9 @@ from tests.support.gguf_bytes import (
     u64,
     whole_file,
 )
-from tests.support.gguf_mutations import base_files, mutant
-from tests.support.model_stores import gguf, long_header
+from tests.support.gguf.gguf_mutations import base_files, mutant
+from tests.support.hub.model_stores import gguf, long_header
+from tests.support.models.downloads import llama_cpp_source, smollm2
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from llmrun.errors import BadGGUF
 from llmrun.gguf.reader import GGUFFile, read_gguf
 from llmrun.quants.registry import BY_ID
-from tests.support.gguf_bytes import F32, I32, U32, RawGGUF, RawTensor, numbers, scalar, string
+from tests.support.gguf.gguf_bytes import F32, I32, U32, RawGGUF, RawTensor, numbers, scalar, string
 
 
 def opened(

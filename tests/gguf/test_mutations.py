@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.gguf_mutations import base_files, mutant, outcome, outcome_of_shards, shard_bases, shard_mutant
-from tests.support.gguf_shards import name_of
+from tests.support.gguf.gguf_mutations import base_files, mutant, outcome, outcome_of_shards, shard_bases, shard_mutant
+from tests.support.gguf.gguf_shards import name_of
 
 CORPUS = Path(__file__).parent / "corpus"
 CASES = 20_000

@@ -22,9 +22,9 @@ from llmrun.gguf.source import MemorySource
 from llmrun.gguf.tensors import read_tensors
 from llmrun.gguf.values import StringArray
 from llmrun.quants.registry import BY_NAME
-from tests.support.downloads import llama_cpp_source, smollm2
-from tests.support.gguf_bytes import BOOL, CODES, F64, I32, RawGGUF, numbers, scalar, string, strings, whole_file
-from tests.support.gguf_files import tiny_llama, tiny_spm_vocabulary, write_gguf
+from tests.support.gguf.gguf_bytes import BOOL, CODES, F64, I32, RawGGUF, numbers, scalar, string, strings, whole_file
+from tests.support.gguf.gguf_files import tiny_llama, tiny_spm_vocabulary, write_gguf
+from tests.support.models.downloads import llama_cpp_source, smollm2
 
 
 @pytest.fixture

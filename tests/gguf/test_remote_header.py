@@ -20,9 +20,9 @@ from llmrun.gguf.reader import GGUFFile, read_gguf
 from llmrun.gguf.remote_header import STEPPED_OVER, read_remote_header, read_sibling_header
 from llmrun.gguf.values import StringArray
 from llmrun.gguf.vocabulary import MERGES, TOKENS
-from tests.support.gguf_bytes import RawGGUF, RawTensor, scalar, spm_vocabulary, string, strings
-from tests.support.gguf_files import Vocabulary, byte_characters, tiny_llama, tiny_spm_vocabulary
-from tests.support.gguf_mutations import Layout, broken, layout_of
+from tests.support.gguf.gguf_bytes import RawGGUF, RawTensor, scalar, spm_vocabulary, string, strings
+from tests.support.gguf.gguf_files import Vocabulary, byte_characters, tiny_llama, tiny_spm_vocabulary
+from tests.support.gguf.gguf_mutations import Layout, broken, layout_of
 
 PATH = Path("remote.gguf")
 

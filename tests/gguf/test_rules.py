@@ -13,7 +13,7 @@ from llmrun.gguf import cursor
 from llmrun.gguf.format import MAX_KEYS, MAX_TENSORS
 from llmrun.gguf.problems import shown
 from llmrun.gguf.reader import read_gguf
-from tests.support.gguf_bytes import (
+from tests.support.gguf.gguf_bytes import (
     ARRAY,
     BOOL,
     F32,

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu import CpuBackend
+from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.errors import LlmrunError, ModelFileError
 from llmrun.gguf import cursor
 from llmrun.gguf.reader import open_gguf
 from llmrun.gguf.source import FileSource
-from tests.support.gguf_files import tiny_llama
+from tests.support.gguf.gguf_files import tiny_llama
 
 CHANGED = "the model file changed while it was being read"
 

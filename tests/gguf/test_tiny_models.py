@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmrun.gguf.reader import open_gguf
-from tests.support.gguf_files import llama3_rope_factors, tiny_llama, tiny_spm_vocabulary
+from tests.support.gguf.gguf_files import llama3_rope_factors, tiny_llama, tiny_spm_vocabulary
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmrun.errors import BadGGUF
 from llmrun.gguf.reader import GGUFFile, read_gguf
 from llmrun.gguf.vocabulary import SPECIAL_IDS
-from tests.support.gguf_bytes import (
+from tests.support.gguf.gguf_bytes import (
     BOOL,
     BPE_MERGES,
     BPE_TOKENS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.small_disks import SmallDisk, small_disk
+from tests.support.hub.small_disks import SmallDisk, small_disk
 
 
 @pytest.fixture

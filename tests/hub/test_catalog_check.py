@@ -15,8 +15,8 @@ from llmrun.hub.catalog import read_whole
 from llmrun.hub.catalog_check import Finding, ask_hub, check_entry, with_facts
 from llmrun.hub.catalog_file import CatalogEntry, read_file
 from llmrun.hub.model import HubSource, RemoteFile
-from tests.support.catalog_hub import CatalogHub, Repositories, catalog_hub
-from tests.support.hub_client import refuse_import
+from tests.support.hub.catalog_hub import CatalogHub, Repositories, catalog_hub
+from tests.support.hub.hub_client import refuse_import
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check-catalog"
 ONE, TWO = "1" * 64, "2" * 64

@@ -18,8 +18,8 @@ from llmrun.hub.partial import Partial
 from llmrun.hub.patience import Growth, Patience
 from llmrun.hub.transfer import fetch
 from llmrun.hub.web import Remote, TryAgain
-from tests.support.fake_hub import FakeHub, Fault, fake_hub
-from tests.support.fetching import Said
+from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.hub.fetching import Said
 
 DATA = random.Random(2).randbytes(3_000_000)
 FILE = RemoteFile("big.gguf", len(DATA), hashlib.sha256(DATA).hexdigest())

@@ -14,7 +14,7 @@ from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.hub import disk
 from llmrun.hub.disk import digest, make_folder, put_in_place, require_space, sync_folder, writing
 from llmrun.hub.locks import held
-from tests.support.fetching import Said
+from tests.support.hub.fetching import Said
 
 
 @pytest.mark.parametrize(

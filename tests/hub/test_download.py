@@ -18,9 +18,9 @@ from llmrun.hub import download as download_module
 from llmrun.hub.download import download
 from llmrun.hub.model import Artifact, HubSource
 from llmrun.hub.partial import Partial
-from tests.support.fake_hub import HALF, MODEL, SHA256, Asked, FakeHub, Fault, fake_hub
-from tests.support.fetching import TOKEN, Folders, Said, artifact_of, held_for
-from tests.support.small_disks import SmallDisk
+from tests.support.hub.fake_hub import HALF, MODEL, SHA256, Asked, FakeHub, Fault, fake_hub
+from tests.support.hub.fetching import TOKEN, Folders, Said, artifact_of, held_for
+from tests.support.hub.small_disks import SmallDisk
 
 SHARDS = {f"big/model-0000{number}-of-00003.gguf": b"GGUF" + MODEL[number * 1000 :] for number in (1, 2, 3)}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from llmrun.hub.model import Artifact
-from tests.support.fake_hub import HALF, MODEL, SHA256, FakeHub, Fault, fake_hub
-from tests.support.fetching import TOKEN, Folders, artifact_of, outcome
+from tests.support.hub.fake_hub import HALF, MODEL, SHA256, FakeHub, Fault, fake_hub
+from tests.support.hub.fetching import TOKEN, Folders, artifact_of, outcome
 
 PATIENCE_S = 60  # for a process that is stuck; nothing is meant to come near it
 

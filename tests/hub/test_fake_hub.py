@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from huggingface_hub import HfApi, errors, hf_hub_download
 
-from tests.support.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
+from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
 
 
 @pytest.fixture

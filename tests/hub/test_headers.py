@@ -14,10 +14,10 @@ from llmrun.hub import download, headers, huggingface, patience, urls
 from llmrun.hub.headers import read_header, read_headers
 from llmrun.hub.model import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.web import Answer, TryAgain
-from tests.support.fake_hub import FakeHub, Fault, fake_hub
-from tests.support.gguf_files import tiny_llama
-from tests.support.gguf_shards import split_by_gguf_py
-from tests.support.hub_client import at_hub
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.gguf.gguf_shards import split_by_gguf_py
+from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.hub.hub_client import at_hub
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmrun.hub import lm_studio, ollama
-from tests.support.model_stores import Stores, sha256
+from tests.support.hub.model_stores import Stores, sha256
 
 MODEL = b"GGUF model"
 

@@ -12,8 +12,8 @@ import pytest
 from llmrun.errors import IntegrityError, ModelNotFound, NetworkError, UsageError
 from llmrun.hub import asking, huggingface
 from llmrun.hub.model import Expected, HubSource
-from tests.support.fake_hub import FakeHub, Fault, fake_hub
-from tests.support.hub_client import at_hub, refuse_import, settled
+from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.hub.hub_client import at_hub, refuse_import, settled
 
 FILES = {
     "README.md": b"# A model",

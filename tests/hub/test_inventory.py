@@ -17,7 +17,7 @@ from llmrun.hub.model import HubSource, UrlSource
 from llmrun.hub.records import Record, file_record, mark_used, read_record, write_record
 from llmrun.hub.reference import LocalPath, understand
 from llmrun.hub.reporter import Silent
-from tests.support.model_stores import Stores, commit, gguf, sha256
+from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from llmrun.hub.local import candidates, expected_digest, find
 from llmrun.hub.model import Expected, HeldSource, HubSource, PypiSource, Source, UrlSource, Wanted
 from llmrun.hub.records import known_digest, read_record
 from llmrun.hub.reporter import Reporter
-from tests.support.model_stores import Stores, commit, gguf, sha256
+from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
 

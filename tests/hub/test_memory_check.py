@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends import free_memory
 from llmrun.backends.fitting import Resources, fit_of
 from llmrun.errors import DoesNotFit
 from llmrun.hub import huggingface
@@ -17,9 +16,10 @@ from llmrun.hub.headers import read_header
 from llmrun.hub.memory_check import require_memory, smaller_choice
 from llmrun.hub.model import Artifact, HubSource, PypiSource, RemoteFile, UrlSource, Wanted
 from llmrun.hub.reporter import Silent
-from tests.support.fake_hub import FakeHub, Fault, fake_hub
-from tests.support.gguf_files import tiny_llama
-from tests.support.hub_client import at_hub
+from llmrun.machine import free_memory
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.hub.hub_client import at_hub
 
 CATALOGUE = """
 [models."toy:1b"]

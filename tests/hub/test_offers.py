@@ -11,8 +11,8 @@ import pytest
 from llmrun.errors import ModelNotFound, NetworkError
 from llmrun.hub.offers import offers
 from llmrun.hub.reference import LocalPath, understand
-from tests.support.fake_hub import FakeHub, Fault, fake_hub
-from tests.support.hub_client import at_hub
+from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.hub.hub_client import at_hub
 
 CATALOGUE = """
 [models."toy:1b"]

@@ -19,7 +19,7 @@ from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.hub import disk, partial
 from llmrun.hub.partial import Partial, Run, is_begun, journal_of, remove
 from llmrun.hub.use import alone_with
-from tests.support.small_disks import SmallDisk
+from tests.support.hub.small_disks import SmallDisk
 
 DATA = bytes(range(256)) * 8
 SIZE = len(DATA)

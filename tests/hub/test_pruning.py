@@ -14,7 +14,7 @@ from llmrun.hub import places, pruning
 from llmrun.hub.inventory import models
 from llmrun.hub.pruning import prunings
 from llmrun.hub.removal import Removal, remove
-from tests.support.model_stores import Stores, commit, gguf, sha256
+from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
 LONG_AGO = time.time() - 30 * 86_400

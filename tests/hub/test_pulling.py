@@ -15,8 +15,8 @@ from llmrun.hub import places, records
 from llmrun.hub.model import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.pulling import Pull, bytes_here, plan, plan_current, plan_locked, require_room
 from llmrun.hub.reporter import Silent
-from tests.support.fake_hub import MODEL, SHA256, FakeHub, fake_hub
-from tests.support.hub_client import at_hub, settled
+from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, fake_hub
+from tests.support.hub.hub_client import at_hub, settled
 
 NEWER = b"GGUF of another day"
 QUIET = Silent()

@@ -18,9 +18,9 @@ from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, NetworkError
 from llmrun.hub import disk, places, pypi, records
 from llmrun.hub.download import download
 from llmrun.hub.model import Artifact, PypiSource, RemoteFile
-from tests.support.commands import ROOT
-from tests.support.fake_hub import MODEL, SHA256
-from tests.support.fetching import Said, held_for
+from tests.support.cli.commands import ROOT
+from tests.support.hub.fake_hub import MODEL, SHA256
+from tests.support.hub.fetching import Said, held_for
 
 ARTIFACT = Artifact("tiny", PypiSource("pack", "1.0", 2_600_000), (RemoteFile("model.gguf", len(MODEL), SHA256),))
 CHILD = """

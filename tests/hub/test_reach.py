@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from llmrun.hub import reach
 from llmrun.hub.asking import without_secrets
 from llmrun.hub.reach import hub_token, reach_hub
-from tests.support.fake_hub import FakeHub, fake_hub
+from tests.support.hub.fake_hub import FakeHub, fake_hub
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from llmrun.hub.records import (
     remember_digests,
     write_record,
 )
-from tests.support.model_stores import Stores
+from tests.support.hub.model_stores import Stores
 
 DIGEST = "a" * 64
 

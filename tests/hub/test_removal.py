@@ -19,7 +19,7 @@ from llmrun.hub.partials import partials
 from llmrun.hub.records import mark_used, record_path
 from llmrun.hub.removal import Removal, referenced, removal_of, removal_of_partial, remove
 from llmrun.hub.use import alone_with, in_use
-from tests.support.model_stores import Stores, commit, gguf, sha256
+from tests.support.hub.model_stores import Stores, commit, gguf, sha256
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
 

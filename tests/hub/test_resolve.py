@@ -24,8 +24,8 @@ from llmrun.hub.model import Artifact, Expected, HeldSource, HubSource, PypiSour
 from llmrun.hub.reference import LocalPath, understand
 from llmrun.hub.reporter import Reporter, Silent
 from llmrun.hub.resolve import ResolvedModel, Sources, fetch, refuse_if_offline, resolve
-from tests.support.fake_hub import MODEL, SHA256, FakeHub, fake_hub
-from tests.support.hub_client import at_hub, settled
+from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, fake_hub
+from tests.support.hub.hub_client import at_hub, settled
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HUB = HubSource("o/n", "m-Q8_0.gguf")

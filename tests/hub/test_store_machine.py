@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-from tests.support.store_machine import StoreMachine
+from tests.support.hub.store_machine import StoreMachine
 
 StoreMachine.TestCase.settings = settings(
     max_examples=12, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)

@@ -18,8 +18,8 @@ from llmrun.hub.partial import journal_of
 from llmrun.hub.partials import partials
 from llmrun.hub.urls import pin
 from llmrun.hub.use import alone_with
-from tests.support.fake_hub import HALF, MODEL, SHA256, FakeFile, FakeHub, Fault, fake_hub
-from tests.support.fetching import Folders, Said
+from tests.support.hub.fake_hub import HALF, MODEL, SHA256, FakeFile, FakeHub, Fault, fake_hub
+from tests.support.hub.fetching import Folders, Said
 
 OTHER = MODEL[:4] + MODEL[:3:-1]
 PAGE = b"<!DOCTYPE html>" + bytes(5000)

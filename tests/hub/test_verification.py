@@ -17,9 +17,9 @@ from llmrun.hub.model import Expected, HubSource, Wanted
 from llmrun.hub.records import Record, file_record, known_digest, write_record
 from llmrun.hub.reporter import Silent
 from llmrun.hub.verification import Verdict, verify
-from tests.support.downloads import SMOLLM2_SHA256, smollm2
-from tests.support.gguf_bytes import RawGGUF, RawTensor, string
-from tests.support.model_stores import Stores, gguf, sha256
+from tests.support.gguf.gguf_bytes import RawGGUF, RawTensor, string
+from tests.support.hub.model_stores import Stores, gguf, sha256
+from tests.support.models.downloads import SMOLLM2_SHA256, smollm2
 
 ONE, TWO = gguf(salt=1), gguf(salt=2)
 

@@ -17,7 +17,7 @@ from llmrun.hub import web
 from llmrun.hub.model import RemoteFile, UrlSource
 from llmrun.hub.urls import file_name, pin, remote_file
 from llmrun.hub.web import Remote, TryAgain, validator_of
-from tests.support.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
+from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, Fault, fake_hub
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-_COMMAND = [sys.executable, "-m", "tests.support.compiled"]
+_COMMAND = [sys.executable, "-m", "tests.support.kernels.compiled"]
 _compiling = pytest.StashKey[subprocess.Popen[bytes]]()
 
 

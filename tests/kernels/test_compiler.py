@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
-from llmrun.kernels import objectfile
+from llmrun.compiled.levels import host_target
+from llmrun.kernels import object_file
+from llmrun.kernels.code.load_store import load_i64, store_i64
 from llmrun.kernels.compiler import compile_kernel, kernel, kernel_family
-from llmrun.kernels.levels import host_target
-from llmrun.kernels.memory import load_i64, store_i64
-from llmrun.kernels.objectfile import ForeignSymbolError
+from llmrun.kernels.object_file import ForeignSymbolError
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_a_kernel_is_one_global_name_that_needs_nothing() -> None:
     def add(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         store_i64(op, load_i64(op) + load_i64(op + 8))
 
-    assert objectfile.symbols(compiled(add)) == ({"the_symbol"}, set())
+    assert object_file.symbols(compiled(add)) == ({"the_symbol"}, set())
 
 
 def test_a_family_is_built_for_the_level_with_its_parameters() -> None:
@@ -105,7 +105,7 @@ def test_a_kernel_whose_types_do_not_fit_is_refused() -> None:
 @pytest.mark.parametrize("image", [b"", b"\x7fELF\x01\x01" + bytes(100), b"\xcf\xfa\xed\xfe" + bytes(100)])
 def test_only_64_bit_elf_is_an_object(image: bytes) -> None:
     with pytest.raises(ForeignSymbolError, match="ELF"):
-        objectfile.symbols(image)
+        object_file.symbols(image)
 
 
 def test_an_object_without_the_wanted_symbol_is_refused() -> None:
@@ -114,4 +114,4 @@ def test_an_object_without_the_wanted_symbol_is_refused() -> None:
         store_i64(op, 1)
 
     with pytest.raises(ForeignSymbolError, match="does not define another: it defines"):
-        objectfile.check_symbols(compiled(nothing), "another")
+        object_file.check_symbols(compiled(nothing), "another")

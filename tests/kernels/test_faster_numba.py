@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.support.commands import ROOT
+from tests.support.cli.commands import ROOT
 
 # One kernel of many types, one with tuples, branches and loops, and one that is no family.
 _COMPILE = """
 import hashlib, sys
 import llvmlite.binding as llvm
 from llmrun.kernels import compiler, faster_numba
-from tests.support.kernel_runs import TARGETS
+from tests.support.kernels.runs import TARGETS
 
 compiler._make_no_code_for_this_process()
 llvm.initialize_all_targets()

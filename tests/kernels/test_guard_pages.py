@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from tests.support.commands import ROOT
-from tests.support.guard_pages import ENDS
-from tests.support.kernel_runs import ALL_KERNELS, LEVELS_HERE
+from tests.support.cli.commands import ROOT
+from tests.support.kernels.guard_pages import ENDS
+from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE
 
 
 def guarded_run(*arguments: str) -> tuple[int, list[str]]:
     """Exit code, and the lines said: the kernels that ran, then checksums of all results."""
-    command = [sys.executable, "-m", "tests.support.guard_pages", *arguments]
+    command = [sys.executable, "-m", "tests.support.kernels.guard_pages", *arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=900, check=False)
     return done.returncode, done.stdout.splitlines()
 

@@ -11,9 +11,9 @@ import capstone
 import pytest
 
 from llmrun import kernels
-from llmrun.kernels import objectfile
-from llmrun.kernels.store import KernelName, object_images
-from tests.support.kernel_runs import ALL_KERNELS, TARGETS
+from llmrun.compiled.store import KernelName, object_images
+from llmrun.kernels import object_file
+from tests.support.kernels.runs import ALL_KERNELS, TARGETS
 
 # Capstone's names for the extensions an instruction belongs to.
 ANY_X86 = {"mode64", "not64bitmode", "jump", "ret", "call", "branch_relative", "cmov", "sse1", "sse2"}
@@ -119,7 +119,7 @@ def test_the_integer_kernels_use_their_levels_dot_product(level: str, code: dict
         "neondot": "sdot",
     }[level]
     for kernel, instructions in code.items():
-        if kernel.startswith(("linear_int8.", "experts_int8.")):
+        if kernel.startswith(("linear.int8.", "experts.int8.")):
             assert any(instruction.mnemonic == wanted for instruction in instructions), kernel
 
 
@@ -128,11 +128,19 @@ def test_sums_of_products_are_fused_where_the_level_can(level: str, code: dict[s
     for kernel, instructions in code.items():
         fused = any("fmadd" in i.mnemonic or i.mnemonic in ("fmla", "fmadd") for i in instructions)
         if level == "portable" or kernel.startswith(
-            ("embed.", "rope.", "experts_rows.", "convolution.", "conduct.", "pack.")
+            ("linear.embed.", "attention.rope.", "experts.rows.", "rows.convolution.", "team.", "packing.")
         ):
             assert not fused, kernel
         elif kernel.startswith(
-            ("linear_", "experts_int8.", "experts_float.", "attention.attention", "norms.", "rowwise.soft_cap")
+            (
+                "linear.int8.",
+                "linear.floats.",
+                "experts.int8.",
+                "experts.floats.",
+                "attention.attention.",
+                "rows.norms.",
+                "rows.rowwise.soft_cap",
+            )
         ):
             assert fused, kernel
 
@@ -152,7 +160,7 @@ def loops(instructions: list[capstone.CsInsn]) -> Iterator[list[capstone.CsInsn]
 def test_sums_of_a_tile_of_attention_stay_in_registers() -> None:
     """Those of 8 queries that convert what they multiply: LLVM had half of them written to the stack at each step, and
     prefill's attention took twice as long."""
-    name = KernelName.of("attention", "attention", head_size=48, value_size=48, group=1, kv_type="f16")
+    name = KernelName.of("attention.attention", "attention", head_size=48, value_size=48, group=1, kv_type="f16")
     instructions = disassembled("avx512vnni", object_images([name], TARGETS["avx512vnni"])[name])
     tiles = [
         loop
@@ -176,9 +184,9 @@ def test_spinning_threads_tell_the_processor(level: str, code: dict[str, list[ca
 
 def test_no_kernel_needs_a_library(level: str) -> None:
     for name, image in object_images(ALL_KERNELS, TARGETS[level]).items():
-        defined, undefined = objectfile.symbols(image)
+        defined, undefined = object_file.symbols(image)
         assert len(defined) == 1, name
-        assert undefined <= objectfile.ALLOWED_UNDEFINED, name
+        assert undefined <= object_file.ALLOWED_UNDEFINED, name
 
 
 def test_the_list_of_kernels_is_whole() -> None:

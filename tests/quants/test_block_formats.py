@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from llmrun.quants.registry import BY_NAME, WeightType
-from tests.support.blocks import (
+from tests.support.kernels.blocks import (
     EXTREME_HALVES,
     HALF_FIELDS,
     READABLE,

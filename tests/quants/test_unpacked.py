@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmrun.quants import fp4, iq4, unpacked
 from llmrun.quants.registry import BY_NAME
 from llmrun.quants.unpacked import Unpacked
-from tests.support.blocks import INTEGERS, READABLE, assert_same_bits, random_rows, raw_blocks
+from tests.support.kernels.blocks import INTEGERS, READABLE, assert_same_bits, random_rows, raw_blocks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tokenizer_soak import compare, soak_texts
-from tests.support.vocabularies import (
+from tests.soak.tokenizer_soak import compare, soak_texts
+from tests.support.tokenizers.vocabularies import (
     ALL,
     SMOLLM2,
     WITH_VECTORS,

@@ -11,8 +11,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from llmrun.gguf.reader import open_gguf
-from tests.support.random_text import random_texts
-from tests.support.vocabularies import SMOLLM2, our_tokenizer, vocabulary_path
+from tests.support.tokenizers.random_text import random_texts
+from tests.support.tokenizers.vocabularies import SMOLLM2, our_tokenizer, vocabulary_path
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels.bpe_merge import SHORT_PIECE, merge_by_priority
+from llmrun.kernels.tokens.bpe_merge import SHORT_PIECE, merge_by_priority
 from llmrun.tokenizers.base import Tokenizer
 from llmrun.tokenizers.bpe import byte_characters
 from llmrun.tokenizers.registry import load_tokenizer
-from tests.support import gguf_files
-from tests.support.gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, write_gguf
+from tests.support.gguf import gguf_files
+from tests.support.gguf.gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, write_gguf
 
 LETTERS = "abcd"
 # Texts on both sides of SHORT_PIECE, of letters alone, so that every pre-tokenizer leaves them in one piece.

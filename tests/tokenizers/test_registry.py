@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from llmrun.compiled.store import KernelName
 from llmrun.errors import UnsupportedModel
 from llmrun.gguf.reader import open_gguf
-from llmrun.kernels.store import KernelName
 from llmrun.tokenizers.base import Tokenizer
 from llmrun.tokenizers.end_of_generation import ENDING_TEXTS, FILL_IN_MIDDLE, FILL_IN_MIDDLE_ENDING
 from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS
 from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
-from tests.support.gguf_files import (
+from tests.support.gguf.gguf_files import (
     BYTE,
     CONTROL,
     NORMAL,
@@ -26,9 +26,9 @@ from tests.support.gguf_files import (
     tiny_vocabulary,
     write_gguf,
 )
-from tests.support.llama_vocabulary import LlamaVocabulary
-from tests.support.random_text import random_texts
-from tests.support.vocabularies import UNSUPPORTED, vocabulary_path
+from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
+from tests.support.tokenizers.random_text import random_texts
+from tests.support.tokenizers.vocabularies import UNSUPPORTED, vocabulary_path
 
 
 def both(folder: Path, vocabulary: Vocabulary, **extra: Any) -> tuple[Tokenizer, LlamaVocabulary]:
@@ -259,9 +259,9 @@ def test_the_kernels_to_compile_are_known_before_the_tokenizer_is_loaded(tmp_pat
     metadata = {"general.architecture": "llama", **tiny_spm_vocabulary().metadata()}
     file = open_gguf(write_gguf(tmp_path / "vocabulary.gguf", metadata, {}))
     assert set(tokenizer_kernels(file)) == {
-        KernelName.of("token_table", "build"),
-        KernelName.of("special_tokens", "build"),
-        KernelName.of("special_tokens", "find"),
-        KernelName.of("spm_merge", "find_joined"),
-        KernelName.of("spm_merge", "merge"),
+        KernelName.of("tokens.token_table", "build"),
+        KernelName.of("tokens.special_tokens", "build"),
+        KernelName.of("tokens.special_tokens", "find"),
+        KernelName.of("tokens.spm_merge", "find_joined"),
+        KernelName.of("tokens.spm_merge", "merge"),
     }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.vocabularies import our_tokenizer
+from tests.support.tokenizers.vocabularies import our_tokenizer
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmrun.tokenizers.special import MARK, SpecialToken, SpecialTokens, unmark
 from tests.support.growth import TIMES, growth
-from tests.support.vocabularies import our_tokenizer
+from tests.support.tokenizers.vocabularies import our_tokenizer
 
 START, END, OVERLAP, SINGLE, WORD, STRIPPED = 1, 2, 3, 4, 5, 6
 TOKENS = [

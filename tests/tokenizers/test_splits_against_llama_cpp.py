@@ -16,10 +16,10 @@ from llmrun.tokenizers.automaton import sets_of
 from llmrun.tokenizers.patterns import parse
 from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS
 from llmrun.tokenizers.registry import load_tokenizer
-from tests.support.gguf_files import NORMAL, Vocabulary, byte_characters, write_gguf
-from tests.support.llama_vocabulary import LlamaVocabulary
-from tests.support.random_text import edge_characters, text_of_every_class
-from tests.support.tokenizer_soak import compare
+from tests.soak.tokenizer_soak import compare
+from tests.support.gguf.gguf_files import NORMAL, Vocabulary, byte_characters, write_gguf
+from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
+from tests.support.tokenizers.random_text import edge_characters, text_of_every_class
 
 # One name for every set of stages whose tokens are spelled in bytes; test_registry goes through all the names.
 KINDS = list({rule.stages: name for name, rule in reversed(PRE_TOKENIZERS.items()) if not rule.by_character}.values())

@@ -9,7 +9,7 @@ import pytest
 from llmrun.cli.chatting import actions, commands
 from llmrun.cli.chatting.commands import COMMANDS, command_for, completions
 from llmrun.errors import UsageError
-from tests.support.chats import Session, session
+from tests.support.cli.chats import Session, session
 
 
 def texts(found: Session, before: str) -> list[str]:

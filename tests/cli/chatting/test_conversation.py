@@ -20,7 +20,7 @@ from llmrun.cli.chatting.events import (
     Thought,
     Undone,
 )
-from tests.support.conversations import events, folded, histories
+from tests.support.cli.conversations import events, folded, histories
 
 ENDED = AnswerEnded("stop", 12, 8, 0, 4, 0.1, 0.2)
 

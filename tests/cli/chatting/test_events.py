@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.cli.chatting.events import Began, Event, PreferenceSet, from_line, to_line
-from tests.support.conversations import events
+from tests.support.cli.conversations import events
 
 
 @given(events())

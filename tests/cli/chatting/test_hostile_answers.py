@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from llmrun.cli.chatting.markdown import rows, view
-from tests.support.terminal_soak import Breach, soak_case
+from tests.soak.terminal_soak import Breach, soak_case
 
 
 @pytest.mark.parametrize("hundred", range(10))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.support.commands import ROOT, TIMEOUT_S
-from tests.support.terminals import Terminal
+from tests.support.cli.commands import ROOT, TIMEOUT_S
+from tests.support.cli.terminals import Terminal
 
 UP, LEFT, CTRL_A, CTRL_C, CTRL_D, CTRL_J, CTRL_R, TAB, BACKSPACE = (
     *("\x1b[A", "\x1b[D", "\x01", "\x03", "\x04", "\n", "\x12", "\t", "\x7f"),
@@ -32,7 +32,7 @@ class Prompt:
         self.terminal = Terminal(columns, 24)
         self.written = ""
         env = {**os.environ, "TERM": "xterm-256color", "LLMRUN_DATA_DIR": str(self.data), **environment}
-        program = str(ROOT / "tests" / "support" / "prompting.py")
+        program = str(ROOT / "tests" / "support" / "cli" / "prompting.py")
         self.process = pexpect.spawn(
             sys.executable,
             [program, str(self.turns_file), str(seconds)],

@@ -14,8 +14,8 @@ from llmrun.cli.chatting.markdown import MarkdownView
 from llmrun.cli.chatting.markdown.pending import Pending
 from llmrun.cli.chatting.markdown.rows import columns_of
 from llmrun.cli.terminal import visible
-from tests.support.reflowing import ReflowingTerminal
-from tests.support.terminals import Terminal
+from tests.support.cli.reflowing import ReflowingTerminal
+from tests.support.cli.terminals import Terminal
 
 PROSE = "The quick brown fox jumps over the lazy dog, and **boldly** so, with `code_in_it` and *no* regret at all. "
 SAMPLE = """\

@@ -10,8 +10,8 @@ import pytest
 from llmrun.cli.chatting.plain import PlainTurns
 from llmrun.cli.chatting.screen import Meter
 from llmrun.errors import UsageError
-from tests.support.chats import journals
-from tests.support.commands import on_terminal
+from tests.support.cli.chats import journals
+from tests.support.cli.commands import on_terminal
 
 METER = Meter("m", 25, 100)
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.scripted import ScriptedBackend, echo, scripted_answers
+from llmrun.backends.scripted.backend import ScriptedBackend, echo, scripted_answers
 from llmrun.cli.chatting.record import take_up
 from llmrun.cli.chatting.store import read_conversation
 from llmrun.errors import BackendCrashed, Cancelled, ContextExceeded, UsageError
 from llmrun.settings import Settings
 from llmrun.types import Batch
-from tests.support.chats import Session, events_in, journals, session
+from tests.support.cli.chats import Session, events_in, journals, session
 
 Capture = pytest.CaptureFixture[str]
 

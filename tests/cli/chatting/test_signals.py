@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from llmrun.cli.chatting.signals import Signals
-from tests.support.commands import ROOT
+from tests.support.cli.commands import ROOT
 
 ALL = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

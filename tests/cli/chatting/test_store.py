@@ -18,8 +18,8 @@ from llmrun.cli.chatting.journal import ConversationFileError, InUse, Journal, l
 from llmrun.cli.chatting.record import Record, take_up
 from llmrun.cli.chatting.store import LARGEST_FILE, Store, checked_name, read_conversation
 from llmrun.errors import UsageError
-from tests.support.commands import ROOT
-from tests.support.conversations import folded, histories
+from tests.support.cli.commands import ROOT
+from tests.support.cli.conversations import folded, histories
 
 BEGAN = b'{"event": "began", "format": 1, "conversation": "c", "model": "m", "created": "", "version": ""}\n'
 

@@ -14,7 +14,7 @@ import pexpect
 import pytest
 
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard
-from tests.support.commands import ROOT, TIMEOUT_S
+from tests.support.cli.commands import ROOT, TIMEOUT_S
 
 PROGRAM = """
 import os, signal, sys, time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted_tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
 from llmrun.engine.thinking.decoder import ThinkingDecoder, spelled
 from llmrun.engine.thinking.styles import STYLES, pair_style
 

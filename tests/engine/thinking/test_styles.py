@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.scripted_tokenizer import ScriptedTokenizer
+from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
 from llmrun.engine.abilities import abilities_of
 from llmrun.engine.requests import ChatPrompt
 from llmrun.engine.template import ChatTemplate
 from llmrun.engine.thinking import prompting
 from llmrun.engine.thinking.prompting import ModelThinking
 from llmrun.engine.thinking.styles import STYLES, ThinkingStyle, pair_style, recognised_style
-from tests.support.downloads import llama_cpp_source
+from tests.support.models.downloads import llama_cpp_source
 
 TEMPLATES = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
 THINKING = [path for path in TEMPLATES if recognised_style(path.read_text(), ScriptedTokenizer(), None)]

@@ -7,14 +7,14 @@ from itertools import product
 
 import pytest
 
-from llmrun.backends.scripted import ScriptedBackend
+from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Finished, Request, TextDelta, TextPrompt
 from llmrun.errors import UsageError
 from llmrun.types import FinishReason
-from tests.support.answers import Gathered, answer_all
-from tests.support.scripted_models import DRAWN, GREEDY, endless
-from tests.support.thinking_models import (
+from tests.support.engine.answers import Gathered, answer_all
+from tests.support.engine.scripted_models import DRAWN, GREEDY, endless
+from tests.support.engine.thinking_models import (
     ANSWER,
     CHANNEL_TOKENS,
     CHANNELS,

@@ -1,0 +1,142 @@
+"""Mixtures of experts: what the metadata says of them, and the ops of a layer that has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from llmrun.archs.parts.hyperparameters import MOST_WIDTH, feed_forward_of
+from llmrun.archs.parts.keys import MOST_LAYERS, Keys
+from llmrun.gguf.hyperparameters import MAX_EXPERTS
+from llmrun.plan.ops import Activation, Gating
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.archs.parts.writer import PlanWriter
+    from llmrun.plan.ops import Routing, Value
+
+_SIZE: Final = "expert_feed_forward_length"
+_GATINGS: Final = {1: Gating.SOFTMAX, 2: Gating.SIGMOID}
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """`used` of `count` feed-forwards, each of `feed_forward` features, for each row.
+
+    normalized  the used ones' weights are divided by their sum
+    scale       of the weights, last
+    """
+
+    count: int
+    used: int
+    feed_forward: int
+    gating: Gating
+    normalized: bool
+    scale: float
+
+
+def has_experts(keys: Keys) -> bool:
+    return keys.integer("expert_count", 0, minimum=0, maximum=MAX_EXPERTS) > 0
+
+
+def experts_of(
+    keys: Keys, feed_forward: int, *, normalized: bool, gating: Gating = Gating.SOFTMAX, scale: float = 1.0
+) -> Experts:
+    """Raises BadGGUF and UnsupportedModel."""
+    count = keys.integer("expert_count", minimum=1, maximum=MAX_EXPERTS)
+    if keys.integer("expert_group_count", 0, minimum=0, maximum=count) > 1:
+        raise keys.unsupported("experts chosen by groups of them")
+    return Experts(count, _used(keys), feed_forward, gating, normalized, scale)
+
+
+def expert_size(keys: Keys) -> int:
+    """Features of each expert."""
+    return keys.of_all_layers(_SIZE, minimum=1, maximum=MOST_WIDTH)
+
+
+def expert_size_or_share(keys: Keys) -> int:
+    """The same; of a file that does not say, the used experts' share of the feed-forward."""
+    return keys.of_all_layers(_SIZE, 0, minimum=0, maximum=MOST_WIDTH) or feed_forward_of(keys) // _used(keys)
+
+
+def shared_size(keys: Keys, default: int) -> int:
+    """Features of the expert that every row is sent to."""
+    return keys.integer("expert_shared_feed_forward_length", 0, minimum=0, maximum=MOST_WIDTH) or default
+
+
+def shared_size_by_count(keys: Keys) -> int:
+    """The same where the file counts such experts: they are one of all their features."""
+    return expert_size(keys) * keys.integer("expert_shared_count", minimum=1, maximum=MAX_EXPERTS)
+
+
+def leading_dense(keys: Keys) -> int:
+    """Layers before the first that has experts."""
+    return keys.integer("leading_dense_block_count", 0, minimum=0, maximum=MOST_LAYERS)
+
+
+def scale_of(keys: Keys) -> float:
+    return keys.scale("expert_weights_scale", 1.0)
+
+
+def gating_of(keys: Keys) -> Gating:
+    """As the file says. Raises BadGGUF and UnsupportedModel."""
+    number = keys.integer("expert_gating_func", minimum=0, maximum=255)
+    if number not in _GATINGS:
+        raise keys.unsupported(f"a {keys.name('expert_gating_func')} of {number}")
+    return _GATINGS[number]
+
+
+def _used(keys: Keys) -> int:
+    return keys.of_all_layers("expert_used_count", minimum=1, maximum=MAX_EXPERTS)  # of so many: the reader's rule
+
+
+def add_experts(
+    w: PlanWriter, block: str, h: Value, experts: Experts, to: Value, activation: Activation = Activation.SILU
+) -> None:
+    """to += what a row's experts make of h, weighted. Biases are used where the file has them: the router's for
+    choosing and weighing, `exp_probs_b` for choosing alone."""
+    logits = w.linear(f"{block}.ffn_gate_inp", h, experts.count)
+    routing = w.plan.route(
+        *(logits, experts.used, experts.gating),
+        normalized=experts.normalized,
+        scale=experts.scale,
+        selection_bias=w.tensors.optional_vector(f"{block}.exp_probs_b.bias", experts.count),
+    )
+    w.plan.combine(expert_outputs(w, block, h, experts, routing, activation), routing, to)
+
+
+def expert_outputs(
+    w: PlanWriter, block: str, h: Value, experts: Experts, routing: Routing, activation: Activation
+) -> Value:
+    """What each of a row's experts makes of h."""
+    gate, up = _gate_and_up(w, block, h, experts.feed_forward, routing)
+    return _expert_linear(w, f"{block}.ffn_down_exps", w.plan.gated(gate, up, activation), h.width, routing)
+
+
+def shared_expert(w: PlanWriter, block: str, h: Value, feed_forward: int, width: int) -> Value:
+    """What the expert that every row is sent to makes of h."""
+    gate = w.linear(f"{block}.ffn_gate_shexp", h, feed_forward)
+    up = w.linear(f"{block}.ffn_up_shexp", h, feed_forward)
+    return w.linear(f"{block}.ffn_down_shexp", w.plan.swiglu(gate, up), width)
+
+
+def _gate_and_up(w: PlanWriter, block: str, h: Value, rows: int, routing: Routing) -> tuple[Value, Value]:
+    """From a tensor for each, or from one of both (`ffn_gate_up_exps`)."""
+    fused = f"{block}.ffn_gate_up_exps.weight"
+    if fused in w.tensors:
+        halves = w.tensors.halves_of_experts(fused, h.width, rows, routing.experts)
+        return w.plan.expert_linear(h, halves[0], routing), w.plan.expert_linear(h, halves[1], routing)
+    gate = _expert_linear(w, f"{block}.ffn_gate_exps", h, rows, routing)
+    return gate, _expert_linear(w, f"{block}.ffn_up_exps", h, rows, routing)
+
+
+def _expert_linear(w: PlanWriter, name: str, x: Value, rows: int, routing: Routing) -> Value:
+    weight = w.tensors.experts(f"{name}.weight", x.width, rows, routing.experts)
+    out = w.plan.expert_linear(x, weight, routing)
+    if f"{name}.bias" not in w.tensors:
+        return out
+    bias: NDArray[np.float32] = w.tensors.vector(f"{name}.bias", rows, routing.experts)
+    return w.plan.expert_bias(out, bias.reshape(routing.experts, rows), routing)

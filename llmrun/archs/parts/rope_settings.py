@@ -1,0 +1,176 @@
+"""What the metadata says of rotary positions, and the Rope it makes.
+
+All scalings leave the angle linear in the position, so that they are frequencies and one magnitude. The formulae are
+those of ggml's rope with llama.cpp's defaults; its `freq_scale` is 1 / factor here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil, floor, log, pi
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from llmrun.plan.rope import Pairing, Rope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.archs.parts.keys import Keys
+    from llmrun.archs.parts.tensors import Tensors
+    from llmrun.gguf.reader import GGUFFile
+
+_MOST_FREQUENCY = 1e9  # in real models it is 1
+_MOST_CONTEXT = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class YarnSettings:
+    """YaRN turns pairs of features that are fast at the original context as before, and slow ones by the factor less.
+
+    original_context  tokens
+    fast, slow        turns within it: pairs of more are left as they are, of fewer are slowed, between are mixed
+    log_multiplier    mscale_all_dim of DeepSeek's config, 0: as the paper
+    """
+
+    original_context: int
+    fast: float
+    slow: float
+    log_multiplier: float
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSettings:
+    """Of all layers that are turned in the same way.
+
+    dimensions        features of a head that are turned, from the first on
+    base              of the geometric series of frequencies
+    factor            positions are divided by it, or with YaRN those of slow pairs
+    yarn              None: all pairs are slowed alike
+    original_context  tokens; in a context of more, LongRoPE's other factors are used
+    magnitude         `rope.scaling.attn_factor`
+    """
+
+    dimensions: int
+    base: float
+    factor: float
+    yarn: YarnSettings | None
+    original_context: int
+    magnitude: float
+
+    @classmethod
+    def of(cls, keys: Keys, head_size: int, train_context: int) -> Self:
+        """Raises BadGGUF."""
+        dimensions = rotated_features(keys, "rope.dimension_count", head_size, head_size)
+        kind = keys.string("rope.scaling.type", "linear")  # one of four, or the file was refused
+        base = keys.positive("rope.freq_base", 10000.0)
+        factor = keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
+        original = keys.integer("rope.scaling.original_context_length", train_context, minimum=1, maximum=_MOST_CONTEXT)
+        if kind == "yarn" and base <= 1:
+            raise keys.bad("rope.freq_base", f"{base} seen, must be above 1 for yarn")
+        return cls(
+            dimensions=dimensions,
+            base=base,
+            factor=1.0 if kind == "none" else factor,
+            yarn=YarnSettings(original, 32.0, 1.0, 0.0) if kind == "yarn" else None,
+            original_context=original,
+            magnitude=keys.positive("rope.scaling.attn_factor", 1.0),
+        )
+
+    def with_base(self, base: float) -> RopeSettings:
+        return replace(self, base=base)
+
+    def with_yarn_of(self, keys: Keys) -> RopeSettings:
+        """With the file's own settings of YaRN: llama.cpp reads them for few architectures."""
+        if self.yarn is None:
+            return self
+        fast = _turns(keys, "rope.scaling.yarn_beta_fast", self.yarn.fast)
+        slow = _turns(keys, "rope.scaling.yarn_beta_slow", self.yarn.slow)
+        multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+        if multiplier < 0:
+            raise keys.bad("rope.scaling.yarn_log_multiplier", f"{multiplier} seen, must be 0 or more")
+        return replace(self, yarn=YarnSettings(self.yarn.original_context, fast, slow, multiplier))
+
+    def with_dimensions(self, dimensions: int) -> RopeSettings:
+        return replace(self, dimensions=dimensions)
+
+    def unscaled(self) -> RopeSettings:
+        """All pairs at their own frequency: for layers that see a window only."""
+        return replace(self, factor=1.0, yarn=None)
+
+    def rope(self, file: GGUFFile, pairing: Pairing, factors: NDArray[np.float32] | None = None) -> Rope:
+        """`factors` float32[pairs]: each pair is slowed by its own. Raises BadGGUF for absurd frequencies."""
+        divisors = np.ones(1) if factors is None else factors.astype(np.float64)
+        exponents = np.arange(self.dimensions // 2, dtype=np.float64) * 2 / self.dimensions
+        with np.errstate(over="ignore"):
+            fast = self.base**-exponents / divisors
+            slow = fast / self.factor
+        if max(fast.max(), slow.max()) > _MOST_FREQUENCY:
+            seen = f"{max(fast.max(), slow.max()):g} radians a position"
+            raise file.bad(
+                "rope.freq_base, its scaling and its factors", f"{seen}, must be at most {_MOST_FREQUENCY:g}"
+            )
+        if self.yarn is not None:
+            kept = self._kept_by_yarn(self.yarn)
+            slow = slow * (1 - kept) + fast * kept
+        return Rope(slow, pairing, self.magnitude_with_yarn)
+
+    @property
+    def magnitude_with_yarn(self) -> float:
+        """What turned features are multiplied by."""
+        return self.magnitude if self.yarn is None else self.magnitude * self._yarn_magnitude(self.yarn)
+
+    def rope_of(self, tensors: Tensors, pairing: Pairing) -> Rope:
+        """With the factors that the file carries as tensors: Llama 3.1's, or LongRoPE's two. Raises BadGGUF and
+        UnsupportedModel."""
+        one = self._factors(tensors, "rope_freqs.weight")
+        if one is not None:
+            return self.rope(tensors.file, pairing, one)
+        short, long = (self._factors(tensors, f"rope_factors_{name}.weight") for name in ("short", "long"))
+        rope = self.rope(tensors.file, pairing, short)
+        if long is None:
+            return rope
+        return replace(rope, longer=(self.original_context, self.rope(tensors.file, pairing, long)))
+
+    def _factors(self, tensors: Tensors, name: str) -> NDArray[np.float32] | None:
+        factors = tensors.optional_vector(name, self.dimensions // 2)
+        if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
+            raise tensors.file.bad(name, "a factor that is not positive and finite")
+        return factors
+
+    def _kept_by_yarn(self, yarn: YarnSettings) -> NDArray[np.float64]:
+        """float64[pairs], 0 to 1: how much of a pair's own frequency is kept."""
+
+        def pair_of(turns: float) -> float:
+            """The pair that makes so many turns within the original context, of them all: a fraction."""
+            return self.dimensions * log(yarn.original_context / (turns * 2 * pi)) / (2 * log(self.base))
+
+        first, last = max(0, floor(pair_of(yarn.fast))), min(self.dimensions - 1, ceil(pair_of(yarn.slow)))
+        pairs = np.arange(self.dimensions // 2, dtype=np.float64)
+        kept: NDArray[np.float64] = 1 - np.clip((pairs - first) / max(0.001, last - first), 0, 1)
+        return kept
+
+    def _yarn_magnitude(self, yarn: YarnSettings) -> float:
+        def of(multiplier: float) -> float:
+            return 1.0 if self.factor <= 1 else 0.1 * multiplier * log(self.factor) + 1.0
+
+        return of(1.0) / of(yarn.log_multiplier) if yarn.log_multiplier else of(1.0)
+
+
+def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
+    """How many features of a head are turned. Raises BadGGUF."""
+    dimensions = keys.integer(key, default, minimum=2, maximum=head_size)
+    if dimensions % 2:
+        raise keys.bad(key, f"{dimensions} seen, must be even")
+    if dimensions > head_size:
+        raise keys.bad(key, f"missing, and {dimensions} of other layers is more than a head of {head_size} has")
+    return dimensions
+
+
+def _turns(keys: Keys, key: str, default: float) -> float:
+    """One of YaRN's two numbers of turns; real ones are 1 and 32."""
+    turns = keys.positive(key, default)
+    if not 1e-6 <= turns <= 1e6:
+        raise keys.bad(key, f"{turns:g} seen, must be 1e-06 to 1e+06")
+    return turns

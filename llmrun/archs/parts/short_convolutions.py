@@ -1,0 +1,48 @@
+"""Layers that are short convolutions over positions: what the metadata says of them, and their ops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.archs.parts.hyperparameters import MOST_HEADS, layers_of
+from llmrun.archs.parts.keys import Keys
+
+if TYPE_CHECKING:
+    from llmrun.archs.parts.writer import PlanWriter
+    from llmrun.plan.ops import Value
+
+_MOST_TAPS = 64  # 3 in real models
+_FEATURES_AT_ONCE = 16  # the kernel takes whole vectors
+
+
+def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
+    """For each layer whether it is attention, and the key and value heads of those that are: a convolution has none.
+
+    Raises BadGGUF and UnsupportedModel.
+    """
+    key, layers = "attention.head_count_kv", layers_of(keys)
+    if not keys.is_array(key):
+        return (True,) * layers, keys.integer(key, minimum=1, maximum=MOST_HEADS)
+    counts = keys.of_each_layer(key, layers)
+    some = set(counts) - {0}
+    if len(some) > 1:
+        raise keys.unsupported(f"a {keys.name(key)} for each layer")
+    kv_heads = some.pop() if some else 1  # of no layer
+    if not 1 <= kv_heads <= MOST_HEADS:
+        raise keys.bad(key, f"{kv_heads} seen, must be 0 to {MOST_HEADS}")
+    return tuple(count > 0 for count in counts), kv_heads
+
+
+def taps_of(keys: Keys) -> int:
+    """Positions that a row sees, its own among them. Raises BadGGUF."""
+    return keys.integer("shortconv.l_cache", minimum=2, maximum=_MOST_TAPS)
+
+
+def add_convolution(w: PlanWriter, block: str, h: Value, taps: int, to: Value) -> None:
+    """to += the convolution of h. Raises UnsupportedModel."""
+    if to.width % _FEATURES_AT_ONCE:
+        keys = Keys(w.tensors.file)
+        raise keys.unsupported(f"a convolution of {to.width} features, must be a multiple of {_FEATURES_AT_ONCE}")
+    weight = w.tensors.vector(f"{block}.shortconv.conv.weight", taps, to.width).reshape(to.width, taps)
+    mixed = w.plan.convolve(w.linear(f"{block}.shortconv.in_proj", h, 3 * to.width), weight)
+    w.linear_add(f"{block}.shortconv.out_proj", mixed, to=to)

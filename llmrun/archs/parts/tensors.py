@@ -1,0 +1,153 @@
+"""The tensors of a file against those an architecture expects: each there, of the right shape, and none left over."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.errors import BadGGUF, UnsupportedModel
+from llmrun.gguf.problems import shown
+from llmrun.layouts.packed_types import GROUP_ROWS
+from llmrun.plan.matrix import SUPPORTED, Matrix
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.gguf.tensors import TensorInfo
+
+Shape = tuple[int, ...]
+
+
+class Tensors:
+    """The tensors of a file, each asked for with the shape that the metadata wants; `finish` refuses what nobody
+    asked for: a bias left out would be another model.
+
+    Raises BadGGUF for a tensor that is missing or of a wrong shape, UnsupportedModel for a weight type without kernels.
+    """
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self._asked: set[str] = set()
+        self._left_out: tuple[str, ...] = ()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def matrix(self, name: str, columns: int, rows: int) -> Matrix:
+        """`columns` inputs, `rows` outputs."""
+        self._ask(name, (columns, rows))
+        return matrix(self.file, name)
+
+    def experts(self, name: str, columns: int, rows: int, n: int) -> Matrix:
+        """The matrices of `n` experts, one after the other."""
+        self._ask(name, (columns, rows, n))
+        return experts(self.file, name, n)
+
+    def halves_of_experts(self, name: str, columns: int, rows: int, n: int) -> tuple[Matrix, Matrix]:
+        """The same of a tensor that has two matrices of each expert, one after the other."""
+        self._ask(name, (columns, 2 * rows, n))
+        both = experts(self.file, name, 2 * n)
+        return both.part_of_each(n, 0, rows), both.part_of_each(n, rows, rows)
+
+    def leave_out(self, *prefixes: str) -> None:
+        """Tensors whose names begin so may be there, though nothing is computed with them."""
+        self._left_out += prefixes
+
+    def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:
+        """float32[size], or float32[copies * size]."""
+        self._ask(name, (size, copies))
+        return vector(self.file, name)
+
+    def optional_vector(self, name: str, size: int) -> NDArray[np.float32] | None:
+        return self.vector(name, size) if name in self else None
+
+    def finish(self) -> None:
+        for name in self.file.tensors:
+            if name not in self._asked and not name.startswith(self._left_out):
+                raise UnsupportedModel(
+                    f"tensor not supported: {_path(self.file)}: {shown(name)}: this architecture's engine does not "
+                    "know it",
+                    hint="This model may run with --backend llama.",
+                )
+
+    def _ask(self, name: str, shape: Shape) -> None:
+        """Shapes are in GGUF's order: row length first."""
+        self._asked.add(name)
+        tensor = self.file.tensors.get(name)
+        if tensor is None:
+            raise BadGGUF(f"tensor missing: {_path(self.file)}: {name}")
+        if _trimmed(tensor.shape) != _trimmed(shape):
+            raise BadGGUF(
+                f"tensor of a wrong shape: {_path(self.file)}: {name}: {_dimensions(_trimmed(tensor.shape))} seen, "
+                f"{_dimensions(_trimmed(shape))} wanted by the metadata"
+            )
+
+
+def matrix(file: GGUFFile, name: str) -> Matrix:
+    """A weight matrix, to be read while the file is open. Raises UnsupportedModel for a weight type without kernels."""
+    tensor = file.tensors[name]
+    kind = tensor.type.name.lower()
+    if kind not in SUPPORTED:
+        raise UnsupportedModel(
+            f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}, for which the CPU engine "
+            "has no kernels",
+            hint="This model may run with --backend llama.",
+        )
+    return Matrix(name, kind, tensor.n_rows, tensor.shape[0], tensor.nbytes, partial(file.read_into, tensor))
+
+
+def experts(file: GGUFFile, name: str, n: int) -> Matrix:
+    """The matrices of `n` experts, one after the other as one, of a tensor that has them as its third dimension (which
+    `Tensors` has seen). Raises UnsupportedModel as `matrix` does, and for outputs that are no whole groups."""
+    found = matrix(file, name)
+    outputs = found.rows // n
+    if outputs % GROUP_ROWS:
+        raise UnsupportedModel(
+            f"tensor not supported: {_path(file)}: {shown(name)}: experts of {outputs} outputs, must be a multiple of "
+            f"{GROUP_ROWS}",
+            hint="This model may run with --backend llama.",
+        )
+    return found
+
+
+def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:
+    """A small tensor of floats, as float32[n]. Raises UnsupportedModel for any other type: one in blocks, that can be
+    read, is for matrices."""
+    tensor = file.tensors[name]
+    if tensor.type.dequantize is None or tensor.type.block_weights > 1:
+        raise UnsupportedModel(f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}")
+    return tensor.type.dequantize(file.read(tensor))
+
+
+def common_type(file: GGUFFile) -> str:
+    """The weight type that takes the most bytes: what people call the file's quantization."""
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes
+    return max(sizes, key=lambda name: sizes[name], default="none")
+
+
+def parameter_count(file: GGUFFile) -> int:
+    return sum(_weights(tensor) for tensor in file.tensors.values())
+
+
+def _weights(tensor: TensorInfo) -> int:
+    return tensor.n_rows * tensor.shape[0]
+
+
+def _trimmed(shape: Shape) -> Shape:
+    """A shape without the ones at its end, which GGUF may or may not write."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def _dimensions(shape: Shape) -> str:
+    return " x ".join(str(size) for size in shape)
+
+
+def _path(file: GGUFFile) -> str:
+    return shown(str(file.path), 300)

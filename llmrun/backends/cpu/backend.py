@@ -1,0 +1,179 @@
+"""Our own engine on the CPU: a GGUF file becomes a plan, packed weights, a paged cache and a team of threads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.archs.parts.tensors import parameter_count
+from llmrun.archs.registry import architecture_of
+from llmrun.backends.batches import check_batch
+from llmrun.backends.cpu.footprint import footprint_on_cpu
+from llmrun.backends.cpu.kv_pool import blocks_of_sequence
+from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.paged_kv import PagedKV
+from llmrun.backends.cpu.team import TEAM_KERNELS, Team
+from llmrun.backends.cpu.timed_team import TimedTeam
+from llmrun.backends.cpu.weights.filling import filling
+from llmrun.backends.cpu.weights.packed import packing_kernels, reserve
+from llmrun.backends.describe import describe, threads_in_words
+from llmrun.backends.sizing.context_size import LARGEST_DEFAULT, MemoryNeeds, context_for
+from llmrun.compiled.levels import host_target
+from llmrun.compiled.store import load_kernels
+from llmrun.layouts.arena import allocate
+from llmrun.machine.cpu_count import default_threads
+from llmrun.machine.free_memory import free_memory
+from llmrun.plan.rope import rotations_of
+from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.types import Batch
+
+Progress = Callable[[str, float], None]  # (what is going on, share done)
+
+# Rows of one step. Larger does not prefill faster (the weights are in cache by then), and a step is how long a
+# progress report can take.
+MAX_ROWS = 256
+
+
+class CpuBackend:
+    """Backend over llmrun's kernels."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        *,
+        context_size: int | None,
+        max_sequences: int,
+        threads: int | None = None,
+        kv_type: str = "f16",
+        progress: Progress | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`meanwhile` is called while the weights are read and packed: work that needs no model yet costs no time."""
+        architecture = architecture_of(file)
+        config = architecture.check(file)
+        vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
+        self.plan = architecture.plan(file, config)
+        n_threads = threads or default_threads()
+        footprint = footprint_on_cpu(
+            *(file, self.plan), max_sequences=max_sequences, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads
+        )
+        context_size = context_for(
+            context_size,
+            train_context=config.train_context,
+            largest_default=LARGEST_DEFAULT,
+            needs=MemoryNeeds(footprint, free_memory(), parameter_count(file)),
+            kv_type=kv_type,
+            path=str(file.path),
+        )
+        n_blocks = [max_sequences * blocks_of_sequence(window, context_size, MAX_ROWS) for window in self.plan.windows]
+        memory = [allocate(prod(shape), "KV cache").reshape(shape) for shape in kv_shapes(self.plan, n_blocks, kv_type)]
+        self._ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
+        packed = reserve(self.plan.matrices)
+        self.lowered = lower(self.plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
+        # All at once, so that a first run compiles them side by side.
+        kernels = [*self.lowered.kernels, *packing_kernels(self.plan.matrices), *TEAM_KERNELS]
+        load_kernels([*kernels, *vocabulary_kernels], _compile_progress(progress))
+        self.lowered.link()
+        with filling(packed, n_threads) as weights:
+            self.tokenizer: Tokenizer = load_tokenizer(file)
+            meanwhile()
+            weights.finish(_load_progress(progress))
+        file.check_unchanged()
+        by_window = {
+            window: [part for group, part in zip(self.plan.groups, memory, strict=True) if group.shape.window == window]
+            for window in self.plan.windows
+        }
+        self.kv = PagedKV(by_window, max_sequences, context_size)
+        self._team = Team(self.lowered, n_threads)
+        self.info = describe(
+            file,
+            vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),
+            train_context=config.train_context,
+            context_size=context_size,
+            max_sequences=max_sequences,
+            backend="cpu",
+            device=f"{threads_in_words(n_threads)}, {host_target().level.name}",
+            threads=n_threads,
+            kv_type=kv_type,
+            kv_bytes=sum(group.nbytes for group in memory),
+        )
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        """See Backend.forward. Runs at most MAX_ROWS rows a step of the team, in order."""
+        check_batch(batch, self.info, self.kv.lengths)
+        sequences = batch.seq.tolist()
+        before = {seq: self.kv.lengths[seq] for seq in sequences}
+        logits = np.empty((int(batch.want.sum()), self.lowered.logits_width), np.float32)
+        try:
+            if len(sequences) > MAX_ROWS:
+                self.kv.require(Counter(sequences))
+            done = 0
+            for start in range(0, len(sequences), MAX_ROWS):
+                rows = slice(start, start + MAX_ROWS)
+                self.kv.extend(Counter(sequences[rows]))
+                wanted = np.flatnonzero(batch.want[rows]).astype(np.int32)
+                self._run(batch, rows, wanted, logits[done:])
+                done += len(wanted)
+        except BaseException:
+            # After several steps a window of the former length may be gone: nothing is kept then.
+            for seq, length in before.items():
+                self.kv.truncate(seq, length)
+            raise
+        finally:
+            self._team.clear_cancel()
+        return logits[:, : self.info.vocabulary_size]
+
+    def _run(self, batch: Batch, rows: slice, wanted: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
+        positions = np.ascontiguousarray(batch.pos[rows], np.int32)
+        self._team.run(
+            np.ascontiguousarray(batch.tokens[rows], np.int32),
+            positions,
+            self.kv.table_addresses(batch.seq[rows]),
+            wanted,
+            rotations_of(self._ropes, positions),
+            logits,
+        )
+
+    @contextmanager
+    def timed(self) -> Iterator[TimedTeam]:
+        """Steps inside are run by another team, which takes the time of every op (timed_team.py); nobody else may run
+        one meanwhile."""
+        normal = self._team
+        timed = TimedTeam(self.lowered, self.info.threads)
+        self._team = timed
+        try:
+            yield timed
+        finally:
+            self._team = normal
+            timed.close()
+
+    def cancel(self) -> None:
+        self._team.cancel()
+
+    def close(self) -> None:
+        self._team.close()
+
+
+def _compile_progress(progress: Progress | None) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    report = progress
+    return lambda done, total: report(f"compiling kernels {done}/{total} (first run only)", done / total)
+
+
+def _load_progress(progress: Progress | None) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    report = progress
+    return lambda done, total: report("loading weights", done / total)

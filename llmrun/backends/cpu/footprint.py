@@ -1,0 +1,36 @@
+"""The memory that our own engine takes for a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.backends.cpu.kv_pool import blocks_of_window
+from llmrun.backends.cpu.lowering.lower import scratch_needed
+from llmrun.backends.cpu.lowering.needs import kv_position_bytes
+from llmrun.backends.cpu.weights.packed import packed_bytes
+from llmrun.backends.sizing.footprint import ENGINE_PROCESS, Footprint, header_bytes, vocabulary_bytes
+from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.layouts.kv_blocks import BLOCK
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.plan.plan import Plan
+
+
+def footprint_on_cpu(
+    file: GGUFFile, plan: Plan, *, max_sequences: int, kv_type: str, max_rows: int, n_threads: int
+) -> Footprint:
+    """Of the model whose `plan` was made from the file."""
+    layers = [
+        (window and BLOCK * blocks_of_window(window, max_rows), max_sequences * group.layers * position_bytes)
+        for group in plan.groups
+        for window, position_bytes in [(group.shape.window, kv_position_bytes(group.shape, kv_type))]
+    ]
+    return Footprint(
+        weights=packed_bytes(plan.matrices),
+        cache=KVBytes.of_layers(layers),
+        scratch=scratch_needed(plan, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads),
+        vocabulary=vocabulary_bytes(file),
+        header=header_bytes(file),
+        programs=ENGINE_PROCESS,
+    )

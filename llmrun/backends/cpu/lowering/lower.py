@@ -1,0 +1,131 @@
+"""A plan becomes records: kernels chosen, buffers placed, activations quantized for integer weights, barriers set.
+
+What each op becomes is in lowering_*.py, by families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmrun.backends.cpu.lowering import attention, experts, linear, rowwise
+from llmrun.backends.cpu.lowering.base import LANES, Lowered, Lowering
+from llmrun.backends.cpu.weights.packed import PackedLayout, PackedMatrix
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, round_up
+from llmrun.plan import ops
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.plan.plan import Plan
+
+_LOWERINGS: dict[type, Callable[[Lowering, Any], None]] = {
+    ops.Embed: linear.embed,
+    ops.RmsNorm: rowwise.rmsnorm,
+    ops.LayerNorm: rowwise.layernorm,
+    ops.HeadNorm: rowwise.headnorm,
+    ops.Linear: linear.linear,
+    ops.RopeStore: attention.rope_store,
+    ops.Rotate: attention.rotate,
+    ops.Attention: attention.attention,
+    ops.Gated: rowwise.gated,
+    ops.Activate: rowwise.activate,
+    ops.Bias: rowwise.bias,
+    ops.HeadLinear: linear.head_linear,
+    ops.Add: rowwise.add,
+    ops.AddGated: rowwise.add_gated,
+    ops.Scale: rowwise.scale,
+    ops.Columns: rowwise.columns,
+    ops.Join: rowwise.join,
+    ops.Convolve: rowwise.convolve,
+    ops.SoftCap: rowwise.soft_cap,
+    ops.Route: experts.route,
+    ops.ExpertLinear: experts.expert_linear,
+    ops.ExpertBias: experts.expert_bias,
+    ops.Combine: experts.combine,
+}
+
+
+def _records(work: Lowering) -> Lowered:
+    plan = work.plan
+    last_use = {value: index for index, op in enumerate(plan.ops) for value in ops.inputs_of(op)}
+    last_routed = {routing: index for index, op in enumerate(plan.ops) if (routing := ops.routing_of(op))}
+    origins: list[int] = []
+    for index, op in enumerate(plan.ops):
+        _LOWERINGS[type(op)](work, op)
+        changed = ops.sum_of(op)
+        if changed is not None:
+            work.give_integers_back(changed)
+        for routing in [routing for routing in work.tables if last_routed[routing] == index]:
+            experts.give_back(work, routing)
+        _release(work, index, last_use)
+        origins += [index] * (len(work.records) - len(origins))
+    words = np.zeros((len(work.records), records.OP_WORDS), np.int64)
+    counters = np.zeros((len(work.records), records.CACHE_LINE // records.WORD), np.int64)
+    for index, record in enumerate(work.records):
+        head = [0, _flags(work, index), record.rows, address_of(counters[index])]
+        words[index, : len(head) + len(record.words)] = head + record.words
+    assert plan.logits is not None
+    kernels = [record.kernel for record in work.records]
+    keep = [*work.keep, *work.rows.memory, work.packed, *work.kv]
+    return Lowered(words, counters, kernels, origins, round_up(plan.logits.width, LANES), plan.experts_used, keep)
+
+
+def _flags(work: Lowering, index: int) -> int:
+    """A barrier after every record, but not between products of the same value."""
+    record = work.records[index]
+    following = work.records[index + 1] if index + 1 < len(work.records) else None
+    if (
+        record.independent_input is not None
+        and following is not None
+        and following.independent_input is record.independent_input
+    ):
+        return record.flags
+    return record.flags | records.FLAG_BARRIER
+
+
+def _release(work: Lowering, index: int, last_use: Mapping[ops.Value, int]) -> None:
+    """Give the memory back of values that no later op reads."""
+    op = work.plan.ops[index]
+    for value in ops.inputs_of(op):
+        if last_use[value] == index and value.width % LANES == 0:
+            work.give_back(value)
+    following = work.plan.ops[index + 1] if index + 1 < len(work.plan.ops) else None
+    shares_input = isinstance(op, ops.Product) and isinstance(following, ops.Product) and op.x is following.x
+    if not work.records[-1].flags & records.FLAG_REPLICATED and not shares_input:
+        work.rows.barrier()
+
+
+def kv_shapes(plan: Plan, n_blocks: Sequence[int], kv_type: str) -> list[tuple[int, int, int]]:
+    """Shapes of the KV cache's bytes, of each group: [layers, blocks, bytes of a block]. `n_blocks` of each window."""
+    counts = dict(zip(plan.windows, n_blocks, strict=True))
+    return [(group.layers, counts[group.shape.window], group.shape.block_bytes(kv_type)) for group in plan.groups]
+
+
+def lower(
+    plan: Plan,
+    packed: Mapping[str, PackedMatrix],
+    kv: Sequence[NDArray[np.uint8]],
+    *,
+    kv_type: str,
+    max_rows: int,
+    n_threads: int,
+) -> Lowered:
+    """Records for `plan` over packed weights and a KV cache of `kv_shapes`."""
+    return _records(Lowering(plan, packed, kv, kv_type, max_rows, n_threads))
+
+
+def scratch_needed(plan: Plan, *, kv_type: str, max_rows: int, n_threads: int) -> int:
+    """Bytes of the activations and all else that `lower` takes memory for, by doing it with weights and a KV cache that
+    are not there. Attention's partial results are counted for one block of a KV cache: of a whole one 0.2 %, 0.5 to 2
+    of latent attention."""
+    nowhere = np.empty(0, np.uint8)
+    packed = {matrix.name: PackedMatrix(matrix, PackedLayout.of(matrix), nowhere) for matrix in plan.matrices}
+    shapes = kv_shapes(plan, [1] * len(plan.windows), kv_type)
+    kv = [np.broadcast_to(np.zeros(1, np.uint8), shape) for shape in shapes]
+    lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads)
+    besides = {id(part) for part in kv}
+    return sum(part.nbytes for part in lowered.keep if isinstance(part, np.ndarray) and id(part) not in besides)

@@ -1,0 +1,60 @@
+"""This machine's limits, measured: bytes read from memory and integer products, a second (limits.py)."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from llmrun.compiled.levels import host_target
+from llmrun.compiled.store import Kernel, KernelName, load_kernels
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, allocate, allocate_huge
+from llmrun.layouts.limits import MOST_SUMS, products_a_round
+
+READ = KernelName.of("limits", "read")
+MULTIPLY = KernelName.of("limits", "multiply")
+
+_CHUNK_BYTES = 1 << 18
+_ROUNDS = 60_000_000  # 0.1 s: a thread that starts late costs a few percent
+
+
+class Machine:
+    """Measures with a number of threads; holds `memory_bytes` to read, more than fits in any cache."""
+
+    def __init__(self, n_threads: int, memory_bytes: int = 1 << 30) -> None:
+        kernels = load_kernels([READ, MULTIPLY])
+        self._read, self._multiply = kernels[READ], kernels[MULTIPLY]
+        self._n_threads = n_threads
+        self._n_chunks = -(-memory_bytes // _CHUNK_BYTES)
+        # As weights lie: of huge pages 39.1 GB/s are read here, of small ones 37.6 (medians of 15, by turns).
+        self._memory = allocate_huge(self._n_chunks * _CHUNK_BYTES, "memory to measure its speed")
+        self._memory[:] = 1  # untouched pages would all be the same page of zeros
+        self._vectors = allocate(records.CACHE_LINE * MOST_SUMS, "vectors to multiply")
+        self._vectors[:] = 3
+        self._results = allocate(records.CACHE_LINE * MOST_SUMS * n_threads, "results of measurements")
+
+    def read_bandwidth(self) -> float:
+        """Bytes a second that all threads together read from memory."""
+        words = [address_of(self._memory), self._n_chunks, _CHUNK_BYTES, address_of(self._results)]
+        return len(self._memory) / self._seconds(self._read, words)
+
+    def multiply_rate(self) -> float:
+        """Multiplications of two bytes a second, each with its addition, that all threads together make."""
+        words = [_ROUNDS, address_of(self._vectors), address_of(self._results)]
+        seconds = self._seconds(self._multiply, words)
+        return _ROUNDS * products_a_round(host_target().level.name) * self._n_threads / seconds
+
+    def _seconds(self, kernel: Kernel, words: list[int]) -> float:
+        claims = np.zeros(1, np.int64)
+        op = np.zeros(records.OP_WORDS, np.int64)
+        op[records.OP_CLAIM // records.WORD] = address_of(claims)
+        first = records.OP_ARGS // records.WORD
+        op[first : first + len(words)] = words
+        with ThreadPoolExecutor(self._n_threads) as pool:
+            started = time.perf_counter()
+            list(
+                pool.map(lambda thread: kernel.run(address_of(op), 0, thread, self._n_threads), range(self._n_threads))
+            )
+            return time.perf_counter() - started

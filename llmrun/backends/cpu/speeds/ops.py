@@ -1,0 +1,282 @@
+"""How fast this machine runs each kind of op: measured on plans of a few ops, whose weights are nobody's.
+
+Reading weights is measured over more memory than caches hold, once in large matrices and once in small ones, so that
+what an op costs besides its bytes is seen. Work on many rows is measured at three widths, because activations of wide
+models leave the caches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.timed_team import TimedTeam
+from llmrun.backends.cpu.weights.packed import PackedLayout, PackedMatrix
+from llmrun.compiled.store import load_kernels
+from llmrun.layouts.arena import address_of, allocate_huge
+from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.layouts.packed_types import WIDE, WIDENED_TYPES
+from llmrun.plan import ops
+from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.plan.matrix import Matrix
+from llmrun.plan.plan import Plan
+from llmrun.plan.rope import Rope, rotations_of
+
+WIDTHS = (512, 2048, 8192)
+ROWS = 256  # of a step on many rows
+
+_REGION = 256 << 20  # bytes of weights: more than fits in most caches
+_LARGE, _SMALL = 16 << 20, 384 << 10  # bytes of a matrix
+_N_LARGE, _N_SMALL = 12, 150
+_COLUMNS = 2048
+_KIND_OF_WIDE = min(WIDENED_TYPES)  # they all lie in memory alike
+_BYTE = 0x2C  # weights are made of: a normal number as a half, a float and each kind of scale
+_LAYERS = 8  # of attention
+_BETWEEN = 512  # features between them: 32 heads of 576 and 512 would make a square matrix of 306 MiB
+_DEPTH = 512  # positions that attention looks back on
+# A processor is faster for its first milliseconds of work than later: 1,170 G products/s, then 620.
+_WARM_SECONDS, _SECONDS = 0.03, 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpeed:
+    """Of one weight type.
+
+    read      bytes of weights a second, for one row
+    op        seconds an op takes besides, its barrier included
+    multiply  multiply-adds a second, for many rows, at each of WIDTHS columns
+    """
+
+    read: float
+    op: float
+    multiply: tuple[float, ...]
+
+    def products(self, columns: int) -> float:
+        """Multiply-adds a second with rows of so many columns."""
+        return between(columns, self.multiply)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpeed:
+    """Of an op that works on each row by itself: seconds for one row, and a row's share of many, at each of WIDTHS."""
+
+    one: tuple[float, ...]
+    many: tuple[float, ...]
+
+    def seconds(self, rows: int, width: int) -> float:
+        return between(width, self.one) if rows == 1 else rows * between(width, self.many)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpeed:
+    """Of one shape of heads and type of cache.
+
+    op          seconds for one row with nothing before it
+    read        bytes of keys and values a second, for one row
+    multiply    multiply-adds a second, for many rows
+    rope_one    seconds to rotate and store one row, a feature of queries, keys and values
+    rope_many   the same of a row of many
+    step        seconds that a step takes besides its ops: waking the threads, and who waits for them
+    """
+
+    op: float
+    read: float
+    multiply: float
+    rope_one: float
+    rope_many: float
+    step: float
+
+
+def between(width: int, values: Sequence[float]) -> float:
+    """What was measured at WIDTHS, for another width: by its logarithm, and not beyond the ends."""
+    return float(np.interp(log2(width), [log2(one) for one in WIDTHS], values))
+
+
+class OpSpeeds:
+    """Measures, with a number of threads. Holds 256 MiB of memory and more."""
+
+    def __init__(self, n_threads: int) -> None:
+        self._n_threads = n_threads
+        self._region = allocate_huge(_REGION, "memory to measure its speed")
+        self._region[:] = _BYTE
+
+    def linear(self, packed: str) -> LinearSpeed:
+        """`packed`: how kernels hold the weights (Matrix.packed). Raises as `load_kernels` does."""
+        kind = _KIND_OF_WIDE if packed == WIDE else packed
+        before = self._reading(kind)
+        multiply = tuple(self._multiplying(kind, width) for width in WIDTHS)
+        after = self._reading(kind)  # a moment is not the machine: two of them differed by up to a third
+        return LinearSpeed(2 / (1 / before[0] + 1 / after[0]), (before[1] + after[1]) / 2, multiply)
+
+    def rows(self) -> dict[str, RowSpeed]:
+        """Of "rmsnorm", "swiglu" and "quantize"."""
+        found: dict[str, list[list[float]]] = {name: [[], []] for name in ("rmsnorm", "swiglu", "quantize")}
+        for width in WIDTHS:
+            trial = _RowTrial(self._region, width, self._n_threads)
+            for index, rows in enumerate((1, ROWS)):
+                for name, seconds in trial.seconds(rows).items():
+                    found[name][index].append(seconds / rows)
+        return {name: RowSpeed(tuple(one), tuple(many)) for name, (one, many) in found.items()}
+
+    def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
+        """Of one layer of that shape."""
+        trial = _AttentionTrial(self._region, shape, kv_type, self._n_threads)
+        both = shape.head_size + shape.value_size
+        features = shape.heads * shape.head_size + shape.kv_heads * both
+        rope_one, empty, step = trial.seconds(1, 0)
+        _, deep, _ = trial.seconds(1, _DEPTH)
+        rope_many, many, _ = trial.seconds(ROWS, ROWS)
+        kv_bytes = _DEPTH * shape.block_bytes(kv_type) / BLOCK
+        attended = ROWS * ROWS + ROWS * (ROWS + 1) // 2
+        products = shape.heads * both * attended
+        return AttentionSpeed(
+            op=empty,
+            read=kv_bytes / max(deep - empty, 1e-9),
+            multiply=products / many,
+            rope_one=rope_one / features,
+            rope_many=rope_many / ROWS / features,
+            step=step,
+        )
+
+    def _reading(self, kind: str) -> tuple[float, float]:
+        """LinearSpeed.read and .op: of large and of small matrices in the same steps, so that what changes with time
+        changes for both; a barrier after each."""
+        group = PackedLayout.of(_matrix("", kind, 16, _COLUMNS)).group_bytes
+        large, small = (16 * max(1, size // group) for size in (_LARGE, _SMALL))
+        rows = [large] * _N_LARGE + [small] * _N_SMALL
+        matrices = [_matrix(f"w{number}", kind, n, _COLUMNS) for number, n in enumerate(rows)]
+        plan = Plan()
+        x = plan.embed(_matrix("x", "f32", 16, _COLUMNS))
+        outputs = {n: plan.linear(x, matrix) for n, matrix in ((large, matrices[0]), (small, matrices[-1]))}
+        for n, matrix in zip(rows[1:-1], matrices[1:-1], strict=True):
+            plan.linear_add(x, matrix, outputs[n])
+        trial = _Trial(plan, self._region, self._n_threads, max_rows=1)
+        order = trial.of("linear.int8", "linear.floats").nonzero()[0][2:]  # but for the two without a barrier
+        large_seconds, small_seconds, _ = trial.steps(1, 0, [order[: _N_LARGE - 1], order[_N_LARGE - 1 :]])
+        read = large // 16 * group * (_N_LARGE - 1) / large_seconds
+        return read, max(1e-9, small_seconds / (_N_SMALL - 1) - small // 16 * group / read)
+
+    def _multiplying(self, kind: str, columns: int) -> float:
+        rows = max(256, (4 << 20) // columns)
+        plan = Plan()
+        x = plan.embed(_matrix("x", "f32", 16, columns))
+        plan.linear(x, _matrix("w", kind, rows, columns))
+        trial = _Trial(plan, self._region, self._n_threads, max_rows=ROWS)
+        seconds, _ = trial.steps(ROWS, 0, [trial.of("linear.int8", "linear.floats")])
+        return ROWS * rows * columns / seconds
+
+
+def _matrix(name: str, kind: str, rows: int, columns: int) -> Matrix:
+    return Matrix.of_bytes(name, kind, rows, columns, np.empty(0, np.uint8))
+
+
+class _Trial:
+    """A plan over weights that all lie in `region`, one after the other, and from its start again. The embedding table,
+    "x", is of ones: what follows from it is no denormal number, which would be slow."""
+
+    def __init__(
+        self, plan: Plan, region: NDArray[np.uint8], n_threads: int, *, max_rows: int, kv_type: str = "f16"
+    ) -> None:
+        width = next(op.table.columns for op in plan.ops if isinstance(op, ops.Embed))
+        head = plan.rmsnorm_wanted(next(op.out for op in plan.ops if isinstance(op, ops.Embed)), _ones(width), 1e-5)
+        plan.output(head, _matrix("logits", "f32", 16, width))
+        packed, at = {}, 0
+        for matrix in plan.matrices:
+            layout = PackedLayout.of(matrix)
+            if matrix.kind == "f32":
+                data = _ones(layout.n_bytes // 4).view(np.uint8)
+            elif layout.n_bytes > len(region):
+                data = np.full(layout.n_bytes, _BYTE, np.uint8)
+            else:
+                at = at if at + layout.n_bytes <= len(region) else 0
+                data, at = region[at : at + layout.n_bytes], at + layout.n_bytes
+            packed[matrix.name] = PackedMatrix(matrix, layout, data)
+        n_blocks = -(-(_DEPTH + max_rows) // BLOCK)
+        kv = [np.zeros(shape, np.uint8) for shape in kv_shapes(plan, [n_blocks] * len(plan.windows), kv_type)]
+        self._plan = plan
+        self._lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=max_rows, n_threads=n_threads)
+        load_kernels(self._lowered.kernels)
+        self._lowered.link()
+        self._n_threads = n_threads
+        self._table = np.arange(n_blocks, dtype=np.int32)
+
+    def steps(self, rows: int, start: int, groups: Sequence[NDArray[Any]]) -> list[float]:
+        """Seconds of the records of each group, which is a mask or indices; last, of what is no op's time but a step's,
+        and of the embedding, in which threads wake up. Medians of steps."""
+        tokens = np.zeros(rows, np.int32)
+        positions = np.arange(start, start + rows, dtype=np.int32)
+        tables = np.full((len(self._plan.windows), rows), address_of(self._table), np.int64)
+        wanted = np.array([rows - 1], np.int32)
+        logits = np.empty((1, self._lowered.logits_width), np.float32)
+        rotations = rotations_of(self._plan.ropes, positions)
+        team = TimedTeam(self._lowered, self._n_threads)
+        try:
+            wall: list[float] = []
+            started, n_warm = time.perf_counter(), 1
+            while not wall or time.perf_counter() - started < _WARM_SECONDS + _SECONDS:
+                begun = time.perf_counter()
+                n_warm += begun - started < _WARM_SECONDS
+                team.run(tokens, positions, tables, wanted, rotations, logits)
+                wall.append(time.perf_counter() - begun)
+            n_warm = min(n_warm, len(wall) - 1)
+            times = team.taken_times()[n_warm:]
+        finally:
+            team.close()
+        spent = np.array([(one.working + one.waiting).mean(axis=0) for one in times])  # [steps, records]
+        besides = np.array(wall[n_warm:]) - spent[:, ~self.of("linear.embed")].sum(axis=1)
+        return [float(np.median(taken)) for taken in (*(spent[:, group].sum(axis=1) for group in groups), besides)]
+
+    def of(self, *modules: str) -> NDArray[np.bool_]:
+        """bool[records]: those whose kernels are in these files, but for the last, which makes logits."""
+        found = np.array([kernel.module in modules for kernel in self._lowered.kernels])
+        found[-1] = False
+        return found
+
+
+class _RowTrial(_Trial):
+    def __init__(self, region: NDArray[np.uint8], width: int, n_threads: int) -> None:
+        plan = Plan()
+        x = plan.embed(_matrix("x", "f32", 16, width))
+        h = plan.rmsnorm(x, _ones(width), 1e-5)
+        plan.linear(plan.swiglu(x, h), _matrix("w", "q8_0", 16, width))
+        super().__init__(plan, region, n_threads, max_rows=ROWS)
+
+    def seconds(self, rows: int) -> dict[str, float]:
+        """Of the first op of each kind, by its name."""
+        names = {name: number for number, name in enumerate(("rmsnorm", "swiglu", "quantize"), 1)}
+        groups = [np.arange(len(self._lowered.kernels)) == number for number in names.values()]
+        return dict(zip(names, self.steps(rows, 0, groups), strict=False))
+
+
+class _AttentionTrial(_Trial):
+    """Layers one after the other, with matrices between: where there is nothing to do but attention to next to nothing,
+    threads fall asleep, and wake up in 20 us where a model's take 2 to 8."""
+
+    def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:
+        plan, rope = Plan(), Rope(np.full(shape.head_size // 2, 0.01))
+        wide = shape.heads * shape.head_size
+        widths = (wide, shape.kv_heads * shape.head_size, shape.kv_heads * shape.value_size)
+        q, k, v = (plan.embed(_matrix(f"x{n}", "f32", 16, width)) for n, width in enumerate(widths))
+        for layer in range(_LAYERS):
+            q = plan.attention(q, k, v, shape, rope)
+            few = plan.linear(q, _matrix(f"down{layer}", "q8_0", _BETWEEN, q.width))
+            q = plan.linear(few, _matrix(f"up{layer}", "q8_0", wide, _BETWEEN))
+        super().__init__(plan, region, n_threads, max_rows=ROWS, kv_type=kv_type)
+
+    def seconds(self, rows: int, start: int) -> tuple[float, float, float]:
+        """Of rotating and storing in a layer, of attention itself, and of what is a step's."""
+        groups = [self.of("attention.rope"), self.of("attention.attention")]
+        later = [group.nonzero()[0][group.sum() // _LAYERS :] for group in groups]
+        rope, attention, step = self.steps(rows, start, later)
+        return rope / (_LAYERS - 1), attention / (_LAYERS - 1), step
+
+
+def _ones(n: int) -> NDArray[np.float32]:
+    return np.ones(n, np.float32)

@@ -1,0 +1,181 @@
+"""The threads that run a plan. They live in machine code: a worker is one call that lasts as long as the team."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.compiled.store import Kernel, KernelName, load_kernels
+from llmrun.errors import Cancelled, LlmrunError
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, allocate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.backends.cpu.lowering.base import Lowered
+
+# Pauses a waiting thread spins before it sleeps on the futex. SmolLM2's decode, 2 threads of 2 cores, alone and beside
+# two busy programs, tok/s: 0 pauses 181 and 104, 30: 225 and 156, 100: 289 and 163, 1,000: 281 and 118, 4,000: 284
+# and 72. Who spins longer takes the core from the thread it waits for.
+_SPIN = 100
+_IDLE_SPIN = 1000  # between steps: sampling takes about 0.1 ms
+_WAIT_SECONDS = 0.1  # longest the main thread sleeps before it looks for signals again
+
+_FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
+
+WORK = KernelName.of("team", "work")
+START = KernelName.of("team", "start")
+WAIT = KernelName.of("team", "wait")
+TEAM_KERNELS = (WORK, START, WAIT)
+
+
+class Team:
+    """`n_threads` workers for one lowered plan.
+
+    The caller's thread runs no kernel: it sleeps until the step is done, and wakes up for signals. `work` is the kernel
+    that a worker lives in.
+    """
+
+    def __init__(self, lowered: Lowered, n_threads: int, work: KernelName = WORK) -> None:
+        kernels = load_kernels([work, START, WAIT])
+        self._start, self._wait = kernels[START], kernels[WAIT]
+        self._lowered = lowered
+        self._process = os.getpid()
+        self._step = np.zeros(records.STEP_WORDS, np.int64)
+        self._sync = allocate(records.SYNC_BYTES, "synchronization words").view(np.int64)
+        self._timeout = np.array([0, int(_WAIT_SECONDS * 1e9)], np.int64)  # struct timespec
+        self._describe_system()
+        self._set(records.STEP_SYNC, address_of(self._sync))
+        self._set(records.STEP_PLAN, address_of(lowered.records))
+        self._set(records.STEP_N_OPS, len(lowered.records))
+        threads: list[threading.Thread] = []
+        # Also at interpreter exit, before the arrays that the workers look at are gone.
+        self._finalizer = weakref.finalize(self, _dismiss, self._process, self._sync, self._step, self._start, threads)
+        try:
+            for thread in range(n_threads):
+                arguments = (kernels[work], self._step, thread, n_threads)
+                worker = threading.Thread(target=_live, args=arguments, name=f"llmrun-{thread}", daemon=True)
+                worker.start()
+                threads.append(worker)
+        except BaseException:
+            self.close()
+            raise
+
+    def _describe_system(self) -> None:
+        libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("kernel32")
+        # Without a futex, waiting is dozing: 50 us, or Windows' least, a millisecond. Yielding would burn every core of
+        # an idle chat.
+        doze, doze_for = (libc.usleep, 50) if os.name == "posix" else (libc.Sleep, 1)
+        futex = _FUTEX_CALLS.get(platform.machine(), 0) if sys.platform == "linux" else 0
+        self._set_sync(records.SYNC_DOZE, function_address(doze))
+        self._set_sync(records.SYNC_DOZE_FOR, doze_for)
+        self._set_sync(records.SYNC_FUTEX, futex)
+        self._set_sync(records.SYNC_SYSCALL, function_address(libc.syscall) if futex else 0)
+        self._set_sync(records.SYNC_SPIN, _SPIN)
+        self._set_sync(records.SYNC_IDLE_SPIN, _IDLE_SPIN)
+
+    def _set(self, offset: int, value: int) -> None:
+        self._step[offset // records.WORD] = value
+
+    def _set_sync(self, offset: int, value: int) -> None:
+        self._sync[offset // records.WORD] = value
+
+    def run(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        tables: NDArray[np.int64],
+        wanted: NDArray[np.int32],
+        rotations: NDArray[np.float32],
+        logits: NDArray[np.float32],
+    ) -> None:
+        """Run one step; `logits` float32[wanted, padded width] is filled in.
+
+        tokens, positions int32[rows]; tables int64[windows, rows] addresses of block tables; wanted int32[] row
+        numbers; rotations float32[rows, pairs of all ropes, 2]. All contiguous. Raises Cancelled after `cancel`.
+        """
+        if os.getpid() != self._process:
+            raise LlmrunError("a forked process cannot use its parent's engine: open the model again in the child")
+        if not self._finalizer.alive:
+            raise LlmrunError("the engine is closed: open the model again")
+        self._lowered.counters[:] = 0
+        for offset in (records.SYNC_ARRIVED, records.SYNC_STOP, records.SYNC_FINISHED):
+            self._set_sync(offset, 0)
+        self._set(records.STEP_ROWS, len(tokens))
+        self._set(records.STEP_WANTED, len(wanted))
+        self._set(records.STEP_CHOSEN, len(tokens) * self._lowered.experts_used)
+        self._set(records.STEP_REPLICATED, int(len(tokens) == 1))
+        self._set(records.STEP_TOKENS, address_of(tokens))
+        self._set(records.STEP_POSITIONS, address_of(positions))
+        self._set(records.STEP_TABLES, address_of(tables))
+        self._set(records.STEP_WANTED_ROWS, address_of(wanted))
+        self._set(records.STEP_ROTATIONS, address_of(rotations))
+        self._set(records.STEP_LOGITS, address_of(logits))
+        self._run_step()
+        if self._sync[records.SYNC_STOP // records.WORD]:
+            raise Cancelled("generation stopped")
+
+    def _run_step(self) -> None:
+        """Start the workers and sleep until they are done. An exception from a signal handler, wherever it strikes,
+        stops them first: they must not run on over arrays that are about to be freed."""
+        number = int(self._sync[records.SYNC_STEP // records.WORD]) + 1
+        try:
+            self._start.run(number, address_of(self._step), 0, 0)
+            self._sleep_until_done(number)
+        except BaseException:
+            self.cancel()
+            while self._sync[records.SYNC_STEP // records.WORD] >= number and not self._is_done(number):
+                # A second Ctrl-C must not get past this; the first one is on its way.
+                with contextlib.suppress(BaseException):
+                    self._sleep_until_done(number)
+            raise
+
+    def _is_done(self, number: int) -> bool:
+        return bool(self._sync[records.SYNC_DONE // records.WORD] >= number)
+
+    def _sleep_until_done(self, number: int) -> None:
+        while not self._is_done(number):
+            self._wait.run(number - 1, address_of(self._step), address_of(self._timeout), 0)
+
+    def cancel(self) -> None:
+        """Stop the running step at its next barrier. Safe from another thread and from a signal handler."""
+        self._set(records.STEP_ABORT, 1)
+
+    def clear_cancel(self) -> None:
+        self._set(records.STEP_ABORT, 0)
+
+    def close(self) -> None:
+        """End the workers. Idempotent."""
+        self._finalizer()
+
+
+def function_address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
+def _live(work: Kernel, step: NDArray[np.int64], thread: int, n_threads: int) -> None:
+    if hasattr(signal, "pthread_sigmask"):
+        # Signals go to the main thread, whose sleep they interrupt.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    work.run(0, address_of(step), thread, n_threads)
+
+
+def _dismiss(
+    process: int, sync: NDArray[np.int64], step: NDArray[np.int64], start: Kernel, threads: list[threading.Thread]
+) -> None:
+    if os.getpid() != process:
+        return
+    sync[records.SYNC_EXIT // records.WORD] = 1
+    start.run(int(sync[records.SYNC_STEP // records.WORD]) + 1, address_of(step), 0, 0)
+    for thread in threads:
+        thread.join()

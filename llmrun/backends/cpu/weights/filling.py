@@ -1,0 +1,184 @@
+"""Weights read and packed by threads of their own, beside whatever else there is to do before a model can run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import numpy as np
+
+from llmrun.backends.cpu.weights.packed import PackedMatrix, packing_kernel
+from llmrun.backends.cpu.weights.widened import widened
+from llmrun.compiled.store import Kernel, load_kernels
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of
+from llmrun.layouts.packed_types import GROUP_ROWS, WIDENED_TYPES
+
+# File bytes a thread reads at a time. SmolLM2's 98 MB, 2 threads: 128 KiB 58 ms, 512 KiB 44, 1 MiB 42, 4 MiB 46 (a
+# mapping's page faults: 81).
+_STAGING_BYTES = 1 << 20
+
+# Weights a thread takes at a time where NumPy widens them: what it makes on the way is to stay in the cache. IQ2_XXS,
+# million weights a second, one thread: 32 Ki 271, 128 Ki 329, 512 Ki 333, 2 Mi 163.
+_WIDENED_WEIGHTS = 256 << 10
+
+# How long a thread that runs Python keeps others from it. Python's own 5 ms are ten times what packing a part takes.
+_SWITCH_SECONDS = 1e-4
+
+Progress = Callable[[int, int], None]  # (matrices done, matrices in all)
+
+
+class Filling:
+    """Matrices on their way into their reserved memory; `filling` makes one."""
+
+    def __init__(self, packed: Mapping[str, PackedMatrix]) -> None:
+        kernels = load_kernels([packing_kernel(entry.matrix.kind) for entry in packed.values()])
+        parts = [
+            _Part(entry, kernels[packing_kernel(entry.matrix.kind)], first)
+            for entry in packed.values()
+            for first in range(0, entry.layout.n_groups, _part_groups(entry))
+        ]
+        self._parts_of = Counter(part.packed.matrix.name for part in parts)
+        self._staging_bytes = max((part.rows * part.packed.matrix.row_bytes for part in parts), default=0)
+        self._waiting = deque(parts)
+        self._ended: SimpleQueue[_Part | BaseException] = SimpleQueue()
+
+    def finish(self, progress: Progress | None = None) -> None:
+        """Return when everything is packed. Raises what reading raised."""
+        done, left = 0, self._parts_of.copy()
+        while done < len(self._parts_of):
+            part = self._ended.get()
+            if isinstance(part, BaseException):
+                raise part
+            name = part.packed.matrix.name
+            left[name] -= 1
+            if not left[name]:
+                done += 1
+                if progress is not None:
+                    progress(done, len(self._parts_of))
+
+    def stop(self) -> None:
+        """Begin no other part."""
+        self._waiting.clear()
+
+    def work(self) -> None:
+        """What a thread does from beginning to end."""
+        try:
+            packer = _Packer(self._staging_bytes)
+            while self._waiting:
+                try:
+                    part = self._waiting.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                packer.pack(part)
+                self._ended.put(part)
+        except BaseException as error:  # noqa: BLE001  raised where somebody waits
+            self.stop()
+            self._ended.put(error)
+
+
+@contextmanager
+def filling(packed: Mapping[str, PackedMatrix], n_threads: int) -> Iterator[Filling]:
+    """Read every matrix and pack it into its reserved memory, in threads that run beside the `with` block:
+
+        with filling(packed, n_threads) as weights:
+            ...  # whatever can be done meanwhile
+            weights.finish()
+
+    A part of a matrix is read and packed by one thread, so that no matrix is in memory twice. After an error or Ctrl-C
+    in the block, the parts under way are waited for, and no others. Raises what `load_kernels` raises.
+    """
+    weights = Filling(packed)
+    with _switching_fast(), ThreadPoolExecutor(n_threads, thread_name_prefix="llmrun-packing") as pool:
+        try:
+            for _ in range(n_threads):
+                pool.submit(weights.work)
+            yield weights
+        finally:
+            weights.stop()
+
+
+def fill(packed: Mapping[str, PackedMatrix], n_threads: int, progress: Progress | None = None) -> None:
+    """Read and pack every matrix. Raises what reading raises."""
+    with filling(packed, n_threads) as weights:
+        weights.finish(progress)
+
+
+def _part_groups(packed: PackedMatrix) -> int:
+    matrix = packed.matrix
+    rows = _WIDENED_WEIGHTS // matrix.columns if matrix.kind in WIDENED_TYPES else _STAGING_BYTES // matrix.row_bytes
+    return max(1, rows // GROUP_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Groups of a matrix from `first` on, as many as are read at a time."""
+
+    packed: PackedMatrix
+    kernel: Kernel
+    first: int
+
+    @property
+    def rows(self) -> int:
+        return min(self.packed.matrix.rows - self.first * GROUP_ROWS, _part_groups(self.packed) * GROUP_ROWS)
+
+
+class _Packer:
+    """What one thread packs with: memory to read into, and the record of an op that packs from there."""
+
+    def __init__(self, staging_bytes: int) -> None:
+        self._staging = np.empty(staging_bytes, np.uint8)
+        self._claims = np.zeros(1, np.int64)
+        self._op = np.zeros(records.OP_WORDS, np.int64)
+        self._op[records.OP_CLAIM // records.WORD] = address_of(self._claims)
+
+    def pack(self, part: _Part) -> None:
+        matrix, layout, rows = part.packed.matrix, part.packed.layout, part.rows
+        source = self._staging[: rows * matrix.row_bytes]
+        matrix.read_into(part.first * GROUP_ROWS * matrix.row_bytes, source)
+        row_bytes = matrix.row_bytes
+        if matrix.kind in WIDENED_TYPES:
+            source = widened(matrix.kind, source.reshape(rows, -1))
+            row_bytes = source.shape[1]
+        words = [
+            address_of(source),
+            part.packed.address + part.first * layout.group_bytes,
+            rows,
+            matrix.columns,
+            row_bytes,
+            layout.group_bytes,
+            *layout.planes,
+        ]
+        first_word = records.OP_ARGS // records.WORD
+        self._op[first_word : first_word + len(words)] = words
+        self._claims[0] = 0
+        part.kernel.run(address_of(self._op), 0, 0, 1)
+
+
+_lock = threading.Lock()
+_users = 0
+_usual = 0.0
+
+
+@contextmanager
+def _switching_fast() -> Iterator[None]:
+    """Let threads that have packed a part come to their next one soon, though another runs Python."""
+    global _users, _usual
+    with _lock:
+        if not _users:
+            _usual = sys.getswitchinterval()
+            sys.setswitchinterval(_SWITCH_SECONDS)
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                sys.setswitchinterval(_usual)

@@ -1,0 +1,123 @@
+"""Weight matrices packed for the kernels (kernels/packing/pack.py describes the layout)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.compiled.store import KernelName
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, allocate_huge, round_up
+from llmrun.layouts.packed_types import (
+    BLOCK_COLUMNS,
+    FLOAT_BYTES,
+    GROUP_ROWS,
+    PACKED_TYPES,
+    SUPER_BLOCKS,
+    packed_name,
+)
+from llmrun.layouts.tile_shapes import MOST_GROUPS
+from llmrun.plan.matrix import Matrix
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+# What a thread claims at once. Large enough that the claim (50 ns) is lost in it, small enough that the last one does
+# not keep the others waiting.
+CHUNK_BYTES = 24 << 10
+_MOST_CHUNKS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Where the planes of a group lie, in bytes from its start; the scales are first. See pack.py."""
+
+    n_groups: int
+    group_bytes: int
+    mins: int = 0
+    upper_scales: int = 0
+    upper_mins: int = 0
+    values: int = 0
+    more_values: int = 0
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> PackedLayout:
+        n_groups = -(-matrix.rows // GROUP_ROWS)
+        if not matrix.is_integer:
+            columns = round_up(matrix.columns, 4)  # the float kernel takes four columns at once
+            size = round_up(columns * GROUP_ROWS * FLOAT_BYTES[matrix.kind], records.CACHE_LINE)
+            return cls(n_groups, size)
+        packed = PACKED_TYPES[matrix.packed]
+        blocks = matrix.columns // BLOCK_COLUMNS
+        scales, upper = blocks * packed.scale_bytes, 2 * blocks // SUPER_BLOCKS if packed.two_levels else 0
+        n_bytes = [scales, scales * packed.mins, upper, upper * packed.mins]  # of a row, in each plane
+        n_bytes += [blocks * BLOCK_COLUMNS * bits // 8 for bits in packed.planes]
+        starts = [0]
+        for size in n_bytes:
+            starts.append(starts[-1] + round_up(GROUP_ROWS * size, records.CACHE_LINE))
+        return cls(n_groups, starts[-1], *starts[1 : len(n_bytes)])
+
+    @property
+    def planes(self) -> list[int]:
+        """The words by which kernels know where the planes after the first are."""
+        return [self.mins, self.upper_scales, self.upper_mins, self.values, self.more_values]
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_groups * self.group_bytes
+
+    @property
+    def chunk_groups(self) -> int:
+        by_size = -(-CHUNK_BYTES // self.group_bytes)
+        return max(1, by_size, self.n_groups // _MOST_CHUNKS)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix in the kernels' layout; `data` uint8[groups, group bytes] lies in memory shared with others."""
+
+    matrix: Matrix
+    layout: PackedLayout
+    data: NDArray[np.uint8]
+
+    @property
+    def address(self) -> int:
+        return address_of(self.data)
+
+
+def panel_bytes(matrix: Matrix) -> int:
+    """Of all the panels a thread needs at once."""
+    return MOST_GROUPS * matrix.columns // BLOCK_COLUMNS * PACKED_TYPES[matrix.packed].panel_block_bytes
+
+
+def packing_kernel(kind: str) -> KernelName:
+    if packed_name(kind) in PACKED_TYPES:
+        return KernelName.of("packing.pack", "pack_integers", weight=packed_name(kind))
+    return KernelName.of("packing.pack", "pack_floats", element_bytes=FLOAT_BYTES[kind])
+
+
+def packed_bytes(matrices: Sequence[Matrix]) -> int:
+    """What `reserve` takes."""
+    return sum(round_up(PackedLayout.of(matrix).n_bytes, records.CACHE_LINE) for matrix in matrices)
+
+
+def reserve(matrices: Sequence[Matrix]) -> dict[str, PackedMatrix]:
+    """Zeroed memory for packed matrices, by name, in one allocation."""
+    layouts = [PackedLayout.of(matrix) for matrix in matrices]
+    sizes = [round_up(layout.n_bytes, records.CACHE_LINE) for layout in layouts]
+    memory = allocate_huge(packed_bytes(matrices), "packed weights")
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return {
+        matrix.name: PackedMatrix(
+            matrix, layout, memory[start : start + layout.n_bytes].reshape(layout.n_groups, layout.group_bytes)
+        )
+        for matrix, layout, start in zip(matrices, layouts, starts, strict=True)
+    }
+
+
+def packing_kernels(matrices: Sequence[Matrix]) -> list[KernelName]:
+    return [packing_kernel(matrix.kind) for matrix in matrices]

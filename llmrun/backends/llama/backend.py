@@ -1,0 +1,350 @@
+"""llama.cpp behind the seam: for GPUs, and for models that our own engine does not run.
+
+It runs in a process of its own (worker.py): no file and no driver can take the session down with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmrun.backends.batches import check_batch
+from llmrun.backends.describe import describe, threads_in_words
+from llmrun.backends.llama.gpu_layers import cache_bytes
+from llmrun.backends.llama.placement import Placement, decided
+from llmrun.backends.llama.process import LlamaProcess
+from llmrun.backends.llama.shared_layout import MOST_WANTED, Layout
+from llmrun.backends.llama.tokenizer import LlamaTokenizer
+from llmrun.errors import (
+    BackendCrashed,
+    Cancelled,
+    DoesNotFit,
+    KVFull,
+    LlmrunError,
+    ModelFileError,
+    UnsupportedModel,
+)
+from llmrun.gguf.problems import shown
+from llmrun.machine.cpu_count import default_threads
+from llmrun.tokenizers.registry import load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.tokenizers.base import Tokenizer
+    from llmrun.types import Batch
+
+Progress = Callable[[str, float], None]  # (what is going on, share done)
+
+_OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
+_WHO_SAYS_IT = re.compile(r"^(llama_\w+: |error loading model: )+")
+_DEVICE = re.compile(r"using device \S+ \((.*)\) \([^()]*\) - (\d+) MiB free")
+MAX_ROWS = 1024  # of one request to the process; llama.cpp runs them in parts of its own
+
+
+class LlamaCache:
+    """The seam's KV cache, kept by llama.cpp."""
+
+    def __init__(self, process: LlamaProcess, capacity: int, lengths: NDArray[np.int32], doing: str) -> None:
+        """`lengths` is where the process writes how many tokens each sequence holds."""
+        self._process = process
+        self._doing = doing
+        self._lengths = lengths
+        self.capacity = capacity
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens each sequence holds."""
+        self._process.settle(self._doing)  # or a truncation that nobody waited for may change them after this look
+        lengths: list[int] = self._lengths.tolist()
+        return lengths
+
+    def copy(self, src: int, dst: int, n: int) -> int:
+        kept: int = self._process.ask("copy", self._doing, src=src, dst=dst, n=n)["kept"]
+        return kept
+
+    def truncate(self, seq: int, n: int) -> int:
+        kept: int = self._process.ask("truncate", self._doing, seq=seq, n=n)["kept"]
+        return kept
+
+    def free(self, seq: int) -> None:
+        self.truncate(seq, 0)
+
+
+class LlamaBackend:
+    """Backend over llama.cpp."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        *,
+        context_size: int | None,
+        max_sequences: int,
+        threads: int | None = None,
+        kv_type: str = "f16",
+        gpu_layers: int | None = 0,
+        cache_tokens: int | None = None,
+        progress: Progress | None = None,
+        process: LlamaProcess | None = None,
+    ) -> None:
+        """Open the model of a file that has passed the reader.
+
+        context_size  tokens of a sequence; None: what fits (context_size.py)
+        kv_type       of the numbers in the cache: "f16" or "q8_0"
+        gpu_layers    how many of its layers a GPU runs, the last ones first; ALL_LAYERS: all; None: as many as fit,
+                      NoRoomOnGpu when that is none
+        cache_tokens  tokens the cache holds, all sequences together; None: enough for every sequence
+        process       None: one of its own, closed with it
+        Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed.
+        """
+        _check_decodes(file)
+        self._path = shown(str(file.path), 300)
+        threads = threads or default_threads()
+        with contextlib.ExitStack() as opened:
+            self._watch = _Watch(file.path)
+            opened.callback(self._watch.close)
+            self._process = process or LlamaProcess()
+            if process is None:
+                opened.callback(self._process.close)
+            asked = Placement(context_size, max_sequences, kv_type, gpu_layers, cache_tokens)
+            try:
+                self._open(file, asked, threads, progress)
+            except (BackendCrashed, ModelFileError):
+                self._watch.check()
+                file.check_in_place()
+                raise
+            file.check_in_place()  # or what llama.cpp found at the path may be a file that nobody has checked
+            self._opened = opened.pop_all()
+
+    def _open(self, file: GGUFFile, asked: Placement, threads: int, progress: Progress | None) -> None:
+        train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
+        context_size, gpu_layers = decided(
+            asked, file, train_context, lambda: self._process.ask("devices", "looking for GPUs")["devices"]
+        )
+        vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
+        self._layout = Layout(MAX_ROWS, vocabulary_size, asked.max_sequences)
+        loading = f"loading {self._path}"
+        memory = self._process.memory.map(self._layout.n_bytes)
+        request = self._process.tell(
+            "open",
+            path=str(file.path.absolute()),
+            gpu_layers=gpu_layers,
+            cache_tokens=asked.tokens_with(context_size),
+            max_sequences=asked.max_sequences,
+            threads=threads,
+            kv_type=asked.kv_type,
+            rows=MAX_ROWS,
+            vocabulary_size=vocabulary_size,
+        )
+        own = _own_tokenizer(file)  # while llama.cpp loads
+        answer = self._process.answer(request, loading, _load_progress(progress))
+        if "failed" in answer:
+            raise _refusal(self._path, answer["failed"], answer["log"])
+        if not answer["decodes"]:
+            raise UnsupportedModel(f"not a model that generates text: {self._path}: it only encodes")
+        self.log: Sequence[str] = answer["log"]
+        self.tokenizer: Tokenizer = own or LlamaTokenizer(
+            self._process, vocabulary_size, space_prefix=_puts_a_space_first(file)
+        )
+        self._views(memory)
+        self.kv = LlamaCache(self._process, answer["cache_tokens"], self._lengths, f"running {self._path}")
+        self.info = describe(
+            file,
+            vocabulary_size=vocabulary_size,
+            train_context=train_context,
+            context_size=context_size,
+            max_sequences=asked.max_sequences,
+            backend="llama",
+            device=_placement(self.log, threads),
+            gpu_layers=_offloaded(self.log),
+            threads=threads,
+            kv_type=asked.kv_type,
+            kv_bytes=cache_bytes(file, answer["cache_tokens"], asked.kv_type, max_sequences=asked.max_sequences),
+        )
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        """See Backend.forward."""
+        before = self.kv.lengths
+        check_batch(batch, self.info, before)
+        if len(batch.tokens) > self.kv.capacity:  # llama.cpp ends its process over such a batch
+            raise self._full(len(batch.tokens))
+        logits = np.empty((np.count_nonzero(batch.want), self.info.vocabulary_size), np.float32)
+        done = 0
+        try:
+            self._watch.check()
+            for rows in _pieces(batch.want):
+                done += self._run(batch, rows, logits[done:])
+        except BackendCrashed:
+            self._watch.check()
+            raise
+        except BaseException:
+            with contextlib.suppress(BackendCrashed):  # the next pass is told
+                for seq in sorted(set(batch.seq.tolist())):
+                    self.kv.truncate(seq, before[seq])
+            raise
+        finally:
+            self._process.clear_stop()
+        return logits
+
+    def _run(self, batch: Batch, rows: slice, logits: NDArray[np.float32]) -> int:
+        """Run some of the rows; how many of their logits were wanted, and are now the first ones in `logits`."""
+        if self._process.stopping:
+            raise Cancelled("generation stopped")
+        want = batch.want[rows]
+        n, wanted = len(want), int(np.count_nonzero(want))
+        self._tokens[:n] = batch.tokens[rows]
+        self._sequences[:n] = batch.seq[rows]
+        self._positions[:n] = batch.pos[rows]
+        self._wanted[:n] = want
+        answer = self._process.ask("forward", f"running {self._path}", rows=n, wanted=wanted)
+        self._explain(answer["status"], answer.get("error", ""), n)
+        logits[:wanted] = self._logits[:wanted]
+        return wanted
+
+    def _explain(self, status: int, error: str, n: int) -> None:
+        """Raise what a status of llama_decode means, if it is not 0."""
+        if status == 1:
+            raise self._full(n)
+        if status == 2:
+            raise Cancelled("generation stopped")
+        if status:
+            raise LlmrunError(f"llama.cpp failed while running {self._path}: status {status}: {shown(error, 200)}")
+
+    def _full(self, n: int) -> KVFull:
+        return KVFull(f"KV cache is full: {self.info.name}: {n} tokens more, limit {self.kv.capacity}")
+
+    def cancel(self) -> None:
+        self._process.stop()
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _views(self, memory: object) -> None:
+        """NumPy's view of what the process sees."""
+        layout = self._layout
+
+        def view(dtype: type, offset: int, count: int) -> Any:
+            return np.frombuffer(memory, dtype, count, offset)  # type: ignore[call-overload]
+
+        self._tokens = view(np.int32, layout.tokens, layout.rows)
+        self._sequences = view(np.int32, layout.sequences, layout.rows)
+        self._positions = view(np.int32, layout.positions, layout.rows)
+        self._wanted = view(np.int8, layout.wanted, layout.rows)
+        self._lengths = view(np.int32, layout.lengths, layout.max_sequences)
+        logits = view(np.float32, layout.logits, MOST_WANTED * layout.vocabulary_size)
+        self._logits = logits.reshape(MOST_WANTED, layout.vocabulary_size)
+
+
+class _Watch:
+    """Notices when a file that another process has mapped is cut off or written to: its weights are not what they
+    were, and reading past its end kills."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._descriptor: int | None = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            raise ModelFileError(f"cannot open model file: {shown(str(path), 300)}: {error.strerror}") from error
+        self._size, self._written = self._state()
+
+    def check(self) -> None:
+        """Raises ModelFileError. A microsecond."""
+        size, written = self._state()
+        if (size, written) != (self._size, self._written):
+            raise ModelFileError(
+                f"the model file changed while it was in use: {shown(str(self._path), 300)}: was {self._size:,} bytes, "
+                f"is {size:,}",
+                hint="run again when nothing writes to it any more",
+            )
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _state(self) -> tuple[int, int]:
+        if self._descriptor is None:
+            return self._size, self._written
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
+
+
+def _check_decodes(file: GGUFFile) -> None:
+    """llama.cpp has models that make vectors of text; nothing comes after their last token."""
+    architecture = file.string("general.architecture")
+    if not file.boolean(f"{architecture}.attention.causal", default=True):
+        raise UnsupportedModel(
+            f"not a model that generates text: {shown(str(file.path), 300)}: {shown(architecture)}.attention.causal: "
+            "false"
+        )
+
+
+def _own_tokenizer(file: GGUFFile) -> Tokenizer | None:
+    try:
+        return load_tokenizer(file)
+    except UnsupportedModel:
+        return None
+
+
+def _puts_a_space_first(file: GGUFFile) -> bool:
+    kind = file.string("tokenizer.ggml.model")
+    return file.boolean("tokenizer.ggml.add_space_prefix", default=kind in ("llama", "t5"))
+
+
+def _pieces(want: NDArray[np.bool_]) -> Iterator[slice]:
+    """Consecutive rows, as many at once as one request takes."""
+    start = wanted = 0
+    for row, asked in enumerate(want.tolist()):
+        if row - start == MAX_ROWS or wanted + asked > MOST_WANTED:
+            yield slice(start, row)
+            start, wanted = row, 0
+        wanted += asked
+    yield slice(start, len(want))
+
+
+def _refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
+    """What llama.cpp said when it did not load a model, as one of our errors."""
+    reason = _WHO_SAYS_IT.sub("", reason)
+    sentence = f"llama.cpp does not load this model: {path}: {shown(reason, 200)}"
+    if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:
+        return UnsupportedModel(sentence, hint="A newer llama-cpp-python may: pip install -U llama-cpp-python")
+    if "allocat" in reason or "out of memory" in reason:
+        free = [f"{shown(name, 40)} {int(megabytes):,} MiB" for name, megabytes in _DEVICE.findall("\n".join(log))]
+        if free:
+            return DoesNotFit(
+                f"{sentence}; free were: {', '.join(free)}",
+                hint="--gpu-layers auto takes as many layers as fit; a smaller --ctx-size makes each smaller",
+            )
+        return DoesNotFit(sentence, hint="try a smaller --ctx-size, or a smaller model")
+    return ModelFileError(sentence)
+
+
+def _placement(log: Sequence[str], threads: int) -> str:
+    """Where the layers are, in llama.cpp's own account: "31/31 layers on NVIDIA H200, 2 threads"."""
+    layers = _offloaded(log)
+    if not layers:
+        return threads_in_words(threads)
+    devices = " and ".join(shown(name, 40) for name, _ in _DEVICE.findall("\n".join(log))) or "GPU"
+    return f"{layers} layers on {devices}, {threads_in_words(threads)}"
+
+
+def _offloaded(log: Sequence[str]) -> str:
+    """How many layers a GPU runs, of how many ("31/31"), or nothing."""
+    layers = _OFFLOADED.search("\n".join(log))
+    return layers[1] if layers and not layers[1].startswith("0/") else ""
+
+
+def _load_progress(progress: Progress | None) -> Callable[[float], None] | None:
+    if progress is None:
+        return None
+    report = progress
+    return lambda fraction: report("loading weights", fraction)

@@ -1,0 +1,107 @@
+"""Where a model goes that llama.cpp runs: how many of its layers to GPUs, and with how long a context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmrun.archs.parts.tensors import parameter_count
+from llmrun.backends.llama.footprint import footprint_on_llama
+from llmrun.backends.llama.gpu_layers import (
+    ALL_LAYERS,
+    LayerSizes,
+    NoRoomOnGpu,
+    cache_by_context,
+    cache_bytes,
+    layer_sizes,
+    layers_that_fit,
+)
+from llmrun.backends.sizing.context_size import LARGEST_DEFAULT, LARGEST_FILLED_DEFAULT, MemoryNeeds, context_for
+from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.gguf.problems import shown
+from llmrun.machine.free_memory import free_memory
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What was asked for, or what is done.
+
+    context_size   tokens of a sequence; None: as many as are sensible
+    max_sequences  that the cache holds at once
+    kv_type        of the numbers in the cache: "f16" or "q8_0"
+    gpu_layers     that GPUs run; ALL_LAYERS: all; None: as many as fit
+    cache_tokens   of all sequences together; None: enough for every sequence
+    """
+
+    context_size: int | None
+    max_sequences: int
+    kv_type: str
+    gpu_layers: int | None
+    cache_tokens: int | None
+
+    def tokens_with(self, context_size: int) -> int:
+        return self.cache_tokens or context_size * self.max_sequences
+
+    def sizes_with(self, file: GGUFFile, context_size: int) -> LayerSizes:
+        return layer_sizes(file, self.tokens_with(context_size), self.kv_type, max_sequences=self.max_sequences)
+
+
+def decided(
+    asked: Placement, file: GGUFFile, train_context: int, devices: Callable[[], Sequence[dict[str, Any]]]
+) -> tuple[int, int]:
+    """(tokens of context, layers on GPUs). `devices` is only called where a GPU may be used. Raises DoesNotFit, and
+    NoRoomOnGpu where as many layers as fit are none."""
+    if asked.gpu_layers == 0:
+        return _context_in_memory(asked, file, train_context), 0
+    found = devices()
+    known = all(device["total"] for device in found)  # a driver that does not say reports 0 of 0 bytes
+    free = [device["free"] for device in found] if known else []
+
+    def fitting(context_size: int) -> int:
+        return layers_that_fit(asked.sizes_with(file, context_size), free)
+
+    context_size = asked.context_size or _context_on_gpus(fitting, train_context, asked.gpu_layers)
+    if asked.gpu_layers is not None:
+        return context_size, asked.gpu_layers
+    gpu_layers = fitting(context_size)
+    if gpu_layers == 0:
+        raise NoRoomOnGpu(_no_room(found))
+    return context_size, gpu_layers
+
+
+def _context_in_memory(asked: Placement, file: GGUFFile, train_context: int) -> int:
+    """llama.cpp fills its cache with zeros at once: where memory is promised but not there, that kills."""
+    cache = cache_by_context(file, asked.kv_type, max_sequences=asked.max_sequences)
+    if asked.cache_tokens is not None:
+        n_bytes = cache_bytes(file, asked.cache_tokens, asked.kv_type, max_sequences=asked.max_sequences)
+        cache = KVBytes(0, ((1, n_bytes),))  # however long the context
+    return context_for(
+        asked.context_size,
+        train_context=train_context,
+        largest_default=LARGEST_FILLED_DEFAULT,
+        needs=MemoryNeeds(footprint_on_llama(file, cache=cache), free_memory(), parameter_count(file)),
+        kv_type=asked.kv_type,
+        path=str(file.path),
+    )
+
+
+def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_layers: int | None) -> int:
+    """The largest default for which no layer that would otherwise fit stays with the CPU."""
+    wanted = max(1, fitting(0))
+    if gpu_layers is not None and gpu_layers != ALL_LAYERS:
+        wanted = min(wanted, gpu_layers)
+    context_size = min(train_context, LARGEST_DEFAULT)
+    while context_size > LARGEST_FILLED_DEFAULT and fitting(context_size) < wanted:
+        context_size = max(context_size // 2, LARGEST_FILLED_DEFAULT)
+    return context_size
+
+
+def _no_room(devices: Sequence[dict[str, Any]]) -> str:
+    if not devices:
+        return "llama.cpp sees no GPU"
+    memory = [f"{shown(device['description'], 40)}: {device['free'] / 2**20:,.0f} MiB" for device in devices]
+    return f"no layer fits into what a GPU has free: {', '.join(memory)}"

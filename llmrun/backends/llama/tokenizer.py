@@ -1,0 +1,98 @@
+"""llama.cpp's own tokenizer, for vocabularies that ours do not read: WordPiece, Unigram, RWKV, a new pre-tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.tokenizers.special import MARK, SpecialToken, SpecialTokens, unmark
+from llmrun.tokenizers.text_tokenizer import without_surrogates
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.backends.llama.process import LlamaProcess
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _STRIPS_RIGHT = 1 << 0, 1 << 3, 1 << 4, 1 << 8  # of enum llama_token_attr
+
+
+class LlamaTokenizer:
+    """A `tokenizers.base.Tokenizer` that asks the process in which the model is open."""
+
+    def __init__(self, process: LlamaProcess, vocabulary_size: int, *, space_prefix: bool) -> None:
+        """space_prefix  the vocabulary puts a space before every text, which is not part of what it decodes to"""
+        self._process = process
+        self._space_prefix = space_prefix
+        self._pieces: dict[int, bytes] = {}
+        self.vocabulary_size = vocabulary_size
+        known = process.ask("special_tokens", "reading the vocabulary")
+        self.bos_id = _inside(known["bos"], vocabulary_size)
+        self.eos_id = _inside(known["eos"], vocabulary_size)
+        self._add_bos = known["add_bos"] and self.bos_id is not None
+        self.end_of_generation = frozenset(token for token, _, _, ends in known["special"] if ends)
+        silent = _CONTROL | _UNKNOWN
+        self._control = {token: _text(text) for token, text, kind, _ in known["special"] if kind & silent}
+        self._special = SpecialTokens(
+            [
+                SpecialToken(token, _text(text), not kind & _USER_DEFINED, bool(kind & _STRIPS_RIGHT))
+                for token, text, kind, _ in known["special"]
+                if kind & (_UNKNOWN | _CONTROL | _USER_DEFINED) and text and MARK not in _text(text)
+            ]
+        )
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
+        ids = self._tokenize(without_surrogates(text), add_special=add_special, parse_special=parse_special)
+        if add_special and self._add_bos and ids[:2] == [self.bos_id] * 2:
+            del ids[0]
+        return np.array(ids, np.int32)
+
+    def protect(self, text: str) -> str:
+        return self._special.protect(without_surrogates(text))
+
+    def unprotect(self, text: str) -> str:
+        return unmark(text)[0]
+
+    def encode_rendered(self, text: str) -> NDArray[np.int32]:
+        plain, marks = unmark(without_surrogates(text))
+        ids: list[int] = []
+        for part in self._special.partition(plain, parse_control=True, marks=marks):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._tokenize(part.decode(), add_special=False, parse_special=False)
+        if self._add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return np.array(ids, np.int32)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self.vocabulary_size:
+            raise ValueError(f"token id out of range: {token_id}, the vocabulary has {self.vocabulary_size}")
+        known = self._pieces.get(token_id)
+        if known is None:
+            answer = self._process.ask("piece", "reading the vocabulary", token=token_id)
+            known = self._pieces[token_id] = answer["piece"].encode("latin-1")
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        return self._control.get(token_id) or self.token_bytes(token_id).decode(errors="backslashreplace")
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        decoded = b"".join([self.token_bytes(int(token)) for token in ids])
+        return decoded.removeprefix(b" ") if self._space_prefix else decoded
+
+    def _tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        answer = self._process.ask(
+            "tokenize", "splitting a text into tokens", text=text, add_special=add_special, parse_special=parse_special
+        )
+        tokens: list[int] = answer["tokens"]
+        return tokens
+
+
+def _inside(token: int, vocabulary_size: int) -> int | None:
+    return token if 0 <= token < vocabulary_size else None
+
+
+def _text(latin_1: str) -> str:
+    return latin_1.encode("latin-1").decode(errors="replace")

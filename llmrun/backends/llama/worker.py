@@ -1,0 +1,399 @@
+"""llama.cpp, in a process of its own: `python -m llmrun.backends.llama.worker HANDLE`.
+
+llama.cpp ends its process when an assertion of its fails, and is killed when a file is cut off under its mapping. Here
+that ends this process, and the one that the user sees tells him why. Requests are lines on standard input, each
+answered by a line on what was standard output (messages.py); tokens and logits lie in shared memory
+(shared_layout.py).
+
+Only ctypes is used, and of llama-cpp-python only its declarations: this process is up in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import os
+import select
+import signal
+import sys
+import threading
+import types
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from llmrun.backends.llama.deep_stack import call_with_stack
+from llmrun.backends.llama.devices import usable_gpus
+from llmrun.backends.llama.messages import NEARLY, answer_line, read_request, read_soon
+from llmrun.backends.llama.shared_layout import FLAG_BYTES, MOST_WANTED, Layout
+from llmrun.backends.llama.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator
+
+_INFO, _WARNING, _ERROR = 2, 3, 4  # of ggml's log levels
+_KEPT_LINES = 400
+_LONGEST_LINE = 1000
+_CONTEXT_STEP = 256  # llama.cpp's contexts are whole multiples of it
+_UBATCH = 512  # rows llama.cpp runs at once: its own default
+_PROGRESS_STEPS = 50
+
+# Most splits of text are searched by the C++ library's regular expressions, which call themselves for each character
+# of a match: 326 bytes each, so that 8 MiB of stack end the process at a row of 25,000 dots.
+_STACK_OF_A_BYTE = 1024
+_SHORT_TEXT = 4096
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    requests, answers = _private_streams()
+    _ignore_ctrl_c()
+    _leave_no_core_file()
+    _end_with_the_parent(requests)
+    worker: LlamaWorker | None = None
+    for operation, number, fields in _requests(requests):
+        try:
+            if worker is None:
+                worker = LlamaWorker(SharedMemory.attached(sys.argv[1]), answers)
+            worker.number = number
+            answer = getattr(worker, f"do_{operation}")(**fields)
+        except (ImportError, OSError, AttributeError, RuntimeError) as error:
+            answer = {"broken": f"{type(error).__name__}: {error}"}
+        os.write(answers, answer_line(number, answer))
+
+
+class LlamaWorker:
+    """One model at a time; the methods `do_*` are the requests, `number` is that of the present one."""
+
+    number = 0
+
+    def __init__(self, memory: SharedMemory, answers: int) -> None:
+        self._answers = answers
+        self._memory = memory
+        self._flag = memory.map(FLAG_BYTES)
+        self._llama = _declarations()
+        self._model: Any = None
+        self._context: Any = None
+        self._cache: Any = None
+        self._mapping: mmap.mmap | None = None
+        self._lines: deque[tuple[int, str]] = deque(maxlen=_KEPT_LINES)
+        # Referenced here for as long as llama.cpp may call it: a collected callback is a segmentation fault.
+        self._log = self._llama.llama_log_callback(self._take_log_line)
+        self._llama.llama_log_set(self._log, ctypes.c_void_p(0))
+        self._llama.llama_backend_init()
+
+    def do_devices(self) -> dict[str, Any]:
+        """The GPUs, with the bytes they have free. ggml's functions are found through the library that llama.cpp
+        itself was loaded from, wherever that is: a second copy would have devices of its own."""
+        return {"offloads": self._llama.llama_supports_gpu_offload(), "devices": usable_gpus(self._llama._lib)}
+
+    def do_describe(self) -> dict[str, Any]:
+        """What it was built with, in its own words, and what it can use."""
+        return {"system": self._llama.llama_print_system_info().decode(errors="replace"), **self.do_devices()}
+
+    def do_open(
+        self,
+        path: str,
+        gpu_layers: int,
+        cache_tokens: int,
+        max_sequences: int,
+        threads: int,
+        kv_type: str,
+        rows: int,
+        vocabulary_size: int,
+    ) -> dict[str, Any]:
+        """Load a model and make a context. `failed` with llama.cpp's own words when it does not."""
+        self.do_close()
+        self._lines.clear()
+        if not self._load(path, gpu_layers):
+            return self._failure("no reason given")
+        llama = self._llama
+        vocabulary = llama.llama_model_get_vocab(self._model)
+        found = llama.llama_vocab_n_tokens(vocabulary)
+        if found != vocabulary_size:
+            return {"failed": f"a vocabulary of {found} tokens, expected {vocabulary_size}", "log": []}
+        if not self._make_context(gpu_layers, cache_tokens, max_sequences, threads, kv_type, rows):
+            return self._failure("no context")
+        self._layout = Layout(rows, vocabulary_size, max_sequences)
+        self._mapping = self._memory.map(self._layout.n_bytes)
+        self._make_batch(rows)
+        # Where the parent sees them: it knows what is in the cache though it did not wait for an answer.
+        self._lengths = (ctypes.c_int32 * max_sequences).from_address(_address(self._mapping) + self._layout.lengths)
+        self._lengths[:] = [0] * max_sequences
+        return {
+            "cache_tokens": llama.llama_n_ctx(self._context),
+            "window": llama.llama_model_n_swa(self._model),
+            "decodes": llama.llama_model_has_decoder(self._model) and not llama.llama_model_has_encoder(self._model),
+            "log": self._log_lines(),
+        }
+
+    def do_rest(self) -> dict[str, Any]:
+        """Nothing: its answer says that all before is done."""
+        return {}
+
+    def do_close(self) -> dict[str, Any]:
+        if self._context:
+            self._llama.llama_free(self._context)
+        if self._model:
+            self._llama.llama_model_free(self._model)
+        self._model = self._context = self._cache = self._mapping = None
+        return {}
+
+    def do_forward(self, rows: int, wanted: int) -> dict[str, Any]:
+        """Run the rows that lie in shared memory, and lay the logits of the wanted ones there.
+
+        Status 0: done. Otherwise the sequences are as they were, or as much of them as llama.cpp can keep: 1, no room
+        in the cache; 2, stopped; less, failed.
+        """
+        if self._flag[0]:
+            return {"status": 2}
+        self._batch.n_tokens = rows
+        status = self._llama.llama_decode(self._context, self._batch)
+        if status == 0:
+            if wanted:
+                os.write(self._answers, NEARLY)  # its reader wakes up while we copy
+                self._copy_logits(wanted)
+            for seq in self._sequences[:rows]:
+                self._lengths[seq] += 1
+            return {"status": 0}
+        for seq in sorted(set(self._sequences[:rows])):
+            self._lengths[seq] = self._keep(seq, self._lengths[seq])
+        return {"status": status, "error": "" if status >= 0 else self._last_error()}
+
+    def do_truncate(self, seq: int, n: int) -> dict[str, Any]:
+        self._lengths[seq] = self._keep(seq, min(n, self._lengths[seq]))
+        return {"kept": self._lengths[seq]}
+
+    def do_copy(self, src: int, dst: int, n: int) -> dict[str, Any]:
+        self._llama.llama_memory_seq_rm(self._cache, dst, -1, -1)
+        n = min(n, self._lengths[src])
+        if n:
+            self._llama.llama_memory_seq_cp(self._cache, src, dst, 0, n)
+        self._lengths[dst] = self._keep(dst, n)
+        return {"kept": self._lengths[dst]}
+
+    def do_special_tokens(self) -> dict[str, Any]:
+        """What a tokenizer has to know of its tokens: [id, text, attributes, ends an answer] of the special ones."""
+        llama, vocabulary = self._llama, self._llama.llama_model_get_vocab(self._model)
+        special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
+        found = []
+        for token in range(llama.llama_vocab_n_tokens(vocabulary)):
+            attributes = llama.llama_vocab_get_attr(vocabulary, token)
+            ends = llama.llama_vocab_is_eog(vocabulary, token)
+            if attributes & special or ends:
+                text = llama.llama_vocab_get_text(vocabulary, token).decode("latin-1")
+                found.append([token, text, attributes, ends])
+        return {
+            "special": found,
+            "bos": llama.llama_vocab_bos(vocabulary),
+            "eos": llama.llama_vocab_eos(vocabulary),
+            "add_bos": llama.llama_vocab_get_add_bos(vocabulary),
+        }
+
+    def do_tokenize(self, text: str, add_special: bool, parse_special: bool) -> dict[str, Any]:
+        data = text.encode()
+        if len(data) <= _SHORT_TEXT:
+            return {"tokens": self._tokens(data, add_special, parse_special)}
+        stack = len(data) * _STACK_OF_A_BYTE
+        return {"tokens": call_with_stack(stack, lambda: self._tokens(data, add_special, parse_special))}
+
+    def _tokens(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        room = len(data) + 8
+        vocabulary = self._llama.llama_model_get_vocab(self._model)
+        while True:
+            tokens = (ctypes.c_int32 * room)()
+            n = self._llama.llama_tokenize(vocabulary, data, len(data), tokens, room, add_special, parse_special)
+            if n >= 0:
+                return tokens[:n]
+            room = -n
+
+    def do_piece(self, token: int) -> dict[str, Any]:
+        """The bytes a token stands for, as Latin-1."""
+        vocabulary = self._llama.llama_model_get_vocab(self._model)
+        room = 64
+        while True:
+            piece = ctypes.create_string_buffer(room)
+            n = self._llama.llama_token_to_piece(vocabulary, token, piece, room, 0, False)
+            if n >= 0:
+                return {"piece": piece.raw[:n].decode("latin-1")}
+            room = -n
+
+    def _load(self, path: str, gpu_layers: int) -> bool:
+        llama = self._llama
+        parameters = llama.llama_model_default_params()
+        parameters.n_gpu_layers = gpu_layers
+        nothing = (ctypes.c_void_p * 1)(None)
+        if gpu_layers == 0:  # or a GPU build takes memory of each GPU all the same
+            parameters.devices = ctypes.cast(nothing, ctypes.c_void_p)
+        told = -1
+
+        def on_progress(fraction: float, data: Any) -> bool:
+            nonlocal told
+            step = int(fraction * _PROGRESS_STEPS)
+            if step > told:
+                told = step
+                os.write(self._answers, answer_line(self.number, {"progress": fraction}))
+            return not self._flag[0]
+
+        callback = llama.llama_progress_callback(on_progress)
+        parameters.progress_callback = callback
+        self._model = llama.llama_model_load_from_file(os.fsencode(path), parameters)
+        return bool(self._model)
+
+    def _make_context(
+        self, gpu_layers: int, cache_tokens: int, max_sequences: int, threads: int, kv_type: str, rows: int
+    ) -> bool:
+        llama = self._llama
+        parameters = llama.llama_context_default_params()
+        # Rounded up as llama.cpp does itself, but too late for the largest batch, of which it makes an assertion.
+        parameters.n_ctx = -(-cache_tokens // _CONTEXT_STEP) * _CONTEXT_STEP
+        parameters.n_batch = rows
+        parameters.n_ubatch = min(_UBATCH, cache_tokens)
+        parameters.n_seq_max = max_sequences
+        parameters.n_outputs_max = max(MOST_WANTED, max_sequences)
+        parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.offload_kqv = parameters.op_offload = gpu_layers != 0
+        parameters.kv_unified = True  # split by sequences, it would abort on a partial copy
+        parameters.swa_full = False
+        parameters.no_perf = True
+        if kv_type == "q8_0":
+            parameters.type_k = parameters.type_v = llama.GGML_TYPE_Q8_0
+            # It has no other attention for such values, and by itself may choose the other.
+            parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        # A callback into Python takes the interpreter's lock at every node of the graph, 1 to 2 ms a token. Two bytes
+        # of shared memory are an empty string, or one of length 1: strlen tells, and knows nothing of Python.
+        libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.cdll.msvcrt
+        strlen = ctypes.cast(libc.strlen, ctypes.c_void_p).value
+        parameters.abort_callback = llama.ggml_abort_callback(strlen)
+        parameters.abort_callback_data = _address(self._flag)
+        self._context = llama.llama_init_from_model(self._model, parameters)
+        if self._context:
+            self._cache = llama.llama_get_memory(self._context)
+        return bool(self._context)
+
+    def _make_batch(self, rows: int) -> None:
+        """A llama_batch whose arrays lie in shared memory."""
+        llama, layout = self._llama, self._layout
+        base = _address(self._mapping)
+        batch = llama.llama_batch()
+        self._sequences = (ctypes.c_int32 * rows).from_address(base + layout.sequences)
+        self._ones = (ctypes.c_int32 * rows)(*[1] * rows)
+        starts = range(base + layout.sequences, base + layout.sequences + 4 * rows, 4)
+        self._sequence_starts = (ctypes.c_void_p * rows)(*starts)
+        integers = ctypes.POINTER(ctypes.c_int32)
+        batch.token = ctypes.cast(base + layout.tokens, integers)
+        batch.pos = ctypes.cast(base + layout.positions, integers)
+        batch.n_seq_id = ctypes.cast(self._ones, integers)
+        batch.seq_id = ctypes.cast(self._sequence_starts, ctypes.POINTER(integers))
+        batch.logits = ctypes.cast(base + layout.wanted, ctypes.POINTER(ctypes.c_int8))
+        self._batch = batch
+        self._logits_address = base + layout.logits
+
+    def _copy_logits(self, wanted: int) -> None:
+        rows = self._llama.llama_get_logits(self._context)
+        ctypes.memmove(self._logits_address, rows, 4 * wanted * self._layout.vocabulary_size)
+
+    def _keep(self, seq: int, n: int) -> int:
+        """Cut a sequence down to n tokens. Returns n, or 0, the sequence then being empty, when what is left could
+        not be gone on from: a recurrent state has no past, and a sliding window may have dropped too much of it."""
+        if n and self._llama.llama_memory_seq_rm(self._cache, seq, n, -1) and self._reaches_back(seq, n):
+            return n
+        self._llama.llama_memory_seq_rm(self._cache, seq, -1, -1)
+        return 0
+
+    def _reaches_back(self, seq: int, n: int) -> bool:
+        if self._llama.llama_memory_seq_pos_max(self._cache, seq) != n - 1:
+            return False
+        window = self._llama.llama_model_n_swa(self._model)  # tokens that token n sees, itself included
+        return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, n - window + 1)
+
+    def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
+        if level in (_INFO, _WARNING, _ERROR):  # not the hundreds of debugging lines, nor the dots of progress
+            self._lines.append((level, text.decode(errors="replace")[:_LONGEST_LINE].rstrip("\n")))
+
+    def _failure(self, otherwise: str) -> dict[str, Any]:
+        return {"failed": self._last_error() or otherwise, "log": self._log_lines()}
+
+    def _log_lines(self) -> list[str]:
+        return [line for _, line in self._lines]
+
+    def _last_error(self) -> str:
+        """llama.cpp gives up in several lines, each less particular than the one before."""
+        errors = [line for level, line in self._lines if level == _ERROR and line.strip()]
+        return errors[0] if errors else ""
+
+
+def _declarations() -> Any:
+    """llama-cpp-python's module of declarations, without its package: that imports Jinja2, NumPy and more, which
+    takes 0.13 to 0.24 s instead of 0.035."""
+    found = importlib.util.find_spec("llama_cpp")
+    if found is None or found.submodule_search_locations is None:
+        raise ImportError("llama_cpp is not installed")
+    package = types.ModuleType("llama_cpp")
+    package.__path__ = list(found.submodule_search_locations)
+    sys.modules["llama_cpp"] = package
+    return importlib.import_module("llama_cpp.llama_cpp")
+
+
+def _requests(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    unread = bytearray()
+    while data := read_soon(descriptor):
+        unread += data
+        if b"\n" not in data:
+            continue
+        *lines, rest = bytes(unread).split(b"\n")
+        unread = bytearray(rest)
+        for line in lines:
+            request = read_request(line)
+            if request is not None:
+                yield request
+
+
+def _private_streams() -> tuple[int, int]:
+    """Standard input and output, moved to where no library writes; what is printed goes to standard error."""
+    requests, answers = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def _ignore_ctrl_c() -> None:
+    """It is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _leave_no_core_file() -> None:
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _end_with_the_parent(requests: int) -> None:
+    """End this process as soon as nobody holds the other end of its requests, in the middle of a pass too.
+
+    (Linux can send a signal when a parent dies, but means the thread that started this process.)
+    """
+    if not hasattr(select, "poll"):
+        return  # on Windows the end is seen when the next request is read
+    hung_up = select.poll()
+    hung_up.register(requests, 0)
+
+    def wait() -> None:
+        hung_up.poll()
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _address(mapping: mmap.mmap | None) -> int:
+    if mapping is None:
+        raise RuntimeError("no shared memory yet")
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""A deterministic stand-in for a model: tests of the engine and of the command line run on it, with no file to load.
+
+Its logits depend on the tokens before and on nothing else. A `Voice` decides what it says; every other logit is
+noise. It holds its caller to the rules of `backends/base.py`: a breach raises SeamError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmrun.backends.scripted.tokenizer import FIRST_WORD, IM_END, ScriptedTokenizer
+from llmrun.errors import Cancelled, KVFull, UsageError
+from llmrun.types import Batch, ModelInfo
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    # All tokens of a sequence, as a string of one character a token, chr(id) -> the next token, or None for noise.
+    Voice = Callable[[str], int | None]
+
+
+def as_characters(text: str, control_tokens: Sequence[str] = ()) -> str:
+    """Text as a voice sees it: every byte and every control string is one character, chr(its id). `control_tokens` are
+    those that the model has besides every scripted one's."""
+    tokenizer = ScriptedTokenizer(more_control_tokens=control_tokens)
+    return "".join(map(chr, tokenizer.encode(text, add_special=False, parse_special=True)))
+
+
+_USER = as_characters("<|im_start|>user\n")
+_ASSISTANT = as_characters("<|im_start|>assistant\n")
+_END = as_characters("<|im_end|>")
+_SPOKEN_LOGIT = 24.0  # noise reaches 8: at temperature 0.8 a noise token is e^-20 times as likely
+
+
+DEFAULT_CONTEXT = 8192  # tokens a sequence may hold when nobody says
+
+
+class SeamError(AssertionError):
+    """The caller broke a rule of the seam."""
+
+
+def require(condition: bool, breach: str) -> None:
+    if not condition:
+        raise SeamError(breach)
+
+
+def echo(history: str) -> int | None:
+    """Answer a chat with "You said: " and the last user message; go on from anything else in lower-case letters."""
+    before, asked, said = history.rpartition(_ASSISTANT)
+    if not asked:
+        return b"etaoin shrdlu "[sum(map(ord, history[-3:])) % 14]
+    question = before.rpartition(_USER)[2].partition(_END)[0]
+    return _next_of("You said: " + question, said)
+
+
+def scripted_answers(script: Sequence[tuple[str, str]], control_tokens: Sequence[str] = ()) -> Voice:
+    """A voice that says each answer after its cue: the pair whose cue stands last in the history counts. Without a
+    cue, and when what was said is not the answer, there is noise."""
+    pairs = [(as_characters(cue, control_tokens), as_characters(answer, control_tokens)) for cue, answer in script]
+
+    def voice(history: str) -> int | None:
+        at, cue, answer = max((history.rfind(cue), cue, answer) for cue, answer in pairs)
+        return None if at < 0 else _next_of(answer, history[at + len(cue) :])
+
+    return voice
+
+
+def _next_of(answer: str, said: str) -> int | None:
+    if not answer.startswith(said):
+        return None
+    return ord(answer[len(said)]) if len(said) < len(answer) else IM_END
+
+
+class ScriptedCache:
+    """The tokens themselves, where another backend keeps keys and values.
+
+    checkpoint  None: any prefix survives `truncate` and `copy`. N: a state is saved every N tokens, as a recurrent
+                model would, so that going back to n tokens keeps n - n % N of them.
+    """
+
+    def __init__(self, max_sequences: int, capacity: int, checkpoint: int | None) -> None:
+        self._capacity = capacity
+        self._checkpoint = checkpoint
+        self.sequences: list[list[int]] = [[] for _ in range(max_sequences)]
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def used(self) -> int:
+        return sum(map(len, self.sequences))
+
+    def copy(self, src: int, dst: int, n: int) -> int:
+        require(src != dst, f"copy of sequence {src} to itself")
+        kept = self._kept(src, n)
+        self.sequences[self.checked(dst)] = self.sequences[src][:kept]
+        return kept
+
+    def truncate(self, seq: int, n: int) -> int:
+        kept = self._kept(seq, n)
+        del self.sequences[seq][kept:]
+        return kept
+
+    def free(self, seq: int) -> None:
+        self.sequences[self.checked(seq)].clear()
+
+    def checked(self, seq: int) -> int:
+        require(0 <= seq < len(self.sequences), f"sequence {seq} of {len(self.sequences)}")
+        return seq
+
+    def _kept(self, seq: int, n: int) -> int:
+        length = len(self.sequences[self.checked(seq)])
+        require(0 <= n <= length, f"{n} tokens of sequence {seq}, which holds {length}")
+        return n if self._checkpoint is None or n == length else n - n % self._checkpoint
+
+
+class ScriptedBackend:
+    """The seam, with nothing behind it.
+
+    voice            None: noise alone, in which every token has a chance
+    vocabulary_size  260 at least; ids from 260 up are the words of ScriptedTokenizer
+    capacity         tokens the cache holds, None: enough for every sequence
+    checkpoint       see ScriptedCache
+    step_seconds     how long each forward pass takes, in which `cancel` can stop it
+    control_tokens   more than every scripted model has
+    chat_template    the model's own; None: it has none, and the family's is taken
+    """
+
+    def __init__(
+        self,
+        voice: Voice | None = echo,
+        *,
+        path: Path = Path("scripted"),
+        vocabulary_size: int = FIRST_WORD,
+        context_size: int = DEFAULT_CONTEXT,
+        max_sequences: int = 1,
+        capacity: int | None = None,
+        checkpoint: int | None = None,
+        step_seconds: float = 0.0,
+        control_tokens: Sequence[str] = (),
+        chat_template: str | None = None,
+    ) -> None:
+        self._voice = voice
+        self._step_seconds = step_seconds
+        self._cancelled = False
+        self._closed = False
+        self.tokenizer = ScriptedTokenizer(vocabulary_size, more_control_tokens=control_tokens)
+        vocabulary_size = self.tokenizer.vocabulary_size
+        self._ids = np.arange(vocabulary_size, dtype=np.uint64)
+        self.kv = ScriptedCache(max_sequences, capacity or context_size * max_sequences, checkpoint)
+        self.info = ModelInfo(
+            path=str(path),
+            name=path.stem,
+            architecture="scripted",
+            file_type="none",
+            parameters=0,
+            file_bytes=0,
+            vocabulary_size=vocabulary_size,
+            train_context=context_size,
+            context_size=context_size,
+            max_sequences=max_sequences,
+            backend="scripted",
+            device="no model",
+            threads=1,
+            metadata={} if chat_template is None else {"tokenizer.chat_template": chat_template},
+        )
+        self.batches: list[Batch] = []  # every batch that was run, for tests to look at
+
+    @classmethod
+    def open(cls, path: Path, *, context_size: int | None, max_sequences: int) -> ScriptedBackend:
+        """The echoing backend, or, for a .json file, the one it describes: an object with "answers", a list of
+        [cue, answer] pairs, and any of this class's keyword arguments."""
+        options: dict[str, Any] = {"max_sequences": max_sequences}
+        if context_size is not None:
+            options["context_size"] = context_size
+        if path.suffix != ".json":
+            return cls(path=path, **options)
+        try:
+            script = json.loads(path.read_text())
+            controls = script.get("control_tokens", ())
+            voice = scripted_answers(script.pop("answers"), controls) if "answers" in script else echo
+            return cls(voice, path=path, **{**script, **options})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"not a script for the scripted backend: {path}: {error}") from error
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        self._check(batch)
+        try:
+            if self.kv.used + len(batch.tokens) > self.kv.capacity:
+                raise KVFull(
+                    f"KV cache is full: {self.info.name}: {self.kv.used + len(batch.tokens)} tokens, {self.kv.capacity}"
+                )
+            self._take_time()
+        finally:
+            self._cancelled = False
+        rows = []
+        for token, seq, want in zip(batch.tokens.tolist(), batch.seq.tolist(), batch.want.tolist(), strict=True):
+            self.kv.sequences[seq].append(token)
+            if want:
+                rows.append(self._logits(self.kv.sequences[seq]))
+        self.batches.append(batch)
+        return np.array(rows, np.float32).reshape(-1, self.info.vocabulary_size)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _take_time(self) -> None:
+        """A flag is looked at again and again: an Event's lock, set by a signal handler, may be held by the very
+        thread that the handler interrupts."""
+        end = time.monotonic() + self._step_seconds
+        while not self._cancelled and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.002))
+        if self._cancelled:
+            raise Cancelled("stopped in the middle of a forward pass")
+
+    def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        digest = hashlib.blake2b(np.array(tokens, "<i4").tobytes(), digest_size=8).digest()
+        hashed = self._ids * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int.from_bytes(digest, "little"))
+        hashed ^= hashed >> np.uint64(29)
+        hashed *= np.uint64(0xBF58476D1CE4E5B9)
+        logits = (hashed >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-21)
+        spoken = None if self._voice is None else self._voice("".join(map(chr, tokens)))
+        if spoken is not None:
+            logits[spoken] = _SPOKEN_LOGIT
+        return logits
+
+    def _check(self, batch: Batch) -> None:
+        require(not self._closed, "forward after close")
+        n = len(batch.tokens)
+        require(n > 0, "an empty batch")
+        for name, dtype in (("tokens", np.int32), ("seq", np.int32), ("pos", np.int32), ("want", np.bool_)):
+            array = getattr(batch, name)
+            require(array.shape == (n,) and array.dtype == dtype, f"{name}: {array.dtype}{array.shape}")
+        lengths: dict[int, int] = {}
+        for token, seq, pos in zip(batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist(), strict=True):
+            require(0 <= token < self.info.vocabulary_size, f"token {token} of {self.info.vocabulary_size}")
+            length = lengths.setdefault(seq, len(self.kv.sequences[self.kv.checked(seq)]))
+            require(pos == length, f"position {pos} of sequence {seq}, which holds {length}")
+            require(pos < self.info.context_size, f"position {pos} in a context of {self.info.context_size}")
+            lengths[seq] += 1

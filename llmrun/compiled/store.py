@@ -1,0 +1,346 @@
+"""Kernels by name, without importing Numba: object files in a content-addressed cache, compiled on first use.
+
+The key covers everything the machine code depends on: the sources of the kernel's file and of the files it imports, its
+parameters, the versions of Python, Numba and llvmlite, and the target. cache.py keeps the objects on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import llvmlite.binding as llvm
+
+from llmrun import child_processes
+from llmrun.compiled.cache import KernelCache
+from llmrun.compiled.levels import Target, host_target
+from llmrun.errors import LlmrunError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+# An import of a file from the rooms that machine code is made of. One of a whole folder names its files.
+_ROOMS = "kernels|layouts|plan|quants"
+_IMPORT = re.compile(rf"^from llmrun\.((?:{_ROOMS})[\w.]*) import (.+)", re.MULTILINE)
+
+Progress = Callable[[int, int], None]  # (kernels ready, kernels to compile)
+
+_Function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 4)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelName:
+    """`function` of the file `module` (dotted) below llmrun/kernels, built with `parameters` if it is a family."""
+
+    module: str
+    function: str
+    parameters: tuple[tuple[str, int | str], ...] = ()
+
+    @classmethod
+    def of(cls, module: str, function: str, **parameters: int | str) -> KernelName:
+        return cls(module, function, tuple(sorted(parameters.items())))
+
+
+class Kernel:
+    """Machine code at `address`, with the signature (op, step, thread, n_threads)."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self._function = _Function(address)
+
+    def run(self, op: int, step: int, thread: int, n_threads: int) -> None:
+        """Call it; the GIL is released meanwhile."""
+        scratch = (ctypes.c_int64 * 2)()  # where Numba's calling convention returns None and an error nobody raises
+        base = ctypes.addressof(scratch)
+        self._function(base, base + 8, op, step, thread, n_threads)
+
+    def __call__(self, *words: int) -> None:
+        """Run alone, with `words` as the op record."""
+        record = (ctypes.c_int64 * len(words))(*words)
+        self.run(ctypes.addressof(record), 0, 0, 1)
+
+
+class KernelCompileError(LlmrunError):
+    """A kernel could not be compiled: a defect of ours, or a Numba that does not work here."""
+
+
+_lock = threading.Lock()
+_loaded: dict[tuple[KernelName, Target], Kernel] = {}
+_engines: list[llvm.ExecutionEngine] = []  # own the machine code; alive as long as the process
+
+
+def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
+    """One kernel of this process's level. Compiles it if the cache has none (about a second, once)."""
+    name = KernelName.of(module, function, **parameters)
+    return load_kernels([name])[name]
+
+
+def load_kernels(
+    names: Sequence[KernelName], progress: Progress | None = None, target: Target | None = None
+) -> dict[KernelName, Kernel]:
+    """Every kernel named, from memory, the cache or the compiler (in parallel, `progress` after each).
+
+    Raises KernelCompileError.
+    """
+    target = target or host_target()
+    with _lock:
+        wanted = [name for name in dict.fromkeys(names) if (name, target) not in _loaded]
+        if wanted:
+            images = _images(wanted, target, progress)
+            for name, address in _link(images, target).items():
+                _loaded[name, target] = Kernel(address)
+        return {name: _loaded[name, target] for name in names}
+
+
+def object_images(names: Sequence[KernelName], target: Target) -> dict[KernelName, bytes]:
+    """The ELF objects of kernels for any target, also one this processor cannot run. Raises KernelCompileError."""
+    return _images(names, target, None)
+
+
+def _images(names: Sequence[KernelName], target: Target, progress: Progress | None) -> dict[KernelName, bytes]:
+    cache = KernelCache()
+    images: dict[KernelName, bytes] = {}
+    for name in names:
+        image = cache.read(_key(name, target))
+        if image is not None:
+            images[name] = image
+    missing = [name for name in names if name not in images]
+    for done, (name, image) in enumerate(_compile(missing, target, cache), 1):
+        images[name] = image
+        if progress is not None:
+            progress(done, len(missing))
+    cache.warn()
+    return images
+
+
+def _symbol(name: KernelName, target: Target) -> str:
+    return f"llmrun_{_key(name, target)[:32]}"
+
+
+def _link(images: dict[KernelName, bytes], target: Target) -> dict[KernelName, int]:
+    engine = _execution_engine()
+    _engines.append(engine)
+    for image in images.values():
+        engine.add_object_file(llvm.ObjectFileRef.from_data(image))
+    engine.finalize_object()
+    return {name: engine.get_function_address(_symbol(name, target)) for name in images}
+
+
+def _execution_engine() -> llvm.ExecutionEngine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_triple(llvm.get_default_triple()).create_target_machine(jit=True)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+# --- the key --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _key(name: KernelName, target: Target) -> str:
+    parts = [
+        _source_digest(name.module),
+        name.function,
+        name.parameters,
+        sys.implementation.cache_tag,
+        version("numba"),
+        version("llvmlite"),
+        target.level.name,
+        target.triple,
+        target.cpu,
+        target.features,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@functools.cache
+def _source_digest(module: str) -> str:
+    """Digest of a kernel's file, of the files it imports from the rooms above, of those they import, and so on."""
+    seen: dict[str, str] = {}
+    waiting = [f"kernels.{module}"]
+    while waiting:
+        current = waiting.pop()
+        if current not in seen:
+            seen[current], imported = _source(current)
+            waiting.extend(imported)
+    return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()
+
+
+@functools.cache
+def _source(module: str) -> tuple[str, list[str]]:
+    """(digest, imported files) of a module's source."""
+    source = _path_of(module).read_bytes()
+    return hashlib.sha256(source).hexdigest(), _imported_files(source.decode())
+
+
+def _imported_files(source: str) -> list[str]:
+    """The files that a source imports from the rooms that machine code is made of, dotted from the package down."""
+    files = []
+    for module, names in _IMPORT.findall(source):
+        is_file = _path_of(module).is_file()
+        files += [module] if is_file else [f"{module}.{name.strip()}" for name in names.split(",")]
+    return files
+
+
+def _path_of(module: str) -> Path:
+    """The file of a module, dotted from the package down."""
+    return _PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+
+
+# --- the compiler, in children ---------------------------------------------------------------------------------------
+
+
+def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) -> Iterator[tuple[KernelName, bytes]]:
+    """Compile in as many children as there are cores, and keep; yields in order of completion."""
+    if not names:
+        return
+    n_children = min(len(names), os.cpu_count() or 1, 8)
+    children = _Children(target)
+    given_up = threading.Event()
+
+    def compile_one(name: KernelName) -> tuple[KernelName, bytes]:
+        return name, cache.make(_key(name, target), lambda: children.compile(name), given_up)
+
+    try:
+        with ThreadPoolExecutor(n_children) as pool:
+            futures = [pool.submit(compile_one, name) for name in names]
+            try:
+                for future in as_completed(futures):
+                    yield future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                children.kill()
+                given_up.set()
+                raise
+    finally:
+        children.close()
+
+
+class _Children:
+    """As many compiler processes as there are threads that compile at once; none until there is something to do."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._all: list[_Child] = []
+        self._idle: list[_Child] = []
+        self._killed = False
+        self._lock = threading.Lock()
+
+    def compile(self, name: KernelName) -> bytes:
+        """The object file of a kernel. Raises KernelCompileError."""
+        with self._lock:
+            if self._killed:
+                raise KernelCompileError("compiling kernels was stopped")
+            if not self._idle:
+                self._idle.append(_Child(self._target))
+                self._all.append(self._idle[-1])
+            child = self._idle.pop()
+        try:
+            return child.compile(name, _symbol(name, self._target))
+        finally:
+            self._idle.append(child)
+
+    def kill(self) -> None:
+        with self._lock:
+            self._killed = True
+            for child in self._all:
+                child.kill()
+
+    def close(self) -> None:
+        for child in self._all:
+            child.close()
+
+
+class _Child:
+    """A compiler process for one target. Numba optimizes for NUMBA_CPU_*, which it reads when it is imported."""
+
+    _ids = itertools.count()
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        native = target.triple.partition("-")[0] == llvm.get_default_triple().partition("-")[0]
+        environment = {
+            **child_processes.environment(),
+            "NUMBA_CPU_NAME": target.cpu if native else "generic",
+            "NUMBA_CPU_FEATURES": target.features if native else "",
+        }
+        self._process = subprocess.Popen(
+            child_processes.command("kernels.compiler"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
+        self._errors = bytearray()  # not a file: there may be no room for one
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def compile(self, name: KernelName, symbol: str) -> bytes:
+        request = {
+            "id": next(self._ids),
+            "module": name.module,
+            "name": name.function,
+            "parameters": dict(name.parameters),
+            "level_name": self._target.level.name,
+            "triple": self._target.triple,
+            "cpu": self._target.cpu,
+            "features": self._target.features,
+            "symbol": symbol,
+        }
+        stdin, stdout = self._pipes()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and has said why on stderr
+            stdin.write(json.dumps(request).encode() + b"\n")
+            stdin.flush()
+        line = stdout.readline()
+        header: dict[str, Any] = json.loads(line) if line else {"error": self._last_words(), "bytes": 0}
+        image = stdout.read(header["bytes"])
+        if len(image) < header["bytes"]:
+            header["error"] = self._last_words()
+        if header["error"]:
+            raise KernelCompileError(
+                f"kernel does not compile: {name.module}.{name.function} {dict(name.parameters)}: "
+                f"{header['error'].strip().splitlines()[-1]}",
+                hint="llmrun --debug shows the whole error",
+            ) from RuntimeError(header["error"])
+        return image
+
+    def _listen(self) -> None:
+        """What it says on stderr, so that it never waits for a reader."""
+        assert self._process.stderr is not None
+        with self._process.stderr as stderr:
+            for line in stderr:
+                self._errors += line
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        return self._process.stdin, self._process.stdout
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        self._listener.join()
+        return self._errors.decode(errors="replace").strip() or "the compiler process ended without a word"
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        for pipe in self._pipes():
+            with contextlib.suppress(BrokenPipeError):  # what was left to send, to a process that has ended
+                pipe.close()
+        self._process.wait()
+        self._listener.join()

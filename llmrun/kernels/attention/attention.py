@@ -1,0 +1,274 @@
+"""Attention over the paged KV cache (kv_blocks.py), in chunks of 128 positions.
+
+Within a chunk: all scores, their maximum, the exponentials and their sum, the weighted sum of the values
+(chunk.py). Chunks are then merged in order of position (the online softmax of Milakov and Gimelshein,
+arXiv:1805.02867). In a step of one row the chunks are shared out among the threads and merged by `merge`; in a step of
+many rows whoever has a row merges them himself. Both do the same operations in the same order, and chunks begin at
+multiples of 128 wherever a window does, so a result depends on nothing but the row's own positions.
+
+A head's sink is what is known of it before its first chunk: a score of weight 1, whose value is 0.
+
+Heads that share keys and values (GQA), and rows that follow each other in a sequence, are computed as one tile: a key
+is converted to float32 once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from numba import types
+
+from llmrun.kernels.attention.chunk import (
+    A_KV_HEADS,
+    A_OUT,
+    A_OUT_STRIDE,
+    A_PARTIAL_STRIDE,
+    A_PARTIALS,
+    A_QUERY,
+    A_QUERY_STRIDE,
+    A_SCRATCH,
+    A_SCRATCH_BYTES,
+    A_SINKS,
+    A_TABLES,
+    A_WINDOW,
+    ARG,
+    LOWEST,
+    chunk_of_tile,
+)
+from llmrun.kernels.code import simd
+from llmrun.kernels.code.curves import soft_cap_reference
+from llmrun.kernels.code.load_store import hidden, load_f32, load_i32, load_i64, store_f32
+from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, block_tables, claim, n_rows, private_row
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.layouts import records
+from llmrun.layouts.attention import CHUNK, NARROW_TILE_QUERIES, TILE_QUERIES, state_floats
+from llmrun.layouts.kv_blocks import HeadLayout
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+M_PARTIALS, M_PARTIAL_STRIDE, M_OUT, M_OUT_STRIDE, M_HEADS, M_SCRATCH, M_SCRATCH_BYTES = (ARG + 8 * i for i in range(7))
+M_WINDOW, M_SINKS = (ARG + 8 * i for i in range(7, 9))
+
+
+@kernel_family
+def attention(level: str, head_size: int, value_size: int, group: int, kv_type: str) -> Callable[..., None]:
+    """Causal attention of query heads in groups of `group` to a KV head."""
+    return _attention(level, HeadLayout(kv_type, head_size, value_size), group, capped=False)
+
+
+@kernel_family
+def capped_attention(level: str, head_size: int, value_size: int, group: int, kv_type: str) -> Callable[..., None]:
+    """The same with scores that are cap * tanh(score / cap)."""
+    return _attention(level, HeadLayout(kv_type, head_size, value_size), group, capped=True)
+
+
+@inline_function
+def _first_chunk(length: Any, window: Any) -> Any:
+    """Of a row that sees the last `window` of `length` positions."""
+    return max(length - window, 0) // CHUNK
+
+
+@inline_function
+def _end_chunk(length: Any) -> Any:
+    return (length + CHUNK - 1) // CHUNK
+
+
+def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> Callable[..., None]:
+    """An item is a tile of heads, with a chunk of the one row or with a few rows."""
+    heads = _tile_heads(level, group)
+    tile_rows = _tile_queries(level) // heads
+    query_bytes, out_bytes = 4 * heads * layout.head_size, 4 * heads * layout.value_size
+    state_bytes = 4 * state_floats(layout.value_size)
+    one_row = _all_chunks(level, layout, heads, 1, capped=capped)
+    many_rows = _all_chunks(level, layout, heads, tile_rows, capped=capped)
+    one_chunk = chunk_of_tile(level, layout, heads, 1, capped=capped)
+
+    @inline_function
+    def follow(tables: Any, positions: Any, row: Any) -> Any:
+        """Whether the rows of a tile are positions of the same sequence, one after the other."""
+        for index in range(row + 1, row + tile_rows):
+            if load_i64(tables + 8 * index) != load_i64(tables + 8 * row):
+                return False
+            if load_i32(positions + 4 * index) != load_i32(positions + 4 * row) + index - row:
+                return False
+        return True
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        head_tiles = load_i64(op + A_KV_HEADS) * (group // heads)
+        query_stride = load_i64(op + A_QUERY_STRIDE)
+        out_stride = load_i64(op + A_OUT_STRIDE)
+        query0 = load_i64(op + A_QUERY) + private_row(op, step, thread, PRIVATE_INPUT) * query_stride
+        scratch = load_i64(op + A_SCRATCH) + thread * load_i64(op + A_SCRATCH_BYTES)
+        tables = block_tables(step, load_i64(op + A_TABLES))
+        positions = load_i64(step + records.STEP_POSITIONS)
+        item = claim(op)
+        if rows == 1:
+            length = load_i32(positions) + 1
+            first_chunk = _first_chunk(length, load_i64(op + A_WINDOW))
+            while item < head_tiles * (_end_chunk(length) - first_chunk):
+                tile = item % head_tiles
+                chunk = item // head_tiles
+                states = load_i64(op + A_PARTIALS) + chunk * load_i64(op + A_PARTIAL_STRIDE)
+                states += tile * heads * state_bytes
+                chunk += first_chunk
+                kv_head = tile * heads // group
+                one_chunk(op, query0 + tile * query_bytes, load_i64(tables), length, chunk, kv_head, scratch, states)
+                item = claim(op)
+            return
+        row_tiles = (rows + tile_rows - 1) // tile_rows
+        while item < head_tiles * row_tiles:
+            # One head after the other, whose keys and values stay in the cache; of each the last rows first: in a long
+            # prompt they have the most to do.
+            first = (row_tiles - 1 - item % row_tiles) * tile_rows
+            tile = item // row_tiles
+            head = tile * heads
+            query = query0 + first * query_stride + tile * query_bytes
+            out = load_i64(op + A_OUT) + first * out_stride + tile * out_bytes
+            if first + tile_rows <= rows and follow(tables, positions, first):
+                length = load_i32(positions + 4 * first) + 1
+                many_rows(op, query, out, load_i64(tables + 8 * first), length, head, head // group, scratch)
+            else:
+                for row in range(first, min(first + tile_rows, rows)):
+                    table = load_i64(tables + 8 * row)
+                    length = load_i32(positions + 4 * row) + 1
+                    one_row(op, query, out, table, length, head, head // group, scratch)
+                    query += query_stride
+                    out += out_stride
+            item = claim(op)
+
+    return run
+
+
+@kernel_family
+def merge(level: str, value_size: int) -> Callable[..., None]:
+    """After a step of one row: the chunks of every head, in order. Every thread does it for itself."""
+    begin, add, finish = _states(level, value_size)
+    state_bytes = 4 * state_floats(value_size)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        if n_rows(op, step) == 1:
+            scratch = load_i64(op + M_SCRATCH) + thread * load_i64(op + M_SCRATCH_BYTES)
+            out = load_i64(op + M_OUT) + private_row(op, step, thread, PRIVATE_OUTPUT) * load_i64(op + M_OUT_STRIDE)
+            length = load_i32(load_i64(step + records.STEP_POSITIONS)) + 1
+            for head in range(load_i64(op + M_HEADS)):
+                state = load_i64(op + M_PARTIALS) + head * state_bytes
+                begin(scratch, load_i64(op + M_SINKS), head)
+                for _ in range(_first_chunk(length, load_i64(op + M_WINDOW)), _end_chunk(length)):
+                    add(scratch, state)
+                    state += load_i64(op + M_PARTIAL_STRIDE)
+                finish(scratch, out + 4 * head * value_size)
+
+    return run
+
+
+def _tile_queries(level: str) -> int:
+    return TILE_QUERIES.get(level, NARROW_TILE_QUERIES)
+
+
+def _tile_heads(level: str, group: int) -> int:
+    """How many of a KV head's query heads are computed together."""
+    return max(n for n in range(1, _tile_queries(level) + 1) if group % n == 0)
+
+
+def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
+    """(begin, add, finish): what is known of a query: weighted values [value size], largest score, sum of weights."""
+    operations = simd.Operations(level)
+    fma, exp = operations.fma, operations.exp
+    largest_at, sum_at = 4 * value_size, 4 * value_size + 4
+
+    @inline_function
+    def begin(state: Any, sinks: Any, head: Any) -> Any:
+        """`sinks`: address of all heads', 0: there are none."""
+        for at in range(0, 4 * value_size, 64):
+            simd.store_f32x16(state + at, simd.splat(types.float32(0)))
+        if sinks != 0:
+            store_f32(state + largest_at, load_f32(sinks + 4 * head))
+            store_f32(state + sum_at, types.float32(1))
+        else:
+            store_f32(state + largest_at, types.float32(LOWEST))
+            store_f32(state + sum_at, types.float32(0))
+
+    @inline_function
+    def add(state: Any, later: Any) -> Any:
+        """Onto what is known from earlier positions."""
+        largest = max(load_f32(state + largest_at), load_f32(later + largest_at))
+        faded = exp(simd.splat(load_f32(state + largest_at) - largest))
+        weight = exp(simd.splat(load_f32(later + largest_at) - largest))
+        for at in range(0, 4 * value_size, 64):
+            before = simd.multiply(simd.load_f32x16(state + at), faded)
+            simd.store_f32x16(state + at, fma(simd.load_f32x16(later + at), weight, before))
+        total = load_f32(state + sum_at) * simd.first_lane(faded)
+        store_f32(state + sum_at, total + load_f32(later + sum_at) * simd.first_lane(weight))
+        store_f32(state + largest_at, largest)
+
+    @inline_function
+    def finish(state: Any, out: Any) -> Any:
+        inverse = simd.splat(types.float32(1) / load_f32(state + sum_at))
+        for at in range(0, 4 * value_size, 64):
+            simd.store_f32x16(out + at, simd.multiply(simd.load_f32x16(state + at), inverse))
+
+    return begin, add, finish
+
+
+def _all_chunks(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
+    """Attention of `heads` x `rows` queries; `length` is that of the first row, the others are one longer each."""
+    value_size = layout.value_size
+    one_chunk = chunk_of_tile(level, layout, heads, rows, capped=capped)
+    begin, add, finish = _states(level, value_size)
+    queries = heads * rows
+    state_bytes = 4 * state_floats(value_size)
+
+    @inline_function
+    def all_chunks(
+        op: Any, query: Any, out: Any, table: Any, length: Any, head: Any, kv_head: Any, scratch: Any
+    ) -> Any:
+        later = scratch + 2 * 4 * queries * CHUNK
+        states = later + queries * state_bytes
+        window = load_i64(op + A_WINDOW)
+        for index in range(hidden(queries)):
+            begin(states + index * state_bytes, load_i64(op + A_SINKS), head + index % heads)
+        for chunk in range(_first_chunk(length, window), _end_chunk(length + rows - 1)):
+            one_chunk(op, query, table, length, chunk, kv_head, scratch, later)
+            for index in range(hidden(queries)):
+                row_length = length + index // heads
+                if _first_chunk(row_length, window) <= chunk < _end_chunk(row_length):
+                    add(states + index * state_bytes, later + index * state_bytes)
+        for index in range(hidden(queries)):
+            to = out + index // heads * load_i64(op + A_OUT_STRIDE) + index % heads * 4 * value_size
+            finish(states + index * state_bytes, to)
+
+    return all_chunks
+
+
+def attention_reference(
+    q: NDArray[np.float32],
+    keys: NDArray[np.float32],
+    values: NDArray[np.float32],
+    scale: float,
+    soft_cap: float = 0.0,
+    sinks: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """One row: q float32[heads, head size], keys float32[length, KV heads, head size], values float32[length, KV heads,
+    value size], the row's own position last; returns float32[heads, value size]. A plain softmax, exact where the
+    kernel's runs in blocks.
+    `soft_cap` and `sinks` as plan_ops.Attention has them."""
+    import numpy as np
+
+    group = len(q) // keys.shape[1]
+    keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
+    scores = np.einsum("hd,lhd->hl", q, keys, dtype=np.float32) * np.float32(scale)
+    if soft_cap:
+        scores = soft_cap_reference(scores, soft_cap)
+    if sinks is not None:
+        scores = np.concatenate([scores, sinks[:, None]], axis=1)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    weights = weights[:, : len(values)]
+    result: NDArray[np.float32] = np.einsum("hl,lhd->hd", weights, values, dtype=np.float32)
+    return result

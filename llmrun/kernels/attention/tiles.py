@@ -1,0 +1,208 @@
+"""Tiles of accumulators for attention: scores of 32 positions, and weighted sums of values, for several queries.
+
+Each comes as (zero or load, step, store). A key or value is converted to float32 once for all queries of a tile; the
+scales of q8_0 are left for later: those of keys multiply the sums of a group's products, those of values the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llmrun.kernels.code import simd
+from llmrun.layouts.attention import CHUNK, state_floats
+from llmrun.layouts.kv_blocks import Q8_0, HeadLayout
+
+# Vector registers of a level, by the names that LLVM has for them.
+_REGISTERS = {
+    "avx512vnni": [f"zmm{number}" for number in range(32)],
+    "avxvnni": [f"ymm{number}" for number in range(16)],
+    "avx2": [f"ymm{number}" for number in range(16)],
+    "neondot": [f"v{number}" for number in range(32)],
+}
+
+
+def _emit_free_registers(builder: Any, level: str) -> None:
+    """LLVM keeps constants of what comes before and after in registers, and for their sake a tile's accumulators in
+    memory: half of the 16 were written and read again at each step. Told before and after a tile that all registers
+    change, it keeps nothing in them meanwhile."""
+    changed = ",".join(f"~{{{name}}}" for name in _REGISTERS.get(level, []))
+    if changed:
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "", changed, [], True)
+
+
+def _zero(level: str, vectors: int) -> Any:
+    tile = simd.tile_type(vectors)
+
+    @intrinsic
+    def zero(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _emit_free_registers(builder, level)
+            return ir.Constant(tile.llvm_type, [simd.constant(simd.F32X16, 0.0)] * vectors)
+
+        return tile(), codegen
+
+    return zero
+
+
+def _emit_elements(builder: Any, level: str, kv_type: str, address: Any) -> Any:
+    """16 elements of the cache as floats, without their scales."""
+    if kv_type == Q8_0:
+        integers = simd.emit_load(builder, address, ir.VectorType(simd.I8, simd.LANES))
+        return builder.sitofp(builder.sext(integers, simd.I32X16), simd.F32X16)
+    return simd.emit_f16_to_f32(builder, level, simd.emit_load(builder, address, simd.F16X16, 2))
+
+
+def _emit_row(builder: Any, level: str, kv_type: str, address: Any, vectors: int) -> list[Any]:
+    vector_bytes = simd.LANES * (1 if kv_type == Q8_0 else 2)
+    starts = [simd.emit_offset(builder, address, vector_bytes * index) for index in range(vectors)]
+    return [_emit_elements(builder, level, kv_type, start) for start in starts]
+
+
+def load_elements(level: str, kv_type: str) -> Any:
+    @intrinsic
+    def load(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _emit_elements(builder, level, kv_type, args[0])
+
+        return simd.f32x16(types.int64), codegen
+
+    return load
+
+
+def load_half(level: str) -> Any:
+    @intrinsic
+    def load(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            halves = simd.emit_splat(builder, simd.emit_load(builder, args[0], simd.F16, 2))
+            return builder.extract_element(simd.emit_f16_to_f32(builder, level, halves), simd.I32(0))
+
+        return types.float32(types.int64), codegen
+
+    return load
+
+
+def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, Any, Any]:
+    """(zero, step, store) for the scores of 32 positions by a group of features: two vectors for each query."""
+    tile = simd.tile_type(2 * heads * rows)
+    word = types.int64
+
+    @intrinsic
+    def step(typingctx: Any, tile_now: Any, keys: Any, query: Any, query_stride: Any) -> Any:
+        """One feature."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, keys, query, query_stride = args
+            of_positions = _emit_row(builder, level, layout.kv_type, keys, 2)
+            for index in range(heads * rows):
+                of_row = builder.add(query, builder.mul(query_stride, simd.I64(index // heads)))
+                of_head = simd.emit_offset(builder, of_row, 4 * layout.head_size * (index % heads))
+                value = simd.emit_splat(builder, simd.emit_load(builder, of_head, simd.F32, 4))
+                for half, key in enumerate(of_positions):
+                    total = builder.extract_value(accumulators, 2 * index + half)
+                    total = simd.emit_fma(builder, level, value, key, total)
+                    accumulators = builder.insert_value(accumulators, total, 2 * index + half)
+            return accumulators
+
+        return tile(tile, word, word, word), codegen
+
+    @intrinsic
+    def store(typingctx: Any, tile_now: Any, scores: Any, scale: Any, key_scales: Any, group: Any) -> Any:
+        """float32[queries, CHUNK] at `scores`: all features are one group."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, scores, scale, _, _ = args
+            factor = simd.emit_splat(builder, scale)
+            for index in range(2 * heads * rows):
+                at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // 2) + 64 * (index % 2))
+                simd.emit_store(builder, at, builder.fmul(builder.extract_value(accumulators, index), factor), 4)
+            _emit_free_registers(builder, level)
+            return context.get_dummy_value()
+
+        return types.void(tile, word, types.float32, word, word), codegen
+
+    @intrinsic
+    def store_scaled(typingctx: Any, tile_now: Any, scores: Any, scale: Any, key_scales: Any, group: Any) -> Any:
+        """Add what a group of q8_0 gives, or store it if the group is the first."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, scores, scale, key_scales, group = args
+            of_positions = [
+                builder.fmul(simd.emit_f16_to_f32(builder, level, halves), simd.emit_splat(builder, scale))
+                for halves in (
+                    simd.emit_load(builder, simd.emit_offset(builder, key_scales, shift), simd.F16X16, 2)
+                    for shift in (0, 32)
+                )
+            ]
+            is_first = builder.icmp_signed("==", group, simd.I64(0))
+            for index in range(2 * heads * rows):
+                at = simd.emit_offset(builder, scores, 4 * CHUNK * (index // 2) + 64 * (index % 2))
+                before = simd.emit_load(builder, at, simd.F32X16, 4)
+                before = builder.select(is_first, simd.constant(simd.F32X16, 0.0), before)
+                products = builder.extract_value(accumulators, index)
+                total = simd.emit_fma(builder, level, products, of_positions[index % 2], before)
+                simd.emit_store(builder, at, total, 4)
+            _emit_free_registers(builder, level)
+            return context.get_dummy_value()
+
+        return types.void(tile, word, types.float32, word, word), codegen
+
+    return _zero(level, 2 * heads * rows), step, store_scaled if layout.has_scales else store
+
+
+def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) -> tuple[Any, Any, Any]:
+    """(load, step, store) for the weighted sum of values: `vectors` of features for each query, onto its state."""
+    tile = simd.tile_type(vectors * queries)
+    word = types.int64
+    places = [
+        4 * state_floats(layout.value_size) * query + 64 * vector
+        for query in range(queries)
+        for vector in range(vectors)
+    ]
+
+    @intrinsic
+    def load(typingctx: Any, states: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            _emit_free_registers(builder, level)
+            accumulators = ir.Constant(tile.llvm_type, ir.Undefined)
+            for index, place in enumerate(places):
+                sums = simd.emit_load(builder, simd.emit_offset(builder, args[0], place), simd.F32X16, 4)
+                accumulators = builder.insert_value(accumulators, sums, index)
+            return accumulators
+
+        return tile(word), codegen
+
+    @intrinsic
+    def step(typingctx: Any, tile_now: Any, value: Any, weights: Any) -> Any:
+        """One position."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, value, weights = args
+            features = _emit_row(builder, level, layout.kv_type, value, vectors)
+            for query in range(queries):
+                at = simd.emit_offset(builder, weights, 4 * CHUNK * query)
+                weight = simd.emit_splat(builder, simd.emit_load(builder, at, simd.F32, 4))
+                for index, feature in enumerate(features):
+                    total = builder.extract_value(accumulators, vectors * query + index)
+                    total = simd.emit_fma(builder, level, weight, feature, total)
+                    accumulators = builder.insert_value(accumulators, total, vectors * query + index)
+            return accumulators
+
+        return tile(tile, word, word), codegen
+
+    @intrinsic
+    def store(typingctx: Any, tile_now: Any, states: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, states = args
+            for index, place in enumerate(places):
+                at = simd.emit_offset(builder, states, place)
+                simd.emit_store(builder, at, builder.extract_value(accumulators, index), 4)
+            _emit_free_registers(builder, level)
+            return context.get_dummy_value()
+
+        return types.void(tile, word), codegen
+
+    return load, step, store

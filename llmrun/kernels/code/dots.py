@@ -1,0 +1,193 @@
+"""Integer dot products of a block of 32 columns for 16 outputs, each instruction level in its own way.
+
+A block's weights are 8 vectors <64 x i8>; vector j holds columns 4j to 4j + 3 of 16 rows. Types of up to 6 bits come as
+unsigned values, whose zero point is taken off through the sum of the activations; 8-bit types and tables as signed
+bytes. Sums are exact integers, equal at every level.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from llvmlite import ir
+
+from llmrun.kernels.code import simd
+from llmrun.kernels.code.simd import I8, I16, I32, I32X16, call, constant
+from llmrun.layouts.packed_types import PackedType
+
+_VNNI = ("avx512vnni", "avxvnni")
+_I32X8, _I16X16, _I8X32 = ir.VectorType(I32, 8), ir.VectorType(I16, 16), ir.VectorType(I8, 32)
+_I32X4, _I8X16 = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
+_ACTIVATION = 127  # the largest
+_LARGEST_I16 = 32767
+
+
+def takes_unsigned(level: str, packed: PackedType) -> bool:
+    """Whether `emit_dots` wants the weights of this type as unsigned bytes, `bias_of` above what they stand for."""
+    return level in _VNNI or not packed.is_signed
+
+
+def bias_of(level: str, packed: PackedType) -> int:
+    """What every weight byte is too large by: `emit_dots` is to start from -bias x the sum of the activations."""
+    if not packed.is_signed:
+        return packed.zero
+    return 128 if takes_unsigned(level, packed) else 0
+
+
+def emit_dots(
+    builder: Any, level: str, packed: PackedType, weights: list[Any], activations: list[Any], starts: list[Any]
+) -> list[Any]:
+    """<16 x i32> for each sub-block: starts + weights . activations.
+
+    weights      8 vectors <64 x i8>
+    activations  8 i32, each 4 columns of int8
+    starts       <16 x i32> for each sub-block
+    """
+    per_sub = len(weights) // len(starts)
+    found = []
+    for sub, start in enumerate(starts):
+        # Two chains halve the latency; integers do not mind the order.
+        chains = [new_sum(builder, level, packed, start), new_sum(builder, level, packed, constant(I32X16, 0))]
+        if level != "avx512vnni":
+            chains = chains[:1] * 2
+        for index in range(sub * per_sub, (sub + 1) * per_sub):
+            chains[index & 1].add(weights[index], spread(builder, level, activations[index]))
+        totals = [chain.total() for chain in dict.fromkeys(chains)]
+        found.append(_emit_sum(builder, totals))
+    return found
+
+
+def spread(builder: Any, level: str, activation: Any) -> Any:
+    """4 columns of activations, an i32, for every output of one vector of the level."""
+    n_bytes = 64 // _SUMS[level].parts
+    return builder.bitcast(simd.emit_splat(builder, activation, n_bytes // 4), ir.VectorType(I8, n_bytes))
+
+
+def new_sum(builder: Any, level: str, packed: PackedType, start: Any) -> Sum:
+    """A sum of 16 outputs that begins at `start`, <16 x i32>."""
+    return _SUMS[level](builder, packed, start)
+
+
+class Sum(ABC):
+    """A growing integer dot product of 16 outputs, held as `parts` vectors of the level."""
+
+    parts = 1
+
+    def __init__(self, builder: Any, packed: PackedType, start: Any) -> None:
+        self._builder, self._packed = builder, packed
+        self._sums = _split(builder, start, self.parts)
+
+    def add(self, weight: Any, activations: Any) -> None:
+        """weight <64 x i8>: 4 columns of 16 outputs; activations from `spread`."""
+        for index, part in enumerate(_split(self._builder, weight, self.parts)):
+            self._add_part(index, part, activations)
+
+    def total(self) -> Any:
+        """<16 x i32>"""
+        sums = self._sums
+        while len(sums) > 1:
+            sums = [simd.emit_join(self._builder, sums[index : index + 2]) for index in range(0, len(sums), 2)]
+        return sums[0]
+
+    @abstractmethod
+    def _add_part(self, index: int, weight: Any, activations: Any) -> None: ...
+
+
+class _OneInstruction(Sum):
+    """Levels that have the whole of it."""
+
+    instruction: str
+
+    def _add_part(self, index: int, weight: Any, activations: Any) -> None:
+        total = self._sums[index]
+        self._sums[index] = call(self._builder, self.instruction, total.type, [total, weight, activations])
+
+
+class _Avx512(_OneInstruction):
+    instruction = "llvm.x86.avx512.vpdpbusd.512"
+
+
+class _AvxVnni(_OneInstruction):
+    parts = 2
+    instruction = "llvm.x86.avx512.vpdpbusd.256"
+
+
+class _NeonDot(_OneInstruction):
+    parts = 4
+    instruction = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+
+
+class _Avx2(Sum):
+    """`pmaddubsw` adds two products in 16 bits and saturates: signed bytes go in as magnitudes, their signs given to
+    the activations. As many as cannot overflow are added there, before `pmaddwd` widens them."""
+
+    parts = 2
+
+    def __init__(self, builder: Any, packed: PackedType, start: Any) -> None:
+        super().__init__(builder, packed, start)
+        largest = 128 if packed.is_signed else (1 << packed.bits) - 1
+        self._together = _LARGEST_I16 // (2 * largest * _ACTIVATION)
+        self._narrow = [constant(_I16X16, 0)] * self.parts
+        self._counts = [0] * self.parts  # added in 16 bits
+
+    def total(self) -> Any:
+        for index, count in enumerate(self._counts):
+            if count:
+                self._widen(index)
+        return super().total()
+
+    def _add_part(self, index: int, weight: Any, activations: Any) -> None:
+        builder = self._builder
+        if self._packed.is_signed:
+            activations = call(builder, "llvm.x86.avx2.psign.b", _I8X32, [activations, weight])
+            negative = builder.sub(constant(_I8X32, 0), weight)
+            weight = builder.select(builder.icmp_signed("<", weight, constant(_I8X32, 0)), negative, weight)
+        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", _I16X16, [weight, activations])
+        self._narrow[index] = builder.add(self._narrow[index], pairs)
+        self._counts[index] += 1
+        if self._counts[index] == self._together:
+            self._widen(index)
+
+    def _widen(self, index: int) -> None:
+        wide = call(self._builder, "llvm.x86.avx2.pmadd.wd", _I32X8, [self._narrow[index], constant(_I16X16, 1)])
+        self._sums[index] = self._builder.add(self._sums[index], wide)
+        self._narrow[index], self._counts[index] = constant(_I16X16, 0), 0
+
+
+class _Portable(Sum):
+    """Through 16-bit lanes: even and odd bytes widen apart, so that LLVM finds `pmaddwd` and nothing saturates."""
+
+    def _add_part(self, index: int, weight: Any, activations: Any) -> None:
+        builder, total = self._builder, self._sums[index]
+        for first in (0, 2):
+            lanes = [4 * lane + first + offset for lane in range(16) for offset in (0, 1)]
+            mask, wide = ir.Constant(ir.VectorType(I32, 32), lanes), ir.VectorType(I32, 32)
+            w = builder.sext(builder.shuffle_vector(weight, weight, mask), wide)
+            x = builder.sext(builder.shuffle_vector(activations, activations, mask), wide)
+            product = builder.mul(w, x)
+            even = ir.Constant(I32X16, list(range(0, 32, 2)))
+            odd = ir.Constant(I32X16, list(range(1, 32, 2)))
+            evens = builder.shuffle_vector(product, product, even)
+            total = builder.add(total, builder.add(evens, builder.shuffle_vector(product, product, odd)))
+        self._sums[index] = total
+
+
+def _split(builder: Any, vector: Any, parts: int) -> list[Any]:
+    return [simd.emit_part(builder, vector, index, parts) for index in range(parts)] if parts > 1 else [vector]
+
+
+def _emit_sum(builder: Any, values: list[Any]) -> Any:
+    total = values[0]
+    for value in values[1:]:
+        total = builder.add(total, value)
+    return total
+
+
+_SUMS: dict[str, type[Sum]] = {
+    "avx512vnni": _Avx512,
+    "avxvnni": _AvxVnni,
+    "avx2": _Avx2,
+    "neondot": _NeonDot,
+    "portable": _Portable,
+}

@@ -1,0 +1,157 @@
+"""Packed weights on their way into registers: values from their planes, scales and minimums as floats.
+
+`emit_*` functions build LLVM IR and are put together inside an @intrinsic. `planes` holds the addresses of a group's
+planes; `block` is the number of a block of 32 columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from llmrun.kernels.code import simd
+from llmrun.kernels.code.dots import takes_unsigned
+from llmrun.kernels.code.simd import F16X16, F32X16, I8, I8X64, I32X16, I64, constant, emit_load, emit_offset
+from llmrun.layouts.packed_types import SUPER_BLOCKS, PackedType, Scales
+
+_I8X16 = ir.VectorType(I8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """Addresses (LLVM i64) of the planes of a group, as PackedLayout lays them out."""
+
+    scales: Any
+    mins: Any
+    upper_scales: Any
+    upper_mins: Any
+    values: Any
+    more_values: Any
+
+
+def emit_weights(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
+    """8 vectors <64 x i8> as dots.emit_dots wants them; vector j holds columns 4j to 4j + 3 of 16 rows."""
+    if packed.bits == 8:
+        at = _emit_at(builder, planes.values, block, 512)
+        vectors = [emit_load(builder, emit_offset(builder, at, 64 * j), I8X64, 64) for j in range(8)]
+        return _emit_biased(builder, vectors) if takes_unsigned(level, packed) else vectors
+    vectors = _emit_plane(builder, packed.planes[0], planes.values, block, 0)
+    if len(packed.planes) > 1:
+        more = _emit_plane(builder, packed.planes[1], planes.more_values, block, packed.planes[0])
+        vectors = [builder.or_(low, high) for low, high in zip(vectors, more, strict=True)]
+    if packed.table:
+        bias = 128 if takes_unsigned(level, packed) else 0
+        table = ir.Constant(_I8X16, [entry + bias for entry in packed.table])
+        vectors = [emit_lookup(builder, level, table, vector) for vector in vectors]
+    return vectors
+
+
+def emit_scales(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
+    """<16 x float> for each sub-block."""
+    if packed.scales is Scales.F16:
+        return [_emit_halves(builder, level, planes.scales, block)]
+    if packed.scales is Scales.E8M0:
+        exponents = builder.zext(emit_load(builder, _emit_at(builder, planes.scales, block, 16), _I8X16, 16), I32X16)
+        return [_emit_power_of_two(builder, exponents)]
+    if packed.scales is Scales.F32:
+        at = _emit_at(builder, planes.scales, block, 64 * packed.sub_blocks)
+        return [emit_load(builder, emit_offset(builder, at, 64 * sub), F32X16, 64) for sub in range(packed.sub_blocks)]
+    return _emit_two_levels(builder, level, packed, planes.scales, planes.upper_scales, block)
+
+
+def emit_mins(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
+    """<16 x float> for each sub-block; nothing for a type without minimums."""
+    if not packed.mins:
+        return []
+    if packed.scales is Scales.F16:
+        return [_emit_halves(builder, level, planes.mins, block)]
+    return _emit_two_levels(builder, level, packed, planes.mins, planes.upper_mins, block)
+
+
+def emit_prefetches(builder: Any, packed: PackedType, planes: Planes, block: Any) -> None:
+    """Ask for the cache lines of a block."""
+    sizes = [(planes.scales, 16 * packed.scale_bytes)]
+    if packed.mins:
+        sizes.append((planes.mins, 16 * packed.scale_bytes))
+    sizes += zip((planes.values, planes.more_values), (64 * bits for bits in packed.planes), strict=False)
+    for plane, n_bytes in sizes:
+        at = _emit_at(builder, plane, block, n_bytes)
+        for line in range(0, n_bytes, 64):
+            simd.emit_prefetch(builder, emit_offset(builder, at, line))
+
+
+def emit_lookup(builder: Any, level: str, table: Any, indices: Any) -> Any:
+    """Bytes of a table <16 x i8> at indices <64 x i8>, each below 16."""
+    if level == "avx512vnni":
+        return simd.call(builder, "llvm.x86.avx512.pshuf.b.512", I8X64, [_repeated(table, 4), indices])
+    if level in ("avxvnni", "avx2"):
+        halves = [simd.emit_part(builder, indices, index, 2) for index in range(2)]
+        wide = _repeated(table, 2)
+        return simd.emit_join(
+            builder, [simd.call(builder, "llvm.x86.avx2.pshuf.b", wide.type, [wide, half]) for half in halves]
+        )
+    if level == "neondot":
+        name = "llvm.aarch64.neon.tbl1.v16i8"
+        parts = [
+            simd.call(builder, name, _I8X16, [table, simd.emit_part(builder, indices, index, 4)]) for index in range(4)
+        ]
+        return simd.emit_join(builder, [simd.emit_join(builder, parts[:2]), simd.emit_join(builder, parts[2:])])
+    found = constant(indices.type, 0)
+    for index, entry in enumerate(table.constant):
+        here = builder.icmp_unsigned("==", indices, constant(indices.type, index))
+        found = builder.select(here, constant(indices.type, entry), found)
+    return found
+
+
+def _repeated(table: Any, times: int) -> Any:
+    return ir.Constant(ir.VectorType(I8, 16 * times), list(table.constant) * times)
+
+
+def _emit_at(builder: Any, plane: Any, index: Any, n_bytes: int) -> Any:
+    return builder.add(plane, builder.mul(index, I64(n_bytes)))
+
+
+def _emit_biased(builder: Any, vectors: list[Any]) -> list[Any]:
+    return [builder.xor(vector, constant(I8X64, -128)) for vector in vectors]
+
+
+def _emit_plane(builder: Any, bits: int, plane: Any, block: Any, shift: int) -> list[Any]:
+    """`bits` (1, 2 or 4) of each value, at bit `shift`: vector j of a plane's vectors holds them 8 / `bits` times over,
+    those of the values 4j, or 4 (j + number of vectors), and so on."""
+    n_vectors = bits
+    at = _emit_at(builder, plane, block, 64 * n_vectors)
+    loaded = [emit_load(builder, emit_offset(builder, at, 64 * j), I8X64, 64) for j in range(n_vectors)]
+    mask = constant(I8X64, ((1 << bits) - 1) << shift)
+    found = []
+    for j in range(8):
+        vector, place = loaded[j % n_vectors], bits * (j // n_vectors)
+        if place > shift:
+            vector = builder.lshr(vector, constant(I8X64, place - shift))
+        elif place < shift:
+            vector = builder.shl(vector, constant(I8X64, shift - place))
+        found.append(builder.and_(vector, mask))
+    return found
+
+
+def _emit_halves(builder: Any, level: str, plane: Any, block: Any) -> Any:
+    return simd.emit_f16_to_f32(builder, level, emit_load(builder, _emit_at(builder, plane, block, 32), F16X16, 2))
+
+
+def _emit_two_levels(builder: Any, level: str, packed: PackedType, plane: Any, upper: Any, block: Any) -> list[Any]:
+    above = _emit_halves(builder, level, upper, builder.lshr(block, I64(SUPER_BLOCKS.bit_length() - 1)))
+    at = _emit_at(builder, plane, block, 16 * packed.sub_blocks)
+    scales = []
+    for sub in range(packed.sub_blocks):
+        integers = builder.sext(emit_load(builder, emit_offset(builder, at, 16 * sub), _I8X16, 16), I32X16)
+        scales.append(builder.fmul(builder.sitofp(integers, F32X16), above))
+    return scales
+
+
+def _emit_power_of_two(builder: Any, exponents: Any) -> Any:
+    """2^(e - 128): half of what E8M0 says, for integers that are twice the values. Below 2^-126 it is subnormal."""
+    normal = builder.shl(builder.sub(exponents, constant(I32X16, 1)), constant(I32X16, 23))
+    subnormal = builder.shl(constant(I32X16, 0x00200000), exponents)
+    small = builder.icmp_unsigned("<", exponents, constant(I32X16, 2))
+    return builder.bitcast(builder.select(small, subnormal, normal), F32X16)

@@ -1,0 +1,66 @@
+"""How the threads of a team share an op: items claimed from a counter, or all of them by everyone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmrun.kernels.code.load_store import atomic_add, load_i64
+from llmrun.kernels.compiler import inline_function
+from llmrun.layouts import records
+
+REPLICATED = records.FLAG_REPLICATED
+PRIVATE_INPUT = records.FLAG_PRIVATE_INPUT
+PRIVATE_OUTPUT = records.FLAG_PRIVATE_OUTPUT
+PRIVATE_SECOND = records.FLAG_PRIVATE_SECOND
+PRIVATE_THIRD = records.FLAG_PRIVATE_THIRD
+_FLAGS = records.OP_FLAGS
+_CLAIM = records.OP_CLAIM
+_ROWS = records.OP_ROWS
+_STEP_REPLICATED = records.STEP_REPLICATED
+_STEP_ROWS = records.STEP_ROWS
+_STEP_TABLES = records.STEP_TABLES
+
+
+@inline_function
+def n_rows(op: Any, step: Any) -> Any:
+    return load_i64(step + load_i64(op + _ROWS))
+
+
+@inline_function
+def block_tables(step: Any, window: Any) -> Any:
+    """Where the addresses of the rows' block tables are: int64[rows], those of one of the plan's windows."""
+    return load_i64(step + _STEP_TABLES) + 8 * load_i64(step + _STEP_ROWS) * window
+
+
+@inline_function
+def claim(op: Any) -> Any:
+    """The next item of an op that the team shares."""
+    return atomic_add(load_i64(op + _CLAIM), 1)
+
+
+@inline_function
+def first_item(op: Any, step: Any) -> Any:
+    if load_i64(step + _STEP_REPLICATED) != 0 and load_i64(op + _FLAGS) & REPLICATED:
+        return 0
+    return claim(op)
+
+
+@inline_function
+def next_item(op: Any, step: Any, item: Any) -> Any:
+    if load_i64(step + _STEP_REPLICATED) != 0 and load_i64(op + _FLAGS) & REPLICATED:
+        return item + 1
+    return claim(op)
+
+
+@inline_function
+def own_copy(op: Any, step: Any, thread: Any, flag: Any) -> Any:
+    """Which copy of a buffer is this thread's: 0 unless the buffer is private in this step."""
+    if load_i64(step + _STEP_REPLICATED) != 0 and load_i64(op + _FLAGS) & flag:
+        return thread
+    return 0
+
+
+@inline_function
+def private_row(op: Any, step: Any, thread: Any, flag: Any) -> Any:
+    """Row at which this thread's copy of a buffer begins that has as many rows as the op."""
+    return own_copy(op, step, thread, flag) * n_rows(op, step)

@@ -1,0 +1,130 @@
+"""Rows times the matrices of their experts, integer weights: each value as int8.py computes it.
+
+An expert that many rows are sent to has its weights unpacked once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llmrun.kernels.code.load_store import load_i64
+from llmrun.kernels.code.work import claim
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.experts.items import expert_items
+from llmrun.kernels.linear.parts import (
+    A_ADD,
+    A_BLOCKS,
+    A_GROUPS,
+    A_PANELS,
+    A_PANELS_STRIDE,
+    A_SCALE_STRIDE,
+    A_X_STRIDE,
+    A_Y,
+    A_Y_STRIDE,
+    linear_parts,
+)
+from llmrun.kernels.linear.tiles import tile
+from llmrun.layouts.packed_types import PACKED_TYPES
+from llmrun.layouts.tile_shapes import tile_shape
+
+A_ITEMS = A_PANELS_STRIDE + 8
+
+# From so many rows of an expert on its weights are unpacked. 128 experts of 768 x 2,048, 8 to a row, Q4_K, G products/s
+# on 2 threads in steps of 64, 128, 256 and 512 rows: from 5 on 165, 209, 287 and 388; 8 197, 253, 321 and 394; 12 193,
+# 264, 329 and 386; 16 214, 277, 334 and 372.
+MANY_ROWS = 12
+
+
+@kernel_family
+def experts(level: str, weight: str) -> Callable[..., None]:
+    """`weight`: a name of PACKED_TYPES."""
+    packed = PACKED_TYPES[weight]
+    groups, tile_rows = tile_shape(level)
+    head_of, n_items, expert_of, source_of, numbers_at = expert_items(A_ITEMS, A_GROUPS)
+    unpack_group, multiply_row, activations_of, ask_for = linear_parts(level, packed)
+    tile_zero, _, tile_block, tile_store = tile(level, packed, groups, tile_rows)
+    panel_block = packed.panel_block_bytes
+
+    @inline_function
+    def multiply_tile(op: Any, panel: Any, panel_bytes: Any, slot: Any, group: Any, n_here: Any) -> Any:
+        """A tile of rows from a slot on times the panels of `n_here` groups of an expert, from `group` on."""
+        x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, 0)
+        x_stride, scale_stride = load_i64(op + A_X_STRIDE), load_i64(op + A_SCALE_STRIDE)
+        numbers = numbers_at(op, slot)
+        totals = tile_zero()
+        for block in range(load_i64(op + A_BLOCKS)):
+            totals = tile_block(
+                *(totals, block, panel + block * panel_block, panel_bytes),
+                *(x, x_scales, x_offsets, x_sums, x_half_sums, x_stride, scale_stride, numbers),
+            )
+        y_stride = load_i64(op + A_Y_STRIDE)
+        for index in range(n_here):
+            to = load_i64(op + A_Y) + slot * y_stride + 64 * (group + index)
+            tile_store(totals, index, to, y_stride, load_i64(op + A_ADD))
+
+    @inline_function
+    def multiply_many(
+        op: Any, thread: Any, before: Any, first: Any, end: Any, start: Any, stop: Any, following: Any
+    ) -> Any:
+        """Slots from `first` to `end` times groups `start` to `stop` of an expert with `before` of others before it;
+        asks for the weights that follow."""
+        panel_bytes = load_i64(op + A_BLOCKS) * panel_block
+        panel = load_i64(op + A_PANELS) + thread * load_i64(op + A_PANELS_STRIDE)
+        n_tiles = (end - first + tile_rows - 1) // tile_rows
+        for group in range(start, stop, groups):
+            n_here = min(groups, stop - group)
+            for index in range(n_here):
+                unpack_group(op, before + group + index, panel + index * panel_bytes)
+            next_group = before + group + groups
+            if group + groups >= stop:
+                next_group = following
+            for number in range(n_tiles):
+                ask_for(op, next_group, groups, number, n_tiles)
+                # The last tile begins so that it is full: rows that the one before it has too are the same again.
+                slot = min(first + number * tile_rows, end - tile_rows)
+                multiply_tile(op, panel, panel_bytes, slot, group, n_here)
+
+    @inline_function
+    def multiply_few(
+        op: Any,
+        step: Any,
+        thread: Any,
+        before: Any,
+        first: Any,
+        end: Any,
+        start: Any,
+        stop: Any,
+        following: Any,
+    ) -> Any:
+        y_stride = load_i64(op + A_Y_STRIDE)
+        for group in range(start, stop):
+            next_group = before + group + 1
+            if group + 1 == stop:
+                next_group = following
+            for slot in range(first, end):
+                row = source_of(op, step, thread, slot)
+                to = load_i64(op + A_Y) + slot * y_stride + 64 * group
+                multiply_row(op, before + group, next_group, row, to)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        head = head_of(op, step, thread)
+        n_groups = load_i64(op + A_GROUPS)
+        end_item = n_items(op, head)
+        item = claim(op)
+        while item < end_item:
+            # Claimed early, so that the end of this item asks for the weights of the next.
+            next_item = claim(op)
+            expert, first, end, start, stop = expert_of(op, head, item)
+            following = expert * n_groups + start
+            if next_item < end_item:
+                next_expert, _, _, next_start, _ = expert_of(op, head, next_item)
+                following = next_expert * n_groups + next_start
+            if end - first < MANY_ROWS:
+                multiply_few(op, step, thread, expert * n_groups, first, end, start, stop, following)
+            else:
+                multiply_many(op, thread, expert * n_groups, first, end, start, stop, following)
+            item = next_item
+
+    return run

@@ -1,0 +1,69 @@
+"""How a team shares the matrices of the chosen experts: an item is one of them and a chunk of its groups, claimed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from llmrun.kernels.code.load_store import load_i32, load_i64
+from llmrun.kernels.code.work import PRIVATE_INPUT, n_rows, own_copy
+from llmrun.kernels.compiler import inline_function
+from llmrun.layouts import records
+from llmrun.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS
+
+WORDS = 5
+
+
+class ExpertItems(NamedTuple):
+    """Functions to be called in a kernel."""
+
+    head_of: Any
+    n_items: Any
+    expert_of: Any
+    source_of: Any
+    numbers_at: Any
+
+
+def expert_items(first_word: int, groups_word: int) -> ExpertItems:
+    """For a kernel with five words from one on: of the routing's tables head and bytes of a head; address of int32
+    [slots], where x has each; whether it has a row for each in a step of one row; and the groups of a chunk. Another
+    word has the groups of an expert."""
+    a_head, a_head_bytes, a_numbers, a_own_rows, a_chunk = (first_word + records.WORD * i for i in range(WORDS))
+    a_groups = groups_word
+
+    @inline_function
+    def head_of(op: Any, step: Any, thread: Any) -> Any:
+        copy = 0
+        if load_i64(step + records.STEP_REPLICATED) != 0:
+            copy = thread
+        return load_i64(op + a_head) + copy * load_i64(op + a_head_bytes)
+
+    @inline_function
+    def n_items(op: Any, head: Any) -> Any:
+        chunk = load_i64(op + a_chunk)
+        return load_i64(head + HEAD_ACTIVE) * ((load_i64(op + a_groups) + chunk - 1) // chunk)
+
+    @inline_function
+    def expert_of(op: Any, head: Any, item: Any) -> Any:
+        """(expert, its first slot, that of the next, the first of its groups in this item, the end of them)."""
+        chunk, groups = load_i64(op + a_chunk), load_i64(op + a_groups)
+        n_chunks = (groups + chunk - 1) // chunk
+        at = head + HEAD_EXPERTS + 8 * (item // n_chunks)
+        start = item % n_chunks * chunk
+        return load_i32(at), load_i32(at + 4), load_i32(at + 12), start, min(start + chunk, groups)
+
+    @inline_function
+    def numbers_at(op: Any, slot: Any) -> Any:
+        """Address of the numbers that rows of x have, from a slot on; of no use in a step of one row."""
+        return load_i64(op + a_numbers) + 4 * slot
+
+    @inline_function
+    def source_of(op: Any, step: Any, thread: Any, slot: Any) -> Any:
+        """The row of x that belongs to a slot."""
+        if load_i64(step + records.STEP_REPLICATED) == 0:
+            return load_i32(numbers_at(op, slot))
+        copy = own_copy(op, step, thread, PRIVATE_INPUT)
+        if load_i64(op + a_own_rows) != 0:
+            return copy * n_rows(op, step) + slot
+        return copy
+
+    return ExpertItems(head_of, n_items, expert_of, source_of, numbers_at)

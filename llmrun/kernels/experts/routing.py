@@ -1,0 +1,257 @@
+"""Which experts each row is sent to, with what weight, and the rows put in order by expert (expert_tables.py).
+
+Cheap, so in a step of one row every thread does it for itself (records.py). experts.py has the twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llmrun.kernels.code import curves, simd
+from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64, store_f32, store_i32, store_i64
+from llmrun.kernels.code.work import PRIVATE_INPUT, REPLICATED, first_item, n_rows, next_item, own_copy
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.layouts import records
+from llmrun.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS, LEAST_SUM, SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN
+
+ARG = records.OP_ARGS
+
+# --- route ------------------------------------------------------------------------------------------------------------
+
+A_LOGITS, A_LOGITS_STRIDE, A_N_EXPERTS, A_USED, A_GATING, A_NORMALIZED, A_SCALE, A_BIAS = (
+    ARG + 8 * i for i in range(8)
+)
+A_SCRATCH, A_SCRATCH_STRIDE, A_CHOSEN, A_WEIGHTS, A_ROW_BYTES, A_EXPERT_SCALES = (ARG + 8 * i for i in range(8, 14))
+
+_NOWHERE = -1 << 31  # ranks of what is no expert, or no longer to be had: below that of a NaN
+_LAST = _NOWHERE + 1
+
+
+@intrinsic
+def _store_ranks(typingctx: Any, to: Any, values: Any, count: Any) -> Any:
+    """int32[16] in the order of the values; the first `count` are experts. A NaN comes after all else."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, values, count = args
+        values = builder.fadd(values, simd.constant(simd.F32X16, 0.0))  # -0.0 is 0.0
+        bits = builder.bitcast(values, simd.I32X16)
+        falling = builder.xor(bits, simd.constant(simd.I32X16, 0x7FFFFFFF))
+        ranks = builder.select(builder.icmp_signed("<", bits, simd.constant(simd.I32X16, 0)), falling, bits)
+        is_number = builder.fcmp_ordered("ord", values, values)
+        ranks = builder.select(is_number, ranks, simd.constant(simd.I32X16, _LAST))
+        lanes = ir.Constant(simd.I32X16, list(range(simd.LANES)))
+        is_expert = builder.icmp_signed("<", lanes, simd.emit_splat(builder, builder.trunc(count, simd.I32)))
+        simd.emit_store(builder, to, builder.select(is_expert, ranks, simd.constant(simd.I32X16, _NOWHERE)), 4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, simd.f32x16, types.int64), codegen
+
+
+@intrinsic
+def _first_ranks(typingctx: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return simd.constant(simd.I32X16, _NOWHERE)
+
+    return simd.i32x16(), codegen
+
+
+@intrinsic
+def _higher_ranks(typingctx: Any, best: Any, ranks: Any) -> Any:
+    """The higher of each lane of `best` and of what is at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        best, address = args
+        ranks = simd.emit_load(builder, address, simd.I32X16, 4)
+        return builder.select(builder.icmp_signed(">", ranks, best), ranks, best)
+
+    return simd.i32x16(simd.i32x16, types.int64), codegen
+
+
+@intrinsic
+def _higher_numbers(typingctx: Any, numbers: Any, best: Any, ranks: Any, number: Any) -> Any:
+    """`numbers`, and `number` where the ranks at an address are higher than `best`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        numbers, best, address, number = args
+        ranks = simd.emit_load(builder, address, simd.I32X16, 4)
+        new = simd.emit_splat(builder, builder.trunc(number, simd.I32))
+        return builder.select(builder.icmp_signed(">", ranks, best), new, numbers)
+
+    return simd.i32x16(simd.i32x16, simd.i32x16, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _highest(typingctx: Any, best: Any, numbers: Any) -> Any:
+    """The first of the highest rank: 16 times its vector's number, and its lane."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        best, numbers = args
+
+        def larger(a: Any, b: Any) -> Any:
+            return builder.select(builder.icmp_signed(">", a, b), a, b)
+
+        def smaller(a: Any, b: Any) -> Any:
+            return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+        top = simd.emit_splat(builder, simd.emit_fold(builder, best, larger))
+        lanes = ir.Constant(simd.I32X16, list(range(simd.LANES)))
+        places = builder.add(builder.shl(numbers, simd.constant(simd.I32X16, 4)), lanes)
+        largest = simd.constant(simd.I32X16, 0x7FFFFFFF)
+        found = builder.select(builder.icmp_signed("==", best, top), places, largest)
+        return builder.zext(simd.emit_fold(builder, found, smaller), simd.I64)
+
+    return types.int64(simd.i32x16, simd.i32x16), codegen
+
+
+@kernel_family
+def route(level: str) -> Callable[..., None]:
+    """The experts of each row and their weights."""
+    exp, sigmoid_of = simd.Operations(level).exp, curves.sigmoid(level)
+
+    @inline_function
+    def softmax(values: Any, count: Any) -> Any:
+        """float32[count], in place; the padding becomes 0."""
+        top = simd.splat(types.float32(-float("inf")))
+        for at in range(0, count, 16):
+            value = simd.load_f32x16(values + 4 * at)
+            top = simd.maximum(simd.keep_between(value, 0, count - at, types.float32(-float("inf"))), top)
+        top = simd.splat(simd.max_lanes(top))
+        total = simd.splat(types.float32(0))
+        for at in range(0, count, 16):
+            e = exp(simd.subtract(simd.load_f32x16(values + 4 * at), top))
+            e = simd.keep_between(e, 0, count - at, types.float32(0))
+            simd.store_f32x16(values + 4 * at, e)
+            total = simd.add(total, e)
+        total = simd.splat(simd.sum_lanes(total))
+        for at in range(0, count, 16):
+            simd.store_f32x16(values + 4 * at, simd.divide(simd.load_f32x16(values + 4 * at), total))
+
+    @inline_function
+    def sigmoid(values: Any, count: Any) -> Any:
+        for at in range(0, count, 16):
+            simd.store_f32x16(values + 4 * at, sigmoid_of(simd.load_f32x16(values + 4 * at)))
+
+    @inline_function
+    def highest(ranks: Any, count: Any) -> Any:
+        best = _first_ranks()
+        numbers = _first_ranks()
+        for at in range(0, count, 16):
+            numbers = _higher_numbers(numbers, best, ranks + 4 * at, at // 16)
+            best = _higher_ranks(best, ranks + 4 * at)
+        return _highest(best, numbers)
+
+    @inline_function
+    def finish(op: Any, chosen: Any, weights: Any, used: Any) -> Any:
+        """Weights of a row: divided by their sum, times the scale, times their experts' own."""
+        if load_i64(op + A_GATING) == SOFTMAX_OF_CHOSEN:
+            softmax(weights, used)
+        factor = simd.splat(load_f32(op + A_SCALE))
+        total = types.float32(1)
+        if load_i64(op + A_NORMALIZED) != 0:
+            sums = simd.splat(types.float32(0))
+            for at in range(0, used, 16):
+                weight = simd.load_f32x16(weights + 4 * at)
+                sums = simd.add(sums, simd.keep_between(weight, 0, used - at, types.float32(0)))
+            total = simd.sum_lanes(sums)
+            if total < types.float32(LEAST_SUM):
+                total = types.float32(LEAST_SUM)
+        for at in range(0, used, 16):
+            weight = simd.divide(simd.load_f32x16(weights + 4 * at), simd.splat(total))
+            simd.store_f32x16(weights + 4 * at, simd.multiply(weight, factor))
+        scales = load_i64(op + A_EXPERT_SCALES)
+        if scales != 0:
+            for at in range(0, 4 * used, 4):
+                own = load_f32(scales + 4 * load_i32(chosen + at))
+                store_f32(weights + at, load_f32(weights + at) * own)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        count, used = load_i64(op + A_N_EXPERTS), load_i64(op + A_USED)
+        gating, bias = load_i64(op + A_GATING), load_i64(op + A_BIAS)
+        values = load_i64(op + A_SCRATCH) + thread * load_i64(op + A_SCRATCH_STRIDE)
+        ranks = values + (4 * count + 63) // 64 * 64
+        first, source = own_copy(op, step, thread, REPLICATED), own_copy(op, step, thread, PRIVATE_INPUT)
+        row = first_item(op, step)
+        while row < rows:
+            logits = load_i64(op + A_LOGITS) + (source + row) * load_i64(op + A_LOGITS_STRIDE)
+            for at in range(0, count, 16):
+                simd.store_f32x16(values + 4 * at, simd.load_f32x16(logits + 4 * at))
+            if gating == SOFTMAX:
+                softmax(values, count)
+            if gating == SIGMOID:
+                sigmoid(values, count)
+            for at in range(0, count, 16):
+                value = simd.load_f32x16(values + 4 * at)
+                if bias != 0:
+                    value = simd.add(value, simd.load_f32x16(bias + 4 * at))
+                _store_ranks(ranks + 4 * at, value, count - at)
+            to = (first + row) * load_i64(op + A_ROW_BYTES)
+            chosen, weights = load_i64(op + A_CHOSEN) + to, load_i64(op + A_WEIGHTS) + to
+            for index in range(used):
+                expert = highest(ranks, count)
+                store_i32(ranks + 4 * expert, _NOWHERE)
+                store_i32(chosen + 4 * index, expert)
+                store_f32(weights + 4 * index, load_f32(values + 4 * expert))
+            finish(op, chosen, weights, used)
+            row = next_item(op, step, row)
+
+    return run
+
+
+# --- group ------------------------------------------------------------------------------------------------------------
+
+A_HEAD, A_HEAD_BYTES, A_NEXT_SLOTS, A_TABLE_CHOSEN, A_SLOTS, A_SOURCES, A_EXPERTS, A_TABLE_ROW_BYTES = (
+    ARG + 8 * i for i in range(8)
+)
+A_TABLE_N_EXPERTS, A_TABLE_USED = (ARG + 8 * i for i in range(8, 10))
+
+
+@kernel
+def group(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+    """Slots for all rows and their experts. One thread does it: 2,048 of them take 6 us."""
+    if first_item(op, step) != 0:
+        return
+    rows = n_rows(op, step)
+    n_experts, used, row_bytes = (
+        load_i64(op + A_TABLE_N_EXPERTS),
+        load_i64(op + A_TABLE_USED),
+        load_i64(op + A_TABLE_ROW_BYTES),
+    )
+    copy = own_copy(op, step, thread, REPLICATED)
+    head = load_i64(op + A_HEAD) + copy * load_i64(op + A_HEAD_BYTES)
+    next_slots = head + load_i64(op + A_NEXT_SLOTS)
+    chosen, slots = load_i64(op + A_TABLE_CHOSEN) + copy * row_bytes, load_i64(op + A_SLOTS) + copy * row_bytes
+    sources, experts = load_i64(op + A_SOURCES) + copy * row_bytes, load_i64(op + A_EXPERTS) + copy * row_bytes
+    for expert in range(n_experts):
+        store_i32(next_slots + 4 * expert, 0)
+    for row in range(rows):
+        for index in range(used):
+            counter = next_slots + 4 * load_i32(chosen + row * row_bytes + 4 * index)
+            store_i32(counter, load_i32(counter) + 1)
+    n_active = 0
+    slot = 0
+    for expert in range(n_experts):
+        count = load_i32(next_slots + 4 * expert)
+        store_i32(next_slots + 4 * expert, slot)
+        if count != 0:
+            store_i32(head + HEAD_EXPERTS + 8 * n_active, expert)
+            store_i32(head + HEAD_EXPERTS + 8 * n_active + 4, slot)
+            n_active += 1
+            slot += count
+    store_i32(head + HEAD_EXPERTS + 8 * n_active + 4, slot)
+    store_i64(head + HEAD_ACTIVE, n_active)
+    for row in range(rows):
+        for index in range(used):
+            at = row * row_bytes + 4 * index
+            expert = load_i32(chosen + at)
+            slot = load_i32(next_slots + 4 * expert)
+            store_i32(next_slots + 4 * expert, slot + 1)
+            store_i32(slots + at, slot)
+            store_i32(sources + 4 * slot, row)
+            store_i32(experts + 4 * slot, expert)

@@ -1,0 +1,155 @@
+"""Rows of the token embedding, looked up in the packed matrix (pack.py has the layout).
+
+A model whose output is tied to its embedding has that matrix in memory once, and a row gathered from a group of 16 is
+still only a few thousand loads a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llmrun.kernels.code import dots, simd, unpack
+from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64
+from llmrun.kernels.code.work import PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.layouts import records
+from llmrun.layouts.packed_types import PACKED_TYPES, PackedType
+
+ARG = records.OP_ARGS
+A_TABLE, A_GROUP_BYTES, A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES, A_WIDTH, A_Y, A_Y_STRIDE = (
+    ARG + 8 * i for i in range(10)
+)
+A_SCALE = ARG + 8 * 10
+
+_FLOAT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+_I32X4, _I8X16 = ir.VectorType(simd.I32, 4), ir.VectorType(simd.I8, 16)
+
+
+@kernel_family
+def embed(level: str, weight: str) -> Callable[..., None]:
+    unpack_row = _float_row(level, weight) if weight in _FLOAT_BYTES else _integer_row(level, weight)
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        row = first_item(op, step)
+        while row < rows:
+            token = load_i32(load_i64(step + records.STEP_TOKENS) + 4 * row)
+            group = load_i64(op + A_TABLE) + token // 16 * load_i64(op + A_GROUP_BYTES)
+            y = load_i64(op + A_Y) + (row + private_row(op, step, thread, PRIVATE_OUTPUT)) * load_i64(op + A_Y_STRIDE)
+            unpack_row(op, group, token % 16, y)
+            scale = load_f32(op + A_SCALE)
+            if scale != types.float32(1):
+                for at in range(0, 4 * load_i64(op + A_WIDTH), 64):
+                    simd.store_f32x16(y + at, simd.multiply(simd.load_f32x16(y + at), simd.splat(scale)))
+            row = next_item(op, step, row)
+
+    return run
+
+
+def _float_row(level: str, weight: str) -> Any:
+    size = _FLOAT_BYTES[weight]
+    unpack_one = _unpack_one(level, weight)
+
+    @inline_function
+    def unpack_row(op: Any, group: Any, lane: Any, y: Any) -> None:
+        for column in range(load_i64(op + A_WIDTH)):
+            unpack_one(y + 4 * column, group + (16 * column + lane) * size)
+
+    return unpack_row
+
+
+def _integer_row(level: str, weight: str) -> Any:
+    unpack_block = _unpack_block(level, PACKED_TYPES[weight])
+
+    @inline_function
+    def unpack_row(op: Any, group: Any, lane: Any, y: Any) -> None:
+        mins = group + load_i64(op + A_MINS)
+        upper_scales = group + load_i64(op + A_UPPER_SCALES)
+        upper_mins = group + load_i64(op + A_UPPER_MINS)
+        values = group + load_i64(op + A_VALUES)
+        more_values = group + load_i64(op + A_MORE_VALUES)
+        for block in range(load_i64(op + A_WIDTH) // 32):
+            unpack_block(y + 128 * block, lane, group, mins, upper_scales, upper_mins, values, more_values, block)
+
+    return unpack_row
+
+
+def _unpack_one(level: str, weight: str) -> Any:
+    @intrinsic
+    def convert(typingctx: Any, y: Any, source: Any) -> Any:
+        """One float, through the vector conversion of the level."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            y, source = args
+            if weight == "f32":
+                value = simd.emit_load(builder, source, simd.F32, 4)
+            elif weight == "f16":
+                half = simd.emit_splat(builder, simd.emit_load(builder, source, simd.F16, 2))
+                value = builder.extract_element(simd.emit_f16_to_f32(builder, level, half), simd.I32(0))
+            else:
+                bits = builder.zext(simd.emit_load(builder, source, simd.I16, 2), simd.I32)
+                value = builder.bitcast(builder.shl(bits, simd.I32(16)), simd.F32)
+            simd.emit_store(builder, y, value, 4)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return convert
+
+
+def _unpack_block(level: str, packed: PackedType) -> Any:
+    @intrinsic
+    def convert(
+        typingctx: Any,
+        y: Any,
+        lane: Any,
+        scales: Any,
+        mins: Any,
+        upper_scales: Any,
+        upper_mins: Any,
+        values: Any,
+        more_values: Any,
+        block: Any,
+    ) -> Any:
+        """A block of 32 floats of one lane: integer x scale, + minimum; two roundings, as the reference has it.
+
+        The whole group's 16 rows are unpacked for the one: a table's row is a small part of a token's work.
+        """
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            y, lane, *addresses, block = args
+            planes = unpack.Planes(*addresses)
+            lane32 = builder.trunc(lane, simd.I32)
+            scales = unpack.emit_scales(builder, level, packed, planes, block)
+            mins = unpack.emit_mins(builder, level, packed, planes, block)
+            words = [
+                builder.extract_element(builder.bitcast(vector, simd.I32X16), lane32)
+                for vector in unpack.emit_weights(builder, level, packed, planes, block)
+            ]
+            bias = simd.constant(simd.I32X16, dots.bias_of(level, packed))
+            unsigned = dots.takes_unsigned(level, packed)
+            for half in range(2):
+                four = ir.Constant(_I32X4, ir.Undefined)
+                for index, word in enumerate(words[4 * half : 4 * half + 4]):
+                    four = builder.insert_element(four, word, simd.I32(index))
+                integers = builder.bitcast(four, _I8X16)
+                wide = (builder.zext if unsigned else builder.sext)(integers, simd.I32X16)
+                floats = builder.sitofp(builder.sub(wide, bias), simd.F32X16)
+                sub = half if packed.sub_blocks == 2 else 0
+                scale = simd.emit_splat(builder, builder.extract_element(scales[sub], lane32))
+                value = builder.fmul(floats, scale)
+                if mins:
+                    minimum = simd.emit_splat(builder, builder.extract_element(mins[sub], lane32))
+                    value = builder.fadd(value, minimum)
+                simd.emit_store(builder, simd.emit_offset(builder, y, 64 * half), value, 4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), codegen
+
+    return convert

@@ -1,0 +1,148 @@
+"""Matrix times rows, integer weights: y[row, n] = sum over k of weight[n, k] * x[row, k].
+
+Weights are packed (pack.py) in groups of 16 outputs; rows are int8 per block of 32 (quantize.py). Dot products of
+a block, or of its halves, are exact integers; blocks are added in order of k as floats, so a value depends neither on
+the tile nor on the thread that computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from llmrun.kernels.code.load_store import load_i64
+from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.linear.parts import (
+    A_ADD,
+    A_BLOCKS,
+    A_CHUNK,
+    A_GROUPS,
+    A_LOGITS,
+    A_PANELS,
+    A_PANELS_STRIDE,
+    A_SCALE_STRIDE,
+    A_X_STRIDE,
+    A_Y,
+    A_Y_STRIDE,
+    linear_parts,
+)
+from llmrun.kernels.linear.tiles import tile
+from llmrun.layouts import records
+from llmrun.layouts.packed_types import PACKED_TYPES
+from llmrun.layouts.tile_shapes import MANY_ROWS, tile_shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@kernel_family
+def linear(level: str, weight: str) -> Callable[..., None]:
+    """`weight`: a name of PACKED_TYPES."""
+    packed = PACKED_TYPES[weight]
+    groups, tile_rows = tile_shape(level)
+    unpack_group, multiply_row, activations_of, ask_for = linear_parts(level, packed)
+    tile_zero, tile_block, _, tile_store = tile(level, packed, groups, tile_rows)
+    panel_block = packed.panel_block_bytes
+
+    @inline_function
+    def multiply_tile(op: Any, panel: Any, panel_bytes: Any, row: Any, group: Any, n_here: Any, y: Any) -> Any:
+        """A tile of rows from `row` on times the panels of the groups from `group` on, of which `n_here` exist."""
+        x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, row)
+        x_stride, scale_stride = load_i64(op + A_X_STRIDE), load_i64(op + A_SCALE_STRIDE)
+        totals = tile_zero()
+        for block in range(load_i64(op + A_BLOCKS)):
+            totals = tile_block(
+                *(totals, block, panel + block * panel_block, panel_bytes),
+                *(x, x_scales, x_offsets, x_sums, x_half_sums, x_stride, scale_stride),
+            )
+        y_stride = load_i64(op + A_Y_STRIDE)
+        for index in range(n_here):
+            to = y + row * y_stride + 64 * (group + index)
+            tile_store(totals, index, to, y_stride, load_i64(op + A_ADD))
+
+    @inline_function
+    def multiply_many(op: Any, rows: Any, thread: Any, y: Any) -> Any:
+        n_groups = load_i64(op + A_GROUPS)
+        n_tiles = rows // tile_rows
+        panel_bytes, y_stride = load_i64(op + A_BLOCKS) * panel_block, load_i64(op + A_Y_STRIDE)
+        panel = load_i64(op + A_PANELS) + thread * load_i64(op + A_PANELS_STRIDE)
+        group = claim(op) * groups
+        while group < n_groups:
+            next_group = claim(op) * groups
+            n_here = min(groups, n_groups - group)
+            for index in range(n_here):
+                unpack_group(op, group + index, panel + index * panel_bytes)
+            for number in range(n_tiles):
+                ask_for(op, next_group, min(groups, n_groups - next_group), number, n_tiles)
+                multiply_tile(op, panel, panel_bytes, number * tile_rows, group, n_here, y)
+            for row in range(n_tiles * tile_rows, rows):
+                for index in range(n_here):
+                    multiply_row(op, group + index, group + index, row, y + row * y_stride + 64 * (group + index))
+            group = next_group
+
+    @inline_function
+    def multiply_few(op: Any, rows: Any, first: Any, y: Any) -> Any:
+        n_groups = load_i64(op + A_GROUPS)
+        chunk, y_stride = load_i64(op + A_CHUNK), load_i64(op + A_Y_STRIDE)
+        start = claim(op) * chunk
+        while start < n_groups:
+            # Claimed early, so that the end of this chunk asks for the weights of the thread's next one: 43 -> 46 to 56
+            # tok/s (1.24B, Q4_0), where it asked for those of another thread.
+            next_start = claim(op) * chunk
+            end = min(start + chunk, n_groups)
+            for group in range(start, end):
+                next_group = group + 1
+                if next_group == end:
+                    next_group = next_start
+                for row in range(rows):
+                    multiply_row(op, group, next_group, first + row, y + row * y_stride + 64 * group)
+            start = next_start
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        y = load_i64(op + A_Y)
+        if load_i64(op + A_LOGITS) != 0:
+            y = load_i64(step + records.STEP_LOGITS)
+        if rows < MANY_ROWS:
+            multiply_few(op, rows, private_row(op, step, thread, PRIVATE_INPUT), y)
+        else:
+            multiply_many(op, rows, thread, y)
+
+    return run
+
+
+def linear_reference(
+    integers: NDArray[np.int8],
+    scales: NDArray[np.float32],
+    mins: NDArray[np.float32] | None,
+    x: NDArray[np.int8],
+    x_scales: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """The same in NumPy. integers int8[n, blocks, 32] with the zero point taken off, scales and mins
+    float32[n, blocks, 1 or 2]: of a block or its halves; x int8[rows, blocks, 32], x_scales float32[rows, blocks].
+    Returns float32[rows, n].
+
+    The integers are equal to the kernel's; the sum over blocks is float32 in the same order, so the two differ only by
+    the fused multiply-add.
+    """
+    import numpy as np
+
+    sub_blocks = scales.shape[2]
+    halves = (-1, sub_blocks, 32 // sub_blocks)
+    weights, activations = (array.reshape(*array.shape[:1], *halves).astype(np.int32) for array in (integers, x))
+    x_sums = activations.sum(-1).astype(np.float32) * x_scales[..., None]
+    y = np.zeros((len(x), len(integers)), np.float32)
+    for block in range(integers.shape[1]):
+        dots = np.einsum("nsk,rsk->srn", weights[:, block], activations[:, block]).astype(np.float32)
+        if sub_blocks == 1:
+            y += dots[0] * (scales[None, :, block, 0] * x_scales[:, block, None])
+        else:
+            both = dots[0] * scales[None, :, block, 0] + dots[1] * scales[None, :, block, 1]
+            y += both * x_scales[:, block, None]
+        for sub in range(sub_blocks if mins is not None else 0):
+            assert mins is not None
+            y += mins[None, :, block, sub] * x_sums[:, block, sub, None]
+    return y

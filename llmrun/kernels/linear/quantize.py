@@ -1,0 +1,163 @@
+"""Activations become int8 per block of 32, with what the dot products of a block need (int8.py).
+
+Cheap, so in a step of one row every thread runs it for itself (records.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llmrun.kernels.code import simd
+from llmrun.kernels.code.load_store import load_i64
+from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
+from llmrun.kernels.compiler import kernel, kernel_family
+from llmrun.layouts import records
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+ARG = records.OP_ARGS
+A_X, A_X_STRIDE, A_Y, A_Y_STRIDE, A_SCALES, A_OFFSETS = (ARG + 8 * i for i in range(6))
+A_SUMS, A_HALF_SUMS, A_SCALE_STRIDE, A_BLOCKS = (ARG + 8 * i for i in range(6, 10))
+# Blocks quantized at once: their maxima and sums are folded together, with a quarter of the shuffles. All of a prefill
+# of 256 tokens (1.24B), one block at a time 20 and 21 ms, so 15 and 13; the rest is reading from the outer caches.
+_TOGETHER = 16
+
+
+def _quantize_blocks(count: int) -> Any:
+    @intrinsic
+    def quantize_blocks(typingctx: Any, x: Any, y: Any, scales: Any, offsets: Any, sums: Any, half_sums: Any) -> Any:
+        """`count` (1 or 16) blocks of 32 floats at x; what comes of them at the other addresses."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            x, y, scales, offsets, sums, half_sums = args
+            halves = [
+                simd.emit_load(builder, simd.emit_offset(builder, x, 64 * index), simd.F32X16, 4)
+                for index in range(2 * count)
+            ]
+            sizes = [simd.emit_absolute(builder, half) for half in halves]
+            pairs = zip(sizes[::2], sizes[1::2], strict=True)
+            largest = _emit_fold_each(builder, [simd.emit_larger(builder, *pair) for pair in pairs], simd.emit_larger)
+            scale, inverse = _emit_scales(builder, largest)
+            rounded = []
+            for index, half in enumerate(halves):
+                factor = _emit_lane(builder, inverse, index // 2)
+                rounded.append(simd.emit_rounded(builder, builder.fmul(half, factor)))
+                to = simd.emit_offset(builder, y, 16 * index)
+                simd.emit_store(builder, to, builder.trunc(rounded[-1], ir.VectorType(simd.I8, 16)))
+            low_sum, high_sum = (_emit_fold_each(builder, rounded[first::2], _emit_added) for first in (0, 1))
+            total = builder.add(low_sum, high_sum)
+            eight, zero = simd.constant(simd.I32X16, -8), simd.constant(simd.I32X16, 0)
+            product = builder.fmul(scale, builder.sitofp(total, simd.F32X16))
+            for address, value in ((scales, scale), (offsets, builder.mul(total, eight)), (sums, product)):
+                _emit_store_first(builder, address, value, count)
+            both = _emit_interleaved(builder, builder.sub(zero, low_sum), builder.sub(zero, high_sum))
+            _emit_store_first(builder, half_sums, both, 2 * count)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), codegen
+
+    return quantize_blocks
+
+
+def _emit_added(builder: Any, a: Any, b: Any) -> Any:
+    return builder.add(a, b)
+
+
+def _emit_fold_each(builder: Any, vectors: list[Any], combine: Any) -> Any:
+    """Lane i: all lanes of vector i folded into one. A single vector's fold is in every lane."""
+    if len(vectors) == 1:
+        return simd.emit_splat(builder, simd.emit_fold(builder, vectors[0], lambda a, b: combine(builder, a, b)))
+    # Two vectors become one that holds pairs of neighbours, first those of the one, then those of the other.
+    even, odd = (ir.Constant(simd.I32X16, list(range(first, 32, 2))) for first in (0, 1))
+    while len(vectors) > 1:
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [
+            combine(builder, builder.shuffle_vector(*pair, even), builder.shuffle_vector(*pair, odd)) for pair in pairs
+        ]
+    return vectors[0]
+
+
+def _emit_scales(builder: Any, largest: Any) -> tuple[Any, Any]:
+    """(scale, its inverse) of each block. Below 1e-37 the inverse would overflow; such a block is zero for every
+    purpose."""
+    most, zero = simd.constant(simd.F32X16, 127.0), simd.constant(simd.F32X16, 0.0)
+    alive = builder.fcmp_ordered(">", largest, simd.constant(simd.F32X16, 1e-36))
+    scale = builder.select(alive, builder.fdiv(largest, most), zero)
+    return scale, builder.select(alive, builder.fdiv(most, largest), zero)
+
+
+def _emit_lane(builder: Any, vector: Any, lane: int) -> Any:
+    """One lane in all lanes."""
+    return builder.shuffle_vector(vector, vector, ir.Constant(simd.I32X16, [lane] * 16))
+
+
+def _emit_interleaved(builder: Any, a: Any, b: Any) -> Any:
+    """a0 b0 a1 b1 ..., 32 lanes."""
+    order = [lane // 2 + 16 * (lane % 2) for lane in range(32)]
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(simd.I32, 32), order))
+
+
+def _emit_store_first(builder: Any, address: Any, vector: Any, count: int) -> None:
+    lanes = ir.Constant(ir.VectorType(simd.I32, count), list(range(count)))
+    simd.emit_store(builder, address, builder.shuffle_vector(vector, vector, lanes), 4)
+
+
+@kernel_family
+def quantize(level: str) -> Callable[..., None]:
+    """int8 per 32 values, and what dot products need of each block: its scale, -8 x its sum, scale x its sum, and minus
+    the sum of each half."""
+    quantize_together, quantize_one = _quantize_blocks(_TOGETHER), _quantize_blocks(1)
+    together = _TOGETHER
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        x_stride = load_i64(op + A_X_STRIDE)
+        y_stride = load_i64(op + A_Y_STRIDE)
+        scale_stride = load_i64(op + A_SCALE_STRIDE)
+        n_blocks = load_i64(op + A_BLOCKS)
+        x0 = load_i64(op + A_X) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
+        first = private_row(op, step, thread, PRIVATE_OUTPUT)
+        row = first_item(op, step)
+        while row < rows:
+            x = x0 + row * x_stride
+            y = load_i64(op + A_Y) + (first + row) * y_stride
+            at = (first + row) * scale_stride
+            scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
+            sums, half_sums = load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
+            block = 0
+            while block + together <= n_blocks:
+                to = 4 * block
+                quantize_together(
+                    x + 128 * block, y + 32 * block, scales + to, offsets + to, sums + to, half_sums + 2 * to
+                )
+                block += together
+            while block < n_blocks:
+                to = 4 * block
+                quantize_one(x + 128 * block, y + 32 * block, scales + to, offsets + to, sums + to, half_sums + 2 * to)
+                block += 1
+            row = next_item(op, step, row)
+
+    return run
+
+
+def quantize_reference(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """x float32[rows, width], width a multiple of 32.
+
+    Returns int8[rows, blocks, 32] and scales float32[rows, blocks].
+    """
+    import numpy as np
+
+    blocks = x.reshape(len(x), -1, 32)
+    largest = np.abs(blocks).max(-1)
+    alive = largest > np.float32(1e-36)
+    inverse = np.where(alive, np.float32(127) / np.where(alive, largest, np.float32(1)), np.float32(0))
+    integers = np.rint(blocks * inverse[..., None]).astype(np.int8)
+    return integers, np.where(alive, largest / np.float32(127), np.float32(0)).astype(np.float32)

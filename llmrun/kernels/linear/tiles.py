@@ -1,0 +1,316 @@
+"""Rows times packed weights, in tiles: some groups of 16 outputs x some rows, whose sums live in registers.
+
+The weights of a tile come from the planes of a group, or from a panel: a group unpacked once for all rows of a step,
+which stays in the cache while they pass over it. A panel holds, block after block, 8 vectors <64 x i8> as dots.Sum
+takes them, then scales and minimums, <16 x float> for each sub-block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from llmrun.kernels.code import simd, unpack
+from llmrun.kernels.code.dots import emit_dots, new_sum, spread
+from llmrun.kernels.linear.activations import Activations, emit_starts, emit_sums
+from llmrun.layouts.packed_types import PackedType
+
+_WORD = types.int64
+_LINE = 64
+
+
+def unpacking(level: str, packed: PackedType) -> Any:
+    """Intrinsic: one block of a group's planes into its place in the panel."""
+
+    @intrinsic
+    def unpack_block(
+        typingctx: Any,
+        number: Any,
+        scales: Any,
+        mins: Any,
+        upper_scales: Any,
+        upper_mins: Any,
+        values: Any,
+        more_values: Any,
+        to: Any,
+    ) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            number, *addresses, to = args
+            planes = unpack.Planes(*addresses)
+            vectors = unpack.emit_weights(builder, level, packed, planes, number)
+            vectors += unpack.emit_scales(builder, level, packed, planes, number)
+            vectors += unpack.emit_mins(builder, level, packed, planes, number)
+            for index, vector in enumerate(vectors):
+                simd.emit_store(builder, simd.emit_offset(builder, to, _LINE * index), vector, _LINE)
+            return context.get_dummy_value()
+
+        return types.void(*[_WORD] * 8), codegen
+
+    return unpack_block
+
+
+class Block(Protocol):
+    """One block of 32 columns of a group."""
+
+    def weights(self, index: int) -> Any:
+        """<64 x i8>: columns 4 index to 4 index + 3 of 16 rows."""
+        ...
+
+    def scales(self, sub: int) -> Any:
+        """<16 x float>"""
+        ...
+
+    def mins(self, sub: int) -> Any:
+        """<16 x float>"""
+        ...
+
+
+class _PackedBlock:
+    """A block as the planes have it."""
+
+    def __init__(self, builder: Any, level: str, packed: PackedType, planes: unpack.Planes, number: Any) -> None:
+        self._weights = unpack.emit_weights(builder, level, packed, planes, number)
+        self._scales = unpack.emit_scales(builder, level, packed, planes, number)
+        self._mins = unpack.emit_mins(builder, level, packed, planes, number)
+
+    def weights(self, index: int) -> Any:
+        return self._weights[index]
+
+    def scales(self, sub: int) -> Any:
+        return self._scales[sub]
+
+    def mins(self, sub: int) -> Any:
+        return self._mins[sub]
+
+
+class _PanelBlock:
+    """A block of a panel, at an address."""
+
+    def __init__(self, builder: Any, packed: PackedType, address: Any) -> None:
+        self._builder, self._packed, self._address = builder, packed, address
+
+    def weights(self, index: int) -> Any:
+        return self._load(index, simd.I8X64)
+
+    def scales(self, sub: int) -> Any:
+        return self._load(8 + sub, simd.F32X16)
+
+    def mins(self, sub: int) -> Any:
+        return self._load(8 + self._packed.sub_blocks + sub, simd.F32X16)
+
+    def _load(self, line: int, llvm_type: Any) -> Any:
+        address = simd.emit_offset(self._builder, self._address, _LINE * line)
+        return simd.emit_load(self._builder, address, llvm_type, _LINE)
+
+
+def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
+    """(zero, block, store) for 16 outputs of one row, straight from the planes."""
+    vector = simd.f32x16
+
+    @intrinsic
+    def zero(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return simd.constant(simd.F32X16, 0.0)
+
+        return vector(), codegen
+
+    @intrinsic
+    def block(
+        typingctx: Any,
+        total: Any,
+        number: Any,
+        scales: Any,
+        mins: Any,
+        upper_scales: Any,
+        upper_mins: Any,
+        values: Any,
+        more_values: Any,
+        x: Any,
+        x_scales: Any,
+        x_offsets: Any,
+        x_sums: Any,
+        x_half_sums: Any,
+    ) -> Any:
+        """total + one block of 32 columns."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            total, number, *addresses = args
+            weights = _PackedBlock(builder, level, packed, unpack.Planes(*addresses[:6]), number)
+            x = Activations.of_row(builder, addresses[6:], number, 0, simd.I64(0), simd.I64(0))
+            return _emit_tile(builder, level, packed, [total], [weights], [x])[0]
+
+        return vector(vector, *[_WORD] * 12), codegen
+
+    @intrinsic
+    def store(typingctx: Any, total: Any, y: Any, added: Any) -> Any:
+        """Write 16 outputs; with `added`, onto what is there."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            total, y, added = args
+            simd.emit_store_or_add(builder, y, total, builder.icmp_signed("!=", added, simd.I64(0)))
+            return context.get_dummy_value()
+
+        return types.void(vector, _WORD, _WORD), codegen
+
+    return zero, block, store
+
+
+class Tile(NamedTuple):
+    """Intrinsics of a tile."""
+
+    zero: Any
+    block: Any
+    block_of_numbered: Any
+    store: Any
+
+
+def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
+    """For a tile of `groups` x 16 outputs x `rows` rows, from panels."""
+    held = simd.tile_type(groups * rows)
+
+    def add_block(builder: Any, accumulators: Any, panel: Any, panel_bytes: Any, x: list[Activations]) -> Any:
+        panels = [
+            _PanelBlock(builder, packed, builder.add(panel, builder.mul(panel_bytes, simd.I64(group))))
+            for group in range(groups)
+        ]
+        totals = [builder.extract_value(accumulators, index) for index in range(groups * rows)]
+        for index, total in enumerate(_emit_tile(builder, level, packed, totals, panels, x)):
+            accumulators = builder.insert_value(accumulators, total, index)
+        return accumulators
+
+    @intrinsic
+    def zero(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return ir.Constant(held.llvm_type, [simd.constant(simd.F32X16, 0.0)] * (groups * rows))
+
+        return held(), codegen
+
+    @intrinsic
+    def block(
+        typingctx: Any,
+        accumulators: Any,
+        number: Any,
+        panel: Any,
+        panel_bytes: Any,
+        x: Any,
+        x_scales: Any,
+        x_offsets: Any,
+        x_sums: Any,
+        x_half_sums: Any,
+        x_stride: Any,
+        scale_stride: Any,
+    ) -> Any:
+        """Add one block of 32 columns, at `panel` for the first group and `panel_bytes` further for each next."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, number, panel, panel_bytes, *addresses, x_stride, scale_stride = args
+            activations = [
+                Activations.of_row(builder, addresses, number, row, x_stride, scale_stride) for row in range(rows)
+            ]
+            return add_block(builder, accumulators, panel, panel_bytes, activations)
+
+        return held(held, *[_WORD] * 10), codegen
+
+    @intrinsic
+    def block_of_numbered(
+        typingctx: Any,
+        accumulators: Any,
+        number: Any,
+        panel: Any,
+        panel_bytes: Any,
+        x: Any,
+        x_scales: Any,
+        x_offsets: Any,
+        x_sums: Any,
+        x_half_sums: Any,
+        x_stride: Any,
+        scale_stride: Any,
+        numbers: Any,
+    ) -> Any:
+        """The same of rows that lie anywhere: int32[rows] at `numbers` are theirs, the addresses are row 0's."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, number, panel, panel_bytes, *addresses, x_stride, scale_stride, numbers = args
+            activations = []
+            for index in range(rows):
+                row = simd.emit_load(builder, simd.emit_offset(builder, numbers, 4 * index), simd.I32, 4)
+                at = builder.zext(row, simd.I64)
+                activations.append(Activations.of_numbered_row(builder, addresses, number, at, x_stride, scale_stride))
+            return add_block(builder, accumulators, panel, panel_bytes, activations)
+
+        return held(held, *[_WORD] * 11), codegen
+
+    @intrinsic
+    def store(typingctx: Any, accumulators: Any, group: Any, y: Any, y_stride: Any, added: Any) -> Any:
+        """Write the rows of one group of the tile; with `added`, onto what is there."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            accumulators, group, y, y_stride, added = args
+            adds = builder.icmp_signed("!=", added, simd.I64(0))
+            for index in range(groups):
+                with builder.if_then(builder.icmp_signed("==", group, simd.I64(index))):
+                    for row in range(rows):
+                        address = builder.add(y, builder.mul(y_stride, simd.I64(row)))
+                        value = builder.extract_value(accumulators, index * rows + row)
+                        simd.emit_store_or_add(builder, address, value, adds)
+            return context.get_dummy_value()
+
+        return types.void(held, *[_WORD] * 4), codegen
+
+    return Tile(zero, block, block_of_numbered, store)
+
+
+def _emit_tile(
+    builder: Any, level: str, packed: PackedType, totals: list[Any], blocks: Sequence[Block], x: list[Activations]
+) -> list[Any]:
+    """totals + one block, row after row of each group. For every output the order of floating-point operations is that
+    of `linear_reference`."""
+    pairs = [(block, row) for block in blocks for row in x]
+    x_scales = [row.load_scale(builder) for row in x]
+    spread_scales = [simd.emit_splat(builder, scale) for scale in x_scales] * len(blocks)
+    dots = [_emit_dots(builder, level, packed, blocks, x, sub) for sub in range(packed.sub_blocks)]
+    if packed.sub_blocks == 1:
+        products = [
+            builder.fmul(block.scales(0), scale) for (block, _), scale in zip(pairs, spread_scales, strict=True)
+        ]
+        totals = [simd.emit_fma(builder, level, *three) for three in zip(dots[0], products, totals, strict=True)]
+    else:
+        both = [builder.fmul(dot, block.scales(0)) for dot, (block, _) in zip(dots[0], pairs, strict=True)]
+        both = [
+            simd.emit_fma(builder, level, dot, block.scales(1), first)
+            for dot, first, (block, _) in zip(dots[1], both, pairs, strict=True)
+        ]
+        totals = [simd.emit_fma(builder, level, *three) for three in zip(both, spread_scales, totals, strict=True)]
+    if packed.mins:
+        sums = [emit_sums(builder, packed, row, scale) for row, scale in zip(x, x_scales, strict=True)] * len(blocks)
+        for sub in range(packed.sub_blocks):
+            totals = [
+                simd.emit_fma(builder, level, block.mins(sub), simd.emit_splat(builder, of_row[sub]), total)
+                for (block, _), of_row, total in zip(pairs, sums, totals, strict=True)
+            ]
+    return totals
+
+
+def _emit_dots(
+    builder: Any, level: str, packed: PackedType, blocks: Sequence[Block], x: list[Activations], sub: int
+) -> list[Any]:
+    """<16 x float> for each row of each group: dot products of a sub-block. Four columns at a time, so that they are
+    loaded once for all groups, and the weights once for all rows."""
+    starts = [emit_starts(builder, level, packed, row)[sub] for row in x]
+    indices = range(8 // packed.sub_blocks * sub, 8 // packed.sub_blocks * (sub + 1))
+    if len(blocks) * len(x) == 1:
+        weights = [blocks[0].weights(index) for index in indices]
+        columns = [x[0].load_columns(builder, index) for index in indices]
+        return [builder.sitofp(emit_dots(builder, level, packed, weights, columns, starts)[0], simd.F32X16)]
+    sums = [[new_sum(builder, level, packed, start) for start in starts] for _ in blocks]
+    for index in indices:
+        weights = [block.weights(index) for block in blocks]
+        for number, row in enumerate(x):
+            four = spread(builder, level, row.load_columns(builder, index))
+            for group, weight in enumerate(weights):
+                sums[group][number].add(weight, four)
+    return [builder.sitofp(one.total(), simd.F32X16) for of_group in sums for one in of_group]

@@ -1,0 +1,149 @@
+"""Weights from the file's layout into the kernels' layout: groups of 16 outputs, so that a vector is 16 outputs wide.
+
+Integer types (packed_types.py), per group: planes of scales and minimums, f16 or bytes [blocks, sub-blocks, 16], where
+there are two levels also the upper ones, f16[columns / 256, 16], and planes of values. Word j of a row's block of 32
+columns is 4 columns, a byte each. A plane of n bits a value is uint8[blocks, n, 16, 4]: its vector v holds the bits of
+words v, v + n, v + 2n ..., from bit 0 on. Each plane starts on a cache line; nothing is rounded.
+Float types, per group: [columns, 16] of the file's own type. Missing rows of the last group and the padding are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llmrun.kernels.code.load_store import load_i64, load_u16, load_u32, store_i16, store_i32
+from llmrun.kernels.code.work import claim
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.kernels.packing.file_blocks import BLOCK_READERS
+from llmrun.layouts import records
+from llmrun.layouts.packed_types import PACKED_TYPES, SUPER_BLOCKS
+
+ARG = records.OP_ARGS
+A_SOURCE, A_PACKED, A_ROWS, A_COLUMNS, A_ROW_BYTES, A_GROUP_BYTES = (ARG + 8 * i for i in range(6))
+A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES = (ARG + 8 * i for i in range(6, 11))
+
+
+@kernel_family
+def pack_integers(level: str, weight: str) -> Callable[..., None]:
+    """`weight`: a name of PACKED_TYPES. An item is a group; the destination is zeroed memory."""
+    packed = PACKED_TYPES[weight]
+    reader = BLOCK_READERS[weight]
+    word, store_scale, store_min, store_uppers = reader.word, reader.store_scale, reader.store_min, reader.store_uppers
+    file_blocks, file_bytes = reader.blocks, reader.n_bytes
+    sub_blocks, scale_bytes, has_mins, two_levels = (
+        packed.sub_blocks,
+        packed.scale_bytes,
+        packed.mins,
+        packed.two_levels,
+    )
+    scale_step = scale_bytes // sub_blocks
+    store_plane, store_more = _plane(packed.planes[0], 0), _plane(packed.planes[-1], packed.bits - packed.planes[-1])
+    plane_bytes, more_bytes = 64 * packed.planes[0], 64 * packed.planes[-1]
+    has_more = len(packed.planes) > 1
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        source = load_i64(op + A_SOURCE)
+        rows = load_i64(op + A_ROWS)
+        row_bytes = load_i64(op + A_ROW_BYTES)
+        n_blocks = load_i64(op + A_COLUMNS) // 32
+        group_bytes = load_i64(op + A_GROUP_BYTES)
+        n_groups = (rows + 15) // 16
+        group = claim(op)
+        while group < n_groups:
+            scales = load_i64(op + A_PACKED) + group * group_bytes
+            mins = scales + load_i64(op + A_MINS)
+            upper_scales = scales + load_i64(op + A_UPPER_SCALES)
+            upper_mins = scales + load_i64(op + A_UPPER_MINS)
+            values = scales + load_i64(op + A_VALUES)
+            more_values = scales + load_i64(op + A_MORE_VALUES)
+            for lane in range(min(16, rows - 16 * group)):
+                row = source + (16 * group + lane) * row_bytes
+                for block in range(n_blocks):
+                    at = row + block // file_blocks * file_bytes
+                    part = block % file_blocks
+                    if two_levels and part == 0:
+                        upper = 32 * (block // SUPER_BLOCKS) + 2 * lane
+                        store_uppers(at, upper_scales + upper, upper_mins + upper)
+                    for sub in range(sub_blocks):
+                        to = 16 * scale_bytes * block + scale_step * (16 * sub + lane)
+                        store_scale(at, part, sub, scales + to)
+                        if has_mins:
+                            store_min(at, part, sub, mins + to)
+                    w0, w1, w2, w3 = word(at, part, 0), word(at, part, 1), word(at, part, 2), word(at, part, 3)
+                    w4, w5, w6, w7 = word(at, part, 4), word(at, part, 5), word(at, part, 6), word(at, part, 7)
+                    store_plane(values + plane_bytes * block + 4 * lane, w0, w1, w2, w3, w4, w5, w6, w7)
+                    if has_more:
+                        store_more(more_values + more_bytes * block + 4 * lane, w0, w1, w2, w3, w4, w5, w6, w7)
+            group = claim(op)
+
+    return run
+
+
+def _plane(bits: int, shift: int) -> Any:
+    """Stores the `bits` from `shift` on of a block's 8 words in a plane."""
+    mask = ((1 << bits) - 1) * 0x01010101
+
+    @inline_function
+    def store8(to: Any, w0: Any, w1: Any, w2: Any, w3: Any, w4: Any, w5: Any, w6: Any, w7: Any) -> Any:
+        store_i32(to, w0)
+        store_i32(to + 64, w1)
+        store_i32(to + 128, w2)
+        store_i32(to + 192, w3)
+        store_i32(to + 256, w4)
+        store_i32(to + 320, w5)
+        store_i32(to + 384, w6)
+        store_i32(to + 448, w7)
+
+    @inline_function
+    def some(word: Any) -> Any:
+        return (word >> shift) & mask
+
+    @inline_function
+    def store4(to: Any, w0: Any, w1: Any, w2: Any, w3: Any, w4: Any, w5: Any, w6: Any, w7: Any) -> Any:
+        store_i32(to, some(w0) | some(w4) << 4)
+        store_i32(to + 64, some(w1) | some(w5) << 4)
+        store_i32(to + 128, some(w2) | some(w6) << 4)
+        store_i32(to + 192, some(w3) | some(w7) << 4)
+
+    @inline_function
+    def store2(to: Any, w0: Any, w1: Any, w2: Any, w3: Any, w4: Any, w5: Any, w6: Any, w7: Any) -> Any:
+        store_i32(to, some(w0) | some(w2) << 2 | some(w4) << 4 | some(w6) << 6)
+        store_i32(to + 64, some(w1) | some(w3) << 2 | some(w5) << 4 | some(w7) << 6)
+
+    @inline_function
+    def store1(to: Any, w0: Any, w1: Any, w2: Any, w3: Any, w4: Any, w5: Any, w6: Any, w7: Any) -> Any:
+        low = some(w0) | some(w1) << 1 | some(w2) << 2 | some(w3) << 3
+        store_i32(to, low | some(w4) << 4 | some(w5) << 5 | some(w6) << 6 | some(w7) << 7)
+
+    return {8: store8, 4: store4, 2: store2, 1: store1}[bits]
+
+
+@kernel_family
+def pack_floats(level: str, element_bytes: int) -> Callable[..., None]:
+    """`element_bytes`: 2 (F16, BF16) or 4 (F32). An item is a group."""
+    wide = element_bytes == 4
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        source = load_i64(op + A_SOURCE)
+        rows = load_i64(op + A_ROWS)
+        columns = load_i64(op + A_COLUMNS)
+        row_bytes = load_i64(op + A_ROW_BYTES)
+        group_bytes = load_i64(op + A_GROUP_BYTES)
+        n_groups = (rows + 15) // 16
+        group = claim(op)
+        while group < n_groups:
+            base = load_i64(op + A_PACKED) + group * group_bytes
+            for lane in range(min(16, rows - 16 * group)):
+                row = source + (16 * group + lane) * row_bytes
+                for column in range(columns):
+                    to = base + (16 * column + lane) * element_bytes
+                    if wide:
+                        store_i32(to, load_u32(row + 4 * column))
+                    else:
+                        store_i16(to, load_u16(row + 2 * column))
+            group = claim(op)
+
+    return run

@@ -1,0 +1,146 @@
+"""Normalization of rows: by the root of the mean square, of a row or of each head of it, and with the mean taken off.
+
+In a step of one row every thread runs them for itself (records.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from llmrun.kernels.code import simd
+from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64
+from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
+from llmrun.kernels.compiler import inline_function, kernel, kernel_family
+from llmrun.layouts import records
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+ARG = records.OP_ARGS
+
+# HEADS: parts of a row that are normalized each for itself, of WIDTH features; a whole number of vectors if many.
+A_X, A_X_STRIDE, A_Y, A_Y_STRIDE, A_WEIGHT, A_WIDTH, A_EPSILON, A_GATHER, A_HEADS = (ARG + 8 * i for i in range(9))
+A_BIAS = A_HEADS  # of layernorm, which has no heads
+
+
+@intrinsic
+def _root(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = ir.FunctionType(simd.F32, [simd.F32])
+        root = cgutils.get_or_insert_function(builder.module, function, "llvm.sqrt.f32")
+        return builder.call(root, args)
+
+    return types.float32(types.float32), codegen
+
+
+@inline_function
+def _source(op: Any, step: Any, thread: Any, row: Any) -> Any:
+    """Address of the row of x that `row` of the output is made of: with GATHER the wanted row of that number."""
+    source = row
+    if load_i64(op + A_GATHER) != 0:
+        source = load_i32(load_i64(step + records.STEP_WANTED_ROWS) + 4 * row)
+    source += private_row(op, step, thread, PRIVATE_INPUT)
+    return load_i64(op + A_X) + source * load_i64(op + A_X_STRIDE)
+
+
+@inline_function
+def _target(op: Any, step: Any, thread: Any, row: Any) -> Any:
+    return load_i64(op + A_Y) + (row + private_row(op, step, thread, PRIVATE_OUTPUT)) * load_i64(op + A_Y_STRIDE)
+
+
+@kernel_family
+def rmsnorm(level: str) -> Callable[..., None]:
+    """y = x / sqrt(mean(x^2) + epsilon) * weight, of each head for itself."""
+    fma = simd.Operations(level).fma
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        weight = load_i64(op + A_WEIGHT)
+        width = load_i64(op + A_WIDTH)
+        epsilon = load_f32(op + A_EPSILON)
+        heads = load_i64(op + A_HEADS)
+        row = first_item(op, step)
+        while row < rows:
+            x = _source(op, step, thread, row)
+            y = _target(op, step, thread, row)
+            for _ in range(heads):
+                # Rows are padded with zeros to a whole number of vectors, which a sum of squares does not mind.
+                squares = simd.splat(types.float32(0))
+                for at in range(0, 4 * width, 64):
+                    value = simd.load_f32x16(x + at)
+                    squares = fma(value, value, squares)
+                mean = simd.sum_lanes(squares) / types.float32(width)
+                scale = simd.splat(types.float32(1) / _root(mean + epsilon))
+                for at in range(0, 4 * width, 64):
+                    normal = simd.multiply(simd.load_f32x16(x + at), scale)
+                    simd.store_f32x16(y + at, simd.multiply(normal, simd.load_f32x16(weight + at)))
+                x += 4 * width
+                y += 4 * width
+            row = next_item(op, step, row)
+
+    return run
+
+
+@kernel_family
+def layernorm(level: str) -> Callable[..., None]:
+    """y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias; weight and bias are padded with zeros."""
+    fma = simd.Operations(level).fma
+
+    @kernel
+    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+        rows = n_rows(op, step)
+        weight = load_i64(op + A_WEIGHT)
+        bias = load_i64(op + A_BIAS)
+        width = load_i64(op + A_WIDTH)
+        epsilon = load_f32(op + A_EPSILON)
+        row = first_item(op, step)
+        while row < rows:
+            x = _source(op, step, thread, row)
+            y = _target(op, step, thread, row)
+            total = simd.splat(types.float32(0))
+            for at in range(0, 4 * width, 64):
+                total = simd.add(total, simd.load_f32x16(x + at))
+            mean = simd.splat(simd.sum_lanes(total) / types.float32(width))
+            squares = simd.splat(types.float32(0))
+            for at in range(0, 4 * width, 64):
+                # The padding is not of the row: with the mean taken off it would count.
+                distance = simd.subtract(simd.load_f32x16(x + at), mean)
+                distance = simd.keep_between(distance, 0, width - at // 4, types.float32(0))
+                squares = fma(distance, distance, squares)
+            variance = simd.sum_lanes(squares) / types.float32(width)
+            scale = simd.splat(types.float32(1) / _root(variance + epsilon))
+            for at in range(0, 4 * width, 64):
+                distance = simd.subtract(simd.load_f32x16(x + at), mean)
+                normal = simd.multiply(simd.multiply(distance, scale), simd.load_f32x16(weight + at))
+                simd.store_f32x16(y + at, simd.add(normal, simd.load_f32x16(bias + at)))
+            row = next_item(op, step, row)
+
+    return run
+
+
+def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.float32]:
+    """x float32[..., width], weight float32[width]; returns x's shape."""
+    import numpy as np
+
+    mean = np.square(x, dtype=np.float32).mean(-1, keepdims=True, dtype=np.float32)
+    result: NDArray[np.float32] = x * (np.float32(1) / np.sqrt(mean + np.float32(epsilon))) * weight
+    return result
+
+
+def layernorm_reference(
+    x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
+) -> NDArray[np.float32]:
+    """x float32[rows, width], weight and bias float32[width]; returns float32[rows, width]."""
+    import numpy as np
+
+    centred = x - x.mean(-1, keepdims=True, dtype=np.float32)
+    result = rmsnorm_reference(centred, weight, epsilon)
+    return result if bias is None else result + bias

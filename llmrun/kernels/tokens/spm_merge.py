@@ -1,0 +1,238 @@
+"""SentencePiece-style merging: adjacent symbols join when their text is a token, the best score first.
+
+A symbol is a stretch of the text, so whether two of them join is a look-up of their bytes. SentencePiece knows no
+pieces: the whole text between two control tokens is one, however long. But nothing joins across a place where no token
+has such a pair of bytes inside, and before most spaces that is so. What lies between two of those places is merged by
+itself, and the same word again has the ids it had before: 4 times as fast as one heap for the whole text.
+The twin is `bpe_merge.merge_by_priority`.
+"""
+
+from __future__ import annotations
+
+from llmrun.kernels.code.load_store import copy_bytes, load_i32, load_i64, load_u8, store_i32, store_i64, store_u8
+from llmrun.kernels.compiler import inline_function, kernel
+from llmrun.kernels.tokens.heap import heap_pop, heap_push
+from llmrun.kernels.tokens.token_table import (
+    FNV_BASIS,
+    LOW_HALF,
+    emit_inserted,
+    equal_bytes,
+    find_text,
+    finished_hash,
+    hash_bytes,
+)
+from llmrun.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, NEVER, NOT_FOUND
+
+NO_PAIR = 0x7FFFFFFFFFFFFFFF
+
+
+# Words of the op record, as byte offsets.
+TEXT, ENDS, N_FRAGMENTS, INSERT_AT, INSERT_IDS, N_INSERTS = range(0, 48, 8)
+TABLE, MASK, STARTS, LENGTHS, LONGEST, PRIORITIES, BYTE_IDS = range(48, 104, 8)
+JOINED, KNOWN = range(104, 120, 8)
+SCRATCH, IDS, COUNT = range(120, 144, 8)
+
+# U+2581, which stands for a space, in UTF-8.
+SPACE_BYTES = 3
+SPACE_0, SPACE_1, SPACE_2 = 0xE2, 0x96, 0x81
+
+
+@inline_function
+def is_space(address: int, n_bytes: int) -> bool:
+    """Whether `n_bytes` begin with a space."""
+    return (
+        n_bytes >= SPACE_BYTES
+        and load_u8(address) == SPACE_0
+        and load_u8(address + 1) == SPACE_1
+        and load_u8(address + 2) == SPACE_2
+    )
+
+
+@kernel
+def find_joined(op: int, step: int, thread: int, n_threads: int) -> None:
+    """The bytes that stand before a space inside a token.
+
+    token addresses int64[n], lengths int64[n], n, joined u8[256] (out: 1 for those)
+    """
+    starts, lengths, joined = load_i64(op), load_i64(op + 8), load_i64(op + 24)
+    for token in range(load_i64(op + 16)):
+        address, length = load_i64(starts + token * 8), load_i64(lengths + token * 8)
+        for at in range(1, length):
+            if is_space(address + at, length - at):
+                store_u8(joined + load_u8(address + at - 1), 1)
+
+
+@inline_function
+def word_end(op: int, text: int, start: int, end: int) -> int:
+    """The first place after `start` at which nothing joins, or `end`."""
+    at = start + 1
+    while at < end and not (
+        load_u8(text + at) == SPACE_0
+        and is_space(text + at, end - at)
+        and load_u8(load_i64(op + JOINED) + load_u8(text + at - 1)) == 0
+    ):
+        at += 1
+    return at
+
+
+@inline_function
+def usable_token(op: int, address: int, n_bytes: int) -> int:
+    """Id of the token that this stretch of plain text may become, or NOT_FOUND."""
+    starts, lengths = load_i64(op + STARTS), load_i64(op + LENGTHS)
+    token: int = find_text(load_i64(op + TABLE), load_i64(op + MASK), starts, lengths, address, n_bytes)
+    if token != NOT_FOUND and load_i32(load_i64(op + PRIORITIES) + token * 4) == NEVER:
+        return NOT_FOUND
+    return token
+
+
+@inline_function
+def split_characters(text: int, n_bytes: int, begins: int, widths: int, previous: int, following: int) -> int:
+    """One symbol per UTF-8 character, linked in order; returns their number."""
+    count = 0
+    offset = 0
+    while offset < n_bytes:
+        lead = load_u8(text + offset)
+        width = 1 if lead < 0xC0 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+        width = min(width, n_bytes - offset)
+        store_i32(begins + count * 4, offset)
+        store_i32(widths + count * 4, width)
+        store_i32(previous + count * 4, count - 1)
+        offset += width
+        count += 1
+        store_i32(following + count * 4 - 4, count if offset < n_bytes else -1)
+    return count
+
+
+@inline_function
+def consider_pair(
+    op: int, text: int, left: int, begins: int, widths: int, following: int, keys: int, heap: int, size: int
+) -> int:
+    """Queue the pair that symbol `left` begins, if it merges; returns the heap's size."""
+    store_i64(keys + left * 8, NO_PAIR)
+    right = load_i32(following + left * 4)
+    if right < 0:
+        return size
+    width = load_i32(widths + left * 4) + load_i32(widths + right * 4)
+    if width > load_i64(op + LONGEST):
+        return size
+    token = usable_token(op, text + load_i32(begins + left * 4), width)
+    if token == NOT_FOUND:
+        return size
+    key = load_i32(load_i64(op + PRIORITIES) + token * 4) << 32 | left
+    store_i64(keys + left * 8, key)
+    heap_push(heap, size, key)
+    return size + 1
+
+
+@inline_function
+def merge_fragment(
+    op: int, text: int, n: int, begins: int, widths: int, previous: int, following: int, keys: int, heap: int
+) -> None:
+    """Merge `n` linked symbols. A heap entry, priority << 32 | index of the left symbol, is stale when that symbol's
+    key is another by now."""
+    size = 0
+    for left in range(n):
+        size = consider_pair(op, text, left, begins, widths, following, keys, heap, size)
+    while size > 0:
+        entry = heap_pop(heap, size)
+        size -= 1
+        at = entry & LOW_HALF
+        if load_i64(keys + at * 8) != entry:
+            continue
+        absorbed = load_i32(following + at * 4)
+        right = load_i32(following + absorbed * 4)
+        store_i32(widths + at * 4, load_i32(widths + at * 4) + load_i32(widths + absorbed * 4))
+        store_i32(following + at * 4, right)
+        store_i64(keys + absorbed * 8, NO_PAIR)
+        if right >= 0:
+            store_i32(previous + right * 4, at)
+        left = load_i32(previous + at * 4)
+        if left >= 0:
+            size = consider_pair(op, text, left, begins, widths, following, keys, heap, size)
+        size = consider_pair(op, text, at, begins, widths, following, keys, heap, size)
+
+
+@inline_function
+def emit_fragment(op: int, text: int, begins: int, widths: int, following: int, n_out: int) -> int:
+    """Write the ids of the linked symbols, those of its bytes for one that is no token; returns the new count."""
+    out = load_i64(op + IDS)
+    at = 0
+    while at >= 0:
+        address = text + load_i32(begins + at * 4)
+        width = load_i32(widths + at * 4)
+        token = usable_token(op, address, width)
+        if token != NOT_FOUND:
+            store_i32(out + n_out * 4, token)
+            n_out += 1
+        else:
+            for i in range(width):
+                token = load_i32(load_i64(op + BYTE_IDS) + load_u8(address + i) * 4)
+                if token != NOT_FOUND:
+                    store_i32(out + n_out * 4, token)
+                    n_out += 1
+        at = load_i32(following + at * 4)
+    return n_out
+
+
+@inline_function
+def encode_word(op: int, text: int, n_bytes: int, n_out: int) -> int:
+    """Write the ids of a stretch of text with which nothing around it joins; returns the new count."""
+    scratch = load_i64(op + SCRATCH)
+    begins, widths = scratch, scratch + 4 * n_bytes
+    previous, following = scratch + 8 * n_bytes, scratch + 12 * n_bytes
+    keys, heap = scratch + 16 * n_bytes, scratch + 24 * n_bytes
+    n = split_characters(text, n_bytes, begins, widths, previous, following)
+    merge_fragment(op, text, n, begins, widths, previous, following, keys, heap)
+    count: int = emit_fragment(op, text, begins, widths, following, n_out)
+    return count
+
+
+@inline_function
+def encode_known_word(op: int, start: int, n_bytes: int, n_out: int) -> int:
+    """The same, from an earlier place of the text if the word was there and is remembered.
+
+    A remembered word is (its place, its bytes, place of its ids in the output, their number), int64 each; 0 bytes
+    are none.
+    """
+    text, ids = load_i64(op + TEXT), load_i64(op + IDS)
+    slot = finished_hash(hash_bytes(FNV_BASIS, text + start, n_bytes)) & (KNOWN_WORDS - 1)
+    word = load_i64(op + KNOWN) + slot * KNOWN_WORD_BYTES
+    if load_i64(word + 8) == n_bytes and equal_bytes(text + load_i64(word), text + start, n_bytes):
+        count: int = load_i64(word + 24)
+        copy_bytes(ids + n_out * 4, ids + load_i64(word + 16) * 4, count * 4)
+        return n_out + count
+    after: int = encode_word(op, text + start, n_bytes, n_out)
+    store_i64(word, start)
+    store_i64(word + 8, n_bytes)
+    store_i64(word + 16, n_out)
+    store_i64(word + 24, after - n_out)
+    return after
+
+
+@kernel
+def merge(op: int, step: int, thread: int, n_threads: int) -> None:
+    """Ids of every fragment of a text, with control tokens in between.
+
+    text u8[], fragment ends int64[p], p, insert positions int64[k], insert ids int32[k], k,
+    token table, its mask, token addresses int64[n], lengths int64[n], longest token in bytes,
+    priorities int32[n] (the least first; NEVER: plain text does not become this token),
+    ids of the bytes int32[256] (or NOT_FOUND), joined u8[256] as `find_joined` gives it,
+    remembered words int64[KNOWN_WORDS][4] (zeros),
+    scratch u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest fragment],
+    ids int32[text bytes + k] (out), count int64[1] (out)
+    """
+    ends, out = load_i64(op + ENDS), load_i64(op + IDS)
+    insert_at, insert_ids = load_i64(op + INSERT_AT), load_i64(op + INSERT_IDS)
+    n_inserts = load_i64(op + N_INSERTS)
+    n_out = 0
+    next_insert = 0
+    start = 0
+    for fragment in range(load_i64(op + N_FRAGMENTS)):
+        next_insert, n_out = emit_inserted(start, next_insert, insert_at, insert_ids, n_inserts, out, n_out)
+        end = load_i64(ends + fragment * 8)
+        while start < end:
+            after = word_end(op, load_i64(op + TEXT), start, end)
+            n_out = encode_known_word(op, start, after - start, n_out)
+            start = after
+    next_insert, n_out = emit_inserted(start, next_insert, insert_at, insert_ids, n_inserts, out, n_out)
+    store_i64(load_i64(op + COUNT), n_out)

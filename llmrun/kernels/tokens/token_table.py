@@ -1,0 +1,189 @@
+"""The look-up tables of a vocabulary: text to token, and a pair of adjacent symbols to what they merge into.
+
+Both are open-addressing hash tables in plain memory, filled by `build` once per model. A token's text stays where it
+was read (in the header): the tables hold numbers only. Llama-3's 128k tokens and 280k merges take 30 ms; Python
+dictionaries of the same take 450 ms.
+
+token table   int64[slots], 0 = free: high half of the text's hash | id + 1
+pair table    (int64 key + 1, int64 value)[slots], 0 = free: key = left << 32 | right, value = rank << 32 | merged
+
+Slot counts are powers of two; `mask` is the count minus one.
+"""
+
+from __future__ import annotations
+
+from llmrun.kernels.code.load_store import load_i32, load_i64, load_u8, store_i32, store_i64
+from llmrun.kernels.compiler import inline_function, kernel
+from llmrun.layouts.tokens import NOT_FOUND
+
+LOW_HALF = 0xFFFFFFFF
+SPACE = 0x20
+
+FNV_BASIS = 0xCBF29CE484222325 - (1 << 64)
+FNV_PRIME = 0x100000001B3
+GOLDEN_RATIO = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+@inline_function
+def hash_bytes(state: int, address: int, length: int) -> int:
+    """FNV-1a, continued from `state`: a merge's product is hashed without ever being written."""
+    for i in range(length):
+        state = (state ^ load_u8(address + i)) * FNV_PRIME
+    return state
+
+
+@inline_function
+def finished_hash(state: int) -> int:
+    mixed = (state ^ ((state >> 32) & LOW_HALF)) * GOLDEN_RATIO
+    return mixed ^ ((mixed >> 32) & LOW_HALF)
+
+
+@inline_function
+def equal_bytes(a: int, b: int, length: int) -> bool:
+    i = 0
+    while i < length and load_u8(a + i) == load_u8(b + i):
+        i += 1
+    return i == length
+
+
+@inline_function
+def find_token(
+    table: int,
+    mask: int,
+    starts: int,
+    lengths: int,
+    state: int,
+    first: int,
+    first_length: int,
+    second: int,
+    second_length: int,
+) -> tuple[int, int]:
+    """(id or NOT_FOUND, slot to fill) of the text that is `first` and `second` together, `state` its FNV state."""
+    hashed = finished_hash(state)
+    slot = hashed & mask
+    while True:
+        word = load_i64(table + slot * 8)
+        if word == 0:
+            return NOT_FOUND, slot
+        if (word ^ hashed) >> 32 == 0:
+            token = (word & LOW_HALF) - 1
+            start = load_i64(starts + token * 8)
+            if (
+                load_i64(lengths + token * 8) == first_length + second_length
+                and equal_bytes(start, first, first_length)
+                and equal_bytes(start + first_length, second, second_length)
+            ):
+                return token, slot
+        slot = (slot + 1) & mask
+
+
+@inline_function
+def find_text(table: int, mask: int, starts: int, lengths: int, address: int, length: int) -> int:
+    """Id of the token with this text, or NOT_FOUND."""
+    state = hash_bytes(FNV_BASIS, address, length)
+    token: int
+    token, _ = find_token(table, mask, starts, lengths, state, address, length, address, 0)
+    return token
+
+
+@inline_function
+def pair_slot(pairs: int, pair_mask: int, key: int) -> int:
+    """Address of the slot that holds `key`, or of the free one where it would go."""
+    hashed = key * GOLDEN_RATIO
+    slot = (hashed ^ ((hashed >> 32) & LOW_HALF)) & pair_mask
+    while True:
+        address = pairs + slot * 16
+        found = load_i64(address)
+        if found == 0 or found == key + 1:
+            return address
+        slot = (slot + 1) & pair_mask
+
+
+@inline_function
+def add_tokens(starts: int, lengths: int, n_tokens: int, table: int, mask: int) -> None:
+    """Enter every token; of equal ones the first."""
+    for token in range(n_tokens):
+        address = load_i64(starts + token * 8)
+        length = load_i64(lengths + token * 8)
+        state = hash_bytes(FNV_BASIS, address, length)
+        known, slot = find_token(table, mask, starts, lengths, state, address, length, address, 0)
+        if known == NOT_FOUND:
+            store_i64(table + slot * 8, (finished_hash(state) & ~LOW_HALF) | (token + 1))
+
+
+@inline_function
+def add_merge(
+    rank: int, address: int, length: int, table: int, mask: int, starts: int, lengths: int, pairs: int, pair_mask: int
+) -> bool:
+    """Enter the merge "left right" as token ids. False if one of left, right and their product is no token."""
+    middle = 1  # a left symbol is never empty, and may itself begin with a space
+    while middle < length and load_u8(address + middle) != SPACE:
+        middle += 1
+    right_length = length - middle - 1
+    if right_length < 1:
+        return True  # without a second symbol it can never apply
+    right_address = address + middle + 1
+    state = hash_bytes(FNV_BASIS, address, middle)
+    left, _ = find_token(table, mask, starts, lengths, state, address, middle, address, 0)
+    right = find_text(table, mask, starts, lengths, right_address, right_length)
+    state = hash_bytes(state, right_address, right_length)
+    merged, _ = find_token(table, mask, starts, lengths, state, address, middle, right_address, right_length)
+    if left == NOT_FOUND or right == NOT_FOUND or merged == NOT_FOUND:
+        return False
+    key = left << 32 | right
+    slot = pair_slot(pairs, pair_mask, key)
+    if load_i64(slot) == 0:  # of a merge listed twice the first counts
+        store_i64(slot, key + 1)
+        store_i64(slot + 8, rank << 32 | merged)
+    return True
+
+
+@kernel
+def build(op: int, step: int, thread: int, n_threads: int) -> None:
+    """Fill both tables and answer queries.
+
+    starts int64[n] (addresses), lengths int64[n], n, token table, its mask,
+    query addresses int64[q], query lengths int64[q], q, query ids int32[q] (out; NOT_FOUND if no such token),
+    merge addresses int64[m], merge lengths int64[m], m, pair table, its mask,
+    unresolved int32[m] (out: merges that name a text without an id), their number int64[1] (out)
+    """
+    starts = load_i64(op)
+    lengths = load_i64(op + 8)
+    table = load_i64(op + 24)
+    mask = load_i64(op + 32)
+    add_tokens(starts, lengths, load_i64(op + 16), table, mask)
+
+    query_starts = load_i64(op + 40)
+    query_lengths = load_i64(op + 48)
+    query_ids = load_i64(op + 64)
+    for query in range(load_i64(op + 56)):
+        address = load_i64(query_starts + query * 8)
+        length = load_i64(query_lengths + query * 8)
+        store_i32(query_ids + query * 4, find_text(table, mask, starts, lengths, address, length))
+
+    merge_starts = load_i64(op + 72)
+    merge_lengths = load_i64(op + 80)
+    pairs = load_i64(op + 96)
+    pair_mask = load_i64(op + 104)
+    unresolved = load_i64(op + 112)
+    n_unresolved = 0
+    for rank in range(load_i64(op + 88)):
+        address = load_i64(merge_starts + rank * 8)
+        length = load_i64(merge_lengths + rank * 8)
+        if not add_merge(rank, address, length, table, mask, starts, lengths, pairs, pair_mask):
+            store_i32(unresolved + n_unresolved * 4, rank)
+            n_unresolved += 1
+
+    store_i64(load_i64(op + 120), n_unresolved)
+
+
+@inline_function
+def emit_inserted(
+    position: int, next_insert: int, insert_at: int, insert_ids: int, n_inserts: int, out: int, n_out: int
+) -> tuple[int, int]:
+    """Write the control tokens that stand at or before `position` of the text; returns the two counts."""
+    while next_insert < n_inserts and load_i64(insert_at + next_insert * 8) <= position:
+        store_i32(out + n_out * 4, load_i32(insert_ids + next_insert * 4))
+        next_insert += 1
+        n_out += 1
+    return next_insert, n_out

@@ -1,0 +1,68 @@
+"""The GPUs of this machine and their drivers, as the system tells; none is started.
+
+NVIDIA's driver answers for itself. Others are found on the PCI bus, where Linux names each device's maker and driver;
+a Mac with an Apple processor has its own.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrun.machine.energy import nvidia_cards
+from llmrun.machine.processor import processor_name, text_of
+
+_DISPLAY_CLASS = "0x03"  # VGA, 3D and display controllers
+_ACCELERATOR_CLASS = "0x12"
+_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+_NVIDIA = "NVIDIA"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """`driver`: its name and version as far as known; empty: none has taken it. Bytes are 0 where nobody tells."""
+
+    maker: str  # "NVIDIA", "AMD", "Intel", "Apple"
+    name: str
+    driver: str
+    memory: int = 0
+    memory_free: int = 0
+
+
+def gpus(root: Path = Path("/")) -> list[Gpu]:
+    """Every GPU that models could run on, as far as the system tells."""
+    found = [Gpu(_NVIDIA, card.name, f"driver {card.driver}", card.memory, card.memory_free) for card in nvidia_cards()]
+    found += [gpu for gpu in _on_the_bus(root) if not (found and gpu.maker == _NVIDIA)]
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        found.append(Gpu("Apple", processor_name(root), "Metal"))
+    return found
+
+
+def _on_the_bus(root: Path) -> list[Gpu]:
+    found = []
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        maker = _MAKERS.get(text_of(device / "vendor") or "")
+        kind = text_of(device / "class") or ""
+        if maker is None or not (
+            kind.startswith(_DISPLAY_CLASS) or (kind.startswith(_ACCELERATOR_CLASS) and maker == "AMD")
+        ):
+            continue
+        driver = device / "driver"
+        name = text_of(device / "product_name") or f"{maker} GPU {text_of(device / 'device') or ''}".strip()
+        found.append(
+            Gpu(
+                maker,
+                name,
+                f"driver {driver.resolve().name}" if driver.exists() else "",
+                _bytes(device / "mem_info_vram_total"),
+                max(0, _bytes(device / "mem_info_vram_total") - _bytes(device / "mem_info_vram_used")),
+            )
+        )
+    return found
+
+
+def _bytes(path: Path) -> int:
+    text = text_of(path) or ""
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,95 @@
+"""Facts about this machine and what runs on it, as the system tells them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from llmrun import __version__
+from llmrun.machine.cpu_count import default_threads
+from llmrun.machine.energy import gpu_names
+from llmrun.machine.free_memory import free_memory
+from llmrun.machine.memory_modules import memory_facts
+from llmrun.machine.processor import frequency_facts, machine_facts, processor_name, processor_quota
+
+_LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")
+
+
+def system_facts(root: Path = Path("/")) -> dict[str, Any]:
+    """Facts by name: text, numbers, lists of them, or None where the machine does not tell.
+
+    Sizes are bytes, times seconds. `root` is where the files of Linux lie.
+    """
+    return {
+        "cpu": processor_name(root),
+        "cpu_architecture": platform.machine(),
+        "cores_physical": _told(lambda: psutil.cpu_count(logical=False)),
+        "cores_logical": _told(psutil.cpu_count),
+        "cpu_quota": processor_quota(root),
+        "threads": default_threads(),
+        **frequency_facts(root),
+        "load_average": _told(lambda: [round(load, 2) for load in psutil.getloadavg()]),
+        **_stolen_time(),
+        "memory_bytes": _told(lambda: psutil.virtual_memory().total),
+        "memory_free": _free_memory(),
+        **memory_facts(root),
+        **_power(),
+        **machine_facts(root),
+        "gpus": gpu_names(),
+        "os": _operating_system(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "llmrun": __version__,
+        **{name.replace("-", "_"): _version(name) for name in _LIBRARIES},
+    }
+
+
+def _free_memory() -> int | None:
+    free = free_memory()
+    if free is None:
+        free = _told(lambda: psutil.virtual_memory().available)
+    return free
+
+
+def _stolen_time() -> dict[str, float | None]:
+    """Of all logical processors since the machine started. A virtual machine's are sometimes run for another one."""
+    times = _told(psutil.cpu_times)
+    if times is None or not hasattr(times, "steal"):
+        return {"stolen_seconds": None, "processor_seconds": None}
+    counted = sum(times) - times.guest - times.guest_nice  # a guest's time is counted as the user's too
+    return {"stolen_seconds": times.steal, "processor_seconds": round(counted, 2)}
+
+
+def _power() -> dict[str, Any]:
+    battery = _told(lambda: psutil.sensors_battery())  # not on every system
+    if battery is None:
+        return {"on_battery": None, "battery_percent": None}
+    plugged = battery.power_plugged
+    return {"on_battery": None if plugged is None else not plugged, "battery_percent": round(battery.percent)}
+
+
+def _told(question: Callable[[], Any]) -> Any:
+    """The answer, or None where the system has none to give."""
+    try:
+        return question()
+    except (OSError, psutil.Error, NotImplementedError, AttributeError, RuntimeError, ValueError):
+        return None
+
+
+def _operating_system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return " ".join(filter(None, (platform.system(), platform.mac_ver()[0] or platform.version())))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,78 @@
+"""How the kernels hold the integer weight types: planes of values, a map to integers, scales and minimums.
+
+    weight = scale * integer + minimum
+
+Bits of a value lie in up to two planes (kernels/packing/pack.py), the lowest in the first. A scale is one number for 32
+columns, or it has two levels: a small integer for 16 or 32 columns, times a number for 256, both exact in float32 as is
+their product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+GROUP_ROWS = 16
+BLOCK_COLUMNS = 32
+SUPER_BLOCKS = 8  # blocks of 32 columns that share an upper scale
+
+
+class Scales(StrEnum):
+    """What is stored for the scales."""
+
+    F16 = "f16"  # a half for 32 columns
+    E8M0 = "e8m0"  # a power of two for 32 columns, as ggml's MXFP4 has it: exponent + 128 in a byte
+    TWO_LEVELS = "two levels"  # int8 for a sub-block, times a half for 256 columns
+    F32 = "f32"  # a float for a sub-block
+
+
+@dataclass(frozen=True, slots=True)
+class PackedType:
+    """One integer weight type as the kernels hold it.
+
+    planes       bits of a value in each plane: (4, 2) are 6 bits; (8,) is a signed byte
+    zero         what is taken off the unsigned value
+    table        16 integers that 4-bit values stand for instead
+    mins         each scale comes with a minimum
+    sub_columns  16 or 32 columns have a scale (and a minimum) of their own
+    """
+
+    planes: tuple[int, ...]
+    zero: int = 0
+    table: tuple[int, ...] = ()
+    scales: Scales = Scales.F16
+    mins: bool = False
+    sub_columns: int = BLOCK_COLUMNS
+
+    @property
+    def bits(self) -> int:
+        return sum(self.planes)
+
+    @property
+    def is_signed(self) -> bool:
+        """Values, or what they stand for, are signed bytes; else they are unsigned and at most 63."""
+        return self.bits == 8 or bool(self.table)
+
+    @property
+    def sub_blocks(self) -> int:
+        """Scales of a block of 32 columns."""
+        return BLOCK_COLUMNS // self.sub_columns
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a row's block."""
+        return {Scales.F16: 2, Scales.F32: 4}.get(self.scales, 1) * self.sub_blocks
+
+    @property
+    def block_bytes(self) -> int:
+        """Of 16 rows x 32 columns; upper scales not counted."""
+        return GROUP_ROWS * (self.scale_bytes * (1 + self.mins) + BLOCK_COLUMNS * self.bits // 8)
+
+    @property
+    def panel_block_bytes(self) -> int:
+        """Of a block of 16 rows, unpacked (kernels/linear/tiles.py): a byte a weight, scales and minimums as floats."""
+        return GROUP_ROWS * (BLOCK_COLUMNS + 4 * self.sub_blocks * (1 + self.mins))
+
+    @property
+    def two_levels(self) -> bool:
+        return self.scales is Scales.TWO_LEVELS

@@ -1,0 +1,97 @@
+"""What a weight type is: its number and block in the file, and how it is read, written, checked and packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.quants import unpacked
+from llmrun.quants.fields import words16
+from llmrun.quants.packed import PackedType
+from llmrun.quants.unpacked import Unpack
+
+Dequantize = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+Quantize = Callable[[NDArray[np.float32]], NDArray[np.uint8]]
+FindUnsound = Callable[[NDArray[np.uint8]], NDArray[np.bool_]]
+
+_HALF_EXPONENT = np.uint16(0x7C00)  # all ones: NaN or infinity
+
+
+@dataclass(frozen=True)
+class WeightType:
+    """One way of storing weights: `block_weights` consecutive weights of a row in `block_bytes` bytes.
+
+    ggml_id       its number in ggml's `enum ggml_type`, which the file holds
+    dequantize    uint8[..., blocks * block_bytes] -> float32[..., blocks * block_weights], the reference; None for
+                  types that the format knows and this build does not read
+    quantize      the inverse, with the rounding of gguf-py; None where gguf-py has none
+    unpack        the same bytes as integers and their scales (unpacked.py), of which `dequantize` is the product; None
+                  for floats
+    half_fields   offsets of a block's f16 fields: its scale, then its minimum
+    other_scales  uint8[n, block_bytes] -> bool[n]: which blocks have a NaN or an infinity in a scale that is no f16
+    packed        how the kernels hold its integers; None for floats, and for types that are packed as bytes
+    """
+
+    name: str
+    ggml_id: int
+    block_weights: int
+    block_bytes: int
+    dequantize: Dequantize | None = None
+    quantize: Quantize | None = None
+    unpack: Unpack | None = None
+    half_fields: tuple[int, ...] = ()
+    other_scales: FindUnsound | None = None
+    packed: PackedType | None = None
+
+    def row_bytes(self, n: int) -> int:
+        """Bytes of a row of n weights. Raises ValueError unless n is a multiple of the block."""
+        blocks, rest = divmod(n, self.block_weights)
+        if rest:
+            raise ValueError(f"{n} weights are no whole number of {self.name} blocks of {self.block_weights}")
+        return blocks * self.block_bytes
+
+
+def integer_type(
+    name: str,
+    ggml_id: int,
+    block_weights: int,
+    block_bytes: int,
+    unpack: Unpack,
+    quantize: Quantize | None = None,
+    *,
+    half_fields: tuple[int, ...] = (),
+    other_scales: FindUnsound | None = None,
+    packed: PackedType | None = None,
+) -> WeightType:
+    """A type of integers and scales, whose `dequantize` follows from `unpack`."""
+    return WeightType(
+        name,
+        ggml_id,
+        block_weights,
+        block_bytes,
+        lambda raw: unpacked.dequantize(unpack(raw)),
+        quantize,
+        unpack,
+        half_fields,
+        other_scales,
+        packed,
+    )
+
+
+def all_set(words: NDArray[np.unsignedinteger], bits: np.unsignedinteger) -> NDArray[np.bool_]:
+    """Which words have every one of these bits."""
+    found: NDArray[np.bool_] = (words & bits) == bits
+    return found
+
+
+def unsound_halves(words: NDArray[np.uint16]) -> NDArray[np.bool_]:
+    """Which f16 numbers are a NaN or an infinity."""
+    return all_set(words, _HALF_EXPONENT)
+
+
+def unsound_half_field(blocks: NDArray[np.uint8], offset: int) -> NDArray[np.bool_]:
+    """uint8[n, block_bytes] -> bool[n]: whether the f16 field at an offset is a NaN or an infinity."""
+    return unsound_halves(words16(blocks[:, offset : offset + 2])[:, 0])

@@ -1,0 +1,340 @@
+"""A model behind an OpenAI-compatible server: the HTTP side alone. JSON bodies go in, chunks of answers come out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmrun.errors import Cancelled, ContextExceeded, LlmrunError, ModelNotFound, NetworkError, UsageError
+from llmrun.remote.connection import CONNECT_S, Call, Line, Watch
+from llmrun.remote.stream import Chunk, Teller, read_chunks, server_words
+from llmrun.remote.url import Endpoint
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx2
+
+KEY_VARIABLE = "LLMRUN_API_KEY"
+FIRST_S = 600.0  # to the first event: a server may have to load the model first
+BETWEEN_S = 120.0
+_LAST_S = 0.1  # after [DONE], for the end of the body: then the connection can be used again
+_MOST_ERROR = 64 << 10  # bytes read of what a server says about an error
+_MOST_MODELS = 4 << 20  # bytes of a list of models
+_MOST_BYTES = 256 << 20  # of one stream
+_TO_TRY = "check the address, and that the server is running"
+
+
+class RemoteModel:
+    """One model of a server. Safe for several threads: each request has a connection of its own while it runs.
+
+    left_out  fields beyond OpenAI's API that the server refused, and is not sent any more
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, key: str | None = None, first_s: float = FIRST_S, between_s: float = BETWEEN_S
+    ) -> None:
+        """Nothing is sent yet.
+
+        first_s, between_s  how long the first event of an answer may take, and each one after it
+
+        Raises UsageError for a key that no header can carry, and NetworkError for a proxy or
+        certificates that cannot be used.
+        """
+        # Without quotes and backslashes, nobody who quotes it spells it in another way.
+        if key is not None and not re.fullmatch(r"[!#-&(-\[\]-~]+", key):
+            raise UsageError(f"environment: {KEY_VARIABLE}: has a character that no key has")
+        self.endpoint = endpoint
+        self.left_out: tuple[str, ...] = ()
+        self._first_s, self._between_s = first_s, between_s
+        self._teller = Teller(endpoint.host, key)
+        # identity: what is not compressed cannot unpack to gigabytes, and comes as soon as it is written.
+        self._headers = {"accept-encoding": "identity", "accept": "text/event-stream, application/json"}
+        if key is not None:
+            self._headers["authorization"] = f"Bearer {key}"
+        self._lock = threading.Lock()
+        self._watch = Watch()
+        self._closed = False
+        with self._translated(Call()):
+            self._tls = _tls_settings(endpoint)
+            self._idle = [self._new_line()]  # here, so that no request pays for it
+
+    @classmethod
+    def open(cls, endpoint: Endpoint, *, offline: bool = False) -> RemoteModel:
+        """A model with the key from the environment; where the URL names none, the server's only one.
+
+        Raises NetworkError, ModelNotFound and UsageError.
+        """
+        if offline and not endpoint.is_loopback:
+            raise NetworkError(
+                f"endpoint: {endpoint.host}: is another machine, and offline was asked for",
+                hint="run once without --offline and LLMRUN_OFFLINE",
+            )
+        model = cls(endpoint, key=os.environ.get(KEY_VARIABLE) or None)
+        try:
+            if not endpoint.model:
+                model.endpoint = Endpoint(endpoint.base, model._only_model(), endpoint.host, endpoint.is_loopback)
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+    def models(self) -> list[str]:
+        """The names of the models there. Raises NetworkError, and ModelNotFound when there is no such list."""
+        call = Call()
+        call.expect(f"no list of models within {CONNECT_S:g} s", CONNECT_S)
+        with self._request("GET", "/models", None, call) as response:
+            self._check(response, call)
+            body = b"".join(self._read(response, call, _MOST_MODELS))
+        try:
+            names = [model["id"] for model in json.loads(body)["data"]]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            names = [None]
+        if not all(isinstance(name, str) and name.isprintable() for name in names):
+            raise self._teller.fault("not a list of models", self._teller.shown(body, 60), _TO_TRY)
+        return names
+
+    def stream(
+        self, path: str, body: Mapping[str, Any], extras: Mapping[str, Any], call: Call, *, most_events: int
+    ) -> Iterator[Chunk]:
+        """Ask for an answer, and yield what comes of it as it comes.
+
+        path         "/chat/completions" or "/completions"
+        body         fields of OpenAI's API
+        extras       fields of others' APIs: a server that refuses them is asked again without, and not sent them again
+        most_events  a stream of more is ended
+
+        Raises Cancelled when `call` was stopped, NetworkError, ModelNotFound and ContextExceeded.
+        """
+        call.expect(f"no answer within {self._first_s:g} s", self._first_s)
+        with self._accepted(path, body, extras, call) as response:
+            self._check_kind(response, call)
+            yield from self._chunks(response, call, most_events)
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        self._closed = True
+        self._watch.close()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for line in idle:
+            line.close()
+
+    def _chunks(self, response: httpx2.Response, call: Call, most_events: int) -> Iterator[Chunk]:
+        pieces = self._pieces(response, call)
+        finished = False
+        try:
+            for count, chunk in enumerate(read_chunks(pieces, self._teller), 1):
+                call.expect(f"silent for {self._between_s:g} s in the middle of an answer", self._between_s)
+                if count > most_events:
+                    raise self._teller.fault("answer does not end", f"more than {most_events:,} events")
+                finished = finished or chunk.finish is not None
+                yield chunk
+            call.expect("the stream goes on after its end", _LAST_S)
+            for _ in pieces:  # what is left is the end of the body; a connection is used again only after that
+                pass
+        except NetworkError:
+            if not finished:
+                raise  # else the answer is whole, whatever came after it
+
+    def _pieces(self, response: httpx2.Response, call: Call) -> Iterator[tuple[float, bytes]]:
+        """What the server writes, with the moment it was here."""
+        total = 0
+        with self._translated(call):
+            for data in response.iter_raw():
+                arrived = time.perf_counter()
+                total += len(data)
+                if total > _MOST_BYTES:
+                    raise self._teller.fault("answer does not end", f"more than {_MOST_BYTES:,} bytes")
+                yield arrived, data
+        self._check_call(call)  # a body without a length just ends when its line is shut
+
+    def _read(self, response: httpx2.Response, call: Call, most: int) -> Iterator[bytes]:
+        """The beginning of a body that is no stream."""
+        total = 0
+        for _, data in self._pieces(response, call):
+            yield data[: most - total]
+            total += len(data)
+            if total >= most:
+                return
+
+    # Requests
+
+    @contextlib.contextmanager
+    def _accepted(
+        self, path: str, body: Mapping[str, Any], extras: Mapping[str, Any], call: Call
+    ) -> Iterator[httpx2.Response]:
+        """A response that is no refusal."""
+        wanted = {name: value for name, value in extras.items() if name not in self.left_out}
+        with contextlib.ExitStack() as stack:
+            content = json.dumps({**body, **wanted}).encode()
+            response = stack.enter_context(self._request("POST", path, content, call))
+            if response.status_code in (400, 422) and wanted:
+                stack.close()
+                content = json.dumps(dict(body)).encode()
+                response = stack.enter_context(self._request("POST", path, content, call))
+                if response.is_success:
+                    self.left_out = (*self.left_out, *wanted)
+            self._check(response, call)
+            yield response
+
+    @contextlib.contextmanager
+    def _request(self, method: str, path: str, content: bytes | None, call: Call) -> Iterator[httpx2.Response]:
+        line: Line | None = None
+        self._watch.add(call)
+        try:
+            with self._translated(call):
+                line, response = self._send(method, self.endpoint.base + path, content, call)
+            with contextlib.closing(response):
+                yield response
+        finally:
+            self._watch.remove(call)
+            call.let_go()
+            if line is not None:
+                self._keep(line)
+
+    def _send(self, method: str, url: str, content: bytes | None, call: Call) -> tuple[Line, httpx2.Response]:
+        import httpx2
+
+        while True:
+            with self._lock:
+                line = self._idle.pop() if self._idle else None
+            line = line or self._new_line()
+            kept = line.used
+            try:
+                return line, line.send(method, url, content, call)
+            except (httpx2.NetworkError, httpx2.RemoteProtocolError):
+                line.close()
+                if not kept or call.stopped or call.expired:
+                    raise  # else the server hung up on a connection it had not been asked anything on for a while
+            except BaseException:
+                line.close()
+                raise
+
+    def _new_line(self) -> Line:
+        return Line(self._headers, self._tls, through_proxy=not self.endpoint.is_loopback)
+
+    def _keep(self, line: Line) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(line)
+                return
+        line.close()
+
+    # What can be wrong
+
+    def _check(self, response: httpx2.Response, call: Call) -> None:
+        """Raise what a refusal means."""
+        if response.is_success:
+            return
+        status = response.status_code
+        if response.is_redirect:
+            where = self._teller.shown(response.headers.get("location", "nowhere"))
+            raise self._teller.fault(f"redirected (HTTP {status})", where, "if you trust it, name that address")
+        body = b"".join(self._read(response, call, _MOST_ERROR))
+        said, code = _refusal(body)
+        words = f"{self._teller.shown(said) or 'no reason given'} (HTTP {status})"
+        model = self._teller.shown(self.endpoint.model)
+        if code in ("context_length_exceeded", "exceed_context_size_error"):
+            raise ContextExceeded(f"prompt does not fit in the context: {model} @ {self.endpoint.host}: {words}")
+        if status == 404 and ("model" in said.lower() or "model" in code):
+            raise ModelNotFound(
+                f"model: {model}: not at {self.endpoint.host}: {words}",
+                hint=f"{self.endpoint.base}/models lists those that are",
+            )
+        what = {401: "not authorised", 403: "no access", 404: "no such address", 429: "too many requests"}
+        hint = {401: f"set {KEY_VARIABLE} to your key", 403: f"check {KEY_VARIABLE}", 404: "is it an OpenAI-style API?"}
+        default = "the server failed" if status >= 500 else "refused"
+        raise self._teller.fault(what.get(status, default), words, hint.get(status, ""))
+
+    def _check_kind(self, response: httpx2.Response, call: Call) -> None:
+        """Raise unless it is an event stream in plain bytes."""
+        kind = response.headers.get("content-type", "none")
+        coding = response.headers.get("content-encoding", "identity")
+        if kind.lower().startswith("text/event-stream") and coding.lower() == "identity":
+            return
+        if coding.lower() != "identity":
+            seen = f"content encoding {self._teller.shown(coding, 40)}, which was not asked for"
+            raise self._teller.fault("answer is compressed", seen)
+        said, _ = _refusal(b"".join(self._read(response, call, _MOST_ERROR)))
+        if said:
+            raise self._teller.fault("the server broke off", self._teller.shown(said))
+        seen = f"content type {self._teller.shown(kind, 60)}, text/event-stream expected"
+        raise self._teller.fault("answer is no event stream", seen, "is it an OpenAI-style API?")
+
+    def _check_call(self, call: Call) -> None:
+        if call.stopped:
+            raise Cancelled(f"request was stopped: {self.endpoint.host}")
+        if call.expired:
+            raise self._teller.fault("the server does not go on", call.expired)
+
+    @contextlib.contextmanager
+    def _translated(self, call: Call) -> Iterator[None]:
+        """What httpx2 and the network raise becomes one of our errors."""
+        import httpx2
+
+        try:
+            yield
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError) as error:
+            self._check_call(call)
+            # Protocol errors quote the server, which may have quoted the key: --debug would show it.
+            raise self._in_our_words(error) from (error if self._teller.is_harmless(error) else None)
+
+    def _in_our_words(self, error: Exception) -> LlmrunError:
+        import httpx2
+
+        said = re.sub(r"^\[Errno -?\d+\] ", "", str(error).strip()).partition("\n")[0]
+        words = self._teller.shown(said, 160) or type(error).__name__
+        if isinstance(error, httpx2.ConnectTimeout):
+            return self._teller.fault("unreachable", f"no connection within {CONNECT_S:g} s", _TO_TRY)
+        if isinstance(error, httpx2.ProxyError):
+            return self._teller.fault("unreachable", f"the proxy: {words}", "check the proxy variables")
+        if isinstance(error, httpx2.ConnectError):
+            return self._teller.fault("unreachable", words, _TO_TRY)
+        if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
+            return UsageError(f"endpoint: {self.endpoint.host}: {words}")
+        if isinstance(error, httpx2.HTTPError | httpx2.StreamError):
+            return self._teller.fault("connection was lost", words)
+        return self._teller.fault("network settings", words, "check SSL_CERT_FILE and the proxy variables")
+
+    def _only_model(self) -> str:
+        names = self.models()
+        if not names:
+            raise ModelNotFound(f"model: {self.endpoint.host}: has none", hint="load one into the server")
+        if len(names) > 1:
+            some = ", ".join(self._teller.shown(name, 40) for name in names[:5])
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise UsageError(
+                f"model: {self.endpoint.host}: which of {len(names)}: {some}{more}",
+                hint=f"-m {self.endpoint.base}#{self._teller.shown(names[0], 80)}",
+            )
+        return names[0]
+
+
+def _tls_settings(endpoint: Endpoint) -> ssl.SSLContext:
+    """To read the certificates takes 15 ms, which a server on this machine does not need."""
+    import httpx2
+
+    if endpoint.is_loopback and endpoint.base.startswith("http:"):
+        import ssl
+
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody
+    return httpx2.create_ssl_context()
+
+
+def _refusal(body: bytes) -> tuple[str, str]:
+    """What a refusal says, and the code or type it gives; empty where it has none."""
+    try:
+        table = json.loads(body)
+        said = server_words(table)
+    except (ValueError, RecursionError):  # a page for people, or nothing
+        return "", ""
+    error = table.get("error") if isinstance(table, dict) else None
+    codes = [error.get("code"), error.get("type")] if isinstance(error, dict) else []
+    return said, next((code for code in codes if isinstance(code, str)), "")

@@ -1,0 +1,364 @@
+"""Requests in, events out, over a model behind a server: what Engine is for a model that runs here.
+
+Each request that runs has a thread, which does nothing but wait for the server and put what comes into one queue;
+`step` takes it out. Everything else happens in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from llmrun.engine.requests import (
+    ChatPrompt,
+    Event,
+    Failed,
+    Finished,
+    PrefillProgress,
+    Request,
+    TextDelta,
+    TokenLogprobs,
+)
+from llmrun.engine.stats import request_timings
+from llmrun.engine.thinking.splitter import Marks, Split, ThinkingSplitter
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.remote.client import RemoteModel
+from llmrun.remote.connection import Call
+from llmrun.remote.request import RemoteRequest, remote_request
+from llmrun.remote.url import parse_endpoint
+from llmrun.types import FinishReason, ModelInfo
+
+if TYPE_CHECKING:
+    from llmrun.engine.template import ChatTemplate
+    from llmrun.engine.thinking.prompting import ModelThinking
+    from llmrun.remote.stream import Chunk, Usage
+
+_AWAKE_S = 0.25  # how long `step` waits before it says that nothing has come yet
+_MOST_TOKENS = 1 << 20  # of an answer whose length nobody limited
+_MARKS = Marks("<think>", ("</think>",))  # what servers leave in the text that tell no thinking apart
+_MORE_EVENTS = 1024  # than tokens: the first one, the last ones, and what a server says in between
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """What is known of a request until its last event.
+
+    moments       when each piece of text, or of reasoning, arrived
+    first_answer  when the first text of the answer proper did
+    splitter      finds thinking in a text in which the server has left it; None: it has told them apart
+    """
+
+    request_id: int
+    request: Request
+    wire: RemoteRequest
+    submitted: float
+    last_cancel: int
+    call: Call = field(default_factory=Call)
+    moments: list[float] = field(default_factory=list)
+    finish: str = "stop"
+    usage: Usage | None = None
+    first_answer: float | None = None
+    splitter: ThinkingSplitter | None = None
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.request.prompt, ChatPrompt):
+            self.splitter = ThinkingSplitter(_MARKS)
+
+    def accept(self, chunk: Chunk) -> list[Event]:
+        self.usage = chunk.usage or self.usage
+        self.finish = chunk.finish or self.finish
+        if not (chunk.text or chunk.reasoning):
+            return []
+        self.moments.append(chunk.arrived)
+        split = self.splitter.feed(chunk.text) if self.splitter else Split(answer=chunk.text)
+        if chunk.reasoning and self.splitter:
+            split.answer += self.splitter.finish().answer
+            self.splitter = None
+        if split.answer and (self.first_answer is None or split.unopened):
+            self.first_answer = chunk.arrived
+        logprobs = tuple(TokenLogprobs(chosen, top) for chosen, top in chunk.logprobs)
+        reasoning = chunk.reasoning + split.thought
+        tentative = self.splitter is not None and self.splitter.tentative
+        return [TextDelta(self.request_id, split.answer, (), logprobs, reasoning, split.unopened, tentative)]
+
+    def end(self, ended: float, reason: FinishReason, load_s: float) -> list[Event]:
+        """What text is still held, then the last event."""
+        self.over = True
+        held = self.splitter.finish() if self.splitter else Split()
+        if not self.moments and reason is not FinishReason.CANCELLED:
+            self.moments.append(ended)  # the end itself was its one token
+        prompt, cached, generated, thinking = 0, 0, len(self.moments), 0
+        if self.usage is not None:
+            prompt, cached = self.usage.prompt_tokens, self.usage.cached_tokens
+            thinking = self.usage.reasoning_tokens
+            generated = self.usage.completion_tokens or generated
+        timings = request_timings(
+            load_s=load_s,
+            submitted=self.submitted,
+            prefill_started=self.submitted,
+            token_times=self.moments,
+            ended=ended,
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            generated_tokens=generated,
+        )
+        first_answer = 0.0 if self.first_answer is None else self.first_answer - self.submitted
+        finished = Finished(self.request_id, reason, None, prompt + generated, timings, thinking, first_answer)
+        last = TextDelta(self.request_id, held.answer, (), (), held.thought, held.unopened)
+        return [last, finished] if held != Split() else [finished]
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """What a thread has to say of its request: a chunk, or the end with the error that made it."""
+
+    answer: _Answer
+    chunk: Chunk | None
+    error: LlmrunError | None = None
+    at: float = 0.0
+
+
+class RemoteEngine:
+    """One model of a server, asked up to `info.max_sequences` requests at a time; more wait in line.
+
+    Has the surface of Engine, and its rules: not thread-safe, except for `cancel` and `cancel_current`. TTFT is from
+    `submit` to the arrival of the first piece that carries text, of the answer or of its reasoning: for a request that
+    waits in line, the waiting is part of it.
+
+    left_out  fields that the server refused, so that they were left out: "ignore_eos", "top_k", ...
+    """
+
+    def __init__(
+        self,
+        model: RemoteModel,
+        *,
+        max_sequences: int = 1,
+        ignore_eos: bool = False,
+        load_s: float = 0.0,
+        explain: Callable[[str], None] | None = None,
+    ) -> None:
+        """Take over a model, and close it in `close`. See `open`."""
+        self._model = model
+        self._ignore_eos = ignore_eos
+        self._explain = explain
+        self._explained: tuple[str, ...] = ()
+        self._waiting: deque[_Answer] = deque()
+        self._running: dict[int, _Answer] = {}
+        self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()  # None: look who is cancelled
+        self._ids = itertools.count()
+        # Written by other threads and signal handlers, as in Engine.
+        self._cancel_numbers = itertools.count(1)
+        self._last_cancel = 0
+        self._cancel_wishes: deque[int] = deque()
+        self.load_s = load_s
+        self.template: ChatTemplate | None = None  # the server's own
+        endpoint = model.endpoint
+        self._info = ModelInfo(
+            path=endpoint.base,
+            name=endpoint.model,
+            architecture="",
+            file_type="",
+            parameters=0,
+            file_bytes=0,
+            vocabulary_size=0,
+            train_context=0,
+            context_size=0,
+            max_sequences=max_sequences,
+            backend="remote",
+            device=endpoint.host,
+            threads=0,
+            kv_type="",
+        )
+
+    @classmethod
+    def open(
+        cls,
+        address: str,
+        *,
+        max_sequences: int = 1,
+        ignore_eos: bool = False,
+        offline: bool = False,
+        explain: Callable[[str], None] | None = None,
+    ) -> RemoteEngine:
+        """The model at `http://host:port/v1#MODEL`; without `#MODEL` the only one there.
+
+        ignore_eos  ask the server to go on past the end of an answer, to max_tokens
+        offline     refuse a server on another machine
+        explain     is told, from `step`, what the server would not take
+
+        Raises UsageError, NetworkError and ModelNotFound.
+        """
+        started = time.perf_counter()
+        model = RemoteModel.open(parse_endpoint(address), offline=offline)
+        return cls(
+            model,
+            max_sequences=max_sequences,
+            ignore_eos=ignore_eos,
+            load_s=time.perf_counter() - started,
+            explain=explain,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def thinking(self) -> ModelThinking | None:
+        return None  # the server knows
+
+    @property
+    def takes_chats(self) -> bool:
+        return True
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        return self._model.left_out
+
+    @property
+    def idle(self) -> bool:
+        """No request is waiting or running."""
+        return not self._waiting and not self._running
+
+    def submit(self, request: Request) -> int:
+        """Send a request, or let it wait in line, and return its id. Raises UsageError. The clock starts here."""
+        last_cancel = self._last_cancel
+        submitted = time.perf_counter()
+        wire = remote_request(request, self._info.name, ignore_eos=self._ignore_eos)
+        answer = _Answer(next(self._ids), request, wire, submitted, last_cancel)
+        self._waiting.append(answer)
+        self._start_waiting()
+        return answer.request_id
+
+    def step(self) -> list[Event]:
+        """Wait until something has come, and return it.
+
+        When nothing comes for a moment, that is what the PrefillProgress events of unanswered requests say. A request
+        that fails ends in Failed; the others go on.
+        """
+        events: list[Event] = []
+        while True:
+            while not self._arrivals.empty():  # nobody else takes any
+                events += self._take(self._arrivals.get())
+            events += self._end_cancelled()
+            self._start_waiting()
+            if events or self.idle:
+                return events
+            try:
+                events += self._take(self._arrivals.get(timeout=_AWAKE_S))
+            except queue.Empty:
+                return [PrefillProgress(one.request_id, 0, 0) for one in self._running.values() if not one.moments]
+
+    def generate(self, request: Request) -> Iterator[Event]:
+        """Submit one request and yield its events to the Finished one; raises what `submit` and `Failed` would.
+
+        Nothing happens, and no clock runs, before the first event is asked for. Closing the iterator early drops the
+        request. Raises UsageError while other requests are unfinished.
+        """
+        if not self.idle:
+            raise UsageError("generate runs one request alone: other requests are unfinished: use submit and step")
+        request_id = self.submit(request)
+        try:
+            yield PrefillProgress(request_id, 0, 0)
+            while not self.idle:
+                for event in self.step():
+                    if isinstance(event, Failed):
+                        raise event.error
+                    yield event
+        finally:
+            self._drop_all()
+
+    def cancel(self, request_id: int) -> None:
+        """Let a request end with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
+        self._cancel_wishes.append(request_id)
+        self._arrivals.put(None)
+
+    def cancel_current(self) -> None:
+        """Cancel everything that is waiting or running, now, and hang up: for a signal handler or another thread."""
+        self._last_cancel = next(self._cancel_numbers)
+        for answer in list(self._running.values()):
+            answer.call.stop()
+        self._arrivals.put(None)
+
+    def close(self) -> None:
+        """Drop all requests and hang up. Idempotent."""
+        self._drop_all()
+        self._model.close()
+
+    def __enter__(self) -> RemoteEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._running) < self._info.max_sequences:
+            answer = self._waiting.popleft()
+            self._running[answer.request_id] = answer
+            threading.Thread(target=self._run, args=(answer,), name="llmrun-remote", daemon=True).start()
+
+    def _run(self, answer: _Answer) -> None:
+        """In a thread of its own: wait for the server, and hand on what comes."""
+        error: LlmrunError | None = None
+        try:
+            most = _MOST_TOKENS if answer.request.max_tokens is None else answer.request.max_tokens
+            wire = answer.wire
+            for chunk in self._model.stream(
+                wire.path, wire.body, wire.extras, answer.call, most_events=most + _MORE_EVENTS
+            ):
+                self._arrivals.put(_Arrival(answer, chunk))
+        except LlmrunError as refused:
+            error = refused
+        except BaseException as wrong:  # noqa: BLE001 (carried to the thread that waits)
+            error = LlmrunError(f"internal: {self._info.device}: {type(wrong).__name__}")
+            error.__cause__ = wrong
+        self._arrivals.put(_Arrival(answer, None, error, time.perf_counter()))
+
+    def _take(self, arrival: _Arrival | None) -> list[Event]:
+        if arrival is None or arrival.answer.over:
+            return []
+        answer = arrival.answer
+        if arrival.chunk is not None:
+            return answer.accept(arrival.chunk)
+        if answer.call.stopped:
+            return []  # it is about to be ended as cancelled
+        del self._running[answer.request_id]
+        if arrival.error is not None:
+            answer.over = True
+            return [Failed(answer.request_id, arrival.error)]
+        self._tell_left_out()
+        reason = FinishReason.LENGTH if answer.finish == "length" else FinishReason.STOP
+        return answer.end(arrival.at, reason, self.load_s)
+
+    def _tell_left_out(self) -> None:
+        if self.left_out != self._explained and self._explain is not None:
+            self._explain(f"{self._info.device} takes no {', '.join(self.left_out)}: left out")
+        self._explained = self.left_out
+
+    def _end_cancelled(self) -> list[Event]:
+        events: list[Event] = []
+        named = {self._cancel_wishes.popleft() for _ in range(len(self._cancel_wishes))}
+        for answer in [*self._waiting, *self._running.values()]:
+            if answer.request_id in named or answer.last_cancel != self._last_cancel:
+                answer.call.stop()
+                self._running.pop(answer.request_id, None)
+                events += answer.end(time.perf_counter(), FinishReason.CANCELLED, self.load_s)
+        if any(answer.over for answer in self._waiting):
+            self._waiting = deque(answer for answer in self._waiting if not answer.over)
+        return events
+
+    def _drop_all(self) -> None:
+        self._waiting.clear()
+        while self._running:
+            answer = self._running.popitem()[1]
+            answer.over = True
+            answer.call.stop()

@@ -1,0 +1,156 @@
+"""What architectures with experts, and those with short convolutions, refuse, and how they write their plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
+from llmrun.kernels.code.curves import sigmoid_reference
+from llmrun.plan import reference
+from llmrun.plan.experts import routed_reference
+from llmrun.plan.ops import Attention, Convolve, ExpertLinear, Gating, Route
+from llmrun.plan.plan import Plan
+from tests.support.gguf.gguf_files import Tensor
+from tests.support.models.fidelity import plan_of
+from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
+from tests.support.models.tiny_models import Change, changed_copy
+
+
+def changed(folder: Path, name: str, change: Change) -> Plan:
+    return plan_of(changed_copy(tiny_architecture(folder, name), folder / "changed.gguf", change))
+
+
+def with_metadata(**values: Any) -> Change:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata |= {f"{metadata['general.architecture']}.{key}": value for key, value in values.items()}
+
+    return change
+
+
+GROUPS = {"expert_group_count": 2, "expert_group_used_count": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "error", "words"),
+    [
+        ("qwen3moe", GROUPS, UnsupportedModel, "experts chosen by groups of them"),
+        ("llama Mixtral", GROUPS, UnsupportedModel, "experts chosen by groups of them"),
+        ("lfm2moe", {"expert_gating_func": 4}, UnsupportedModel, "a lfm2moe.expert_gating_func of 4"),
+        ("lfm2moe", {"expert_gating_func": "softmax"}, BadGGUF, "lfm2moe.expert_gating_func"),
+        ("qwen3moe", {"expert_used_count": [3, 2]}, UnsupportedModel, "a qwen3moe.expert_used_count for each layer"),
+        ("gpt-oss", {"expert_feed_forward_length": 0}, BadGGUF, "gpt-oss.expert_feed_forward_length"),
+        ("deepseek", {"expert_shared_count": 0}, BadGGUF, "deepseek.expert_shared_count"),
+        ("qwen3moe", {"expert_count": 4}, BadGGUF, "ffn_gate_inp.weight: 64 x 8 seen, 64 x 4 wanted"),
+        ("qwen3moe", {"expert_feed_forward_length": 48}, BadGGUF, "ffn_gate_exps.weight: 64 x 32 x 8 seen"),
+        ("deepseek", {"leading_dense_block_count": 2}, BadGGUF, "tensor missing"),
+    ],
+)
+def test_experts_that_cannot_be_run_are_refused(
+    tmp_path: Path, name: str, values: dict[str, Any], error: type[LlmrunError], words: str
+) -> None:
+    change = with_metadata(**values)
+    if "expert_used_count" in values:
+        change = with_metadata(**values | {"expert_used_count": np.array(values["expert_used_count"], np.uint32)})
+    with pytest.raises(error) as refused:
+        changed(tmp_path, name, change)
+    assert type(refused.value) is error
+    assert words in str(refused.value)
+
+
+def test_experts_of_no_whole_groups_of_rows_are_left_to_llama_cpp(tmp_path: Path) -> None:
+    """Kernels read 16 rows of one matrix together: of two experts they must not."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata["qwen3moe.expert_feed_forward_length"] = 24
+        tensors["blk.0.ffn_gate_exps.weight"] = ("F32", np.zeros((8, 24, 64), np.float32))
+
+    with pytest.raises(UnsupportedModel, match="experts of 24 outputs, must be a multiple of 16") as refused:
+        changed(tmp_path, "qwen3moe", change)
+    assert refused.value.hint == "This model may run with --backend llama."
+
+
+@pytest.mark.parametrize(
+    ("counts", "error", "words"),
+    [
+        ([0, 2, 0, 1], UnsupportedModel, "a lfm2.attention.head_count_kv for each layer"),
+        ([0, 2, 0], BadGGUF, "3 values seen, must be one for each of 4 layers"),
+        ([0, 3, 0, 3], BadGGUF, "3 seen, must divide 4 heads"),
+        ([0, -1, 0, -1], BadGGUF, "-1 seen, must be 0 to 1024"),
+        ([0, 2, 2, 2], BadGGUF, "tensor missing: .*attn_q_norm|tensor missing"),
+    ],
+)
+def test_layers_that_are_neither_are_refused(
+    tmp_path: Path, counts: list[int], error: type[LlmrunError], words: str
+) -> None:
+    def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        metadata["lfm2.attention.head_count_kv"] = np.array(counts, np.int32)
+
+    with pytest.raises(error, match=words) as refused:
+        changed(tmp_path, "lfm2 window", change)
+    assert type(refused.value) is error
+
+
+@pytest.mark.parametrize("taps", [0, 1, 65])
+def test_a_convolution_of_no_or_absurdly_many_taps_is_refused(tmp_path: Path, taps: int) -> None:
+    with pytest.raises(BadGGUF, match=r"lfm2\.shortconv\.l_cache"):
+        changed(tmp_path, "lfm2", with_metadata(**{"shortconv.l_cache": taps}))
+
+
+def test_a_plan_sends_rows_as_the_file_says(tmp_path: Path) -> None:
+    routes = {
+        name: next(op for op in plan_of(tiny_architecture(tmp_path, name)).ops if isinstance(op, Route))
+        for name in ("llama Mixtral", "qwen2moe", "gpt-oss", "granitemoe", "deepseek", "lfm2moe")
+    }
+    seen = {
+        name: (route.routing.experts, route.routing.used, route.gating, route.normalized, round(route.scale, 6))
+        for name, route in routes.items()
+    }
+    assert seen == {
+        "llama Mixtral": (4, 2, Gating.SOFTMAX, True, 1.0),
+        "qwen2moe": (8, 3, Gating.SOFTMAX, False, 1.0),
+        "gpt-oss": (8, 3, Gating.SOFTMAX_OF_CHOSEN, False, 1.0),
+        "granitemoe": (8, 3, Gating.SOFTMAX, True, 0.22),
+        "deepseek": (8, 3, Gating.SOFTMAX, False, 1.5),
+        "lfm2moe": (8, 3, Gating.SIGMOID, True, 1.0),
+    }
+    assert [name for name, route in routes.items() if route.selection_bias is not None] == ["lfm2moe"]
+
+
+def test_layers_before_the_first_with_experts_have_none(tmp_path: Path) -> None:
+    plan = plan_of(tiny_architecture(tmp_path, "deepseek"))
+    assert sum(isinstance(op, Route) for op in plan.ops) == 2
+    assert sum(isinstance(op, ExpertLinear) for op in plan.ops) == 6
+    assert sum(isinstance(op, Attention) for op in plan.ops) == 3
+
+
+def test_only_layers_with_heads_of_keys_are_attention(tmp_path: Path) -> None:
+    plan = plan_of(tiny_architecture(tmp_path, "lfm2"))
+    kinds = [type(op) for op in plan.ops if isinstance(op, Attention | Convolve)]
+    assert kinds == [Convolve, Convolve, Attention, Convolve, Attention]
+    assert [group.layers for group in plan.groups] == [3, 2]
+    assert plan.windows == [3, 0]
+
+
+@pytest.mark.parametrize("name", [name for name, row in TINY_ARCHITECTURES.items() if row.experts])
+def test_no_position_of_a_tiny_model_is_near_other_experts(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or float16 keys would send it there, and the walks that compare logits would fail with nothing wrong: by 5e-4 of
+    probability, where those that were sent elsewhere had been within 2e-4. A new row needs a `seed` that does."""
+    margins = []
+
+    def routed(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        ranked = logits if op.gating is not Gating.SIGMOID else sigmoid_reference(logits)
+        ranked = -np.sort(-(ranked if op.selection_bias is None else ranked + op.selection_bias), axis=1)
+        margins.append((ranked[:, op.routing.used - 1] - ranked[:, op.routing.used]).min())
+        return routed_reference(logits, op)
+
+    monkeypatch.setattr(reference, "routed_reference", routed)
+    tokens = np.random.default_rng(0).integers(3, 290, TINY_ARCHITECTURES[name].tokens)
+    reference.exact(plan_of(tiny_architecture(tmp_path, name)), tokens.astype(np.int32))
+    assert min(margins) > 5e-4

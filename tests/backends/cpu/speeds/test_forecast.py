@@ -1,0 +1,137 @@
+"""A forecast is the sum of what ops take: by hand, and as speeds and prompts change."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.archs.registry import plan_of_header
+from llmrun.backends.cpu.lowering.needs import StepShape, needs_of_step
+from llmrun.backends.cpu.speeds import forecast
+from llmrun.backends.cpu.speeds.forecast import Forecast, drawing_seconds, forecast_on_cpu, step_seconds
+from llmrun.backends.cpu.speeds.machine import Speeds
+from llmrun.backends.cpu.speeds.ops import AttentionSpeed, LinearSpeed, RowSpeed
+from llmrun.gguf.reader import open_gguf
+from llmrun.plan.plan import Plan
+from tests.support.gguf.gguf_files import tiny_llama
+
+NOTHING = 1e-30
+FAST = 1e30
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    with open_gguf(tiny_llama(tmp_path / "tiny.gguf", weight_type="Q8_0", layers=3)) as file:
+        return plan_of_header(file)
+
+
+def changed(name: str, **values: Any) -> Speeds:
+    """A machine on which everything takes no time, but for what is said."""
+    linear = LinearSpeed(read=FAST, op=NOTHING, multiply=(FAST,) * 3)
+    row = RowSpeed((NOTHING,) * 3, (NOTHING,) * 3)
+    attention = AttentionSpeed(NOTHING, FAST, FAST, NOTHING, NOTHING, NOTHING)
+    known = {f"rows {one}": asdict(row) for one in ("rmsnorm", "swiglu", "quantize")}
+    known |= {"linear q8_0": asdict(linear), "attention 4 2 16 16 f16": asdict(attention)}
+    known["limits"] = {"read": FAST}
+    known[name] |= values
+    return Speeds(1, known)
+
+
+def seconds(plan: Plan, speeds: Speeds, rows: int, start: int = 0) -> float:
+    return step_seconds(plan, speeds, "f16", StepShape(rows, start)) - forecast._STEP_PYTHON
+
+
+def test_decoding_reads_every_weight_once(plan: Plan) -> None:
+    read = sum(
+        needs_of_step(Plan([op]), "f16", StepShape(1)).weight_bytes for op in plan.ops if type(op).__name__ == "Linear"
+    )
+    assert seconds(plan, changed("linear q8_0", read=1e9), 1) == pytest.approx(read / 1e9)
+    assert seconds(plan, changed("linear q8_0", op=1.0), 1) == pytest.approx(3 * 7 + 1)
+
+
+def test_a_prompt_is_multiplied_or_read_whichever_takes_longer(plan: Plan) -> None:
+    products = 100 * 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)
+    one_row = seconds(plan, changed("linear q8_0", read=1e9), 1)
+    by_products = seconds(plan, changed("linear q8_0", multiply=(1e9,) * 3), 100)
+    assert by_products == pytest.approx(products / 1e9)  # the one row of logits is read, not multiplied
+    assert seconds(plan, changed("linear q8_0", read=1e9), 100) == pytest.approx(one_row)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "rows", "count"),
+    [
+        ("rows rmsnorm", {"one": (1.0,) * 3}, 1, 3 * 2 + 1),
+        ("rows rmsnorm", {"many": (1.0,) * 3}, 50, 50 * 3 * 2),
+        ("rows swiglu", {"one": (1.0,) * 3}, 1, 3),
+        ("rows quantize", {"one": (1.0,) * 3}, 1, 3 * 4 + 1),
+        ("attention 4 2 16 16 f16", {"op": 1.0}, 1, 3),
+        ("attention 4 2 16 16 f16", {"step": 1.0}, 1, 1),
+        ("attention 4 2 16 16 f16", {"rope_one": 1.0}, 1, 3 * 128),
+        ("attention 4 2 16 16 f16", {"rope_many": 1.0}, 50, 50 * 3 * 128),
+        ("attention 4 2 16 16 f16", {"multiply": 1.0}, 50, 3 * 2 * 64 * 50 * 51 / 2),
+        ("limits", {"read": 1.0}, 1, 3 * 2 * 2 * 16 * 2),
+    ],
+)
+def test_each_op_counts(plan: Plan, name: str, values: dict[str, Any], rows: int, count: float) -> None:
+    assert seconds(plan, changed(name, **values), rows) == pytest.approx(count)
+
+
+def test_the_cap_on_logits_takes_as_long_as_they_are_wide(plan: Plan) -> None:
+    """Wider than any width that was measured; the threads share the one row."""
+    speeds = changed("rows swiglu", many=(NOTHING, NOTHING, 8192.0))
+    without = seconds(plan, speeds, 1)
+    plan.soft_cap_logits(30.0)
+    assert plan.logits is not None
+    assert seconds(plan, speeds, 1) - without == pytest.approx(plan.logits.width)
+
+
+def test_a_sum_is_made_integers_anew_once_something_was_added(plan: Plan) -> None:
+    table, square = plan.matrices[0], next(one for one in plan.matrices if one.rows == one.columns)
+    sums = Plan()
+    x = sums.embed(table)
+    y = sums.linear(x, square)
+    sums.linear(x, square)
+    sums.add(y, to=x)
+    sums.output(x, table)
+    assert seconds(sums, changed("rows quantize", one=(1.0,) * 3), 1) == pytest.approx(2)
+
+
+def test_matrices_of_heads_are_read_once_and_their_input_made_integers_once(plan: Plan) -> None:
+    table, square = plan.matrices[0], next(one for one in plan.matrices if one.rows == one.columns)
+    heads = Plan()
+    x = heads.join_to_each(heads.embed(table), heads.embed(table), groups=1)
+    heads.scale(x, 2.0)
+    heads.head_linear(x, square, heads=2)
+    heads.output(heads.columns(heads.head_linear(x, square, heads=2), 0, 64), table)
+    [whole] = {needs_of_step(Plan([op]), "f16", StepShape(1)).weight_bytes for op in heads.ops[4:6]}
+    logits = needs_of_step(Plan([heads.ops[-1]]), "f16", StepShape(1)).weight_bytes
+    read = seconds(heads, changed("linear q8_0", read=1e9), 1)
+    assert read == pytest.approx((2 * whole + logits) / 1e9)
+    assert seconds(heads, changed("rows quantize", one=(1.0,) * 3), 1) == pytest.approx(2)
+    assert seconds(heads, changed("rows rmsnorm", one=(1.0,) * 3), 1) == pytest.approx(3)  # join, scale, columns
+
+
+def forecast_of(plan: Plan, speeds: Speeds, prompt: int) -> Forecast:
+    return forecast_on_cpu(plan, speeds, vocabulary_size=300, prompt=prompt, kv_type="f16", max_rows=64)
+
+
+def test_a_longer_prompt_takes_longer_and_what_follows_is_slower(plan: Plan) -> None:
+    speeds = changed("attention 4 2 16 16 f16", read=1e6, multiply=1e6)
+    short, long = (forecast_of(plan, speeds, prompt) for prompt in (40, 400))
+    assert short.ttft_s < long.ttft_s
+    assert short.decode_per_second > long.decode_per_second
+    assert short.prefill_per_second > long.prefill_per_second
+
+
+def test_the_first_token_comes_after_all_steps_of_the_prompt(plan: Plan) -> None:
+    expected = forecast_of(plan, changed("attention 4 2 16 16 f16", step=1.0), 150)
+    assert expected.ttft_s == pytest.approx(3.0, rel=0.01)
+    assert expected.prefill_per_second == pytest.approx(50, rel=0.01)
+    assert expected.decode_per_second == pytest.approx(1, rel=0.01)
+
+
+def test_drawing_from_a_larger_vocabulary_takes_longer() -> None:
+    assert 0 < drawing_seconds(1000) < drawing_seconds(2_000_000) < 1

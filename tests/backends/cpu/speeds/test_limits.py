@@ -1,0 +1,40 @@
+"""What this machine can do: the kernels that measure it do all the work they count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmrun.backends.cpu.speeds import limits
+from llmrun.layouts.arena import address_of, allocate
+from llmrun.layouts.limits import independent_sums
+from tests.support.kernels.runs import LEVELS_HERE, run_kernel
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+def test_reading_touches_every_line_once(level: str) -> None:
+    memory = allocate(12 * 1024, "lines of a test").view(np.int32).reshape(-1, 16)
+    memory[:] = np.random.default_rng(1).integers(-(2**31), 2**31, memory.shape)
+    result = allocate(2 * 64, "results of a test").view(np.int32).reshape(2, 16)
+    words = [address_of(memory), 12, 1024, address_of(result)]
+    run_kernel(limits.READ, words, {}, level=level, threads=2)
+    assert (result[0] ^ result[1] == np.bitwise_xor.reduce(memory)).all()
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+def test_multiplying_makes_every_product(level: str) -> None:
+    """Weights are 4 bits, so that no level's sums of 16 bits overflow; round r multiplies by r's four bytes."""
+    n_sums, rounds = independent_sums(level), 300
+    weights = allocate(64 * n_sums, "weights of a test").reshape(n_sums, 16, 4)
+    weights[:] = np.random.default_rng(2).integers(0, 16, weights.shape)
+    result = allocate(64 * n_sums, "results of a test").view(np.int32).reshape(n_sums, 16)
+    run_kernel(limits.MULTIPLY, [rounds, address_of(weights), address_of(result)], {}, level=level)
+    activations = np.arange(rounds, dtype=np.int32).view(np.int8).reshape(rounds, 4).sum(0, dtype=np.int64)
+    expected = weights.view(np.int32)[..., 0] + (weights.astype(np.int64) * activations).sum(-1)
+    assert (result == expected).all()
+
+
+def test_both_limits_are_rates_of_a_computer() -> None:
+    here = limits.Machine(1, memory_bytes=1 << 26)
+    assert 1e8 < here.read_bandwidth() < 1e13
+    assert 1e8 < here.multiply_rate() < 1e14

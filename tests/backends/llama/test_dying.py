@@ -1,0 +1,409 @@
+"""Whatever ends llama.cpp's process is one line for the user, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pytest
+
+from llmrun.backends.llama import backend as llama_cpp
+from llmrun.backends.llama import process as llama_process
+from llmrun.backends.llama.backend import LlamaBackend
+from llmrun.backends.llama.process import LlamaProcess
+from llmrun.errors import BackendCrashed, Cancelled, DoesNotFit, ModelFileError
+from llmrun.gguf.reader import open_gguf
+from tests.support.backends.seam_contract import batch_of, rows
+from tests.support.cli.commands import ROOT
+from tests.support.models.downloads import smollm2
+from tests.support.models.tiny_models import tiny_model
+
+WAIT_S = 20.0  # for what takes milliseconds
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tiny_model(tmp_path, "F32 untied llama3 rope")
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt and SystemExit: not an Exception."""
+
+
+@pytest.fixture(autouse=True)
+def lost_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption that comes while the garbage collector calls something (hypothesis has it timed) goes no
+    further, as Python has it, and is no failure of what was interrupted."""
+    report = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, Interrupted | KeyboardInterrupt):
+            report(unraisable)
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+
+
+def opened(path: Path, **options: object) -> LlamaBackend:
+    with open_gguf(path) as file:
+        return LlamaBackend(file, **{"context_size": 64, "max_sequences": 1, "threads": 1, **options})  # type: ignore[arg-type]
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + WAIT_S
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def open_things() -> tuple[int, int]:
+    """(file descriptors, threads). A mapping keeps one, and goes with the error whose traceback knows it."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
+def test_a_process_killed_between_two_passes(path: Path, number: signal.Signals) -> None:
+    backend = opened(path)
+    pid = backend._process.pid
+    backend.forward(batch_of(rows(0, 0, [5, 6, 7])))
+    os.kill(pid, number)
+    with pytest.raises(BackendCrashed) as caught:
+        backend.forward(batch_of(rows(0, 3, [8])))
+    assert str(caught.value) == f"llama.cpp died while running {path}: {number.name}"
+    assert caught.value.exit_code == 3
+    backend.close()
+    backend.close()
+    assert not Path(f"/proc/{pid}").exists()  # not even a zombie
+
+
+def test_a_process_killed_while_loading(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = LlamaProcess()
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(BackendCrashed, match=f"llama.cpp died while loading {path}: SIGKILL"):
+        opened(path, process=process)
+    process.close()
+
+
+def test_the_last_words_of_an_assertion_are_told() -> None:
+    process = LlamaProcess()
+    process._last_words = b"noise\nsrc/llama-vocab.cpp:12: GGML_ASSERT(id_to_token.size() == 3) failed\x1b[2J\n"
+    os.kill(process.pid, signal.SIGABRT)
+    with pytest.raises(BackendCrashed) as caught:
+        process.ask("devices", "looking")
+    assert str(caught.value) == (
+        r"llama.cpp died while looking: SIGABRT: GGML_ASSERT(id_to_token.size() == 3) failed\x1b[2J"
+    )
+    process.close()
+
+
+def test_a_file_cut_off_under_the_mapping_is_told_even_when_it_killed(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look before each pass is left out once, so that llama.cpp does read past the end: SIGBUS."""
+    checks = [lambda: None]
+    check = llama_cpp._Watch.check
+    monkeypatch.setattr(llama_cpp._Watch, "check", lambda self: checks.pop()() if checks else check(self))
+    backend = opened(path)
+    pid = backend._process.pid
+    size = path.stat().st_size
+    os.truncate(path, 0)
+    with pytest.raises(ModelFileError) as caught:
+        backend.forward(batch_of(rows(0, 0, list(range(5, 60)))))
+    assert str(caught.value) == f"the model file changed while it was in use: {path}: was {size:,} bytes, is 0"
+    assert eventually(lambda: not is_running(pid))
+    backend.close()
+
+
+def test_a_file_cut_off_while_it_is_loaded_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = LlamaProcess.answer
+
+    def cut_off(process: LlamaProcess, number: int, doing: str, progress: object = None) -> dict[str, object]:
+        os.truncate(path, 4096)
+        os.kill(process.pid, signal.SIGBUS)
+        return answer(process, number, doing)
+
+    monkeypatch.setattr(LlamaProcess, "answer", cut_off)
+    with pytest.raises(ModelFileError, match=r"the model file changed while it was in use: .*, is 4,096"):
+        opened(path)
+
+
+def test_a_file_written_to_in_place_is_noticed_before_it_is_believed(path: Path) -> None:
+    backend = opened(path)
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"changed!")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ModelFileError, match="the model file changed while it was in use"):
+        backend.forward(batch_of(rows(0, 0, [5])))
+    backend.close()
+
+
+def test_a_file_replaced_by_another_is_still_the_old_one(tmp_path: Path, path: Path) -> None:
+    backend = opened(path)
+    other = tmp_path / "other"
+    shutil.copy(path, other)
+    other.replace(path)
+    assert backend.forward(batch_of(rows(0, 0, [5]))).shape == (1, backend.info.vocabulary_size)
+    backend.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF no model", None])
+def test_a_file_replaced_after_it_was_checked_is_not_the_one_that_was_checked(
+    tmp_path: Path, path: Path, content: bytes | None
+) -> None:
+    """Whether llama.cpp loads the other one (None: a whole model) or not."""
+    other = tiny_model(tmp_path, "F32 odd")
+    if content is not None:
+        other.write_bytes(content)
+    with open_gguf(path) as file:
+        other.replace(path)
+        with pytest.raises(ModelFileError, match=f"{path}: another file has taken its place$"):
+            LlamaBackend(file, context_size=64, max_sequences=1, threads=1)
+
+
+def test_nothing_is_left_open(path: Path) -> None:
+    counts = []
+    for _ in range(3):
+        opened(path).close()
+        process = LlamaProcess()
+        process.kill()
+        with pytest.raises(BackendCrashed):
+            opened(path, process=process)
+        process.close()
+        counts.append(open_things())
+    assert counts == counts[:1] * 3
+
+
+def interrupt_after(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    return timer
+
+
+def test_ctrl_c_while_running_leaves_the_answers_in_step(path: Path) -> None:
+    """At moments spread over a pass and what comes before and after it."""
+    backend = opened(path, context_size=2048)
+    long = np.random.default_rng(0).integers(5, 200, 2000).tolist()
+    expected = backend.forward(batch_of(rows(0, 0, [5, 6, 7])))
+    interrupted = 0
+    for moment in range(30):
+        finished = False
+        backend.kv.free(0)
+        try:
+            timer = interrupt_after(0.0015 * moment)
+            backend.forward(batch_of(rows(0, 0, long)))
+            finished = True
+            timer.join()
+            time.sleep(WAIT_S)
+        except KeyboardInterrupt:
+            interrupted += not finished
+        backend.kv.free(0)
+        np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, [5, 6, 7]))), expected)
+    assert interrupted
+    backend.close()
+
+
+def test_ctrl_c_while_loading_ends_the_process(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: list[LlamaProcess] = []
+
+    def interrupted(process: LlamaProcess, number: int, doing: str, progress: object = None) -> dict[str, object]:
+        processes.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LlamaProcess, "answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opened(path)
+    assert not processes[0].alive
+
+
+@pytest.fixture
+def interruptions() -> Iterator[Callable[[float, float], None]]:
+    """interruptions(first, interval): raise Interrupted so many seconds from now, and again and again, but only where
+    the backend is at work; 0, 0: no more."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        while frame is not None and not frame.f_code.co_filename.startswith(str(ROOT / "llmrun")):
+            frame = frame.f_back
+        if frame is not None:
+            raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield lambda first, interval: (signal.setitimer(signal.ITIMER_REAL, first, interval), None)[1]
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_any_request_interrupted_at_any_moment_leaves_the_truth(
+    path: Path, interruptions: Callable[[float, float], None]
+) -> None:
+    """Once, or twice in a row, so that what follows the first interruption is interrupted too."""
+    backend = opened(path, context_size=512, max_sequences=2)
+    random = np.random.default_rng(3)
+    known: list[list[int]] = [[], []]
+    interrupted = 0
+    for _ in range(150):
+        new = random.integers(5, 200, int(random.integers(1, 60))).tolist()
+        seq, operation = int(random.integers(2)), int(random.integers(4))
+        at = backend.kv.lengths[seq]
+        assert at <= len(known[seq])
+        known[seq] = known[seq][:at] + new
+        interruptions(0.0001 + 0.002 * float(random.random()), 0.0005 if random.random() < 0.3 else 0)
+        try:
+            if operation == 0:
+                backend.kv.truncate(seq, at // 2)
+            elif operation == 1:
+                backend.tokenizer.encode("some text " * 50, add_special=True, parse_special=True)
+            elif at + len(new) <= 512:
+                backend.forward(batch_of(rows(seq, at, new)))
+            else:
+                backend.kv.free(seq)
+        except Interrupted:
+            interrupted += 1
+        except Cancelled:  # the flag of a wait that was interrupted too
+            assert interrupted
+        interruptions(0, 0)
+    assert interrupted > 20
+    backend._process.clear_stop()
+    for seq in range(2):
+        held = known[seq][: backend.kv.lengths[seq]][:500]
+        kept = backend.kv.truncate(seq, len(held))
+        assert kept == len(held)
+        went_on = backend.forward(batch_of(rows(seq, kept, [8])))
+        backend.kv.free(seq)
+        fresh = backend.forward(batch_of(rows(seq, 0, [*held, 8])))[-1:]
+        np.testing.assert_allclose(went_on, fresh, rtol=0, atol=0.005 * float(np.ptp(fresh)))
+    backend.close()
+
+
+def test_one_that_never_answers_is_ended_by_close(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_process, "_PATIENCE_S", 0.1)
+    backend = opened(path)
+    pid = backend._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    backend.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_ctrl_c_while_it_never_answers(
+    path: Path, monkeypatch: pytest.MonkeyPatch, interruptions: Callable[[float, float], None]
+) -> None:
+    """While it does not even read: what was being written is more than the pipe holds."""
+    monkeypatch.setattr(llama_process, "_REST_S", 0.1)
+    backend = opened(path)
+    os.kill(backend._process.pid, signal.SIGSTOP)
+    interruptions(0.1, 0)
+    with pytest.raises(Interrupted):
+        backend._process.ask("tokenize", "splitting", text="a" * 1_000_000, add_special=False, parse_special=False)
+    with pytest.raises(BackendCrashed, match="SIGKILL"):
+        backend.forward(batch_of(rows(0, 0, [5])))
+    backend.close()
+
+
+def test_it_outlives_the_thread_that_started_it(path: Path) -> None:
+    backends: list[LlamaBackend] = []
+    thread = threading.Thread(target=lambda: backends.append(opened(path)))
+    thread.start()
+    thread.join()
+    time.sleep(0.1)
+    [backend] = backends
+    backend.forward(batch_of(rows(0, 0, [5])))
+    backend.close()
+
+
+def test_it_ends_in_the_middle_of_a_pass_when_the_process_that_started_it_is_killed() -> None:
+    """A pass of 20 seconds and more."""
+    code = (
+        "import os, signal, threading, time\nimport numpy as np\nfrom pathlib import Path\n"
+        "from llmrun.backends.llama.backend import LlamaBackend\nfrom llmrun.gguf.reader import open_gguf\n"
+        "from llmrun.types import Batch\n"
+        f"with open_gguf(Path({str(smollm2())!r})) as file:\n"
+        "    backend = LlamaBackend(file, context_size=8192, max_sequences=1, threads=1)\n"
+        "ids = np.arange(8000, dtype=np.int32)\n"
+        "batch = Batch(ids + 5, 0 * ids, ids, ids < 0)\n"
+        "threading.Thread(target=backend.forward, args=[batch], daemon=True).start()\n"
+        "time.sleep(0.2)\nprint(backend._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=60)
+    killed = time.monotonic()
+    assert eventually(lambda: not is_running(int(ran.stdout)))
+    assert time.monotonic() - killed < WAIT_S / 2
+    assert ran.stderr == b""
+
+
+def test_it_leaves_no_core_file() -> None:
+    process = LlamaProcess()
+    process.ask("rest", "waiting")
+    limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
+    [core] = [line.split() for line in limits if line.startswith("Max core file size")]
+    assert core[4:6] == ["0", "0"]
+    process.close()
+
+
+def test_ctrl_c_of_the_terminal_does_not_reach_it_even_while_it_starts() -> None:
+    process = LlamaProcess()
+    assert os.getpgid(process.pid) != os.getpgrp()
+    process.close()
+
+
+def test_it_dies_with_the_process_that_started_it(path: Path) -> None:
+    code = (
+        "import os, signal\nfrom llmrun.backends.llama.process import LlamaProcess\n"
+        "process = LlamaProcess()\nprocess.ask('devices', 'looking')\nprint(process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=60)
+    pid = int(ran.stdout)
+    assert eventually(lambda: not is_running(pid))
+    assert ran.stderr == b""
+
+
+def test_it_does_not_hear_ctrl_c(path: Path) -> None:
+    backend = opened(path)
+    os.kill(backend._process.pid, signal.SIGINT)
+    backend.forward(batch_of(rows(0, 0, [5])))
+    backend.close()
+
+
+def test_its_noise_reaches_no_stream_of_ours(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    backend = opened(path, context_size=256, cache_tokens=256)
+    backend.forward(batch_of(rows(0, 0, [5])))
+    backend.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_it_needs_nothing_of_the_environment(path: Path, tmp_path: Path) -> None:
+    """Nor of the folder it is started in: what lies there is not taken for a module."""
+    (tmp_path / "json.py").write_text("raise SystemExit('wrong json')")
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from pathlib import Path\nfrom llmrun.backends.select import open_backend\n"
+        f"backend = open_backend(Path({str(path)!r}), backend='llama')\nprint(backend.info.backend)\nbackend.close()"
+    )
+    environment = {"LLMRUN_CACHE_DIR": os.environ["LLMRUN_CACHE_DIR"]}  # compiled kernels: seconds
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, cwd=tmp_path, env=environment, timeout=60
+    )
+    assert (ran.stdout, ran.stderr) == (b"llama\n", b"")
+
+
+def test_a_cache_that_no_machine_holds_does_not_fit(path: Path) -> None:
+    with pytest.raises(DoesNotFit, match="a KV cache of 1,099,511,627,776 tokens of 268,435,456 MiB take ") as caught:
+        opened(path, context_size=1 << 40)
+    assert caught.value.exit_code == 7

@@ -1,0 +1,102 @@
+"""Layers on a GPU: what is asked of llama.cpp, what is told of it, and what is said when they do not fit.
+
+No GPU is needed: what llama.cpp's process says of GPUs is made up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.backends.llama.backend import LlamaBackend
+from llmrun.backends.llama.gpu_layers import ALL_LAYERS, NoRoomOnGpu
+from llmrun.backends.llama.process import LlamaProcess
+from llmrun.errors import DoesNotFit
+from llmrun.gguf.reader import open_gguf
+from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
+from tests.support.gguf.gguf_files import tiny_llama
+
+# llama.cpp's own lines, of two GPUs and of one.
+TWO_GPUS = (
+    "llama_model_load_from_file_impl: using device CUDA0 (NVIDIA H200) (0000:01:00.0) - 143156 MiB free",
+    "llama_model_load_from_file_impl: using device Vulkan1 (AMD Radeon (TM) (RADV)) (unknown id) - 512 MiB free",
+    "load_tensors: offloaded 3/3 layers to GPU",
+)
+REFUSAL = (
+    "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 5000.00 MiB on device 0: cudaMalloc failed: out of memory"
+)
+
+
+def opened(path: Path, **options: Any) -> LlamaBackend:
+    with open_gguf(path) as file:
+        return LlamaBackend(file, context_size=64, max_sequences=1, threads=1, **options)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of layers that llama.cpp was asked to offload."""
+    numbers: list[int] = []
+    tell = LlamaProcess.tell
+
+    def noted(process: LlamaProcess, operation: str, **fields: Any) -> int:
+        if operation == "open":
+            numbers.append(fields["gpu_layers"])
+        return tell(process, operation, **fields)
+
+    monkeypatch.setattr(LlamaProcess, "tell", noted)
+    return numbers
+
+
+def test_as_many_layers_as_fit_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    pretend_gpus(monkeypatch, 2 * GIB)
+    opened(path, gpu_layers=None).close()
+    opened(path, gpu_layers=ALL_LAYERS).close()
+    opened(path, gpu_layers=7).close()
+    assert asked == [3, ALL_LAYERS, 7]  # two layers and the output layer
+
+
+def test_where_none_fits_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:
+    pretend_gpus(monkeypatch, GIB, GIB // 2)
+    with pytest.raises(NoRoomOnGpu, match="no layer fits into what a GPU has free: GPU 0: 1,024 MiB, GPU 1: 512 MiB"):
+        opened(tiny_llama(tmp_path / "tiny.gguf"), gpu_layers=None)
+    assert asked == []
+
+
+def test_the_placement_is_told_in_llama_cpps_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    pretend_answers(monkeypatch, log=TWO_GPUS)
+    backend = opened(path, gpu_layers=ALL_LAYERS)
+    backend.close()
+    assert backend.info.device == "3/3 layers on NVIDIA H200 and AMD Radeon (TM) (RADV), 1 thread"
+    assert backend.info.gpu_layers == "3/3"
+
+
+def test_a_build_with_gpus_that_are_not_used_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    pretend_answers(monkeypatch, log=["load_tensors: offloaded 0/3 layers to GPU"])
+    backend = opened(path, gpu_layers=0)
+    backend.close()
+    assert (backend.info.device, backend.info.gpu_layers) == ("1 thread", "")
+
+
+def test_too_many_layers_do_not_fit_and_auto_is_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    pretend_answers(monkeypatch, failed=REFUSAL, log=TWO_GPUS)
+    with pytest.raises(DoesNotFit) as caught:
+        opened(path, gpu_layers=ALL_LAYERS)
+    assert caught.value.exit_code == 7
+    said = str(caught.value)
+    assert "allocating 5000.00 MiB" in said
+    assert said.endswith("; free were: NVIDIA H200 143,156 MiB, AMD Radeon (TM) (RADV) 512 MiB")
+    assert "--gpu-layers auto" in caught.value.hint
+
+
+def test_without_a_gpu_the_hint_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    pretend_answers(monkeypatch, failed="failed to allocate buffer for kv cache")
+    with pytest.raises(DoesNotFit) as caught:
+        opened(path)
+    assert "gpu" not in caught.value.hint

@@ -1,0 +1,133 @@
+"""Where our tokenizers do not read a vocabulary llama.cpp's own does, and it keeps the promises that ours keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmrun.backends.llama.backend import LlamaBackend
+from llmrun.backends.llama.tokenizer import LlamaTokenizer
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Finished, Request, TextPrompt
+from llmrun.gguf.reader import open_gguf
+from llmrun.types import SamplingParams
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.models.tiny_models import changed_copy
+from tests.support.tokenizers.random_text import random_texts
+from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer, vocabulary_path
+
+OTHERS = ("bert-bge", "nomic-bert-moe")  # WordPiece, Unigram
+SEARCHED = ("deepseek-llm", "falcon")  # by regular expressions; every byte of a text comes back
+OURS_TOO = ("llama-spm", "llama-bpe", *SEARCHED)
+WIDTH = 32
+
+
+def with_vocabulary(folder: Path, name: str) -> Path:
+    """A tiny llama whose vocabulary is one of llama.cpp's vocabulary-only files."""
+
+    def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+        for key in [key for key in metadata if key.startswith("tokenizer.")]:
+            del metadata[key]
+        with open_gguf(vocabulary_path(name)) as file:
+            for key, value in file.metadata.items():
+                if key.startswith("tokenizer."):
+                    metadata[key] = value if isinstance(value, str | bool | int | float | np.ndarray) else list(value)
+            size = len(file.strings("tokenizer.ggml.tokens"))
+        metadata["llama.vocab_size"] = size
+        weights = np.random.default_rng(0).standard_normal((size, WIDTH)).astype(np.float16)
+        tensors["token_embd.weight"] = ("F16", weights.tobytes(), weights.shape)
+
+    tiny = tiny_llama(folder / "tiny.gguf", weight_type="F16", layers=1, width=WIDTH, heads=2, kv_heads=1)
+    return changed_copy(tiny, folder / f"{name}.gguf", change)
+
+
+def opened(path: Path) -> LlamaBackend:
+    with open_gguf(path) as file:
+        return LlamaBackend(file, context_size=64, max_sequences=1, threads=1)
+
+
+@pytest.fixture(scope="module", params=[*OTHERS, *OURS_TOO])
+def named(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, LlamaTokenizer]]:
+    """(name of the vocabulary, llama.cpp's tokenizer of it)"""
+    backend = opened(with_vocabulary(tmp_path_factory.mktemp("vocabulary"), request.param))
+    if request.param in OTHERS:
+        assert isinstance(backend.tokenizer, LlamaTokenizer)
+        yield request.param, backend.tokenizer
+    else:
+        prefix = request.param == "llama-spm"
+        yield request.param, LlamaTokenizer(backend._process, backend.info.vocabulary_size, space_prefix=prefix)
+    backend.close()
+
+
+def test_ids_are_llama_cpps(named: tuple[str, LlamaTokenizer]) -> None:
+    name, tokenizer = named
+    oracle = llama_vocabulary(name)
+    assert tokenizer.vocabulary_size == oracle.size
+    assert tokenizer.end_of_generation == oracle.end_of_generation()
+    for text, _ in zip(random_texts(3, 60, ["<|im_end|>", "</s>", "[SEP]"]), range(60), strict=False):
+        ids = tokenizer.encode(text, add_special=False, parse_special=False).tolist()
+        assert ids == oracle.encode(text, add_special=False, parse_special=False)
+        assert b"".join(map(tokenizer.token_bytes, ids)) == b"".join(map(oracle.token_bytes, ids))
+
+
+@pytest.mark.parametrize("character", [".", "a"])
+def test_a_long_row_of_one_character_does_not_end_the_process(
+    named: tuple[str, LlamaTokenizer], character: str
+) -> None:
+    """llama.cpp's search for places to split at calls itself for each of them."""
+    name, tokenizer = named
+    ids = tokenizer.encode(character * 60_000, add_special=False, parse_special=False)
+    decoded = tokenizer.decode(ids.tolist())
+    assert decoded == character.encode() * 60_000 if name in SEARCHED else len(ids) > 0
+
+
+def test_one_bos_whoever_wrote_it(named: tuple[str, LlamaTokenizer]) -> None:
+    _, tokenizer = named
+    first = tokenizer.encode("a b", add_special=True, parse_special=True).tolist()
+    if tokenizer.bos_id is not None and first[0] == tokenizer.bos_id:
+        written = tokenizer.token_text(tokenizer.bos_id) + "a b"
+        for ids in (
+            tokenizer.encode(written, add_special=True, parse_special=True),
+            tokenizer.encode_rendered(written),
+        ):
+            assert ids.tolist().count(tokenizer.bos_id) == 1
+
+
+def test_a_protected_control_string_stays_text(named: tuple[str, LlamaTokenizer]) -> None:
+    _, tokenizer = named
+    for token in sorted(tokenizer.end_of_generation):
+        string = tokenizer.token_text(token)
+        assert token in tokenizer.encode_rendered(f"a{string}b").tolist()
+        assert token not in tokenizer.encode_rendered(f"a{tokenizer.protect(string)}b").tolist()
+        assert tokenizer.unprotect(tokenizer.protect(string)) == string
+
+
+@pytest.mark.parametrize("name", OURS_TOO)
+def test_it_agrees_with_ours_where_both_read_the_vocabulary(tmp_path: Path, name: str) -> None:
+    backend = opened(with_vocabulary(tmp_path, name))
+    size = backend.info.vocabulary_size
+    theirs, ours = LlamaTokenizer(backend._process, size, space_prefix=name == "llama-spm"), our_tokenizer(name)
+    assert (theirs.bos_id, theirs.eos_id) == (ours.bos_id, ours.eos_id)
+    for text in random_texts(5, 60, ["<|eot_id|>", "</s>", "<s>"]):
+        rendered = "<s>" + theirs.protect(text) + "</s>"
+        assert theirs.protect(text) == ours.protect(text)
+        np.testing.assert_array_equal(theirs.encode_rendered(rendered), ours.encode_rendered(rendered))
+        ids = ours.encode(text, add_special=False, parse_special=True).tolist()
+        assert theirs.decode(ids) == ours.decode(ids)
+        assert [theirs.token_text(token) for token in ids] == [ours.token_text(token) for token in ids]
+    backend.close()
+
+
+def test_the_engine_answers_with_it(tmp_path: Path) -> None:
+    backend = opened(with_vocabulary(tmp_path, "bert-bge"))
+    with Engine(backend) as engine:
+        request = Request(TextPrompt("hello world"), max_tokens=4, sampling=SamplingParams(temperature=0))
+        finished = list(engine.generate(request))[-1]
+    assert isinstance(finished, Finished)
+    assert finished.timings.prompt_tokens >= 2

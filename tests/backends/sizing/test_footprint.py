@@ -1,0 +1,114 @@
+"""What a model will take, from its header: the peak of a real process agrees, on either backend."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmrun.archs.registry import plan_of_header
+from llmrun.backends.cpu.backend import MAX_ROWS
+from llmrun.backends.cpu.footprint import footprint_on_cpu
+from llmrun.backends.llama import footprint as llama_footprint
+from llmrun.backends.llama.footprint import footprint_on_llama
+from llmrun.backends.llama.gpu_layers import cache_by_context
+from llmrun.backends.sizing.footprint import Footprint
+from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.gguf.reader import open_gguf
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.models.downloads import smollm2
+
+PROMPT_WORDS = 300  # more than are run at once
+CONTEXT = 512
+
+
+def on_cpu(path: Path) -> Footprint:
+    with open_gguf(path) as file:
+        plan = plan_of_header(file)
+        return footprint_on_cpu(file, plan, max_sequences=1, kv_type="f16", max_rows=MAX_ROWS, n_threads=1)
+
+
+def on_llama(path: Path) -> Footprint:
+    with open_gguf(path) as file:
+        return footprint_on_llama(file, cache=cache_by_context(file))
+
+
+def measured_peak(path: Path, backend: str) -> int:
+    """Of `llmrun generate` and the processes it starts, together, while it holds the whole prompt in its cache."""
+    program = """
+import sys
+from llmrun.machine.peak_memory import peak_memory
+from llmrun.__main__ import main
+from llmrun.engine.engine import Engine
+close = Engine.close
+def told(self):
+    print("peak", peak_memory(), file=sys.stderr, flush=True)
+    close(self)
+Engine.close = told
+main()
+"""
+    arguments = ["generate", "-m", str(path), "-p", "hello " * PROMPT_WORDS, "-n", "4", "--raw", "--backend", backend]
+    arguments += ["-c", str(CONTEXT), "-t", "1", "--gpu-layers", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True, timeout=120
+    )
+    return int(re.findall(r"^peak (\d+)$", done.stderr, re.MULTILINE)[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a peak that begins with the program")
+@pytest.mark.parametrize(("backend", "held"), [("cpu", PROMPT_WORDS), ("llama", CONTEXT)])
+def test_the_peak_of_a_real_process_is_within_5_percent(backend: str, held: int) -> None:
+    """Our cache takes memory as it is filled, llama.cpp's all of it at once."""
+    footprint = on_cpu(smollm2()) if backend == "cpu" else on_llama(smollm2())
+    assert footprint.total(held) == pytest.approx(measured_peak(smollm2(), backend), rel=0.05)
+
+
+def test_the_total_is_a_sum_of_which_the_header_gives_way_to_the_cache() -> None:
+    one = Footprint(weights=1000, cache=KVBytes(10), scratch=5, vocabulary=100, header=50, programs=10_000, mapped=600)
+    assert one.total(1) == 10_000 + 1000 + 100 + 50
+    assert one.total(100) == 10_000 + 1000 + 100 + 5 + 1000
+    assert one.pinned == 400 + 5 + 100
+
+
+def test_a_cache_for_more_sequences_and_of_another_type_is_counted(tmp_path: Path) -> None:
+    with open_gguf(tiny_llama(tmp_path / "tiny.gguf")) as file:
+        plan = plan_of_header(file)
+        sizes = [
+            footprint_on_cpu(file, plan, max_sequences=n, kv_type=kv_type, max_rows=rows, n_threads=2)
+            for n, kv_type, rows in ((1, "f16", 256), (3, "f16", 256), (1, "q8_0", 256), (1, "f16", 512))
+        ]
+    assert [one.cache.token for one in sizes] == [256, 768, 144, 256]
+    assert sizes[3].scratch > 1.8 * sizes[0].scratch
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "weight_type", "tied", "share"),
+    [
+        ("x86_64", "avx2", "Q4_0", True, 1.0),
+        ("x86_64", "avx2", "Q8_0", True, 0.0),
+        ("arm64", "", "Q8_0", True, 1.0),
+        ("aarch64", "", "F32", True, 0.0),
+        ("x86_64", "avx2", "Q4_0", False, 0.9),  # a table that is only looked up stays as it is
+    ],
+)
+def test_llama_cpp_has_matrices_twice_that_its_kernels_take_in_another_order(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
+    flags: str,
+    weight_type: str,
+    tied: bool,
+    share: float,
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(llama_footprint, "processor_flags", lambda: frozenset(flags.split()))
+    path = tiny_llama(tmp_path / "tiny.gguf", weight_type=weight_type, tied=tied)
+    with open_gguf(path) as file:
+        matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) > 1]
+        counted = [one for one in matrices if share == 1.0 or (share and one.name != "token_embd.weight")]
+        footprint = footprint_on_llama(file, cache=KVBytes(1))
+        assert footprint.weights == file.file_bytes + sum(one.nbytes for one in counted if one.shape[1] % 8 == 0)
+        assert footprint.mapped == file.file_bytes

@@ -1,0 +1,410 @@
+"""Rotary positions, the cache's layout, and attention over it, against NumPy, at every level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmrun.backends.cpu.lowering.attention import rotation_words
+from llmrun.backends.cpu.lowering.base import float_word
+from llmrun.compiled.store import KernelName
+from llmrun.kernels.attention.attention import attention_reference
+from llmrun.kernels.attention.hadamard import spread_key_reference, spread_query_reference
+from llmrun.kernels.attention.kv_store import entered_reference, stored_reference
+from llmrun.kernels.attention.rope import rope_reference
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, allocate
+from llmrun.layouts.attention import CHUNK, SEES_ALL, scratch_bytes, state_floats
+from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.plan.rope import Pairing, Rope, rotations_of
+from tests.support.kernels.runs import LEVELS_HERE, run_kernel
+
+EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
+
+
+class Cache:
+    """One layer's cache with the blocks of one sequence in a jumbled order."""
+
+    def __init__(self, shape: AttentionShape, positions: int, kv_type: str = "f16") -> None:
+        self.shape, self.kv_type = shape, kv_type
+        n_blocks = -(-positions // BLOCK)
+        self.block_bytes = self.shape.block_bytes(kv_type)
+        self.memory = allocate(n_blocks * self.block_bytes, "a test's cache").reshape(n_blocks, -1)
+        self.table = np.random.default_rng(5).permutation(n_blocks).astype(np.int32)
+
+    def read(self, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(keys, values), float32[length, KV heads, their size], by the layout in words: per block and head, keys
+        [head size, 32] and then values [32, value size]; in q8_0 each with their scales [groups, 32] behind them."""
+        keys, values = (np.concatenate(list(part)) for part in zip(*map(self._block, self.table), strict=True))
+        return keys[:length], values[:length]
+
+    def _block(self, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Of a block: (keys, values), float32[32, KV heads, their size]."""
+        heads = self.memory[block].reshape(self.shape.kv_heads, -1)
+        keys, values = np.split(heads, [BLOCK * self._position_bytes(self.shape.head_size)], axis=1)
+        assert values.shape[1] == BLOCK * self._position_bytes(self.shape.value_size)
+        keys, key_scales = self._elements(keys, self.shape.head_size)
+        values, value_scales = self._elements(values, self.shape.value_size)
+        with np.errstate(invalid="ignore"):
+            keys = keys.reshape(len(heads), -1, BLOCK).transpose(0, 2, 1) * key_scales
+            values = values.reshape(len(heads), BLOCK, -1) * value_scales
+        return keys.transpose(1, 0, 2), values.transpose(1, 0, 2)
+
+    def _position_bytes(self, size: int) -> int:
+        return 2 * size if self.kv_type == "f16" else size + 2 * -(-size // 32)
+
+    def _elements(self, part: NDArray[np.uint8], size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Of keys or values of all heads: (float32[heads, 32 x size] without scales, scales [heads, 32, size])."""
+        if self.kv_type == "f16":
+            halves = np.ascontiguousarray(part).view(np.float16).astype(np.float32)
+            return halves, np.ones((len(part), BLOCK, size), np.float32)
+        integers = np.ascontiguousarray(part[:, : size * BLOCK]).view(np.int8) * np.float32(1)
+        scales = np.ascontiguousarray(part[:, size * BLOCK :]).view(np.float16).astype(np.float32)
+        by_position = scales.reshape(len(part), -1, BLOCK).transpose(0, 2, 1)
+        return integers, np.repeat(by_position, 32, axis=2)[..., :size]
+
+    def step(self, positions: NDArray[np.int32], rotations: NDArray[np.float32]) -> dict[int, int]:
+        """The layer's window is the second of its plan's."""
+        self._tables = np.zeros((2, len(positions)), np.int64)
+        self._tables[1] = address_of(self.table)
+        return {
+            records.STEP_ROWS: len(positions),
+            records.STEP_POSITIONS: address_of(positions),
+            records.STEP_TABLES: address_of(self._tables),
+            records.STEP_ROTATIONS: address_of(rotations),
+        }
+
+    def store(
+        self,
+        q: NDArray[np.float32],
+        k: NDArray[np.float32],
+        v: NDArray[np.float32],
+        positions: NDArray[np.int32],
+        ropes: Sequence[Rope] = (),
+        rope: int | None = None,
+        query_rope: int | None = None,
+        *,
+        level: str,
+        threads: int = 1,
+    ) -> NDArray[np.float32]:
+        """Run rope_store on rows [rows, heads, their size]; returns the rotated queries. `query_rope` None: as keys."""
+        rotated, rotations = np.full_like(q, np.nan), rotations_of(ropes, positions)
+        words = self._queries(q, rotated, ropes, rope if query_rope is None else query_rope)
+        words += [address_of(k), k.strides[0], address_of(v), v.strides[0], self.shape.kv_heads]
+        words += [rotation_words(ropes, rope)[1], address_of(self.memory), self.block_bytes, 1]
+        scratch = self._scratch(threads)
+        words += [address_of(scratch), scratch.strides[0]]
+        sizes = {"head_size": self.shape.head_size, "value_size": self.shape.value_size}
+        name = KernelName.of("attention.rope", "rope_store", **sizes, kv_type=self.kv_type)
+        run_kernel(name, words, self.step(positions, rotations), level=level, threads=threads)
+        return rotated
+
+    def rotate(
+        self, q: NDArray[np.float32], positions: NDArray[np.int32], ropes: Sequence[Rope], rope: int, *, level: str
+    ) -> NDArray[np.float32]:
+        """Queries alone."""
+        rotated, rotations = np.full_like(q, np.nan), rotations_of(ropes, positions)
+        name = KernelName.of("attention.rope", "rotate", head_size=self.shape.head_size, kv_type=self.kv_type)
+        words = self._queries(q, rotated, ropes, rope)
+        run_kernel(name, words, self.step(positions, rotations), level=level, threads=2)
+        return rotated
+
+    def _queries(
+        self, q: NDArray[np.float32], rotated: NDArray[np.float32], ropes: Sequence[Rope], rope: int | None
+    ) -> list[int]:
+        words = [address_of(q), q.strides[0], address_of(rotated), rotated.strides[0], self.shape.heads]
+        return words + rotation_words(ropes, rope)
+
+    def _scratch(self, threads: int) -> NDArray[np.float32]:
+        n_bytes = scratch_bytes(self.shape.head_size, self.shape.value_size)
+        return np.full((threads, n_bytes // 4), np.nan, np.float32)
+
+    def attend(
+        self,
+        q: NDArray[np.float32],
+        positions: NDArray[np.int32],
+        *,
+        level: str,
+        threads: int = 1,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        size, value_size = self.shape.head_size, self.shape.value_size
+        out = np.full((*q.shape[:2], value_size), np.nan, np.float32)
+        scratch, partials = self._scratch(threads), self.partials()
+        sees = [window or SEES_ALL, 0 if sinks is None else address_of(sinks)]
+        words = [address_of(q), q.strides[0], address_of(out), out.strides[0], address_of(self.memory)]
+        words += [self.block_bytes, self.shape.kv_heads, float_word(size**-0.5)]
+        words += [address_of(scratch), scratch.strides[0], address_of(partials), partials.strides[0]]
+        words += [1, *sees, float_word(soft_cap)]
+        sizes = {"head_size": size, "value_size": value_size, "group": self.shape.heads // self.shape.kv_heads}
+        function = "capped_attention" if soft_cap else "attention"
+        name = KernelName.of("attention.attention", function, **sizes, kv_type=self.kv_type)
+        step = self.step(positions, np.zeros((len(positions), 0, 2), np.float32))
+        run_kernel(name, words, step, level=level, threads=threads)
+        words = [address_of(partials), partials.strides[0], address_of(out), out.strides[0], self.shape.heads]
+        words += [address_of(scratch), scratch.strides[0], *sees]
+        run_kernel(KernelName.of("attention.attention", "merge", value_size=value_size), words, step, level=level)
+        return out
+
+    def partials(self) -> NDArray[np.float32]:
+        n_chunks = -(-len(self.table) * BLOCK // CHUNK)
+        return np.full((n_chunks, self.shape.heads * state_floats(self.shape.value_size)), np.nan, np.float32)
+
+
+NINE, SIX, MANY = AttentionShape(9, 3, 64), AttentionShape(6, 6, 48), AttentionShape(22, 2, 16)
+SHAPES = [
+    *((shape, kv_type) for shape in (NINE, SIX, MANY) for kv_type in ("f16", "q8_0")),
+    (AttentionShape(2, 1, 16), "f16"),
+    (AttentionShape(4, 2, 48, value_size=32), "f16"),
+    (AttentionShape(4, 1, 512), "f16"),
+    (AttentionShape(16, 1, 576, value_size=512), "q8_0"),
+]
+
+
+def _name(value: str | AttentionShape) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value.heads}/{value.kv_heads} {value.head_size}/{value.value_size}"
+
+
+EVERY_SHAPE = pytest.mark.parametrize(
+    ("level", "shape", "kv_type"), [(level, *kind) for level, kind in product(LEVELS_HERE, SHAPES)], ids=_name
+)
+EVERY_TYPE = pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+
+
+@pytest.mark.parametrize("head_size", [16, 48, 64, 512, 576])
+def test_spread_keys_and_queries_have_the_same_products(head_size: int) -> None:
+    random = np.random.default_rng(head_size)
+    q, k = (random.standard_normal((50, head_size)).astype(np.float32) for _ in range(2))
+    spread = (spread_query_reference(q) * spread_key_reference(k)).sum(-1)
+    np.testing.assert_allclose(spread, (q * k).sum(-1), rtol=0, atol=1e-5 * head_size**0.5)
+    one_hot = np.zeros(head_size, np.float32)
+    one_hot[5] = 100
+    assert len(set(np.abs(spread_key_reference(one_hot)[:16]))) == 1
+
+
+def random_keys_and_values(
+    shape: AttentionShape, rows: int, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    random, sizes = np.random.default_rng(seed), (shape.head_size, shape.value_size)
+    k, v = (random.standard_normal((rows, shape.kv_heads, size)).astype(np.float32) for size in sizes)
+    return k, v
+
+
+def filled(shape: AttentionShape, length: int, kv_type: str, *, level: str, scale: float = 1.0) -> Cache:
+    """A cache that holds `length` random positions."""
+    cache = Cache(shape, length, kv_type)
+    q = np.zeros((length, shape.heads, shape.head_size), np.float32)
+    k, v = (scale * part for part in random_keys_and_values(shape, length, length))
+    positions = np.arange(length, dtype=np.int32)
+    cache.store(q, k, v, positions, level=level)
+    return cache
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("partial", [False, True])
+def test_rotated_queries_keys_and_values_equal_the_twin(
+    level: str, shape: AttentionShape, kv_type: str, partial: bool
+) -> None:
+    """To the bit: no product of a rotation is fused, and float16 rounds as NumPy's."""
+    random = np.random.default_rng(shape.head_size)
+    rows, pairs = 40, shape.head_size // 4 if partial else shape.head_size // 2
+    positions, rope = np.arange(rows, dtype=np.int32), Rope(10_000.0 ** -(np.arange(pairs) / pairs))
+    q = random.standard_normal((rows, shape.heads, shape.head_size)).astype(np.float32)
+    k, v = random_keys_and_values(shape, rows, 1)
+    cache = Cache(shape, rows, kv_type)
+    rotated = cache.store(q, k, v, positions, [rope], 0, level=level, threads=3)
+    rotations = rope.rotations(positions)
+    keys, values = cache.read(rows)
+    expected = entered_reference(rope_reference(q, rotations), rope_reference(k, rotations), v, kv_type)
+    for actual, wanted in zip((rotated, keys, values), expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+
+
+ROPES = [
+    Rope(np.full(3, 0.4)),
+    Rope(10_000.0 ** -(np.arange(32) / 32), Pairing.HALVES, magnitude=1.25),
+    Rope(500.0 ** -(np.arange(21) / 21), Pairing.HALVES),
+    Rope(10_000.0 ** -(np.arange(32) / 32), Pairing.HALVES, growth=(0.5, 3)),
+]
+
+
+@EVERY_LEVEL
+@EVERY_TYPE
+@pytest.mark.parametrize("number", [0, 1, 2, None])
+def test_a_layer_takes_the_rotations_of_its_own_rope(level: str, kv_type: str, number: int | None) -> None:
+    """Of several, of pairs of either kind, of some or all features of a head; or of none. Queries alone as well."""
+    random = np.random.default_rng(8)
+    q = random.standard_normal((11, 9, 64)).astype(np.float32)
+    k, v = (random.standard_normal((11, 3, 64)).astype(np.float32) for _ in range(2))
+    cache, positions = Cache(NINE, 11, kv_type), np.arange(11, dtype=np.int32)
+    rotated = cache.store(q, k, v, positions, ROPES, number, level=level, threads=2)
+    expected = q, k
+    if number is not None:
+        rope = ROPES[number]
+        expected_q, expected_k = (rope_reference(x, rope.rotations(positions), rope.pairing) for x in (q, k))
+        expected = expected_q, expected_k
+        np.testing.assert_array_equal(cache.rotate(q, positions, ROPES, number, level=level), rotated)
+    for actual, wanted in zip((rotated, *cache.read(11)), entered_reference(*expected, v, kv_type), strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+
+
+@EVERY_LEVEL
+@EVERY_TYPE
+def test_queries_may_have_a_rope_of_their_own(level: str, kv_type: str) -> None:
+    """One that grows with the position, of the keys' pairs."""
+    q = np.random.default_rng(8).standard_normal((11, 9, 64)).astype(np.float32)
+    k, v = random_keys_and_values(NINE, 11, 2)
+    cache, positions = Cache(NINE, 11, kv_type), np.arange(11, dtype=np.int32)
+    rotated = cache.store(q, k, v, positions, ROPES, 1, 3, level=level, threads=2)
+    of_queries, of_keys = (
+        rope_reference(x, ROPES[number].rotations(positions), Pairing.HALVES) for x, number in ((q, 3), (k, 1))
+    )
+    assert np.abs(of_queries[9]).sum() > 1.5 * np.abs(q[9]).sum()
+    expected = entered_reference(of_queries, of_keys, v, kv_type)
+    for actual, wanted in zip((rotated, *cache.read(11)), expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+
+
+@EVERY_LEVEL
+@EVERY_TYPE
+def test_storing_a_row_touches_only_its_own_place(level: str, kv_type: str) -> None:
+    cache = filled(SIX, 70, kv_type, level=level)
+    before = cache.memory.copy()
+    keys_before, values_before = cache.read(70)
+    new = np.full((1, 6, 48), 5, np.float32)
+    position = np.array([37], np.int32)
+    cache.store(np.ones((1, 6, 48), np.float32), new, new, position, level=level)
+    keys, values = cache.read(70)
+    _, [expected_key], [expected_value] = entered_reference(new, new, new, kv_type)
+    np.testing.assert_array_equal(keys[37], expected_key)
+    np.testing.assert_array_equal(values[37], expected_value)
+    others = np.arange(70) != 37
+    np.testing.assert_array_equal(keys[others], keys_before[others])
+    np.testing.assert_array_equal(values[others], values_before[others])
+    of_a_row = 2 * 6 * (2 * 48 if kv_type == "f16" else 48 + 2 * 2)
+    assert 0 < (cache.memory != before).sum() <= of_a_row
+
+
+SPECIAL = [0.0, 1e-9, 1e-7, 7e-6, 1e-5, 1e-3, 1.0, 6e4, 8e6, 9e6, 3e38, np.inf, np.nan]
+
+
+@EVERY_LEVEL
+def test_groups_of_any_size_are_stored_as_the_twin_says(level: str) -> None:
+    """Scales that float16 has few digits for, or none, and groups that hold no number."""
+    random = np.random.default_rng(3)
+    x = random.uniform(-1, 1, (len(SPECIAL), 6, 48)).astype(np.float32)
+    x[:, :, 7] = 1
+    with np.errstate(all="ignore"):
+        x[:, :3] *= np.array(SPECIAL, np.float32)[:, None, None]
+    x[:, 3:, 40] = np.array(SPECIAL, np.float32)[:, None]  # one among others
+    cache = Cache(SIX, len(x), "q8_0")
+    positions = np.arange(len(x), dtype=np.int32)
+    cache.store(x, x, -x, positions, level=level)
+    keys, values = cache.read(len(x))
+    _, expected_keys, expected_values = entered_reference(x, x, -x, "q8_0")
+    np.testing.assert_array_equal(keys, expected_keys)
+    np.testing.assert_array_equal(values, expected_values)
+    for stored in (keys, values):
+        assert np.isnan(stored[-2:, 3:, 32:]).all()
+        assert np.isfinite(stored[:, 3:, :32]).all()
+
+
+def test_a_stored_number_is_off_by_half_a_step_at_most() -> None:
+    x = np.random.default_rng(1).standard_normal((1000, 80)).astype(np.float32)
+    stored = stored_reference(x, "q8_0")
+    for first, last in ((0, 32), (32, 64), (64, 80)):
+        largest = np.abs(x[:, first:last]).max(-1, keepdims=True)
+        assert (np.abs(stored - x)[:, first:last] <= 0.5005 * largest / 127).all()  # the scale is rounded too
+
+
+@EVERY_SHAPE
+def test_attention_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
+    """Within 2e-6 of the largest value (9e-7 was the most seen), at the ends of blocks and between them."""
+    lengths = np.array([1, 2, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 100, 127, 128, 129, 256, 257, 300], np.int32)
+    cache = filled(shape, int(lengths.max()), kv_type, level=level)
+    q = np.random.default_rng(0).standard_normal((len(lengths), shape.heads, shape.head_size)).astype(
+        np.float32
+    ) * np.float32(3)
+    actual = cache.attend(q, lengths - 1, level=level, threads=4)
+    keys, values = cache.read(int(lengths.max()))
+    for row, length in enumerate(lengths):
+        expected = attention_reference(q[row], keys[:length], values[:length], shape.head_size**-0.5)
+        np.testing.assert_allclose(actual[row], expected, rtol=0, atol=2e-6 * np.abs(values[:length]).max())
+
+
+@EVERY_LEVEL
+@EVERY_TYPE
+def test_attention_to_one_position_is_its_value(level: str, kv_type: str) -> None:
+    cache = filled(SIX, 1, kv_type, level=level)
+    q = np.random.default_rng(0).standard_normal((1, 6, 48)).astype(np.float32)
+    _, values = cache.read(1)
+    np.testing.assert_array_equal(cache.attend(q, np.zeros(1, np.int32), level=level)[0], values[0])
+
+
+@EVERY_LEVEL
+@EVERY_TYPE
+def test_what_lies_behind_a_rows_position_is_not_seen(level: str, kv_type: str) -> None:
+    """Even NaN there: memory that another sequence has left."""
+    cache = filled(NINE, 64, kv_type, level=level)
+    q = np.random.default_rng(0).standard_normal((3, 9, 64)).astype(np.float32)
+    positions = np.array([0, 19, 40], np.int32)
+    clean = cache.attend(q, positions, level=level)
+    nan = np.full((23, 3, 64), np.nan, np.float32)
+    later = np.arange(41, 64, dtype=np.int32)
+    cache.store(np.zeros((23, 9, 64), np.float32), nan, nan, later, level=level)
+    keys, values = cache.read(64)
+    assert np.isnan(keys[41:]).all()
+    assert np.isnan(values[41:]).all()
+    np.testing.assert_array_equal(cache.attend(q, positions, level=level), clean)
+    # Rows of one tile: the last ones see the NaN, the first ones not.
+    q = np.random.default_rng(0).standard_normal((8, 9, 64)).astype(np.float32)
+    seen = np.isnan(cache.attend(q, np.arange(37, 45, dtype=np.int32), level=level)).any((1, 2))
+    assert seen.tolist() == [False] * 4 + [True] * 4
+
+
+@EVERY_LEVEL
+@EVERY_TYPE
+@pytest.mark.parametrize("scale", [30.0, 1e4, 7e4])
+def test_scores_far_apart_or_infinite_end_in_numbers_or_nan(level: str, kv_type: str, scale: float) -> None:
+    """7e4 is infinite in float16. No crash, and finite keys and values give a finite answer."""
+    with np.errstate(over="ignore"):
+        cache = filled(NINE, 50, kv_type, level=level, scale=scale)
+    q = np.full((50, 9, 64), scale, np.float32)
+    actual = cache.attend(q, np.arange(50, dtype=np.int32), level=level, threads=2)
+    keys, values = cache.read(50)
+    finite = np.logical_and.accumulate(np.isfinite(keys).all((1, 2)) & np.isfinite(values).all((1, 2)))
+    assert np.isfinite(actual[finite]).all()
+    assert finite.any() or (scale, kv_type) == (7e4, "f16")
+
+
+@EVERY_LEVEL
+@EVERY_TYPE
+def test_attention_depends_neither_on_the_neighbours_nor_on_the_threads(level: str, kv_type: str) -> None:
+    cache = filled(NINE, 130, kv_type, level=level)
+    q = np.random.default_rng(0).standard_normal((12, 9, 64)).astype(np.float32)
+    positions = np.random.default_rng(1).integers(0, 130, 12).astype(np.int32)
+    together = cache.attend(q, positions, level=level, threads=4)
+    for row in range(12):
+        alone = cache.attend(q[row : row + 1], positions[row : row + 1], level=level, threads=1 + row % 3)
+        np.testing.assert_array_equal(alone[0], together[row])
+
+
+@EVERY_SHAPE
+def test_a_tile_of_rows_equals_its_rows_one_by_one(level: str, shape: AttentionShape, kv_type: str) -> None:
+    """Rows that follow each other are computed together, also over the edge of a chunk."""
+    cache = filled(shape, 300, kv_type, level=level)
+    positions = np.concatenate([np.arange(0, 20), np.arange(110, 150), np.arange(240, 261)]).astype(np.int32)
+    q = np.random.default_rng(2).standard_normal((len(positions), shape.heads, shape.head_size)).astype(np.float32)
+    together = cache.attend(q, positions, level=level, threads=3)
+    for row in range(len(positions)):
+        alone = cache.attend(q[row : row + 1], positions[row : row + 1], level=level, threads=2)
+        np.testing.assert_array_equal(alone[0], together[row])

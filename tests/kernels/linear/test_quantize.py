@@ -1,0 +1,87 @@
+"""Quantized activations against their NumPy twin, at every level: in blocks taken together, and those left over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from llmrun.compiled.store import KernelName
+from llmrun.kernels.linear.quantize import quantize_reference
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, allocate, round_up
+from tests.support.kernels.runs import LEVELS_HERE, run_kernel
+
+EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
+
+
+def run_quantize(
+    x: NDArray[np.float32], level: str, threads: int = 1
+) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
+    """(integers int8[rows, blocks, 32], scales, offsets, sums, each [rows, blocks], half sums [rows, blocks, 2])."""
+    rows, blocks = len(x), x.shape[1] // 32
+    stride = round_up(4 * blocks, records.CACHE_LINE)
+    integers = allocate(rows * 32 * blocks, "integers").view(np.int8).reshape(rows, -1)
+    scales, offsets, sums = (allocate(rows * stride, "scales").reshape(rows, -1) for _ in range(3))
+    half_sums = allocate(2 * rows * stride, "half sums").reshape(rows, -1)
+    words = [address_of(x), x.strides[0], address_of(integers), integers.strides[0]]
+    words += [*(address_of(plane) for plane in (scales, offsets, sums, half_sums)), stride, blocks]
+    name = KernelName.of("linear.quantize", "quantize")
+    run_kernel(name, words, {records.STEP_ROWS: rows}, level=level, threads=threads)
+    return (
+        integers.reshape(rows, blocks, 32),
+        scales.view(np.float32)[:, :blocks],
+        offsets.view(np.int32)[:, :blocks],
+        sums.view(np.float32)[:, :blocks],
+        half_sums.view(np.int32)[:, : 2 * blocks].reshape(rows, blocks, 2),
+    )
+
+
+ACTIVATIONS = hnp.arrays(
+    np.float32,
+    st.tuples(st.sampled_from([1, 2, 3, 8]), st.sampled_from([1, 3, 15, 16, 17, 33]).map(lambda blocks: 32 * blocks)),
+    elements=st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**100), max_value=2.0**100),
+)
+
+
+@EVERY_LEVEL
+@given(x=ACTIVATIONS, threads=st.integers(1, 4))
+@settings(max_examples=60)
+def test_quantized_activations_equal_the_twin(level: str, x: NDArray[np.float32], threads: int) -> None:
+    integers, scales, offsets, sums, half_sums = run_quantize(x, level, threads)
+    expected, expected_scales = quantize_reference(x)
+    np.testing.assert_array_equal(integers, expected)
+    np.testing.assert_array_equal(scales, expected_scales)
+    totals = expected.astype(np.int32).sum(-1)
+    np.testing.assert_array_equal(offsets, -8 * totals)
+    np.testing.assert_array_equal(sums, expected_scales * totals.astype(np.float32))
+    np.testing.assert_array_equal(half_sums, -integers.reshape(*integers.shape[:2], 2, 16).astype(np.int32).sum(-1))
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("blocks", [1, 16])
+@pytest.mark.parametrize("largest", [1e-45, 1e-38, 9e-37, 1.1e-36, 1e-30, 1.0, 3.4e38])
+def test_quantizing_any_magnitude_keeps_integers_in_range(level: str, largest: float, blocks: int) -> None:
+    """The last block's; those before are zero."""
+    x = np.zeros((1, 32 * blocks), np.float32)
+    x[0, -32:] = (np.linspace(-1, 1, 32) * largest).astype(np.float32)
+    integers, scales, *_ = run_quantize(x, level)
+    assert np.abs(integers.astype(np.int32)).max() == (127 if largest > 1e-36 else 0)
+    np.testing.assert_allclose(integers[0, -1] * scales[0, -1], x[0, -32:], atol=max(largest / 253, 1e-36))
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("block", [1, 16])
+def test_a_block_that_is_not_finite_harms_no_other(level: str, poison: float, block: int) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 17 * 32)).astype(np.float32)
+    clean = run_quantize(x, level)
+    x[1, 32 * block + 8] = poison
+    poisoned = run_quantize(x, level)
+    others = np.ones((3, 17), np.bool_)
+    others[1, block] = False
+    for index in range(len(clean)):
+        np.testing.assert_array_equal(poisoned[index][others], clean[index][others])

@@ -1,0 +1,140 @@
+"""Normalizing kernels against their NumPy twins, at every level, with odd widths and rows of any kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmrun.backends.cpu.lowering.base import float_word
+from llmrun.compiled.store import KernelName
+from llmrun.kernels.rows.norms import layernorm_reference, rmsnorm_reference
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of
+from tests.support.kernels.runs import EPSILON, LEVELS_HERE, padded_rows, run_kernel, ulps
+
+EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
+ROWS = (1, 2, 3, 7, 8, 9, 17)
+WIDTHS = (1, 16, 33, 64, 576, 1000)
+
+
+def run_norm(
+    x: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    epsilon: float,
+    level: str,
+    threads: int,
+    *,
+    bias: NDArray[np.float32] | None = None,
+    wanted: NDArray[np.int32] | None = None,
+) -> NDArray[np.float32]:
+    """rmsnorm, of each head if the weight is narrower than x; layernorm where there is a bias."""
+    padded, weights = padded_rows(x), padded_rows(weight[None])
+    biases = padded_rows(weight[None] if bias is None else bias[None])
+    rows = len(x) if wanted is None else len(wanted)
+    y = np.full((rows, padded.shape[1]), np.nan, np.float32)
+    words = [address_of(padded), padded.strides[0], address_of(y), y.strides[0], address_of(weights), len(weight)]
+    words += [float_word(epsilon), int(wanted is not None)]
+    words += [x.shape[1] // len(weight) if bias is None else address_of(biases)]
+    step = {records.STEP_ROWS: rows}
+    if wanted is not None:
+        step[records.STEP_WANTED_ROWS] = address_of(wanted)
+    name = KernelName.of("rows.norms", "rmsnorm" if bias is None else "layernorm")
+    run_kernel(name, words, step, level=level, threads=threads)
+    assert not y[:, x.shape[1] :].any(), "the padding of a row must stay zero"
+    return y[:, : x.shape[1]]
+
+
+def random_rows(rows: int, width: int) -> NDArray[np.float32]:
+    return np.random.default_rng(width).standard_normal((rows, width)).astype(np.float32) * np.float32(10)
+
+
+def random_weight(width: int) -> NDArray[np.float32]:
+    return (1 + 0.1 * np.random.default_rng(width).standard_normal(width)).astype(np.float32)
+
+
+# --- rmsnorm ----------------------------------------------------------------------------------------------------------
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("rows", ROWS)
+def test_rmsnorm_is_near_its_twin(level: str, rows: int) -> None:
+    """Within 6 units in the last place (4 were the most seen): the sums of squares are added in another order."""
+    for width in WIDTHS:
+        x, weight = random_rows(rows, width), random_weight(width)
+        actual = run_norm(x, weight, 1e-5, level, threads=1 + rows % 4)
+        assert ulps(actual, rmsnorm_reference(x, weight, 1e-5)) <= 6
+
+
+@EVERY_LEVEL
+def test_rmsnorm_of_whole_squares_is_exact(level: str) -> None:
+    """Sums that no order of adding can round: the mean of 64 squares of 3 is 9."""
+    x = np.where(np.arange(64) % 2, 3, -3).astype(np.float32)[None]
+    actual = run_norm(x, np.full(64, 6, np.float32), 0.0, level, threads=1)
+    np.testing.assert_array_equal(actual, x * (np.float32(1) / np.float32(3)) * np.float32(6))
+
+
+@EVERY_LEVEL
+def test_rmsnorm_of_zeros_is_zero(level: str) -> None:
+    assert not run_norm(np.zeros((3, 40), np.float32), np.ones(40, np.float32), 1e-5, level, threads=2).any()
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize(("heads", "head_size"), [(1, 16), (3, 48), (9, 64)])
+def test_each_head_is_normalized_as_a_row_of_its_own(level: str, heads: int, head_size: int) -> None:
+    x, weight = random_rows(5, heads * head_size), random_weight(head_size)
+    of_heads = run_norm(x, weight, 1e-6, level, threads=2)
+    of_rows = run_norm(x.reshape(-1, head_size), weight, 1e-6, level, threads=2)
+    np.testing.assert_array_equal(of_heads, of_rows.reshape(x.shape))
+
+
+# --- layernorm --------------------------------------------------------------------------------------------------------
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("rows", ROWS)
+def test_layernorm_is_near_its_twin(level: str, rows: int) -> None:
+    """Within 16 roundings of the parts of a row's largest feature: parts that cancel have no last place to count in.
+    The mean is not 0, so a variance over the padding too would be far off."""
+    for width in WIDTHS:
+        x, weight = random_rows(rows, width) + np.float32(25), random_weight(width)
+        bias = np.random.default_rng(rows).standard_normal(width).astype(np.float32)
+        actual = run_norm(x, weight, 1e-5, level, threads=1 + rows % 4, bias=bias)
+        deviation = np.sqrt(x.var(-1, dtype=np.float64, keepdims=True) + 1e-5)
+        parts = np.abs(weight) * np.abs(x).max(-1, keepdims=True) / deviation + np.abs(bias)
+        assert (np.abs(actual - layernorm_reference(x, weight, bias, 1e-5)) / (EPSILON * parts)).max() <= 16
+
+
+@EVERY_LEVEL
+def test_layernorm_of_whole_numbers_is_exact(level: str) -> None:
+    """33 features, which end within a vector: mean 5, squares 4 but for one, variance 128 / 33."""
+    x = np.where(np.arange(33) % 2, 7, 3).astype(np.float32)[None]
+    x[0, 0] = 5
+    actual = run_norm(x, np.ones(33, np.float32), 4 - 128 / 33, level, threads=1, bias=np.full(33, 10, np.float32))
+    assert actual[0, :3].tolist() == [10, 11, 9]
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("bias", [None, np.ones(48, np.float32)], ids=["rmsnorm", "layernorm"])
+def test_the_wanted_rows_are_gathered(level: str, bias: NDArray[np.float32] | None) -> None:
+    x, weight = random_rows(9, 48), np.ones(48, np.float32)
+    wanted = np.array([1, 4, 8], np.int32)
+    gathered = run_norm(x, weight, 1e-5, level, threads=2, bias=bias, wanted=wanted)
+    np.testing.assert_array_equal(gathered, run_norm(x, weight, 1e-5, level, threads=1, bias=bias)[wanted])
+
+
+def test_in_a_step_of_one_row_every_thread_reads_and_writes_its_own_copy() -> None:
+    weight, y = np.ones(64, np.float32), np.zeros((4, 64), np.float32)
+    x = random_rows(4, 64)
+    step = {records.STEP_ROWS: 1, records.STEP_REPLICATED: 1}
+    flags = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT
+    words = [address_of(x), 256, address_of(y), 256, address_of(weight), 64, float_word(1e-5), 0, 1]
+    alone = run_norm(x, weight, 1e-5, LEVELS_HERE[0], threads=1)
+    run_kernel(KernelName.of("rows.norms", "rmsnorm"), words, step, threads=4, flags=flags)
+    np.testing.assert_array_equal(y, np.repeat(alone[:1], 4, axis=0))
+    flags |= records.FLAG_PRIVATE_INPUT
+    run_kernel(KernelName.of("rows.norms", "rmsnorm"), words, step, threads=4, flags=flags)
+    np.testing.assert_array_equal(y, alone)

@@ -1,0 +1,219 @@
+"""Kernels on rows, feature by feature, against their NumPy twins: at every level, with odd widths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmrun.backends.cpu.lowering.base import float_word
+from llmrun.backends.cpu.weights.filling import fill
+from llmrun.backends.cpu.weights.packed import reserve
+from llmrun.compiled.store import KernelName
+from llmrun.kernels.code.curves import sigmoid_reference, soft_cap_reference
+from llmrun.kernels.rows.rowwise import CAP_CHUNK, gated_reference
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, round_up
+from llmrun.plan.ops import Activation
+from llmrun.plan.reference import dequantized
+from tests.support.kernels.runs import (
+    FLOAT_TYPES,
+    LEVELS_HERE,
+    WEIGHT_TYPES,
+    padded_rows,
+    random_matrix,
+    run_kernel,
+    ulps,
+)
+from tests.support.kernels.runs import width as width_of
+
+EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
+ROWS = (1, 2, 3, 7, 8, 9, 17)
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+def run_gated(
+    gate: NDArray[np.float32],
+    up: NDArray[np.float32],
+    level: str,
+    threads: int,
+    activation: Activation = Activation.SILU,
+) -> NDArray[np.float32]:
+    gates, ups = padded_rows(gate), padded_rows(up)
+    y = np.full_like(gates, np.nan)
+    up_stride = ups.strides[0] if len(up) > 1 else 0
+    words = [address_of(gates), gates.strides[0], address_of(ups), up_stride, address_of(y), y.strides[0]]
+    name = KernelName.of("rows.rowwise", "gated", activation=activation.value)
+    run_kernel(name, [*words, gate.shape[1]], {records.STEP_ROWS: len(gate)}, level=level, threads=threads)
+    assert not y[:, gate.shape[1] :].any(), "the padding of a row must stay zero"
+    return y[:, : gate.shape[1]]
+
+
+def exponent_of(x: NDArray[np.float64], activation: Activation) -> NDArray[np.float64]:
+    """What an activation's sigmoid is of."""
+    if activation is Activation.GELU:
+        argument: NDArray[np.float64] = 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+        return argument
+    return x if activation is Activation.SILU else 1.702 * np.minimum(x, 7)
+
+
+def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: Activation) -> NDArray[np.float64]:
+    """In float64, by formulas that lose nothing where they are near 0."""
+    x, y = gate.astype(np.float64), up.astype(np.float64)
+    sigmoid = 1 / (1 + np.exp(-exponent_of(x, activation)))
+    if activation is Activation.CLAMPED_SILU:
+        x, y = np.minimum(x, 7), np.clip(y, -7, 7) + 1
+    exact: NDArray[np.float64] = x * sigmoid * y
+    return exact
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("rows", ROWS)
+def test_gated_is_near_its_twin(level: str, rows: int, activation: Activation) -> None:
+    """Within 5 units in the last place: exp is within 2, and its error reaches e / (1 + e). Of
+    gate times up where an activation is not silu: gelu's twin cancels below 0."""
+    random = np.random.default_rng(rows)
+    gate = np.clip(40 * random.standard_normal((rows, 101)), -87, 87).astype(np.float32)
+    up = (9 * random.standard_normal((rows, 101))).astype(np.float32)
+    actual = run_gated(gate, up, level, 1 + rows % 4, activation)
+    expected = gated_reference(gate, up, activation)
+    if activation is Activation.SILU:
+        assert ulps(actual, expected) <= 5
+    size = np.maximum(np.abs(expected), np.abs(gate) * np.maximum(np.abs(up), 1))
+    assert (np.abs(actual - expected) / np.spacing(size)).max() <= 5
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("activation", Activation)
+def test_an_activation_is_near_float64s(level: str, activation: Activation) -> None:
+    """Within 5 units in the last place where exp's argument is small. Elsewhere exp makes as much more of the rounding
+    of its argument as that is large; gelu rounds it six times."""
+    gate = np.linspace(-9, 90, 1 << 18).astype(np.float32).reshape(16, -1)
+    gate[0, :9] = [0, 1e-30, -1e-30, 1e-3, -1e-3, 1e-10, -1e-10, 0.5, -0.5]
+    up = np.ones_like(gate)
+    exact = exact_gated(gate, up, activation)
+    units = np.abs(run_gated(gate, up, level, 1, activation) - exact) / np.spacing(np.abs(exact).astype(np.float32))
+    argument = np.minimum(exponent_of(gate.astype(np.float64), activation), 0)
+    roundings = {Activation.SILU: 0, Activation.GELU: 6, Activation.CLAMPED_SILU: 2}[activation]
+    assert (units - roundings / 2 * np.abs(argument)).max() <= 5
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU])
+def test_an_activation_alone_has_the_same_ones_for_all_rows(level: str, activation: Activation) -> None:
+    gate = (4 * np.random.default_rng(0).standard_normal((5, 75))).astype(np.float32)
+    alone = run_gated(gate, np.ones((1, 75), np.float32), level, 2, activation)
+    np.testing.assert_array_equal(alone, run_gated(gate, np.ones_like(gate), level, 1, activation))
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU])
+def test_activations_at_their_ends(level: str, activation: Activation) -> None:
+    gate = np.array([[0.0, -0.0, 200, -200, 3e38, np.inf, np.nan]], np.float32)
+    actual = run_gated(gate, np.ones_like(gate), level, 1, activation)[0]
+    np.testing.assert_array_equal(actual[[0, 1, 2, 4, 5, 6]], np.array([0, 0, 200, 3e38, np.inf, np.nan], np.float32))
+    assert -1e-30 < actual[3] <= 0
+
+
+@EVERY_LEVEL
+def test_the_clamped_activation_is_clamped(level: str) -> None:
+    gate = np.array([[7, 8, np.inf, 1, 1, 1, 1, np.nan, 1]], np.float32)
+    up = np.array([[1, 1, 1, 7, 70, -7, -np.inf, 1, np.nan]], np.float32)
+    actual = run_gated(gate, up, level, 1, Activation.CLAMPED_SILU)[0]
+    assert actual[0] == actual[1] == actual[2] == pytest.approx(14, rel=1e-4)
+    assert actual[3] == actual[4] > 0
+    assert actual[5] == actual[6] < 0
+    assert np.isnan(actual[7:]).all()
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+def run_add(
+    x: NDArray[np.float32],
+    y: NDArray[np.float32],
+    level: str,
+    *,
+    factor: float = 1.0,
+    gate: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """In place onto x, or, if y has only one row, for all of x's, into another buffer."""
+    rows, width = x.shape
+    xs, ys, gates = padded_rows(x), padded_rows(y), padded_rows(np.ones((1, 1), np.float32) if gate is None else gate)
+    same_for_all = len(y) == 1 < rows
+    total = np.full_like(xs, np.nan) if same_for_all else xs
+    words = [address_of(total), total.strides[0], address_of(xs), xs.strides[0]]
+    words += [address_of(ys), 0 if same_for_all else ys.strides[0], width, float_word(factor)]
+    words += [0, 0] if gate is None else [address_of(gates), gates.strides[0]]
+    run_kernel(
+        KernelName.of("rows.rowwise", "add"), words, {records.STEP_ROWS: rows}, level=level, threads=1 + rows % 3
+    )
+    assert not total[:, width:].any(), "the padding of a row must stay zero"
+    return total[:, :width]
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("rows", ROWS)
+def test_sums_are_those_of_numpy(level: str, rows: int) -> None:
+    """Equal bits: each operation is rounded, at every level."""
+    random = np.random.default_rng(rows)
+    for width in (1, 16, 75):
+        x, y = (random.standard_normal((rows, width)).astype(np.float32) for _ in range(2))
+        np.testing.assert_array_equal(run_add(x, y, level), x + y)
+        np.testing.assert_array_equal(run_add(x, y, level, factor=0.22), x + np.float32(0.22) * y)
+        np.testing.assert_array_equal(run_add(x, y[:1], level), x + y[:1])
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_gated_sum_is_near_its_twin(level: str, rows: int) -> None:
+    """Each row has a gate of its own; where it is 100 the factor is 1."""
+    random = np.random.default_rng(rows)
+    x, y = (random.standard_normal((rows, 75)).astype(np.float32) for _ in range(2))
+    gate = (3 * random.standard_normal((rows, 1))).astype(np.float32)
+    gate[-1] = 100
+    actual, expected = run_add(x, y, level, gate=gate), x + sigmoid_reference(gate) * y
+    np.testing.assert_array_equal(actual[-1], x[-1] + y[-1])
+    assert (np.abs(actual - expected) / np.spacing(np.abs(x) + np.abs(y))).max() <= 4
+
+
+# --- the cap on logits ------------------------------------------------------------------------------------------------
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("width", [1, 37, CAP_CHUNK, 2 * CAP_CHUNK + 5])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_logits_are_capped(level: str, rows: int, width: int) -> None:
+    """Every row and every chunk once. Threads take what is left."""
+    logits = (40 * np.random.default_rng(width).standard_normal((rows, width))).astype(np.float32)
+    padded = padded_rows(logits) if rows else np.zeros((1, round_up(width, 16)), np.float32)
+    words = [padded.strides[0], width, float_word(30.0)]
+    step = {records.STEP_ROWS: rows, records.STEP_LOGITS: address_of(padded)}
+    run_kernel(KernelName.of("rows.rowwise", "soft_cap"), words, step, level=level, threads=3)
+    assert rows == 0 or ulps(padded[:, :width], soft_cap_reference(logits, 30.0)) <= 4
+
+
+# --- embedding --------------------------------------------------------------------------------------------------------
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+@pytest.mark.parametrize("scale", [1.0, 33.9411])
+def test_embedded_rows_are_the_dequantized_ones_scaled(level: str, kind: str, scale: float) -> None:
+    """Equal bits: both round in the same places."""
+    columns = 37 if kind in FLOAT_TYPES else width_of(kind, 96)
+    table = random_matrix(kind, 50, columns)
+    tokens = np.array([49, 0, 7, 7, 31, 48, 1], np.int32)
+    y = np.zeros((len(tokens), round_up(columns, 16)), np.float32)
+    packed = reserve([table])[table.name]
+    fill({table.name: packed}, 1)
+    layout = packed.layout
+    words = [packed.address, layout.group_bytes, *layout.planes, columns, address_of(y), y.strides[0]]
+    words.append(float_word(scale))
+    step = {records.STEP_ROWS: len(tokens), records.STEP_TOKENS: address_of(tokens)}
+    run_kernel(KernelName.of("linear.embed", "embed", weight=table.packed), words, step, level=level, threads=3)
+    np.testing.assert_array_equal(y[:, :columns], dequantized(table)[tokens] * np.float32(scale))
+    assert not y[:, columns:].any()

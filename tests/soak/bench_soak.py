@@ -1,0 +1,69 @@
+"""Verdicts of whole benchmarks whose answer is known: an engine beside itself, and beside itself slowed down."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmrun.bench.document import Verdict
+from llmrun.bench.reporter import Reporter
+from llmrun.bench.results import is_precise, verdicts
+from llmrun.bench.runner import Effort, Runner
+from llmrun.bench.sweep import Target, configurations
+from llmrun.bench.worker_process import WorkerProcess
+from llmrun.bench.workload import Workload
+
+PLAIN, OTHER = "A", "B"
+
+
+@dataclass(frozen=True)
+class Known:
+    """One benchmark: its verdicts, and whether they are what they should be.
+
+    rounds  how many it took
+    """
+
+    verdicts: tuple[Verdict, ...]
+    rounds: int
+
+    @property
+    def claims_a_difference(self) -> bool:
+        return any(verdict.is_different for verdict in self.verdicts)
+
+    @property
+    def finds_it_slower(self) -> bool:
+        """In each of its metrics."""
+        return all(verdict.is_different and verdict.ratio < 1 for verdict in self.verdicts)
+
+    def __str__(self) -> str:
+        words = (f"{one.metric} {one.ratio:.3f} ({one.low:.3f} to {one.high:.3f})" for one in self.verdicts)
+        return f"{', '.join(words)}, {self.rounds} rounds"
+
+
+class Quiet:
+    def progress(self, words: str, share: float | None = None) -> None:
+        """Nobody watches."""
+
+    def note(self, words: str) -> None:
+        sys.stderr.write(f"note: {words}\n")
+
+
+def known_runs(
+    path: str, backend: str, workload: Workload, *, count: int, seconds: float, slowed_by: float = 1.0
+) -> Iterator[Known]:
+    """The same model in two processes, the second one slowed; again and again."""
+
+    def start(target: Target, reporter: Reporter) -> WorkerProcess:
+        if target.model == PLAIN or slowed_by == 1.0:
+            return WorkerProcess(reporter)
+        return WorkerProcess(reporter, [sys.executable, "-m", "tests.support.bench.slowed_worker", str(slowed_by)])
+
+    targets = [Target(name, path, backend=backend) for name in (PLAIN, OTHER)]
+    for _ in range(count):
+        effort = Effort(seconds, None, is_precise)
+        trials = Runner(configurations(targets, [workload]), effort, Quiet(), start).run().trials
+        for trial in trials:
+            if trial.failure is not None:
+                raise trial.failure
+        yield Known(tuple(verdicts(trials)), len(trials[0].samples))

@@ -1,0 +1,332 @@
+"""All that can be done in a chat at a terminal, each with what must come of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+
+from llmrun.cli.chatting.store import read_conversation
+from tests.support.cli.chat_person import (
+    CTRL_C,
+    CTRL_R,
+    CTRL_Z,
+    ENTER,
+    ESCAPES,
+    PROMPT,
+    TAB,
+    Person,
+    Trouble,
+    text_of,
+    words,
+)
+from tests.support.cli.shells import READY
+
+
+def ask_in_lines(person: Person) -> None:
+    lines = [person.question(), words(person.chance, 4), "", words(person.chance, 3)]
+    if person.chance.random() < 0.5:
+        typed = '"""' + ENTER + ENTER.join(lines) + ENTER + '"""' + ENTER
+    else:
+        typed = "\n".join(lines) + ENTER
+    person.act("ask in lines", typed)
+    person.answered("\n".join(lines))
+
+
+def type_ahead(person: Person) -> None:
+    """The next question, while the answer to the first one comes."""
+    first, second = person.question(), person.question()
+    person.act("type ahead", first + ENTER)
+    time.sleep(person.chance.uniform(0.05, 0.3 * person.answer_seconds))
+    person.shell.send(second + ENTER)
+    person.wait_for(PROMPT + b".*" + PROMPT, "two answers")
+    last = person.conversation().exchanges[-2:]
+    if [one.question for one in last] != [first, second]:
+        raise Trouble(f"asked {first!r} and {second!r}, the journal has {last!r:.400}")
+    person.said += [(one.question, one.answer) for one in last]
+    person.agree()
+
+
+def paste(person: Person, characters: int = 10_000) -> None:
+    """Into an empty conversation, so that there is room."""
+    person.run_command("/clear", b"cleared")
+    person.said = []
+    text = text_of(person.chance, characters)
+    person.mark = len(person.shell.stream)
+    person.findings.note(f"paste of {len(text)} characters")
+    person.shell.paste(text)
+    person.settle()
+    person.act("paste", " What is it about?" + ENTER)
+    person.answered(text + " What is it about?")
+
+
+def search(person: Person) -> None:
+    """Find an old question with Ctrl-R, and ask it again."""
+    if not person.sent:
+        return
+    question = person.chance.choice(person.sent[-30:])
+    person.act("search", CTRL_R + question[: question.index(":") + 1])
+    person.settle()
+    person.act("search", ENTER)
+    person.settle()
+    person.act("search", ENTER)
+    person.answered(question)
+
+
+def save(person: Person) -> None:
+    if not person.said:
+        return
+    name = f"copy-{len(person.copies)}"
+    person.run_command(f"/save {name}", b"saved as")
+    person.copies[name] = list(person.said)
+    saved = read_conversation(person.data / "conversations" / "saved" / f"{name}.jsonl").conversation
+    if [(one.question, one.answer) for one in saved.exchanges] != person.said:
+        raise Trouble(f"/save {name} is not the conversation")
+    person.agree()
+
+
+def load(person: Person) -> None:
+    if not person.copies:
+        return
+    name = person.chance.choice(list(person.copies))
+    person.run_command(f"/load {name}", b"loaded")
+    person.said = list(person.copies[name])
+    # It gets a journal of its own with the first new question or answer.
+    person.chance.choice([Person.ask, regenerate])(person)
+
+
+def undo(person: Person) -> None:
+    """Take the last question back, and drop it or ask it again."""
+    if not person.said:
+        return
+    question, _ = person.said.pop()
+    person.run_command("/undo", b"taken back")
+    person.agree()
+    if person.chance.random() < 0.5:
+        person.act("undo", CTRL_C)
+    else:
+        person.act("undo", ENTER)
+        person.answered(question)
+
+
+def regenerate(person: Person) -> None:
+    if not person.said:
+        return
+    question, _ = person.said.pop()
+    person.act("regen", f"/regen{ENTER}")
+    person.answered(question)
+
+
+def look_around(person: Person) -> None:
+    for line, answer in (
+        ("/set temperature 0.7", rb"temperature 0\.7"),
+        ("/set temperature default", rb"temperature \S+"),
+        ("/show settings", rb"settings"),
+        ("/show", rb"context"),
+        ("/stats", rb"\n"),
+        ("/system Be brief.", rb"system prompt is set"),
+        ("/system default", rb"system prompt is set"),
+        ("/help", rb"/regen"),
+        ("/load", rb"\n"),
+        ("/nonsense", rb"no such command"),
+    ):
+        person.run_command(line, answer)
+    person.agree()
+
+
+def complete(person: Person) -> None:
+    """/sta and Tab: the rest comes by itself."""
+    person.act("complete", "/sta" + TAB)
+    person.settle()
+    person.act("complete", ENTER)  # takes the completion when a menu is open, sends it otherwise
+    if person.shell.stream.wait(PROMPT, person.mark, 1.0) is None:
+        person.act("complete", ENTER)
+    person.prompt("/stats")
+    person.agree()
+
+
+def interrupt(person: Person) -> None:
+    """Ctrl-C at a random moment: while nothing is typed, while something is, in prefill or in decode."""
+    kind = person.chance.choices(["answer", "prefill", "prompt", "typing", "at once"], [60, 15, 8, 12, 5])[0]
+    if kind == "prompt":
+        person.act("interrupt", CTRL_C)
+        person.findings.stops.setdefault("at the prompt", []).append(0.0)
+        person.settle()
+        person.check()
+    elif kind == "typing":
+        person.act("interrupt", words(person.chance, person.chance.randint(1, 80)))
+        time.sleep(person.chance.uniform(0, 0.1))
+        person.act("interrupt", CTRL_C)
+        person.findings.stops.setdefault("while typing", []).append(0.0)
+    else:
+        _interrupt_answer(person, kind)
+
+
+def _interrupt_answer(person: Person, kind: str) -> None:
+    question = person.question(long=True)
+    if kind == "prefill":
+        person.run_command("/clear", b"cleared")
+        person.said = []
+        question = f"{question}\n{text_of(person.chance, 5000)}"
+        person.shell.paste(question)
+        person.settle()
+        person.act("interrupt", ENTER)
+        time.sleep(person.chance.uniform(0, 0.4 * person.answer_seconds))
+    else:
+        person.act("interrupt", question + ENTER)
+        time.sleep(0 if kind == "at once" else person.chance.uniform(0.05, person.answer_seconds))
+    if person.shell.stream.wait(PROMPT, person.mark, 0):
+        place = "after the answer"
+    else:
+        exchanges = person.conversation().exchanges
+        began = bool(exchanges) and exchanges[-1].question == question and exchanges[-1].began is not None
+        place = "in decode" if began else "in prefill"
+    pressed = time.monotonic()
+    person.findings.note(f"Ctrl-C {place}")
+    person.shell.send(CTRL_C)
+    returned = person.prompt("Ctrl-C")
+    person.findings.stops.setdefault(place, []).append(max(0.0, returned - pressed))
+    stopped(person, question)
+
+
+def stopped(person: Person, question: str) -> None:
+    """After a stop: the question has an answer, as far as it came, or was taken back."""
+    exchanges = person.conversation().exchanges
+    if exchanges and exchanges[-1].question == question and len(exchanges) == len(person.said) + 1:
+        last = exchanges[-1]
+        if last.ended is None:
+            raise Trouble(f"a stopped answer has no end: {last!r:.300}")
+        person.said.append((question, last.answer))
+    person.act("clear", CTRL_C)  # what was taken back stands at the prompt
+    person.agree()
+
+
+def suspend(person: Person) -> None:
+    """Ctrl-Z at the prompt or in an answer, and back: the shell has its terminal meanwhile."""
+    question = person.question(long=True)
+    answering = person.chance.random() < 0.6
+    if answering:
+        person.act("suspend", question + ENTER)
+        time.sleep(person.chance.uniform(0.05, 0.5 * person.answer_seconds))
+    prompted = person.shell.stream.wait(PROMPT, person.mark, 0) if answering else None
+    mark = person.mark
+    person.act("suspend", CTRL_Z)
+    person.wait_for(re.escape(READY.encode()), "Ctrl-Z")
+    if (modes := person.terminal_modes()) != person.modes:
+        raise Trouble(f"the terminal's modes while stopped:\n{modes}\nbefore:\n{person.modes}")
+    answered = prompted or (answering and person.shell.stream.wait(PROMPT, mark, 0))
+    person.act("fg", f"fg{ENTER}")
+    if not answering:
+        person.prompt("fg")
+        person.agree()
+        return
+    if answered:
+        person.mark = mark
+    person.answered(question)
+
+
+def kill(person: Person) -> None:
+    """kill -9 in the middle of an answer, then --continue: all that was seen is there."""
+    question = person.question(long=True)
+    person.shell.resize(100, 30)
+    person.act("kill", question + ENTER)
+    time.sleep(person.chance.uniform(0.05, person.answer_seconds))
+    os.kill(person.pid, signal.SIGKILL)
+    person.pid = 0
+    person.wait_for(rb"Killed", "kill -9")
+    found = person.conversation().exchanges
+    answer = found[-1].answer if len(found) > len(person.said) else ""
+    if answer and found[-1].ended is None:
+        _all_shown_is_kept(person, question, answer)
+    if len(found) == len(person.said) + 1 and found[-1].began is not None:
+        person.said.append((question, answer))
+    changed = person.terminal_modes() != person.modes
+    person.findings.after_kill["stty sane needed" if changed else "modes were right"] += 1
+    person.act("sane", f"stty sane{ENTER}")
+    person.modes = person.terminal_modes()
+    person.begin("--continue")
+    person.act("clear", CTRL_C)  # a question without an answer is offered again
+
+
+def _all_shown_is_kept(person: Person, question: str, answer: str) -> None:
+    rows = person.shell.rows()
+    begin = max((i for i, row in enumerate(rows) if question[:20] in row), default=None)
+    if begin is None:
+        return
+    shown = _letters(" ".join(rows[begin:]).replace(READY, " ").rpartition("Killed")[0])
+    shown = shown.removeprefix(_letters(question))
+    if shown[-30:] not in _letters(answer):
+        raise Trouble(f"shown, but not written down: {shown[-60:]!r}, the journal has {answer[-200:]!r}")
+
+
+def fill(person: Person, size: int) -> None:
+    """Until the context is full: it says so, nothing is cut in silence, and /undo makes room."""
+    for _ in range(40):
+        question = person.question(long=True)
+        person.act("fill", question + ENTER)
+        person.prompt("an answer")
+        found = person.shell.stream.since(person.mark)
+        flat = re.sub(rb"\s+", b" ", ESCAPES.sub(b"", found))
+        exchanges = person.conversation().exchanges
+        if len(exchanges) > len(person.said):
+            person.said.append((question, exchanges[-1].answer))
+            ended = exchanges[-1].ended
+            if ended and ended.context_used >= size and b"is full" not in flat:
+                raise Trouble(f"an answer was cut in silence: {flat[-300:]!r}")
+        else:
+            person.act("clear", CTRL_C)
+        if b"does not fit" in flat:
+            break
+    else:
+        raise Trouble("the context was never full")
+    person.agree()
+    undo(person)
+    person.run_command("/clear", b"cleared")
+    person.said = []
+    person.mark = len(person.shell.stream)
+    person.shell.paste(text_of(person.chance, 10_000))
+    person.settle()
+    person.act("fill", ENTER)
+    person.wait_for(rb"does not\s+fit", "a prompt that is too long")
+    person.prompt("a prompt that is too long")
+    person.act("clear", CTRL_C)
+    person.ask()
+
+
+def _letters(text: str) -> str:
+    """What Markdown and wrapping leave of a text."""
+    return "".join(character for character in text if character.isalpha())
+
+
+Action = Callable[[Person], None]
+ACTIONS: dict[str, tuple[Action, int]] = {  # with how often each is done
+    "ask": (Person.ask, 20),
+    "ask in lines": (ask_in_lines, 6),
+    "paste of 10,000 characters": (paste, 2),
+    "Ctrl-R": (search, 5),
+    "Tab": (complete, 4),
+    "typing ahead": (type_ahead, 4),
+    "/save": (save, 4),
+    "/load": (load, 3),
+    "/undo": (undo, 5),
+    "/regen": (regenerate, 5),
+    "commands": (look_around, 3),
+    "Ctrl-Z and fg": (suspend, 5),
+}
+
+
+def something(person: Person, chance: random.Random) -> None:
+    """One action, drawn."""
+    name = chance.choices(list(ACTIONS), [weight for _, weight in ACTIONS.values()])[0]
+    person.findings.actions[name] += 1
+    ACTIONS[name][0](person)
+
+
+def make_room(person: Person, size: int) -> None:
+    """Forget the conversation before the context is full, which is another test's."""
+    if person.conversation().context_used > 0.6 * size:
+        person.run_command("/clear", b"cleared")
+        person.said = []

@@ -1,0 +1,129 @@
+"""What `llmrun generate --raw -n 4` does with a model file: open, answer, close, and say how it ended."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+from llmrun.backends.llama.backend import LlamaBackend
+from llmrun.backends.llama.process import LlamaProcess
+from llmrun.cli.messages import message_for
+from llmrun.engine.defaults import default_sampling
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Request, TextPrompt
+from llmrun.errors import BackendCrashed
+from llmrun.gguf.reader import open_gguf
+
+# Words, single bytes, control strings of both vocabularies, and one letter.
+PROMPTS = ("Hello world", "\n\t\x01\x7f é 日本 \U0001f600", "the <|im_end|> </s> <s>", "a")
+# 8: a file may say that its model was made for a context of three tokens.
+ALLOWED = (0, 3, 8)
+CONTEXT = 64
+TOKENS = 4
+
+# Context, prompt, threads and sampling differ from case to case; a case is the same every time.
+
+
+def generate(path: Path, backend: str, case: int) -> tuple[int, str]:
+    """In this process. Exit code, and "answered", the type of an error, or its words where those tell more."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # or NumPy would write one on the user's terminal
+            _answer(path, backend, case)
+    except Exception as error:  # noqa: BLE001 - as the command's own main does
+        message = message_for(error)
+        told = message.exit_code not in ALLOWED or isinstance(error, BackendCrashed)
+        words = f": {_general(message.sentence, path)}" if told else ""
+        return message.exit_code, f"{type(error).__name__}{words}"
+    return 0, "answered"
+
+
+def _answer(path: Path, backend: str, case: int) -> None:
+    open_engine = _engine_on_llama if backend == "llama" else _engine_on_cpu
+    with open_engine(path, _context(case), _threads(backend, case)) as engine:
+        sampling = replace(default_sampling(engine.info.metadata), seed=case)
+        if case % 3 == 0:
+            sampling = replace(sampling, temperature=0.0)
+        logprobs = 3 if case % 5 == 0 else None
+        request = Request(TextPrompt(PROMPTS[case % len(PROMPTS)]), TOKENS, sampling=sampling, logprobs=logprobs)
+        deque(engine.generate(request), maxlen=0)
+
+
+def _engine_on_cpu(path: Path, context: int | None, threads: int) -> Engine:
+    return Engine.open(path, backend="cpu", context_size=context, threads=threads)
+
+
+def _engine_on_llama(path: Path, context: int | None, threads: int) -> Engine:
+    """In the process that ran the model before, as long as that lives: starting one takes a tenth of a second."""
+    with open_gguf(path) as file:
+        process = _llama_process()
+        backend = LlamaBackend(file, context_size=context, max_sequences=1, threads=threads, process=process)
+    try:
+        return Engine(backend)
+    except BaseException:
+        backend.close()
+        raise
+
+
+_processes: list[LlamaProcess] = []
+
+
+def _llama_process() -> LlamaProcess:
+    if _processes and not _processes[0].alive:
+        _processes.pop().close()
+    if not _processes:
+        _processes.append(LlamaProcess())
+    return _processes[0]
+
+
+def close_llama_process() -> None:
+    while _processes:
+        _processes.pop().close()
+
+
+def generate_in_new_process(path: Path, backend: str, case: int) -> tuple[int, str]:
+    """As a user does it, with what ends up on stderr checked: one line, and a hint. Exit code and the kind of end."""
+    command = [sys.executable, "-m", "llmrun", "generate", "--raw", "-m", str(path), "--backend", backend]
+    command += ["-n", str(TOKENS), "--seed", str(case), "-t", str(_threads(backend, case))]
+    context = _context(case)
+    if context is not None:
+        command += ["-c", str(context)]
+    if case % 3 == 0:
+        command += ["--temp", "0"]
+    done = subprocess.run(
+        [*command, "-q", "-p", PROMPTS[case % len(PROMPTS)]], capture_output=True, timeout=60, check=False
+    )
+    lines = done.stderr.decode().splitlines()
+    if done.returncode < 0:
+        return -done.returncode, f"signal {-done.returncode}: {_general(' '.join(lines[-1:]), path)}"
+    told = [line for line in lines if not line.startswith(("error: ", "hint: "))]
+    if told or (done.returncode != 0) != bool(lines):
+        return 1, f"on stderr: {_general(' '.join(told or lines), path)}"
+    words = _general(lines[0].removeprefix("error: ").split(":")[0], path) if lines else "answered"
+    return done.returncode, words
+
+
+def _threads(backend: str, case: int) -> int:
+    """llama.cpp's threads spin while they wait: beside other programs, two of them take 50 ms for a token."""
+    return 2 if case % (2 if backend == "cpu" else 50) == 1 else 1
+
+
+def _context(case: int) -> int | None:
+    return CONTEXT if case % 4 else None
+
+
+def _general(words: str, path: Path) -> str:
+    """Without what differs from case to case, so that equal ends are counted together."""
+    return re.sub(r"\d+", "N", re.sub(r"\S*/[^:]*\.gguf", "FILE", words.replace(str(path), "FILE")))[:300]
+
+
+def write(folder: Path, data: bytes) -> Path:
+    """A file for one case; its name is as hostile as the rest."""
+    path = folder / "mutant\x1b[31m.gguf"
+    path.write_bytes(data)
+    return path

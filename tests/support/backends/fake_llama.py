@@ -1,0 +1,52 @@
+"""llama-cpp-python as it is installed, but for a few lines of ours: a build that dies, hangs or answers nonsense."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+DIES = "import os, signal\nos.kill(os.getpid(), signal.{})\n"
+HANGS = "import time\ntime.sleep(600)\n"
+NOT_INSTALLED = """
+import sys
+
+class Refuser:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "llama_cpp":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuser())
+"""
+
+
+def fake_llama(folder: Path, *, when_imported: str = "", when_decoding: str = "", more: str = "") -> Path:
+    """A folder for the path of modules. The code runs when the library is loaded, in place of a pass (ending in what
+    llama_decode returns, 0), or after all declarations."""
+    real = _installed()
+    package = folder / "llama_cpp"
+    package.mkdir(parents=True)
+    for entry in real.iterdir():
+        if entry.name not in ("backend.py", "__pycache__"):
+            (package / entry.name).symlink_to(entry)
+    body = (real / "backend.py").read_text(encoding="utf-8")
+    # `from __future__` must stay first: what runs at the import stands behind the module's own imports.
+    source = body.replace("\nimport ctypes\n", f"\nimport ctypes\n{when_imported}\n", 1) if when_imported else body
+    if when_decoding:
+        indented = "".join(f"    {line}\n" for line in when_decoding.splitlines())
+        source += f"\n\ndef llama_decode(*arguments):\n{indented}    return 0\n"
+    (package / "backend.py").write_text(f"{source}\n{more}\n", encoding="utf-8")
+    return folder
+
+
+def without_llama(folder: Path) -> Path:
+    """A folder for the path of modules, with which there is no llama-cpp-python."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sitecustomize.py").write_text(NOT_INSTALLED)
+    return folder
+
+
+def _installed() -> Path:
+    found = importlib.util.find_spec("llama_cpp")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent

@@ -1,0 +1,275 @@
+"""A person who chats at a terminal, and checks what comes of it. What there is to do is in chat_soak.py.
+
+What was asked and answered is known twice: by what was typed, and by the journal that the chat writes. After each
+action the two must agree, no journal may have lost a byte, the process must be alive, and nothing may have been
+written that only a bug writes.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmrun.cli.chatting.conversation import Conversation, new_conversation
+from llmrun.cli.chatting.store import Store, read_conversation
+from tests.support.cli.shells import READY, Shell
+
+PROMPT = rb"\x1b\[\?2004h"  # pastes are bracketed while a turn is edited, and only then
+PATIENCE_S = 180  # for anything at all: a busy machine is no bug, a chat that hangs is
+ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_BUGS = re.compile(
+    r"Traceback \(most recent call last\)|internal: \w|Unhandled exception|Press ENTER to continue|"
+    r"your terminal doesn't support|Exception ignored in|was never awaited|Segmentation fault|Aborted"
+)
+_SIZE = re.compile(r"rows \d+; columns \d+;")
+CTRL_C, CTRL_D, CTRL_R, CTRL_Z, TAB, ENTER = "\x03", "\x04", "\x12", "\x1a", "\t", "\r"
+
+
+_LETTERS = ("b", "d", "f", "k", "l", "m", "n", "p", "r", "s", "t", "v")
+_WORDS = [f"{a}a{b}e{c}" for a in _LETTERS for b in _LETTERS for c in ("l", "n", "r", "s")]
+
+
+def words(chance: random.Random, count: int) -> str:
+    return " ".join(chance.choices(_WORDS, k=count))
+
+
+def text_of(chance: random.Random, characters: int) -> str:
+    """Lines of words, exactly so many characters."""
+    lines = []
+    left = characters
+    while left > 0:
+        line = words(chance, 12)[: min(left, 79)].strip()
+        lines.append(line)
+        left -= len(line) + 1
+    return "\n".join(lines)
+
+
+class Trouble(AssertionError):
+    """Something that must not happen did."""
+
+
+@dataclass
+class Findings:
+    """What a soak saw. Seconds from a Ctrl-C to the prompt, by where the chat was; bytes of
+    memory of each process, with the second; modes of the terminal after kill -9."""
+
+    actions: Counter[str] = field(default_factory=Counter)
+    stops: dict[str, list[float]] = field(default_factory=dict)
+    memory: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
+    after_kill: Counter[str] = field(default_factory=Counter)
+    log: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def interrupts(self) -> int:
+        return sum(map(len, self.stops.values()))
+
+    def growth(self, after: float) -> int:
+        """Bytes that the process with most samples grew by, from so many seconds on."""
+        samples = max(self.memory.values(), key=len, default=[])
+        warm = [used for moment, used in samples if moment >= after]
+        return max(warm) - warm[0] if warm else 0
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{time.monotonic() - self.started:9.3f}  {text}")
+
+
+class Person:
+    """One chat in one shell. `command` is what to type to begin it, without --continue."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        data: Path,
+        command: str,
+        findings: Findings,
+        chance: random.Random,
+        *,
+        answer_seconds: float = 1.5,
+    ) -> None:
+        """`answer_seconds` is about how long a long answer takes: interruptions come within it."""
+        self.shell, self.data, self.command, self.answer_seconds = shell, data, command, answer_seconds
+        self.findings, self.chance = findings, chance
+        self.store = Store(data / "conversations")
+        self.said: list[tuple[str, str]] = []  # question and answer, as the journal has them
+        self.sent: list[str] = []  # questions on one line, for the search in the history
+        self.copies: dict[str, list[tuple[str, str]]] = {}
+        self.pid = 0
+        self._journals: dict[Path, bytes] = {}
+        self._scanned = 0
+        self._number = 0
+        self.mark = 0
+        self.shell.send(f"cd {shlex.quote(str(Path(__file__).resolve().parents[3]))}; echo begun{ENTER}")
+        self.wait_for(rb"\nbegun", "the shell")
+        self.modes = self.terminal_modes()
+
+    # What it takes to talk with a chat
+
+    def wait_for(self, pattern: bytes, what: str, seconds: float = PATIENCE_S) -> int:
+        """Wait for something in what was written since the last `act`; where its end is, in the stream."""
+        found = self.shell.stream.wait(pattern, self.mark, seconds)
+        if found is None:
+            raise Trouble(f"{what}: nothing like {pattern!r} within {seconds:.0f} s")
+        return self.mark + found.end()
+
+    def act(self, name: str, keys: str) -> float:
+        """Type something; when that began."""
+        self.mark = len(self.shell.stream)
+        moment = time.monotonic()
+        self.findings.note(f"{name}: {keys[:200]!r}")
+        self.shell.send(keys)
+        return moment
+
+    def prompt(self, what: str) -> float:
+        """Wait for the prompt; when it came. The window changes its size meanwhile, now and then."""
+        deadline = time.monotonic() + PATIENCE_S
+        resized = False
+        while (found := self.shell.stream.wait(PROMPT, self.mark, self.chance.uniform(0.05, 1.0))) is None:
+            if time.monotonic() > deadline:
+                raise Trouble(f"{what}: no prompt within {PATIENCE_S} s")
+            if resized := self.chance.random() < 0.15:
+                self.resize()
+        moment = self.shell.stream.moment_of(self.mark + found.end() - 1)
+        if resized:
+            self.settle()
+        return moment
+
+    def resize(self) -> None:
+        columns, lines = self.chance.randint(20, 200), self.chance.randint(8, 60)
+        self.findings.actions["resize"] += 1
+        self.findings.note(f"resize {columns}x{lines}")
+        self.shell.resize(columns, lines)
+
+    def settle(self) -> None:
+        """Wait until nothing is written: a prompt is drawn anew, its beginning too, when the window changes."""
+        seen = -1
+        while seen != len(self.shell.stream):
+            seen = len(self.shell.stream)
+            time.sleep(0.2)
+
+    def check(self) -> None:
+        """Nothing that only a bug writes, a living process, and journals that have only grown."""
+        data = self.shell.stream.since(self._scanned)
+        self._scanned += len(data)
+        if bug := _BUGS.search(ESCAPES.sub(b"", data).decode("utf-8", "replace")):
+            raise Trouble(f"on the screen: {bug[0]}")
+        if self.pid and not Path(f"/proc/{self.pid}").exists():
+            raise Trouble("the chat is gone")
+        for path in self.store.journals():
+            before, now = self._journals.get(path, b""), path.read_bytes()
+            if not now.startswith(before[: before.rfind(b"\n") + 1]):
+                raise Trouble(f"{path}: what was written in it is not there any more")
+            self._journals[path] = now
+        if self.pid:
+            used = (time.monotonic() - self.findings.started, _resident(self.pid))
+            self.findings.memory.setdefault(self.pid, []).append(used)
+
+    def conversation(self) -> Conversation:
+        """As the journal has it; one is begun with the first question."""
+        latest = self.store.latest()
+        return new_conversation("none") if latest is None else read_conversation(latest).conversation
+
+    def agree(self) -> None:
+        """The journal holds what was said, no more and no less."""
+        found = [(one.question, one.answer) for one in self.conversation().exchanges]
+        if found != self.said:
+            differ = next((i for i, pair in enumerate(zip(found, self.said, strict=False)) if pair[0] != pair[1]), None)
+            place = min(len(found), len(self.said)) - 1 if differ is None else differ
+            raise Trouble(
+                f"the journal has {len(found)} exchanges, {len(self.said)} were held; at {place}: "
+                f"{found[place : place + 1]!r:.300} is not {self.said[place : place + 1]!r:.300}"
+            )
+        self.check()
+
+    # Beginning and ending
+
+    def begin(self, more: str = "") -> None:
+        self.act("begin", f"{self.command} {more}{ENTER}")
+        self.prompt("begin")
+        self.pid = self._child()
+        self.agree()
+
+    def leave(self) -> None:
+        """By /exit or by Ctrl-D; the terminal is as it was before."""
+        self.act("leave", self.chance.choice([f"/exit{ENTER}", CTRL_D]))
+        self.wait_for(re.escape(READY.encode()), "leaving")
+        self.pid = 0
+        self.check()
+        if (modes := self.terminal_modes()) != self.modes:
+            raise Trouble(f"the terminal's modes after the end:\n{modes}\nbefore:\n{self.modes}")
+        self.findings.actions["leave"] += 1
+
+    def terminal_modes(self) -> str:
+        target = self.data / "modes"
+        target.unlink(missing_ok=True)
+        self.act("modes", f"stty -a > {shlex.quote(str(target))}; echo noted{ENTER}")
+        self.wait_for(rb"\nnoted", "stty")
+        return _SIZE.sub("", target.read_text())
+
+    def _child(self) -> int:
+        """The process the shell runs."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    status = (entry / "stat").read_text()
+                except OSError:  # ended since it was listed
+                    continue
+                if int(status.rpartition(")")[2].split()[1]) == self.shell.pid:
+                    return int(entry.name)
+        raise Trouble("the chat did not begin")
+
+    # Questions
+
+    def question(self, long: bool = False) -> str:
+        self._number += 1
+        topic = words(self.chance, 3)
+        if long:
+            return f"Question {self._number}: write a long story about {topic}."
+        return f"Question {self._number}: what is {topic}?"
+
+    def ask(self) -> None:
+        question = self.question()
+        self.act("ask", question + ENTER)
+        self.answered(question)
+        self.sent.append(question)
+
+    def answered(self, question: str) -> None:
+        """The question stands in the journal as it was meant, with an answer that came to its end."""
+        self.prompt("an answer")
+        last = self.conversation().exchanges[-1:]
+        if not last or last[0].question != question:
+            raise Trouble(f"asked {question!r:.200}, the journal has {last!r:.400}")
+        if last[0].ended is None:
+            raise Trouble(f"no end of the answer to {question!r:.200}")
+        self.said.append((question, last[0].answer))
+        self.agree()
+
+    def run_command(self, line: str, answer: bytes) -> None:
+        self.act("command", line + ENTER)
+        self.wait_for(answer.replace(b" ", rb"\s+"), line)  # wrapped, on a narrow window
+        self.prompt(line)
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory of a process and its children."""
+    total = 0
+    for entry in [Path(f"/proc/{pid}"), *_children(pid)]:
+        try:
+            total += int(re.search(r"VmRSS:\s+(\d+)", (entry / "status").read_text())[1]) * 1024  # type: ignore[index]
+        except (OSError, TypeError):  # ended since it was listed, or a zombie
+            continue
+    return total
+
+
+def _children(pid: int) -> Sequence[Path]:
+    try:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return [Path(f"/proc/{child}") for child in listed.split()]

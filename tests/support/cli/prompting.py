@@ -1,0 +1,52 @@
+"""A program that reads turns at a terminal and writes each as a line of JSON to a file; after each one it "answers"
+for a while. SIGTERM ends it as it ends a chat. Run as `python tests/support/cli/prompting.py FILE [SECONDS]`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from llmrun.cli.chatting.keyboard import TerminalTurns
+from llmrun.cli.chatting.screen import Completion, Meter
+
+COMMANDS = {"/set": "a value", "/save": "a copy", "/help": "what there is \x1b]0;pwned\x07"}
+DRAFTED = "/draft "
+
+
+def completions(before: str) -> list[Completion]:
+    if before.startswith("/save "):
+        return [Completion("evening", len(before) - len("/save "), "saved")]
+    return [Completion(name, len(before), about) for name, about in COMMANDS.items() if name.startswith(before)]
+
+
+def terminate(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, terminate)
+    turns = TerminalTurns(completions)
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+    draft = ""
+    try:
+        while (turn := turns.read(Meter("model", 7373, 8192), draft)) is not None:
+            with Path(sys.argv[1]).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(turn) + "\n")
+            draft = turn.removeprefix(DRAFTED) if turn.startswith(DRAFTED) else ""
+            with turns.answering():
+                sys.stdout.write("answering\n")
+                sys.stdout.flush()
+                time.sleep(seconds)
+                if turn == "fail":
+                    raise RuntimeError("in the middle of an answer")
+    finally:
+        turns.close()
+
+
+main()

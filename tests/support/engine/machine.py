@@ -1,0 +1,180 @@
+"""Everything that can happen to an engine, in any order, against what must hold after each of it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Event, Failed, Finished, Request, TextDelta, TokenPrompt
+from llmrun.errors import Cancelled
+from llmrun.types import FinishReason, SamplingParams
+from tests.support.backends.seam_contract import batch_of, rows
+from tests.support.engine.answers import answer_all
+from tests.support.engine.contract import assert_books_agree, forget_all, plain_tokens
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import Backend
+
+
+@dataclass
+class Expected:
+    """A request under way, as the model of the machine knows it."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    is_cancelled: bool = False
+    last: Event | None = None
+
+
+class Machine(RuleBasedStateMachine):
+    """`backend` is the one under test, its cache small; `solitary` answers a request with nobody else around."""
+
+    def __init__(self, backend: Backend, solitary: Callable[[Request], list[int]] | None) -> None:
+        super().__init__()
+        with contextlib.suppress(Cancelled):  # a wish that the machine before left over is not for this one's passes
+            forget_all(backend)
+            backend.forward(batch_of(rows(0, 0, plain_tokens(backend, 1, seed=0))))
+        forget_all(backend)
+        self.backend = backend
+        self.solitary = solitary
+        self.engine = Engine(backend, rows_per_step=24)
+        self.requests: dict[int, Expected] = {}
+
+    def request(self, prompt: list[int], max_tokens: int, seed: int) -> Request:
+        never = dict.fromkeys(self.backend.tokenizer.end_of_generation, -math.inf)
+        sampling = SamplingParams(temperature=0.8 if self.solitary else 0, seed=seed, logit_bias=never)
+        return Request(TokenPrompt(tuple(prompt)), max_tokens, sampling=sampling)
+
+    def submitted(self, request: Request) -> None:
+        self.requests[self.engine.submit(request)] = Expected(request)
+
+    def unfinished(self) -> list[int]:
+        return [request_id for request_id, expected in self.requests.items() if expected.last is None]
+
+    @rule(stem=st.integers(0, 2), length=st.integers(1, 40), max_tokens=st.integers(1, 12), seed=st.integers(0, 3))
+    def submit(self, stem: int, length: int, max_tokens: int, seed: int) -> None:
+        prompt = plain_tokens(self.backend, 10 * stem, seed=0) + plain_tokens(self.backend, length, seed=seed + 1)
+        self.submitted(self.request(prompt, max_tokens, seed))
+
+    @rule(stem=st.integers(0, 2), seed=st.integers(0, 3))
+    def submit_a_long_one(self, stem: int, seed: int) -> None:
+        """Most of the context: more than a sliding window keeps."""
+        length = self.backend.info.context_size - 10 * stem - 8
+        prompt = plain_tokens(self.backend, 10 * stem, seed=0) + plain_tokens(self.backend, length, seed=seed + 1)
+        self.submitted(self.request(prompt, 5, seed))
+
+    @precondition(lambda self: any(expected.last for expected in self.requests.values()))
+    @rule(data=st.data(), more=st.integers(1, 20))
+    def take_the_next_turn(self, data: st.DataObject, more: int) -> None:
+        over = [expected for expected in self.requests.values() if expected.last]
+        before = data.draw(st.sampled_from(over))
+        prompt = [*_prompt(before.request), *before.tokens, *plain_tokens(self.backend, more, seed=more)]
+        if len(prompt) < self.backend.info.context_size:
+            self.submitted(self.request(prompt, 5, 0))
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            cancelled = [expected for expected in self.requests.values() if expected.is_cancelled]
+            self.take(self.engine.step())
+            assert all(expected.last for expected in cancelled)
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            expected = self.requests[event.request_id]
+            assert expected.last is None, f"{event} after {expected.last}"
+            if isinstance(event, TextDelta):
+                expected.tokens += event.tokens
+            elif isinstance(event, Finished | Failed):
+                expected.last = event
+                self.check(expected)
+
+    def check(self, expected: Expected) -> None:
+        assert isinstance(expected.last, Finished), expected.last
+        assert expected.last.reason in (FinishReason.LENGTH, FinishReason.CANCELLED)
+        if expected.last.reason is FinishReason.CANCELLED:
+            assert expected.is_cancelled
+        prompt_tokens = len(_prompt(expected.request))
+        assert expected.last.context_used == prompt_tokens + len(expected.tokens)
+        if expected.last.reason is FinishReason.LENGTH:
+            assert expected.request.max_tokens
+            room = min(self.backend.info.context_size, self.backend.kv.capacity) - prompt_tokens
+            assert len(expected.tokens) == min(expected.request.max_tokens, room)
+        if self.solitary:
+            assert expected.tokens == self.solitary(expected.request)[: len(expected.tokens)]
+
+    @precondition(lambda self: self.unfinished())
+    @rule(data=st.data())
+    def cancel_one(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(self.unfinished()))
+        self.requests[request_id].is_cancelled = True
+        self.engine.cancel(request_id)
+
+    @rule()
+    def cancel_everything(self) -> None:
+        for request_id in self.unfinished():
+            self.requests[request_id].is_cancelled = True
+        self.engine.cancel_current()
+
+    @rule()
+    def stop_a_pass_for_nobody(self) -> None:
+        self.backend.cancel()
+
+    @precondition(lambda self: not self.unfinished())
+    @rule(length=st.integers(1, 60), events=st.integers(0, 8), seed=st.integers(0, 3))
+    def begin_and_drop(self, length: int, events: int, seed: int) -> None:
+        stream: Iterator[Event] = self.engine.generate(self.request(plain_tokens(self.backend, length, seed), 6, seed))
+        for _ in range(events):
+            next(stream, None)
+        stream.close()  # type: ignore[attr-defined]
+        assert self.engine.idle
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        assert_books_agree(self.engine)
+        assert self.engine.idle == (not self.unfinished())
+
+    def teardown(self) -> None:
+        for _ in range(2000):
+            if self.engine.idle:
+                break
+            self.take(self.engine.step())
+        assert not self.unfinished()
+        self.the_books_agree()
+
+
+def _prompt(request: Request) -> list[int]:
+    assert isinstance(request.prompt, TokenPrompt)
+    return list(request.prompt.tokens)
+
+
+def run_engine_machine(backend: Backend, *, alone: Backend | None, examples: int, steps: int = 30) -> None:
+    """Many random operations on the engine over `backend`. `alone` is the same model with room for one, or None when
+    answers may depend on company."""
+    known: dict[tuple[Any, ...], list[int]] = {}
+
+    def solitary(request: Request) -> list[int]:
+        assert alone is not None
+        key = (tuple(_prompt(request)), request.max_tokens, request.sampling.seed)
+        if key not in known:
+            forget_all(alone)
+            known[key] = answer_all(Engine(alone), [request])[0].tokens
+        return known[key]
+
+    run_state_machine_as_test(
+        lambda: Machine(backend, None if alone is None else solitary),  # type: ignore[arg-type]
+        settings=hypothesis.settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        ),
+    )

@@ -1,0 +1,31 @@
+"""The CPU engine on one sequence, in steps of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.backends.cpu.backend import CpuBackend
+from llmrun.gguf.reader import open_gguf
+from tests.support.backends.seam_contract import batch_of, rows
+
+
+def logits_in_steps(
+    path: Path, tokens: Sequence[int], steps: Sequence[int], threads: int, context_size: int = 512
+) -> NDArray[np.float32]:
+    """float32[tokens, vocabulary]; `steps` are their numbers of tokens."""
+    assert sum(steps) == len(tokens)
+    with open_gguf(path) as file:
+        backend = CpuBackend(file, context_size=context_size, max_sequences=1, threads=threads)
+    try:
+        ends = np.cumsum(steps).tolist()
+        parts = [
+            backend.forward(batch_of(rows(0, end - step, tokens[end - step : end])))
+            for end, step in zip(ends, steps, strict=True)
+        ]
+        return np.concatenate(parts)
+    finally:
+        backend.close()

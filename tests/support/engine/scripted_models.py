@@ -1,0 +1,34 @@
+"""Scripted models, and requests for them, that tests of the engine share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.backends.scripted.tokenizer import IM_END
+from llmrun.engine.requests import Request, TokenPrompt
+from llmrun.types import SamplingParams
+
+GREEDY = SamplingParams(temperature=0)
+DRAWN = SamplingParams(seed=42)
+
+
+def noisy(**options: int) -> ScriptedBackend:
+    """A model that says anything at all, but never ends by itself (see `endless`)."""
+    return ScriptedBackend(None, **options)  # type: ignore[arg-type]
+
+
+def endless(request: Request) -> Request:
+    """The request with the end-of-generation tokens banned."""
+    return replace(request, sampling=replace(request.sampling, logit_bias={257: -math.inf, IM_END: -math.inf}))
+
+
+def random_prompt(length: int, seed: int = 0) -> TokenPrompt:
+    return TokenPrompt(np.random.default_rng(seed).integers(0, 256, length).tolist())
+
+
+def random_request(length: int, seed: int = 0, *, max_tokens: int | None = 20) -> Request:
+    return endless(Request(random_prompt(length, seed), max_tokens, sampling=replace(DRAWN, seed=seed)))

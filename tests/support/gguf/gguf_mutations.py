@@ -1,0 +1,301 @@
+"""Correct GGUF files, broken at random by somebody who knows where their fields are.
+
+Case n of a seed is always the same bytes: a failure is repeated from the two numbers alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from llmrun.errors import ModelFileError, ModelNotFound
+from llmrun.gguf.reader import GGUFFile, read_gguf
+from llmrun.gguf.values import StringArray
+from tests.support.gguf import gguf_bytes, gguf_shards
+from tests.support.gguf.gguf_bytes import ARRAY, CODES, STRING, RawGGUF, RawTensor
+
+INTERESTING = (
+    *(0, 1, 2, 3, 7, 8, 9, 12, 13, 16, 31, 32, 33, 63, 64, 127, 128, 255, 256),
+    *(2**15, 2**16 - 1, 2**16, 2**24, 2**30, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**56),
+    *(2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 8, 2**64 - 1),
+)
+TEXTS = (
+    b"",
+    b"\0",
+    b"a\0b",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"\x1b[2J",
+    "\u202e".encode(),
+    b" ",
+    b"a b",
+    b"[EMPTY_2]",
+    b"k" * 70,
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Some bytes of a file that mean one thing."""
+
+    start: int
+    end: int
+
+
+@dataclass
+class Layout:
+    """A correct file and where its fields are."""
+
+    data: bytes
+    integers: list[Span] = field(
+        default_factory=list
+    )  # of 2, 4 or 8 bytes: counts, lengths, types, dimensions, offsets
+    texts: list[Span] = field(default_factory=list)  # strings without their lengths
+    keys: list[Span] = field(default_factory=list)  # a name and its value
+    tensors: list[Span] = field(default_factory=list)  # a description
+    header_end: int = 0
+
+
+TENSOR_COUNT, KEY_COUNT = Span(8, 16), Span(16, 24)
+
+
+def layout_of(data: bytes) -> Layout:
+    """Walk through a correct file."""
+    layout = Layout(data, [Span(4, 8), TENSOR_COUNT, KEY_COUNT])
+    position = 24
+    for _ in range(_integer(data, KEY_COUNT)):
+        start, position = position, _walk_text(layout, position)
+        position = _walk_value(layout, position)
+        layout.keys.append(Span(start, position))
+    for _ in range(_integer(data, TENSOR_COUNT)):
+        start, position = position, _walk_text(layout, position)
+        dimensions = Span(position, position + 4)
+        sizes = [8] * _integer(data, dimensions) + [4, 8]
+        layout.integers.append(dimensions)
+        position = dimensions.end
+        for size in sizes:
+            layout.integers.append(Span(position, position + size))
+            position += size
+        layout.tensors.append(Span(start, position))
+    layout.header_end = position
+    return layout
+
+
+def _integer(data: bytes | bytearray, span: Span) -> int:
+    return int.from_bytes(data[span.start : span.end], "little")
+
+
+def _walk_text(layout: Layout, position: int) -> int:
+    length = Span(position, position + 8)
+    layout.integers.append(length)
+    layout.texts.append(Span(length.end, length.end + _integer(layout.data, length)))
+    return layout.texts[-1].end
+
+
+def _walk_value(layout: Layout, position: int) -> int:
+    layout.integers.append(Span(position, position + 4))
+    type_id = _integer(layout.data, layout.integers[-1])
+    if type_id != ARRAY:
+        return _walk_element(layout, position + 4, type_id)
+    element, count = Span(position + 4, position + 8), Span(position + 8, position + 16)
+    layout.integers += [element, count]
+    position = count.end
+    for _ in range(_integer(layout.data, count)):
+        position = _walk_element(layout, position, _integer(layout.data, element))
+    return position
+
+
+def _walk_element(layout: Layout, position: int, type_id: int) -> int:
+    if type_id == STRING:
+        return _walk_text(layout, position)
+    size = struct.calcsize("<" + CODES[type_id])
+    if size >= 2:
+        layout.integers.append(Span(position, position + size))
+    return position + size
+
+
+# What can go wrong in place: the file keeps its length.
+
+
+def _set_integer(random: Random, layout: Layout, data: bytearray) -> None:
+    span = random.choice(layout.integers)
+    size = span.end - span.start
+    seen = _integer(data, span)
+    near = (seen - 1, seen + 1, seen ^ 1 << random.randrange(8 * size), seen * 2, len(data) - span.end)
+    value = random.choice(INTERESTING) if random.random() < 0.5 else random.choice(near)
+    data[span.start : span.end] = (value % 2 ** (8 * size)).to_bytes(size, "little")
+
+
+def _flip_bit(random: Random, layout: Layout, data: bytearray) -> None:
+    data[random.randrange(layout.header_end)] ^= 1 << random.randrange(8)
+
+
+def _set_byte(random: Random, layout: Layout, data: bytearray) -> None:
+    data[random.randrange(layout.header_end)] = random.randrange(256)
+
+
+def _exchange(random: Random, layout: Layout, data: bytearray) -> None:
+    a, b = random.choice(layout.integers), random.choice(layout.integers)
+    if a.end - a.start == b.end - b.start:
+        data[a.start : a.end], data[b.start : b.end] = data[b.start : b.end], data[a.start : a.end]
+
+
+# What can go wrong with its parts: the file changes its length, lengths and counts are mostly mended.
+
+
+def _change_text(random: Random, layout: Layout, data: bytearray) -> None:
+    span = random.choice(layout.texts)
+    other = random.choice(layout.texts)
+    value = random.choice(TEXTS) if random.random() < 0.5 else layout.data[other.start : other.end]
+    data[span.start - 8 : span.end] = gguf_bytes.text(value)
+
+
+def _repeat_record(random: Random, layout: Layout, data: bytearray) -> None:
+    records, count = random.choice(((layout.keys, KEY_COUNT), (layout.tensors, TENSOR_COUNT)))
+    record, place = random.choice(records), random.choice(records)
+    data[place.start : place.start] = layout.data[record.start : record.end]
+    _add_to_count(random, data, count, 1)
+
+
+def _drop_record(random: Random, layout: Layout, data: bytearray) -> None:
+    records, count = random.choice(((layout.keys, KEY_COUNT), (layout.tensors, TENSOR_COUNT)))
+    record = random.choice(records)
+    del data[record.start : record.end]
+    _add_to_count(random, data, count, -1)
+
+
+def _exchange_records(random: Random, layout: Layout, data: bytearray) -> None:
+    records = random.choice((layout.keys, layout.tensors))
+    first, second = sorted(random.sample(records, 2), key=lambda record: record.start)
+    head, tail = layout.data[first.start : first.end], layout.data[second.start : second.end]
+    data[first.start : second.end] = tail + data[first.end : second.start] + head
+
+
+def _add_to_count(random: Random, data: bytearray, count: Span, difference: int) -> None:
+    if random.random() < 0.8:
+        value = (_integer(data, count) + difference) % 2**64
+        data[count.start : count.end] = value.to_bytes(8, "little")
+
+
+def _cut_off(random: Random, layout: Layout, data: bytearray) -> None:
+    del data[random.randrange(len(data)) :]
+
+
+def _cut_out(random: Random, layout: Layout, data: bytearray) -> None:
+    span = random.choice(layout.integers + layout.texts)
+    del data[span.start : span.end]
+
+
+def _put_in(random: Random, layout: Layout, data: bytearray) -> None:
+    span = random.choice(layout.integers + layout.texts)
+    data[span.start : span.start] = random.randbytes(random.choice((1, 4, 8, 32)))
+
+
+Change = Callable[[Random, Layout, bytearray], None]
+
+IN_PLACE: tuple[Change, ...] = (_set_integer, _set_integer, _set_integer, _flip_bit, _set_byte, _exchange)
+OF_PARTS: tuple[Change, ...] = (
+    *(_change_text, _change_text, _repeat_record, _drop_record, _exchange_records),
+    *(_cut_off, _cut_out, _put_in),
+)
+
+
+def base_files() -> list[Layout]:
+    """The correct files that are broken, the smallest first. Each has bytes to spare at the end, so that a record more
+    does not end in the one message that the file is cut off."""
+    small = RawGGUF(
+        {
+            "general.architecture": gguf_bytes.string("llama"),
+            "general.alignment": gguf_bytes.scalar(gguf_bytes.U32, 32),
+        },
+        [RawTensor("a"), RawTensor("b", 2, (32, 2), 36), RawTensor("c", 14, (256,), 210)],
+    )
+    spm = RawGGUF(gguf_bytes.spm_vocabulary(), [RawTensor("a"), RawTensor("b")])
+    return [layout_of(raw.build() + bytes(4096)) for raw in (small, gguf_bytes.whole_file(), spm)]
+
+
+def mutant(bases: list[Layout], seed: int, case: int) -> bytes:
+    """Case `case` of `seed`: one of the files with one to three changes."""
+    random = Random(seed << 40 | case)
+    return broken(random, random.choices(bases, weights=(5, 12, 1))[0])
+
+
+def broken(random: Random, layout: Layout) -> bytes:
+    """A correct file with one to four changes of any kind."""
+    data = bytearray(layout.data)
+    if random.random() < 0.6:
+        for _ in range(random.choice((1, 1, 2, 3))):
+            random.choice(IN_PLACE)(random, layout, data)
+    if random.random() < 0.5 or data == layout.data:
+        random.choice(OF_PARTS)(random, layout, data)
+    return bytes(data)
+
+
+def shard_bases() -> list[Layout]:
+    """The files of one correct model, in order, with bytes to spare."""
+    return [layout_of(data + bytes(1024)) for data in gguf_shards.built(gguf_shards.raw_shards()).values()]
+
+
+def shard_mutant(bases: list[Layout], seed: int, case: int) -> dict[str, bytes]:
+    """Case `case` of `seed`: the files of the model by name, one or two of them changed, missing or exchanged."""
+    random = Random(seed << 40 | case)
+    parts = [base.data for base in bases]
+    for index in random.sample(range(len(bases)), random.choice((1, 1, 2))):
+        parts[index] = broken(random, bases[index])
+    if random.random() < 0.1:
+        a, b = random.sample(range(len(bases)), 2)
+        parts[a], parts[b] = parts[b], parts[a]
+    files = {gguf_shards.name_of(number): part for number, part in enumerate(parts)}
+    if random.random() < 0.05:
+        del files[gguf_shards.name_of(random.randrange(1, len(bases)))]
+    return files
+
+
+def outcome(data: bytes) -> str:
+    """What reading ends in: the name of a ModelFileError, or "opened" when all of the file could then be used.
+
+    Any other exception is a bug in the reader and comes through.
+    """
+    return _outcome(lambda: read_gguf(data, Path("mutant.gguf")))
+
+
+def outcome_of_shards(files: Mapping[str, bytes]) -> str:
+    """The same for a model in several files, one of which may be missing."""
+    try:
+        return _outcome(lambda: gguf_shards.read_shards(files))
+    except ModelNotFound:
+        return "ModelNotFound"
+
+
+def _outcome(read: Callable[[], GGUFFile]) -> str:
+    try:
+        file = read()
+    except ModelFileError as error:
+        refused = error
+    else:
+        use(file)
+        return "opened"
+    assert str(refused).isprintable(), str(refused)
+    return type(refused).__name__
+
+
+def use(file: GGUFFile) -> None:
+    """Do with an open file what a backend does. Raises AssertionError where it does not hold what it promised."""
+    end = 0
+    for tensor in file.tensors.values():
+        assert tensor.offset >= end
+        assert file.read(tensor).nbytes == tensor.nbytes == tensor.type.row_bytes(tensor.shape[0]) * tensor.n_rows
+        end = tensor.offset + tensor.nbytes
+    assert end <= file.file_bytes
+    for value in file.metadata.values():
+        if isinstance(value, StringArray):
+            assert all(len(value.raw(i)) == value.lengths[i] for i in range(len(value)))
+            assert all(isinstance(text, str) for text in value)
+        elif isinstance(value, np.ndarray):
+            assert len(value.tolist()) == value.size
+    file.close()

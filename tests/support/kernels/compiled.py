@@ -1,0 +1,50 @@
+"""Compile every kernel the tests look at into their cache: `python -m tests.support.kernels.compiled [--beside]`.
+
+A minute of two processors: the suite's first minutes leave one idle most of the time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+from llmrun.compiled.store import KernelName, object_images
+from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, TARGETS, target_of
+
+AttentionKind = tuple[int, int, int, str]  # (heads of a group, head size, value size, type of the cache)
+
+# Of the attention tests: those that tiny models have too, and more. Each is four seconds of compiling at a level.
+SHAPES: tuple[AttentionKind, ...] = (
+    (2, 16, 16, "f16"),
+    (3, 64, 64, "f16"),
+    (1, 48, 48, "f16"),
+    (3, 64, 64, "q8_0"),
+    (1, 48, 48, "q8_0"),
+    (11, 16, 16, "f16"),
+    (11, 16, 16, "q8_0"),
+    (2, 48, 32, "f16"),
+    (4, 512, 512, "f16"),
+    (16, 576, 512, "q8_0"),
+)
+
+
+def attention_kernels() -> Iterator[KernelName]:
+    for group, head_size, value_size, kv_type in SHAPES:
+        sizes = {"head_size": head_size, "value_size": value_size}
+        yield KernelName.of("attention.rope", "rope_store", **sizes, kv_type=kv_type)
+        yield KernelName.of("attention.attention", "attention", **sizes, group=group, kv_type=kv_type)
+        yield KernelName.of("attention.attention", "merge", value_size=value_size)
+
+
+def compile_all() -> None:
+    for level in LEVELS_HERE:
+        object_images((*ALL_KERNELS, *attention_kernels()), target_of(level))
+    for target in TARGETS.values():
+        object_images(ALL_KERNELS, target)
+
+
+if __name__ == "__main__":
+    if "--beside" in sys.argv[1:] and hasattr(os, "nice"):
+        os.nice(10)
+    compile_all()

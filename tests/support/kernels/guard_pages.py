@@ -1,0 +1,373 @@
+"""Run kernels on buffers that end, or begin, at a guard page: `python -m tests.support.kernels.guard_pages LEVEL END`.
+
+Each kernel's name is printed before it runs, and a checksum of all results at the end: a process that dies has said in
+which kernel. Buffers are as large as the engine makes them. What it promises: memory of weights, activations and the
+cache begins on a cache line, and each row or group of theirs is a whole number of cache lines; the lists of a step
+(tokens, positions, block tables, rotations, wanted rows) have the length of the step, to the byte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.backends.cpu.lowering.base import Lowered
+from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.speeds import limits
+from llmrun.backends.cpu.weights import filling
+from llmrun.backends.cpu.weights import packed as weights
+from llmrun.backends.cpu.weights.packed import PackedMatrix
+from llmrun.compiled.store import KernelName, load_kernels
+from llmrun.gguf.reader import open_gguf
+from llmrun.layouts import arena, records
+from llmrun.layouts.arena import address_of
+from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.layouts.splits import STAGE_WORDS
+from llmrun.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, SCRATCH_BYTES_PER_BYTE
+from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.plan.matrix import Matrix
+from llmrun.plan.ops import Gating, Value
+from llmrun.plan.plan import Plan
+from llmrun.plan.rope import Pairing, Rope, rotations_of
+from llmrun.settings import KV_TYPES
+from llmrun.tokenizers import bpe, pretokenize, special, spm, tables
+from llmrun.tokenizers.code_points import N_CODE_POINTS
+from llmrun.tokenizers.registry import load_tokenizer
+from llmrun.tokenizers.text_tokenizer import longest_piece
+from tests.support.gguf.gguf_files import tiny_spm_vocabulary, tiny_vocabulary, write_gguf
+from tests.support.kernels.row_ops_plan import row_ops_plan
+from tests.support.kernels.runs import EXPERT_TYPES, WEIGHT_TYPES, at_level, random_matrix, width
+
+ENDS = ("start", "end")
+# Shapes that test_attention.py has too: each that it has not is five seconds to compile.
+SHAPES = (
+    *((shape, kv_type) for shape in (AttentionShape(9, 3, 64), AttentionShape(3, 3, 48)) for kv_type in KV_TYPES),
+    *((AttentionShape(22, 2, 16), kv_type) for kv_type in KV_TYPES),
+    (AttentionShape(4, 2, 48, value_size=32), "f16"),
+    (AttentionShape(4, 1, 512), "f16"),
+    (AttentionShape(16, 1, 576, value_size=512), "q8_0"),
+)
+AGAIN = 64  # head size of a shape whose layers are looked back on twice
+STEPS = (1, 3, 8, 17)  # rows: around the tiles of every level
+CAPPED = (48, 48, "f16")  # sizes and type of the cache of layers whose scores are capped
+POSITIONS = 5 * BLOCK  # more than a chunk of attention
+WINDOW = 40
+NOWHERE = np.int32(-(1 << 31))  # a block that is none
+
+
+class GuardedMemory:
+    """Buffers between two pages without access, flush against the one at their `end` ("start" or "end"), of which
+    `missing` bytes are cut off there."""
+
+    def __init__(self, end: str, missing: int = 0) -> None:
+        self._at_end = end == "end"
+        self._shift = missing if self._at_end else -missing
+        self._regions: list[tuple[int, mmap.mmap]] = []
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def take(self, n_bytes: int, what: str = "") -> NDArray[np.uint8]:
+        """uint8[n_bytes] of zeros: a stand-in for arena.allocate."""
+        page = mmap.PAGESIZE
+        inner = max(1, -(-n_bytes // page)) * page
+        region = mmap.mmap(-1, inner + 2 * page)
+        whole = np.frombuffer(region, np.uint8)
+        for guard in (whole.ctypes.data, whole.ctypes.data + page + inner):
+            if self._libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        self._regions.append((whole.ctypes.data, region))
+        start = page + (inner - n_bytes if self._at_end else 0) + self._shift
+        return whole[start : start + n_bytes]
+
+    def copy(self, array: NDArray[np.generic]) -> NDArray[np.generic]:
+        copied = self.take(array.nbytes).view(array.dtype).reshape(array.shape)
+        copied[...] = array
+        return copied
+
+    def address(self, array: NDArray[np.generic]) -> int:
+        """A stand-in for arena.address_of: of a guarded copy, for what kernels read and nobody has guarded. Words of
+        records and counters stay where they are: they are read again after they were changed."""
+        here = array.ctypes.data
+        inside = any(start <= here < start + len(region) for start, region in self._regions)
+        return here if inside or array.dtype == np.int64 else self.copy(array).ctypes.data
+
+
+def run_plans(memory: GuardedMemory) -> bytes:
+    """A layer of a model for each weight type and shape, and all row ops; returns a checksum of the logits."""
+    checksum = hashlib.sha256()
+    plans = [(row_ops_plan(), "f16")]
+    for index, kind in enumerate(WEIGHT_TYPES):
+        shape, kv_type = SHAPES[index % len(SHAPES)]
+        plans.append((_plan(kind, shape, kv_type), kv_type))
+    for plan, kv_type in plans:
+        packed: dict[str, PackedMatrix] = {}
+        for matrix in plan.matrices:
+            _say(f"pack {matrix.kind}")
+            packed |= weights.reserve([matrix])
+            filling.fill({matrix.name: packed[matrix.name]}, 1)
+        shapes = kv_shapes(plan, [POSITIONS // BLOCK] * len(plan.windows), kv_type)
+        kv = [memory.take(prod(shape)).reshape(shape) for shape in shapes]
+        for rows in (POSITIONS, *STEPS):  # the first fills the cache
+            lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=rows, n_threads=1)
+            lowered.link()
+            checksum.update(_run(memory, plan, lowered, rows).tobytes())
+    return checksum.digest()
+
+
+def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
+    """Widths that are no whole number of vectors where the type allows it; attention to all and to a window."""
+    columns = width(kind, 96 if kind not in ("f32", "f16", "bf16") else 75)
+    heads, seen_width = shape.heads * shape.head_size, shape.heads * shape.value_size
+    plan, rope = Plan(), Rope(10_000.0 ** -(np.arange(shape.head_size // 2) / shape.head_size))
+    growing = replace(rope, growth=(0.1, 32))
+    partial = Rope(np.full(shape.head_size // 4 - 1, 0.3), Pairing.HALVES)
+
+    def matrix(name: str, rows: int, columns: int, of: str = kind) -> Matrix:
+        return random_matrix(of, rows, columns, name=name)
+
+    norm = np.ones(columns, np.float32)
+    x = plan.embed(matrix("embedding", 37, columns))
+    h = plan.rmsnorm(x, norm, 1e-5)
+    q = plan.linear(h, matrix("q", heads, columns))
+    k = plan.linear(h, matrix("k", shape.kv_heads * shape.head_size, columns))
+    v = plan.linear(h, matrix("v", shape.kv_heads * shape.value_size, columns))
+    seen = plan.attention(q, k, v, shape, rope, query_rope=growing)
+    plan.linear_add(seen, matrix("o", columns, seen_width, "f16"), to=x)
+    if shape.head_size == AGAIN:
+        plan.linear_add(plan.attention_again(q, shape, rope), matrix("o", columns, seen_width, "f16"), to=x)
+    sees = replace(shape, window=WINDOW)
+    cap = 20.0 if (shape.head_size, shape.value_size, kv_type) == CAPPED else 0.0
+    seen = plan.attention(q, k, v, sees, partial, soft_cap=cap, sinks=np.ones(shape.heads, np.float32))
+    plan.linear_add(seen, matrix("o", columns, seen_width, "f16"), to=x)
+    gate, up = (plan.linear(x, matrix(name, 101, columns)) for name in ("gate", "up"))
+    plan.linear_add(plan.swiglu(gate, up), matrix("down", columns, 101, "f32"), to=x)
+    if kind in (*EXPERT_TYPES, "f32"):
+        _experts(plan, kind, x)
+        _heads(plan, kind, x)
+    plan.output(plan.rmsnorm_wanted(x, norm, 1e-5), matrix("output", 37, columns))
+    return plan
+
+
+def _table(window: int, position: int) -> NDArray[np.int32]:
+    """Blocks that no row from `position` on sees point outside of the cache."""
+    table = np.arange(POSITIONS // BLOCK, dtype=np.int32)[::-1].copy()
+    gone = max(0, position + 1 - window) // BLOCK if window else 0
+    table[:gone] = NOWHERE
+    return table
+
+
+def _experts(plan: Plan, kind: str, x: Value) -> None:
+    """Five experts, of which each row has two: so few that in the longest step each has its weights unpacked."""
+    n, columns, inner = 5, x.width // 16 * 16, width(kind, 48)
+    h = plan.linear(x, random_matrix("f32", columns, x.width, name="to experts"))
+    routing = plan.route(
+        plan.linear(h, random_matrix("f32", n, columns, name="router")),
+        2,
+        Gating.SIGMOID,
+        normalized=True,
+        selection_bias=np.ones(n, np.float32),
+        expert_scales=np.ones(n, np.float32),
+    )
+    gate, up = (
+        plan.expert_linear(h, random_matrix(kind, n * inner, columns, name=f"{name} of experts"), routing)
+        for name in ("gate", "up")
+    )
+    gate = plan.expert_bias(gate, np.ones((n, inner), np.float32), routing)
+    down = random_matrix(kind, n * columns, inner, name="down of experts")
+    y = plan.expert_linear(plan.swiglu(gate, up), down, routing)
+    plan.combine(y, routing, to=h)
+    plan.add(plan.combined(y, routing), to=h)
+    plan.linear_add(h, random_matrix("f32", x.width, columns, name="from experts"), to=x)
+
+
+def _heads(plan: Plan, kind: str, x: Value) -> None:
+    """Three heads, each times a matrix of its own."""
+    columns = width(kind, 44)
+    h = plan.linear(x, random_matrix("f32", 3 * columns, x.width, name="to heads"))
+    y = plan.head_linear(h, random_matrix(kind, 3 * 32, columns, name="of heads"), heads=3)
+    plan.linear_add(y, random_matrix("f32", x.width, y.width, name="from heads"), to=x)
+
+
+def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDArray[np.generic]:
+    """The records one after the other in this thread; float32[1 or 2 wanted rows, padded vocabulary]."""
+    positions = np.arange(POSITIONS - rows, POSITIONS, dtype=np.int32)
+    wanted = np.unique([rows // 2, rows - 1]).astype(np.int32)
+    tables = [memory.copy(_table(window, int(positions[0]))) for window in plan.windows]
+    logits = memory.take(4 * len(wanted) * lowered.logits_width).view(np.float32)
+    lists: dict[int, NDArray[np.generic]] = {
+        records.STEP_TOKENS: np.arange(rows, dtype=np.int32) % 37,
+        records.STEP_POSITIONS: positions,
+        records.STEP_TABLES: np.repeat([table.ctypes.data for table in tables], rows).astype(np.int64),
+        records.STEP_WANTED_ROWS: wanted,
+        records.STEP_ROTATIONS: rotations_of(plan.ropes, positions),
+    }
+    step = np.zeros(records.STEP_WORDS, np.int64)
+    for offset, value in lists.items():
+        step[offset // records.WORD] = memory.copy(value).ctypes.data
+    step[records.STEP_LOGITS // records.WORD] = logits.ctypes.data
+    step[records.STEP_ROWS // records.WORD] = rows
+    step[records.STEP_WANTED // records.WORD] = len(wanted)
+    step[records.STEP_CHOSEN // records.WORD] = rows * plan.experts_used
+    step[records.STEP_REPLICATED // records.WORD] = int(rows == 1)
+    kernels = load_kernels(lowered.kernels)
+    for record, name in zip(lowered.records, lowered.kernels, strict=True):
+        _say(f"{name.module}.{name.function} {dict(name.parameters)}, {rows} rows")
+        kernels[name].run(address_of(record), address_of(step), 0, 1)
+    return logits
+
+
+# --- vocabularies -----------------------------------------------------------------------------------------------------
+
+
+class _GuardedVocabularyKernels:
+    """A stand-in for load_kernel: kernels on guarded copies of their arrays, which are written back afterwards."""
+
+    def __init__(self, memory: GuardedMemory) -> None:
+        self._memory = memory
+        self._n_symbols = 0  # of the tables built last; a look-up is not told
+        self._n_special = self._tree_nodes = 0  # of the tree built last
+
+    def load(self, module: str, function: str) -> Callable[..., None]:
+        name = KernelName.of(module, function)
+        kernel = load_kernels([name])[name]
+        sizes = {
+            "build": self._table_sizes if module == "token_table" else self._tree_sizes,
+            "find": self._find_sizes,
+            "find_joined": self._joined_sizes,
+            "split": self._split_sizes,
+            "merge": self._bpe_sizes if module == "bpe_merge" else self._spm_sizes,
+        }[function]
+
+        def run(*words: int) -> None:
+            guarded = list(words)
+            copies = {}
+            for index, n_bytes in sizes(words).items():
+                copies[words[index]] = copy = self._memory.take(n_bytes)
+                guarded[index] = copy.ctypes.data
+                ctypes.memmove(guarded[index], words[index], n_bytes)
+            _say(f"{module}.{function}")
+            kernel(*guarded)
+            for original, copy in copies.items():
+                ctypes.memmove(original, copy.ctypes.data, copy.nbytes)
+
+        return run
+
+    # Bytes at each word that is an address, as the kernels' docstrings have them.
+
+    def _table_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        n_tokens, mask, queries, merges, pair_mask = (words[index] for index in (2, 4, 7, 11, 13))
+        self._n_symbols = n_tokens or self._n_symbols
+        texts = {0: 8 * self._n_symbols, 1: 8 * self._n_symbols, 3: 8 * (mask + 1)}
+        asked = {5: 8 * queries, 6: 8 * queries, 8: 4 * queries}
+        return texts | asked | {9: 8 * merges, 10: 8 * merges, 12: 16 * (pair_mask + 1), 14: 4 * merges, 15: 8}
+
+    def _bpe_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        sizes, text_bytes, longest = _text_sizes(words)
+        vocabulary = {6: 1024, 7: 16 * (words[8] + 1), 9: 4 * self._n_symbols, 10: 1024, 11: 8 * self._n_symbols}
+        vocabulary |= {12: 8 * self._n_symbols, 13: 8 * (words[14] + 1), 16: 1024}
+        outputs = {19: SCRATCH_BYTES_PER_BYTE * longest, 20: 4 * (2 * text_bytes + words[5]), 21: 8}
+        return sizes | vocabulary | outputs
+
+    def _spm_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        sizes, text_bytes, longest = _text_sizes(words)
+        vocabulary = {6: 8 * (words[7] + 1), 8: 8 * self._n_symbols, 9: 8 * self._n_symbols}
+        vocabulary |= {11: 4 * self._n_symbols, 12: 1024, 13: 256, 14: KNOWN_WORDS * KNOWN_WORD_BYTES}
+        outputs = {15: SCRATCH_BYTES_PER_BYTE * longest, 16: 4 * (text_bytes + words[5]), 17: 8}
+        return sizes | vocabulary | outputs
+
+    def _joined_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        return {0: 8 * words[2], 1: 8 * words[2], 3: 256}
+
+    def _tree_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        ends = (ctypes.c_int64 * words[2]).from_address(words[1])
+        self._n_special = words[2]
+        self._tree_nodes = 1 + (ends[-1] if words[2] else 0)
+        return {0: self._tree_nodes - 1, 1: 8 * words[2], 3: 16 * (words[4] + 1), 5: 256, 6: 4 * self._tree_nodes}
+
+    def _find_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        n_bytes, n_marks = words[1], words[3]
+        tree = {5: 256, 6: 16 * (words[7] + 1), 8: 4 * self._tree_nodes, 9: self._n_special}
+        return {0: n_bytes, 2: 8 * n_marks} | tree | {10: self._n_special, 11: 8 * n_bytes, 12: 4 * n_bytes, 13: 16}
+
+    def _split_sizes(self, words: Sequence[int]) -> dict[int, int]:
+        """The stages' own tables are not guarded: nothing but the stages says where they lie."""
+        n_bytes, n_parts, n_stages = words[1], words[3], words[7]
+        stages = {4: N_CODE_POINTS, 6: 8 * STAGE_WORDS * n_stages}
+        return {0: n_bytes, 2: 8 * n_parts} | stages | {8: n_bytes + 1, 9: 8 * n_bytes, 10: 8}
+
+
+def _text_sizes(words: Sequence[int]) -> tuple[dict[int, int], int, int]:
+    """Of the first six words, which both merges share; bytes of the text, and of its longest piece."""
+    _, ends_address, n_pieces, _, _, n_inserts = words[:6]
+    ends = np.array((ctypes.c_int64 * n_pieces).from_address(ends_address), np.int64)
+    text_bytes = int(ends[-1]) if n_pieces else 0
+    sizes = {0: text_bytes, 1: 8 * n_pieces, 3: 8 * n_inserts, 4: 4 * n_inserts}
+    return sizes, text_bytes, longest_piece(ends)
+
+
+def run_tokenizers(memory: GuardedMemory) -> bytes:
+    """Both kinds of vocabulary on texts of every length around the short and the long way; a checksum of the ids."""
+    checksum = hashlib.sha256()
+    kernels = _GuardedVocabularyKernels(memory)
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        for module in (tables, special, pretokenize, bpe, spm):
+            stack.enter_context(mock.patch.object(module, "load_kernel", kernels.load))
+        by_line = replace(tiny_vocabulary(), pre="gemma4")
+        afmoe = replace(tiny_vocabulary(), pre="afmoe")
+        for vocabulary in (tiny_vocabulary(), tiny_spm_vocabulary(), by_line, afmoe):
+            metadata = {"general.architecture": "llama", **vocabulary.metadata()}
+            tokenizer = load_tokenizer(open_gguf(write_gguf(Path(folder) / "vocabulary.gguf", metadata, {})))
+            for text in ("", "a", "Hello", "Hello world é", "the " * 40, "x" * 300, "日本" * 20, "<|im_end|>a</s>"):
+                checksum.update(tokenizer.encode(text, add_special=True, parse_special=True).tobytes())
+    return checksum.digest()
+
+
+def run_machine() -> None:
+    """What measures the machine; its results are speeds."""
+    _say("limits.read")
+    here = limits.Machine(1, memory_bytes=1 << 20)
+    here.read_bandwidth()
+    _say("limits.multiply")
+    here.multiply_rate()
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(words + "\n")
+    sys.stdout.flush()
+
+
+def _users_of(name: str) -> list[ModuleType]:
+    """Of a function of arena.py."""
+    modules = [module for key, module in sys.modules.items() if key.startswith("llmrun.kernels.")]
+    return [module for module in modules if module is not arena and hasattr(module, name)]
+
+
+def main(level: str, end: str, missing: str = "0") -> None:
+    memory = GuardedMemory(end, int(missing))
+    with ExitStack() as stack:
+        stack.enter_context(at_level(level))
+        guarded = {"allocate": memory.take, "allocate_huge": memory.take, "address_of": memory.address}
+        for name, stand_in in guarded.items():
+            for module in _users_of(name):
+                stack.enter_context(mock.patch.object(module, name, stand_in))
+        stack.enter_context(mock.patch.object(limits, "_ROUNDS", 1000))
+        run_machine()
+        plans = run_plans(memory)
+        tokenizers = run_tokenizers(memory)
+    _say(f"{plans.hex()} {tokenizers.hex()}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,233 @@
+"""Run kernels in tests: at a chosen instruction level, one by one or as a small plan with a team of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from unittest import mock
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.backends.cpu.lowering.lower import lower
+from llmrun.backends.cpu.team import Team
+from llmrun.backends.cpu.weights.filling import fill
+from llmrun.backends.cpu.weights.packed import reserve
+from llmrun.compiled import store
+from llmrun.compiled.levels import (
+    AVX2,
+    AVX512_VNNI,
+    AVX_VNNI,
+    LEVELS,
+    NEON_DOT,
+    PORTABLE,
+    Level,
+    Target,
+    host_levels,
+    target_for,
+)
+from llmrun.compiled.store import KernelName, load_kernels
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, allocate, round_up
+from llmrun.layouts.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
+from llmrun.plan.matrix import Matrix
+from llmrun.plan.ops import Activation, Value
+from llmrun.plan.plan import Plan
+from llmrun.quants.registry import BY_NAME, WeightType
+from llmrun.settings import KV_TYPES
+from tests.support.kernels.blocks import put_halves, put_spread_half
+
+PACKED_NAMES = tuple(PACKED_TYPES)
+INTEGER_TYPES = (*(name for name in PACKED_NAMES if name != WIDE), *sorted(WIDENED_TYPES))
+FLOAT_TYPES = ("f32", "f16", "bf16")
+WEIGHT_TYPES = INTEGER_TYPES + FLOAT_TYPES
+
+# Of experts in tests: one scale a block, two levels with minimums, two sub-blocks, a table.
+EXPERT_TYPES = ("q8_0", "q4_k", "q6_k", "mxfp4")
+
+_HEAD = {"head_size": 48, "value_size": 48}
+
+# Every kernel there is; test_instructions.py holds this list against the sources.
+ALL_KERNELS = (
+    *(KernelName.of("linear.int8", "linear", weight=kind) for kind in PACKED_NAMES),
+    *(KernelName.of("linear.floats", "linear", weight=kind) for kind in FLOAT_TYPES),
+    *(KernelName.of("packing.pack", "pack_integers", weight=kind) for kind in PACKED_NAMES),
+    *(KernelName.of("packing.pack", "pack_floats", element_bytes=size) for size in (2, 4)),
+    *(KernelName.of("linear.embed", "embed", weight=kind) for kind in PACKED_NAMES + FLOAT_TYPES),
+    *(KernelName.of("attention.rope", "rope_store", **_HEAD, kv_type=kv_type) for kv_type in KV_TYPES),
+    *(KernelName.of("attention.rope", "rotate", head_size=64, kv_type=kv_type) for kv_type in KV_TYPES),
+    *(KernelName.of("attention.attention", "attention", **_HEAD, group=1, kv_type=kv_type) for kv_type in KV_TYPES),
+    KernelName.of("attention.attention", "attention", **_HEAD, group=3, kv_type="f16"),
+    KernelName.of("attention.attention", "capped_attention", **_HEAD, group=1, kv_type="f16"),
+    KernelName.of("attention.attention", "merge", value_size=48),
+    *(KernelName.of("rows.norms", name) for name in ("rmsnorm", "layernorm")),
+    *(KernelName.of("rows.rowwise", "gated", activation=activation.value) for activation in Activation),
+    *(KernelName.of("rows.rowwise", name) for name in ("add", "soft_cap")),
+    *(KernelName.of("rows.convolution", name) for name in ("keep", "convolve")),
+    KernelName.of("rows.slices", "join"),
+    KernelName.of("linear.quantize", "quantize"),
+    *(KernelName.of("experts.int8", "experts", weight=kind) for kind in EXPERT_TYPES),
+    KernelName.of("experts.floats", "experts", weight="f32"),
+    *(KernelName.of("experts.routing", name) for name in ("route", "group")),
+    *(KernelName.of("experts.rows", name) for name in ("bias", "combine")),
+    *(KernelName.of("team", name) for name in ("work", "work_timed", "start", "wait")),
+    *(KernelName.of(f"tokens.{model}_merge", "merge") for model in ("bpe", "spm")),
+    KernelName.of("tokens.spm_merge", "find_joined"),
+    KernelName.of("tokens.token_table", "build"),
+    *(KernelName.of("tokens.special_tokens", name) for name in ("build", "find")),
+    KernelName.of("tokens.split", "split"),
+    *(KernelName.of("limits", name) for name in ("read", "multiply")),
+)
+
+# Plain processors of every level, whose code is disassembled.
+X86_LINUX, ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+TARGETS = {
+    "portable": Target(PORTABLE, X86_LINUX, "x86-64", ""),
+    "avx2": Target(AVX2, X86_LINUX, AVX2.baseline, ""),
+    "avxvnni": Target(AVX_VNNI, X86_LINUX, AVX_VNNI.baseline, AVX_VNNI.baseline_features),
+    "avx512vnni": Target(AVX512_VNNI, X86_LINUX, AVX512_VNNI.baseline, ""),
+    "neondot": Target(NEON_DOT, ARM_LINUX, NEON_DOT.baseline, ""),
+}
+
+LEVELS_HERE = tuple(level.name for level in host_levels())  # best first
+EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the most one float32 rounding is off, relatively
+
+
+def target_of(level_name: str) -> Target:
+    """The target that `LLMRUN_CPU_LEVEL=level_name` gives on this processor."""
+    levels = host_levels()
+    return target_for(next(level for level in levels if level.name == level_name), levels[0])
+
+
+def level_named(name: str) -> Level:
+    return next(level for level in LEVELS if level.name == name)
+
+
+@contextmanager
+def at_level(level_name: str) -> Iterator[None]:
+    """Kernels loaded inside belong to another level that this processor runs."""
+    target = target_of(level_name)
+    with mock.patch.object(store, "host_target", return_value=target):
+        yield
+
+
+def run_kernel(
+    name: KernelName,
+    words: Sequence[int],
+    step: Mapping[int, int],
+    *,
+    level: str = LEVELS_HERE[0],
+    threads: int = 1,
+    flags: int = 0,
+) -> None:
+    """One kernel over an op record with `words` as its arguments; `step` holds the words of the step record."""
+    kernel = load_kernels([name], target=target_of(level))[name]
+    claim = np.zeros(8, np.int64)
+    op = np.zeros(records.OP_WORDS, np.int64)
+    first = records.OP_ARGS // records.WORD
+    op[records.OP_FLAGS // records.WORD] = flags
+    op[records.OP_ROWS // records.WORD] = records.STEP_ROWS
+    op[records.OP_CLAIM // records.WORD] = address_of(claim)
+    op[first : first + len(words)] = words
+    step_words = np.zeros(records.STEP_WORDS, np.int64)
+    for offset, value in step.items():
+        step_words[offset // records.WORD] = value
+    with ThreadPoolExecutor(threads) as pool:
+        calls = [
+            pool.submit(kernel.run, address_of(op), address_of(step_words), thread, threads)
+            for thread in range(threads)
+        ]
+        for call in calls:
+            call.result()
+
+
+def ulps(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """The largest distance in units of expected's last place."""
+    return float((np.abs(actual - expected) / np.spacing(np.abs(expected))).max())
+
+
+def padded_rows(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A copy whose rows end in zeros up to a whole number of vectors, as the kernels' buffers are."""
+    rows, width = values.shape
+    padded = allocate(rows * round_up(4 * width, records.CACHE_LINE), "rows of a test").view(np.float32)
+    padded = padded.reshape(rows, -1)
+    padded[:, :width] = values
+    return padded
+
+
+def matrix_of(kind: str, values: NDArray[np.float32], name: str = "w") -> Matrix:
+    """float32[rows, columns] quantized by gguf-py."""
+    encoded = gguf.quants.quantize(np.ascontiguousarray(values), gguf.GGMLQuantizationType[kind.upper()])
+    rows, columns = values.shape
+    return Matrix.of_bytes(name, kind, rows, columns, np.ascontiguousarray(encoded).view(np.uint8).reshape(-1))
+
+
+def random_matrix(kind: str, rows: int, columns: int, seed: int = 0, name: str = "w") -> Matrix:
+    """Weights about as large as a standard normal's, for types that gguf-py cannot write too."""
+    random = np.random.default_rng(seed)
+    type_ = BY_NAME[kind.upper()]
+    if type_.quantize is not None:
+        return matrix_of(kind, random.standard_normal((rows, columns)).astype(np.float32), name)
+    data = random.integers(0, 256, (rows, type_.row_bytes(columns)), np.uint8)
+    fields = random.uniform(0.01, 0.05, (data.size // type_.block_bytes, 2)).astype(np.float16).view(np.uint16)
+    return Matrix.of_bytes(name, kind, rows, columns, with_factors(type_, data, fields).reshape(-1))
+
+
+def with_factors(type_: WeightType, data: NDArray[np.uint8], halves: NDArray[np.uint16]) -> NDArray[np.uint8]:
+    return put_spread_half(data, halves[:, 0]) if type_.name == "IQ1_M" else put_halves(type_, data, halves)
+
+
+def width(kind: str, at_least: int) -> int:
+    """A number of columns that a matrix of this type can have."""
+    block = BY_NAME[kind.upper()].block_weights
+    return -(-at_least // block) * block
+
+
+def whole_matrix(kind: str, rows: int, columns: int, seed: int, name: str = "w") -> Matrix:
+    """Any integers, and scales and mins of 1/2 and 1, or small integers times those: sums of their products with
+    integers are exact in float32."""
+    random = np.random.default_rng(seed)
+    type_ = BY_NAME[kind.upper()]
+    data = random.integers(0, 256, (rows, type_.row_bytes(columns)), np.uint8)
+    blocks = data.reshape(-1, type_.block_bytes)
+    if kind == "mxfp4":
+        blocks[:, 0] = random.integers(127, 129, len(blocks))
+    if kind == "nvfp4":
+        blocks[:, :4] = random.choice([0x30, 0x38], (len(blocks), 4))  # 1/2 and 1 as e4m3
+    fields = np.exp2(random.integers(-1, 1, (data.size // type_.block_bytes, 2))).astype(np.float16).view(np.uint16)
+    return Matrix.of_bytes(name, kind, rows, columns, with_factors(type_, data, fields).reshape(-1))
+
+
+def run_plan(
+    build: Callable[[Plan, Value], None], x: NDArray[np.float32], *, level: str = LEVELS_HERE[0], threads: int = 1
+) -> NDArray[np.float32]:
+    """Ops that `build` appends, on rows x float32[rows, width]; returns float32[rows, width of the output].
+
+    The rows enter as an embedding of float32, of which row i is token i.
+    """
+    plan = Plan()
+    table = Matrix.of_bytes("x", "f32", len(x), x.shape[1], np.ascontiguousarray(x).view(np.uint8).reshape(-1))
+    build(plan, plan.embed(table))
+    assert plan.logits is not None
+    rows = np.arange(len(x), dtype=np.int32)
+    with at_level(level):
+        packed = reserve(plan.matrices)
+        fill(packed, threads)
+        lowered = lower(plan, packed, [], kv_type="f16", max_rows=len(x), n_threads=threads)
+        lowered.link()
+        team = Team(lowered, threads)
+    logits = np.full((len(x), lowered.logits_width), np.nan, np.float32)
+    try:
+        team.run(rows, rows, np.zeros(len(x), np.int64), rows, np.zeros((len(x), 0, 2), np.float32), logits)
+    finally:
+        team.close()
+    return logits[:, : plan.logits.width]
+
+
+def run_linear(
+    matrix: Matrix, x: NDArray[np.float32], *, level: str = LEVELS_HERE[0], threads: int = 1
+) -> NDArray[np.float32]:
+    """x . matrix, through packing, quantizing and the linear kernel."""
+    return run_plan(lambda plan, value: plan.output(value, matrix), x, level=level, threads=threads)

@@ -1,0 +1,72 @@
+"""Run a small plan over sequences in steps of any rows, on a paged cache whose unused blocks are poison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.team import Team
+from llmrun.backends.cpu.weights.filling import fill
+from llmrun.backends.cpu.weights.packed import reserve
+from llmrun.layouts.arena import address_of, allocate
+from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.plan.plan import Plan
+from llmrun.plan.rope import rotations_of
+from tests.support.kernels.runs import LEVELS_HERE, at_level
+
+Rows = Sequence[tuple[int, int]]  # (sequence, token) of each row of a step
+
+
+def run_steps(
+    plan: Plan, steps: Sequence[Rows], *, level: str = LEVELS_HERE[0], threads: int = 1, kv_type: str = "f16"
+) -> dict[int, NDArray[np.float32]]:
+    """Logits float32[positions, vocabulary] of each sequence.
+
+    The cache starts as NaNs, its blocks are given out in no order, and a block that lies before the window of every
+    row of a step is taken away before it.
+    """
+    sequences = sorted({seq for step in steps for seq, _ in step})
+    n_blocks = -(-sum(len(step) for step in steps) // BLOCK)
+    most = max(len(step) for step in steps)
+    shapes = kv_shapes(plan, [n_blocks * len(sequences) + 1] * len(plan.windows), kv_type)
+    kv = [allocate(prod(shape), "a test's cache").reshape(shape) for shape in shapes]
+    for group in kv:
+        group[:] = 0xFF
+    order = 1 + np.random.default_rng(0).permutation(n_blocks * len(sequences)).astype(np.int32)
+    blocks = np.repeat(order.reshape(1, len(sequences), n_blocks), max(1, len(plan.windows)), axis=0)
+    with at_level(level):
+        packed = reserve(plan.matrices)
+        fill(packed, threads)
+        lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=most, n_threads=threads)
+        lowered.link()
+        team = Team(lowered, threads)
+    assert plan.logits is not None
+    found: dict[int, list[NDArray[np.float32]]] = {seq: [] for seq in sequences}
+    try:
+        for step in steps:
+            positions = np.zeros(len(step), np.int32)
+            lengths = {seq: len(found[seq]) for seq in sequences}
+            for row, (seq, _) in enumerate(step):
+                positions[row], lengths[seq] = lengths[seq], lengths[seq] + 1
+            for index, window in enumerate(plan.windows):
+                for number, seq in enumerate(sequences):
+                    gone = max(0, len(found[seq]) + 1 - window) // BLOCK if window else 0
+                    blocks[index, number, :gone] = 0  # which nobody writes to
+            numbers = np.array([sequences.index(seq) for seq, _ in step], np.int64)
+            of_windows = np.arange(len(plan.windows), dtype=np.int64)[:, None]
+            tables = address_of(blocks) + of_windows * blocks.strides[0] + numbers * blocks.strides[1]
+            logits = np.full((len(step), lowered.logits_width), np.nan, np.float32)
+            tokens = np.array([token for _, token in step], np.int32)
+            wanted = np.arange(len(step), dtype=np.int32)
+            team.run(
+                tokens, positions, np.ascontiguousarray(tables), wanted, rotations_of(plan.ropes, positions), logits
+            )
+            for row, (seq, _) in enumerate(step):
+                found[seq].append(logits[row, : plan.logits.width])
+    finally:
+        team.close()
+    return {seq: np.stack(rows) for seq, rows in found.items()}

@@ -1,0 +1,89 @@
+"""A whole model in pieces that can be changed: metadata as values, tensors as bytes. `build` writes what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrun.gguf.reader import GGUFFile, open_gguf
+from llmrun.gguf.values import NUMBER_TYPES, StringArray
+from tests.support.gguf import gguf_bytes
+from tests.support.gguf.gguf_bytes import STRING, RawGGUF, RawTensor
+
+_TYPE_IDS = {type_.name: id_ for id_, type_ in NUMBER_TYPES.items()} | {"str": STRING}
+
+
+@dataclass
+class Value:
+    """A metadata value: `type_id` of a scalar or of an array's elements; `content` a scalar, or a list of them."""
+
+    type_id: int
+    content: Any
+
+    def encoded(self) -> bytes:
+        if isinstance(self.content, list):
+            if self.type_id == STRING:
+                return gguf_bytes.strings(self.content)
+            return gguf_bytes.numbers(self.type_id, self.content)
+        if self.type_id == STRING:
+            return gguf_bytes.string(self.content)
+        return gguf_bytes.scalar(self.type_id, self.content)
+
+
+@dataclass
+class Weights:
+    """A tensor; `shape` in GGUF's order, the row length first."""
+
+    name: str | bytes
+    type_id: int
+    shape: Sequence[int]
+    data: bytes
+
+
+@dataclass
+class Draft:
+    """A model file before it is written."""
+
+    keys: dict[str | bytes, Value]
+    tensors: list[Weights]
+    alignment: int = 32
+    version: int = 3
+
+    def copy(self) -> Draft:
+        """A copy whose values and tensors can be replaced (not changed in place) without changing this one."""
+        return Draft(dict(self.keys), list(self.tensors), self.alignment, self.version)
+
+    def build(self) -> bytes:
+        raw = RawGGUF(
+            {key: value.encoded() for key, value in self.keys.items()},
+            [RawTensor(t.name, t.type_id, t.shape, len(t.data)) for t in self.tensors],
+            version=self.version,
+            alignment=self.alignment,
+        )
+        header = raw.header()
+        parts = [header, bytes(-len(header) % self.alignment)]
+        for tensor in self.tensors:
+            parts += [tensor.data, bytes(-len(tensor.data) % self.alignment)]
+        return b"".join(parts)
+
+
+def draft_of(path: Path) -> Draft:
+    """The pieces of a correct file."""
+    with open_gguf(path) as file:
+        keys: dict[str | bytes, Value] = {key: _value(file, key) for key in file.metadata}
+        tensors = [Weights(t.name, t.type.ggml_id, t.shape, file.read(t).tobytes()) for t in file.tensors.values()]
+        return Draft(keys, tensors, file.alignment, file.version)
+
+
+def _value(file: GGUFFile, key: str) -> Value:
+    content: Any = file.metadata[key]
+    type_name = file.types[key].removeprefix("arr[").removesuffix("]")
+    if isinstance(content, StringArray):
+        content = [content.raw(i) for i in range(len(content))]
+    elif isinstance(content, np.ndarray):
+        content = content.tolist()
+    return Value(_TYPE_IDS[type_name], content)

@@ -1,0 +1,180 @@
+"""A tiny model of an architecture: how its row in the table (tiny_architectures.py) becomes metadata and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.support.gguf.gguf_files import RandomWeights, Tensor
+
+# What llama.cpp never quantizes, and what would do little with weights near 1.
+_ALWAYS_FLOAT = ("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_sinks", "shortconv.conv")
+_RMS = "attention.layer_norm_rms_epsilon"
+EXPERT_SIZE = "expert_feed_forward_length"
+LENGTHS = ("attention.key_length", "attention.value_length")
+
+
+@dataclass(frozen=True)
+class TinyArchitecture:
+    """A row. `keys` are below the architecture's name; `once` are tensors that are in no layer.
+
+    tokens   of the prompt that shows it: past the window where there is one
+    window_  of layers with a window, where their heads are others; 0: they are not
+    others   layers, by number, that have other tensors than `layer`
+    experts  for each of `expert_size` features
+    latent   features that keys and values are made of, and those of a head's value
+    unseen   keys that change nothing, as llama.cpp has it
+    seed     of the weights: one with which no position is near being sent to other experts than it is
+    """
+
+    architecture: str
+    layer: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    once: str = ""
+    layers: int = 2
+    width: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_size: int = 16
+    window_kv_heads: int = 0
+    window_head_size: int = 0
+    feed_forward: int = 96
+    epsilon: str = _RMS
+    tokens: int = 80
+    others: Mapping[int, str] = field(default_factory=dict)
+    experts: int = 0
+    expert_size: int = 32
+    latent: tuple[int, int] = (0, 0)
+    last_norm: str = "output_norm"
+    unseen: tuple[str, ...] = ()
+    seed: int = 0
+
+    def metadata(self) -> dict[str, Any]:
+        keys: dict[str, Any] = {
+            "context_length": 512,
+            "embedding_length": self.width,
+            "block_count": self.layers,
+            "feed_forward_length": self.feed_forward,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            self.epsilon: 1e-5,
+        }
+        if self.head_size * self.heads != self.width:
+            keys |= {"attention.key_length": self.head_size, "attention.value_length": self.head_size}
+        keys |= self.keys
+        if EXPERT_SIZE in keys:
+            keys[EXPERT_SIZE] = self.expert_size
+        keys |= self._lengths_of_latent(keys)
+        if self.window_head_size:
+            keys |= {"attention.key_length_swa": self.window_head_size}
+            keys |= {"attention.value_length_swa": self.window_head_size}
+        if self.window_kv_heads:
+            pattern = self.keys["attention.sliding_window_pattern"].tolist()
+            counts = [self.window_kv_heads if window else self.kv_heads for window in pattern]
+            keys["attention.head_count_kv"] = np.array(counts, np.int32)
+        if any(":F" in self.names_of(layer) for layer in range(self.layers)):
+            sizes = [self.feed_forward * (2 if ":F" in self.names_of(layer) else 1) for layer in range(self.layers)]
+            keys["feed_forward_length"] = np.array(sizes, np.int32)
+        if "shortconv" in self.layer:  # such layers have no heads
+            keys["attention.head_count_kv"] = [
+                0 if "shortconv" in self.names_of(layer) else self.kv_heads for layer in range(self.layers)
+            ]
+        metadata = {
+            "general.architecture": self.architecture,
+            "general.name": "tiny",  # by the name of Phi-3, llama.cpp changes tokens that this vocabulary lacks
+            "general.quantization_version": gguf.GGML_QUANT_VERSION,
+        }
+        return metadata | {f"{self.architecture}.{key}": value for key, value in keys.items()}
+
+    def _lengths_of_latent(self, keys: Mapping[str, Any]) -> dict[str, int]:
+        latent, value = self.latent
+        if not latent:
+            return {}
+        lengths = {"attention.kv_lora_rank": latent} | dict(zip(LENGTHS, (self.head_size, value), strict=True))
+        if f"{LENGTHS[0]}_mla" not in keys:
+            return lengths
+        of_heads = {f"{name}_mla": lengths[name] for name in LENGTHS}
+        return lengths | of_heads | {LENGTHS[0]: keys["rope.dimension_count"] + latent, LENGTHS[1]: latent}
+
+    def names_of(self, layer: int) -> str:
+        return self.others.get(layer, self.layer)
+
+    def tensors(self, weight_type: str, vocabulary_size: int) -> dict[str, Tensor]:
+        sizes = self._sizes(vocabulary_size)
+        random = np.random.default_rng(self.seed)
+        weights = RandomWeights(random, weight_type)
+        names = f"token_embd:v,w {self.last_norm}:w {self.once}".split()
+        for layer in range(self.layers):
+            names += [f"blk.{layer}.{name}" for name in self.names_of(layer).split()]
+        made: dict[str, Tensor] = {}
+        for name, _, letters in (name.partition(":") for name in names):
+            shape = [sizes[letter] for letter in letters.split(",")]
+            if name.endswith(".bias"):
+                size = 2.0 if "_exps" in name else 0.3  # gpt-oss cuts off what is above 7
+                made[name] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
+            elif name.startswith("rope"):
+                factors = random.uniform(1.0, 8.0, shape).astype(np.float32)
+                if self.architecture == "gemma4":
+                    factors[len(factors) // 4 :] = 1e30  # as its converter says that a pair is not turned
+                made[f"{name}.weight"] = ("F32", factors)
+            elif self.architecture == "gemma4" and name.endswith(("attn_q_norm", "attn_k_norm")):
+                # Its scores are not divided by sqrt(head size): the weights of trained models see to that.
+                values = shape[0] ** -0.25 * (1 + 0.1 * random.standard_normal(shape))
+                made[f"{name}.weight"] = ("F32", values.astype(np.float32))
+            elif name.endswith(".scale"):
+                size = shape[-1] ** 0.5 if "inp" in name else 1.0  # routers: what they divide by
+                made[name] = ("F32", (size * random.uniform(0.5, 2.0, shape)).astype(np.float32))
+            elif name.endswith(_ALWAYS_FLOAT):
+                size = shape[-1] ** -0.5 if "inp" in name else 1.0  # routers: as other matrices
+                made[f"{name}.weight"] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
+            else:
+                made[f"{name}.weight"] = weights.matrix(*shape) if len(shape) > 1 else weights.norm(*shape)
+        return made
+
+    def _sizes(self, vocabulary_size: int) -> dict[str, int]:
+        query, key = self.heads * self.head_size, self.kv_heads * self.head_size
+        (latent, value), turned = self.latent, self.keys.get("rope.dimension_count", self.head_size)
+        window_size = self.window_head_size or self.head_size
+        window_query = self.heads * window_size
+        window_key = (self.window_kv_heads or self.kv_heads) * window_size
+        table_width = self.keys.get("embedding_length_per_layer_input", 0)
+        return {
+            "w": self.width,
+            "f": self.feed_forward,
+            "g": 2 * self.feed_forward,  # gate and up
+            "h": self.head_size,
+            "q": query,
+            "k": key,
+            "a": query + 2 * key,  # queries, keys and values: all of them
+            "r": turned // 2,
+            # The same of layers with a window.
+            "H": window_size,
+            "Q": window_query,
+            "K": window_key,
+            "A": window_query + 2 * window_key,
+            "F": 2 * self.feed_forward,
+            "p": table_width,
+            "P": table_width * self.layers,
+            "o": 1,
+            "v": vocabulary_size,
+            "n": self.heads,
+            "e": self.experts,
+            "x": self.expert_size,
+            "s": self.keys.get("expert_shared_feed_forward_length", self.feed_forward),
+            "S": self.keys.get("expert_shared_count", 0) * self.expert_size,
+            "l": latent,
+            "L": self.keys.get("attention.q_lora_rank", 0),
+            "M": latent + turned,
+            "d": value,
+            "z": self.heads * value,
+            "y": self.head_size - turned,
+            "Y": self.heads * (self.head_size - turned + value),
+            "G": 2 * self.expert_size,  # gate and up
+            "W": 2 * self.width,
+            "i": 3 * self.width,  # what a short convolution is made of
+            "t": self.keys.get("shortconv.l_cache", 0),
+        }

@@ -1,0 +1,532 @@
+"""Tiny models of every architecture our engine runs, and of its variants: one row each, by name.
+
+Tensors are written down as llama.cpp's loader wants them, not as our engine asks for them: "name:rows,columns" with
+sizes by letter (`TinyArchitecture._sizes`). Without `.bias` they are weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support.gguf.gguf_files import tiny_vocabulary, write_gguf
+from tests.support.models.tiny_architecture import EXPERT_SIZE, LENGTHS, TinyArchitecture
+
+_NORMS = "attn_norm:w ffn_norm:w "
+_ATTENTION = "attn_q:q,w attn_k:k,w attn_v:k,w attn_output:w,q "
+_FUSED_ATTENTION = "attn_qkv:a,w attn_output:w,q "
+_BIASES = "attn_q.bias:q attn_k.bias:k attn_v.bias:k "
+_HEAD_NORMS = "attn_q_norm:h attn_k_norm:h "
+_POST_NORMS = "post_attention_norm:w post_ffw_norm:w "
+_GATED = "ffn_gate:f,w ffn_up:f,w ffn_down:w,f "
+_FUSED_GATED = "ffn_up:g,w ffn_down:w,f "
+_LLAMA = _NORMS + _ATTENTION + _GATED
+_LAYER_NORM_BIASES = "attn_norm.bias:w ffn_norm.bias:w "
+
+_ROUTER = "ffn_gate_inp:e,w "
+_EXPERTS = _ROUTER + "ffn_gate_exps:e,x,w ffn_up_exps:e,x,w ffn_down_exps:e,w,x "
+_FUSED_EXPERTS = _ROUTER + "ffn_gate_up_exps:e,G,w ffn_down_exps:e,w,x "
+_EXPERT_BIASES = "ffn_gate_inp.bias:e ffn_gate_exps.bias:e,x ffn_up_exps.bias:e,x ffn_down_exps.bias:e,w "
+_SHARED = "ffn_gate_shexp:s,w ffn_up_shexp:s,w ffn_down_shexp:w,s "
+_SHARED_BY_COUNT = "ffn_gate_shexp:S,w ffn_up_shexp:S,w ffn_down_shexp:w,S "
+_LATENT = "attn_kv_a_mqa:M,w attn_kv_a_norm:l attn_output:w,z "
+_LATENT_QUERIES = "attn_q_a:L,w attn_q_a_norm:L attn_q_b:q,L "
+_ABSORBED_ATTENTION = _LATENT + _LATENT_QUERIES + "attn_k_b:n,l,y attn_v_b:n,d,l "
+_FULL_ATTENTION = _LATENT + "attn_q:q,w attn_kv_b:Y,l "
+_CONVOLUTION = "shortconv.conv:w,t shortconv.in_proj:i,w shortconv.out_proj:w,w "
+
+
+_LAYER_NORM = "attention.layer_norm_epsilon"
+
+
+_GEMMA4 = _NORMS + _POST_NORMS + "layer_output_scale:o "
+_OF_WINDOW = _GEMMA4 + "attn_q:Q,w attn_output:w,Q attn_q_norm:H "
+_OF_ALL = _GEMMA4 + "attn_q:q,w attn_output:w,q attn_q_norm:h "
+_WINDOW_KEYS, _WINDOW_VALUES = "attn_k:K,w attn_k_norm:H ", "attn_v:K,w "
+_KEYS, _VALUES = "attn_k:k,w attn_k_norm:h ", "attn_v:k,w "
+_OF_TABLE = "inp_gate:p,w proj:w,p post_norm:w "
+_WIDER = "ffn_gate:F,w ffn_up:F,w ffn_down:w,F "
+_BESIDE = "ffn_gate_inp.scale:w pre_ffw_norm_2:w post_ffw_norm_1:w post_ffw_norm_2:w " + _GATED
+_SCALED_EXPERTS = _FUSED_EXPERTS + "ffn_down_exps.scale:e "
+_GEMMA4_KEYS = {"attention.sliding_window": 16, "rope.freq_base": 1e6, "embedding_length_per_layer_input": 0}
+
+
+def _pattern(layers: str) -> dict[str, Any]:
+    """W: a layer with a window."""
+    return {"attention.sliding_window_pattern": np.array([layer == "W" for layer in layers])}
+
+
+_YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 128,
+    "rope.freq_base": 1e6,
+}
+_LOG_YARN = _YARN | {"rope.scaling.yarn_log_multiplier": 0.0707}
+_OF_LATENT = {"attention.kv_lora_rank": 0} | dict.fromkeys(LENGTHS, 0) | {"rope.dimension_count": 32}  # filled in
+_ABSORBED = _OF_LATENT | {f"{name}_mla": 0 for name in LENGTHS} | {"attention.q_lora_rank": 64}
+_OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, EXPERT_SIZE: 0}  # the size is filled in
+_LONG = "rope_factors_long:r rope_factors_short:r"
+
+TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
+    "llama biases": TinyArchitecture(
+        "llama", _LLAMA + _BIASES + "attn_output.bias:w ffn_gate.bias:f ffn_up.bias:f ffn_down.bias:w"
+    ),
+    "llama yarn": TinyArchitecture("llama", _LLAMA, _YARN, tokens=300),
+    "llama longrope, short": TinyArchitecture(
+        "llama",
+        _LLAMA,
+        {"rope.scaling.type": "longrope", "rope.scaling.attn_factor": 1.2},
+        once=_LONG,
+        unseen=("rope.scaling.type",),
+    ),
+    "llama Mistral Nemo": TinyArchitecture(
+        "llama", _LLAMA, once="output:v,w", heads=2, kv_heads=1, head_size=32, width=72
+    ),
+    "qwen2": TinyArchitecture("qwen2", _LLAMA + _BIASES, {"rope.freq_base": 1e6}),
+    "qwen2 yarn": TinyArchitecture("qwen2", _LLAMA + _BIASES, _YARN, once="output:v,w", tokens=300),
+    "qwen3": TinyArchitecture("qwen3", _LLAMA + _HEAD_NORMS, {"rope.freq_base": 1e6}, head_size=32),
+    "mistral3": TinyArchitecture(
+        "mistral3",
+        _LLAMA,
+        _YARN
+        | {
+            "rope.scaling.yarn_beta_fast": 2.0,
+            "rope.scaling.yarn_beta_slow": 0.1,
+            "rope.scaling.yarn_log_multiplier": 0.5,
+        },
+        tokens=300,
+    ),
+    "mistral3 temperature": TinyArchitecture(
+        "mistral3",
+        _LLAMA,
+        _YARN | {"attention.temperature_scale": 0.5, "rope.scaling.original_context_length": 16},
+    ),
+    "smollm3": TinyArchitecture("smollm3", _LLAMA, layers=5),
+    "gemma": TinyArchitecture("gemma", _LLAMA, width=72, heads=2, kv_heads=1, head_size=64),
+    "gemma2": TinyArchitecture(
+        "gemma2",
+        _LLAMA + _POST_NORMS,
+        {
+            "attention.sliding_window": 24,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+        },
+        layers=3,
+        head_size=32,
+        tokens=200,
+    ),
+    "gemma2 27B": TinyArchitecture(
+        "gemma2", _LLAMA + _POST_NORMS, {"attention.sliding_window": 24}, layers=46, head_size=32
+    ),
+    "gemma3": TinyArchitecture(
+        "gemma3",
+        _LLAMA + _POST_NORMS + _HEAD_NORMS,
+        {
+            "attention.sliding_window": 16,
+            "rope.freq_base": 1e6,
+            "rope.scaling.factor": 8.0,
+        },
+        layers=7,
+        head_size=32,
+        tokens=200,
+    ),
+    "gemma3 without window": TinyArchitecture(
+        "gemma3", _LLAMA + _POST_NORMS + _HEAD_NORMS, {"final_logit_softcapping": 2.0}, once="output:v,w"
+    ),
+    "gemma3 27B": TinyArchitecture(
+        "gemma3", _LLAMA + _POST_NORMS + _HEAD_NORMS, {"attention.sliding_window": 16}, layers=62, head_size=32
+    ),
+    "gemma3 pattern": TinyArchitecture(
+        "gemma3",
+        _LLAMA + _POST_NORMS + _HEAD_NORMS,
+        {
+            "attention.sliding_window": 16,
+            "attention.sliding_window_pattern": np.array([True, False, False]),
+            "rope.freq_base_swa": 3e4,
+            "rope.freq_base": 1e6,
+        },
+        layers=3,
+    ),
+    "gemma4": TinyArchitecture(
+        "gemma4",
+        _OF_WINDOW + _WINDOW_KEYS + _WINDOW_VALUES + _GATED,
+        _GEMMA4_KEYS
+        | _pattern("WWAW")
+        | {"rope.freq_base_swa": 3e4, "rope.dimension_count_swa": 12, "final_logit_softcapping": 8.0},
+        once="rope_freqs:r",
+        layers=4,
+        head_size=32,
+        window_kv_heads=4,
+        window_head_size=16,
+        feed_forward=48,
+        tokens=200,
+        others={2: _OF_ALL + _KEYS + _GATED},
+    ),
+    "gemma4 E2B": TinyArchitecture(
+        "gemma4",
+        _OF_WINDOW + _WINDOW_KEYS + _WINDOW_VALUES + _OF_TABLE + _GATED,
+        _GEMMA4_KEYS
+        | _pattern("WAWA")
+        | {"embedding_length_per_layer_input": 64, "attention.shared_kv_layers": 2, "rope.dimension_count_swa": 16},
+        once="rope_freqs:r per_layer_token_embd:v,P per_layer_model_proj:P,w per_layer_proj_norm:p",
+        layers=4,
+        head_size=32,
+        window_head_size=16,
+        feed_forward=48,
+        tokens=200,
+        others={
+            1: _OF_ALL + _KEYS + _VALUES + _OF_TABLE + _GATED,
+            2: _OF_WINDOW + _OF_TABLE + _WIDER,
+            3: _OF_ALL + _KEYS + _VALUES + _OF_TABLE + _WIDER,  # keys of which nobody makes use
+        },
+    ),
+    "gemma4 26B": TinyArchitecture(
+        "gemma4",
+        _OF_WINDOW + _WINDOW_KEYS + _WINDOW_VALUES + _SCALED_EXPERTS + _BESIDE,
+        _GEMMA4_KEYS | _pattern("WWA") | _OF_EXPERTS | {"rope.dimension_count_swa": 16},
+        once="rope_freqs:r",
+        layers=3,
+        head_size=32,
+        window_kv_heads=4,
+        window_head_size=16,
+        experts=8,
+        seed=7,
+        others={2: _OF_ALL + _KEYS + _SCALED_EXPERTS + _BESIDE},
+    ),
+    "gemma4 experts of two matrices, one dense layer": TinyArchitecture(
+        "gemma4",
+        _OF_WINDOW + _WINDOW_KEYS + _WINDOW_VALUES + _EXPERTS + _BESIDE,
+        _GEMMA4_KEYS | _pattern("WA") | _OF_EXPERTS,
+        once="output:v,w rope_freqs:r",
+        window_head_size=16,
+        experts=8,
+        others={1: _OF_ALL + _KEYS + _VALUES + _GATED},
+    ),
+    "gemma4 fused": TinyArchitecture(
+        "gemma4",
+        _GEMMA4 + "attn_qkv:A,w attn_output:w,Q attn_q_norm:H attn_k_norm:H " + _GATED,
+        _GEMMA4_KEYS | _pattern("WWAWA") | {"attention.shared_kv_layers": 2, "rope.dimension_count_swa": 16},
+        once="rope_freqs:r",
+        layers=5,
+        head_size=32,
+        window_head_size=16,
+        others=dict.fromkeys((2, 4), _GEMMA4 + "attn_qkv:a,w attn_output:w,q attn_q_norm:h attn_k_norm:h " + _GATED),
+    ),
+    "phi3": TinyArchitecture(
+        "phi3",
+        _NORMS + _FUSED_ATTENTION + _FUSED_GATED,
+        {"attention.sliding_window": 8},
+        once="output:v,w",
+        unseen=("attention.sliding_window",),
+    ),
+    "phi3 longrope, short": TinyArchitecture(
+        "phi3",
+        _NORMS + _FUSED_ATTENTION + _FUSED_GATED,
+        {"rope.dimension_count": 12, "rope.scaling.attn_factor": 1.19},
+        once=_LONG,
+    ),
+    "phi3 longrope, long": TinyArchitecture(
+        "phi3",
+        _NORMS + _FUSED_ATTENTION + _FUSED_GATED,
+        {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.19},
+        once=_LONG,
+    ),
+    "phi3 separate, biases": TinyArchitecture("phi3", _NORMS + _ATTENTION + _BIASES + _FUSED_GATED),
+    "fused with one bias": TinyArchitecture("qwen2", _NORMS + _FUSED_ATTENTION + "attn_qkv.bias:a " + _GATED),
+    "fused with three biases": TinyArchitecture("qwen2", _NORMS + _FUSED_ATTENTION + _BIASES + _GATED),
+    "granite": TinyArchitecture(
+        "granite",
+        _LLAMA,
+        {"logit_scale": 8.0, "residual_scale": 0.7, "embedding_scale": 3.0, "attention.scale": 0.5},
+    ),
+    "granite plain, no rope": TinyArchitecture(
+        "granite", _LLAMA, {"logit_scale": 4.0, "rope.scaling.finetuned": False}, once="rope_freqs:r"
+    ),
+    "olmo2": TinyArchitecture(
+        "olmo2", _ATTENTION + "attn_q_norm:q attn_k_norm:k " + _POST_NORMS + _GATED, once="output:v,w"
+    ),
+    "olmo2 OLMo 3": TinyArchitecture(
+        "olmo2",
+        _ATTENTION + "attn_q_norm:q attn_k_norm:k " + _POST_NORMS + _GATED,
+        _YARN | {"attention.sliding_window": 24, "rope.scaling.attn_factor": 1.2},
+        once="output:v,w",
+        layers=5,
+        tokens=300,
+    ),
+    "exaone4": TinyArchitecture(
+        "exaone4", _ATTENTION + _HEAD_NORMS + _POST_NORMS + _GATED, {"rope.freq_base": 1e6}, once="rope_freqs:r"
+    ),
+    "exaone4 32B": TinyArchitecture(
+        "exaone4", _ATTENTION + _HEAD_NORMS + _POST_NORMS + _GATED, {"attention.sliding_window": 24}, layers=64
+    ),
+    "starcoder2": TinyArchitecture(
+        "starcoder2",
+        _NORMS
+        + _LAYER_NORM_BIASES
+        + _ATTENTION
+        + _BIASES
+        + "attn_output.bias:w ffn_up:f,w ffn_down:w,f ffn_up.bias:f ffn_down.bias:w",
+        once="output_norm.bias:w",
+        epsilon=_LAYER_NORM,
+    ),
+    "command-r": TinyArchitecture(
+        "command-r", "attn_norm:w " + _ATTENTION + _GATED, {"logit_scale": 0.0625}, epsilon=_LAYER_NORM
+    ),
+    "cohere2": TinyArchitecture(
+        "cohere2",
+        "attn_norm:w " + _ATTENTION + _GATED,
+        {"logit_scale": 0.25, "attention.sliding_window": 24},
+        epsilon=_LAYER_NORM,
+        layers=5,
+        tokens=200,
+    ),
+    "glm4": TinyArchitecture(
+        "glm4", _NORMS + _ATTENTION + _BIASES + _POST_NORMS + _FUSED_GATED, {"rope.dimension_count": 8}
+    ),
+    "stablelm": TinyArchitecture(
+        "stablelm",
+        _LLAMA + _LAYER_NORM_BIASES + _BIASES,
+        {"rope.dimension_count": 4},
+        once="output:v,w output_norm.bias:w",
+        epsilon=_LAYER_NORM,
+    ),
+    "stablelm parallel": TinyArchitecture(
+        "stablelm",
+        "attn_norm:w attn_norm.bias:w " + _ATTENTION + _GATED,
+        {"rope.dimension_count": 4},
+        once="output:v,w output_norm.bias:w",
+        epsilon=_LAYER_NORM,
+    ),
+    "seed_oss": TinyArchitecture(
+        "seed_oss", "attn_norm:w post_attention_norm:w " + _ATTENTION + _BIASES + _GATED, head_size=32
+    ),
+    "ernie4_5": TinyArchitecture("ernie4_5", _LLAMA, {"rope.freq_base": 5e5}, head_size=32),
+    "internlm2": TinyArchitecture("internlm2", _LLAMA, {"rope.freq_base": 1e6}, once="output:v,w"),
+    "llama Mixtral": TinyArchitecture(
+        "llama",
+        _NORMS + _ATTENTION + _EXPERTS,
+        {"expert_count": 4, "expert_used_count": 2},
+        once="output:v,w",
+        feed_forward=32,
+        experts=4,
+    ),
+    "qwen3moe": TinyArchitecture(
+        "qwen3moe",
+        _NORMS + _ATTENTION + _HEAD_NORMS + _EXPERTS,
+        _OF_EXPERTS | {"rope.freq_base": 1e6},
+        once="output:v,w",
+        head_size=32,
+        feed_forward=144,
+        experts=8,
+    ),
+    "qwen2moe": TinyArchitecture(
+        "qwen2moe",
+        _NORMS + _ATTENTION + _BIASES + _EXPERTS + _SHARED + "ffn_gate_inp_shexp:w",
+        _OF_EXPERTS | {"expert_shared_feed_forward_length": 64, "rope.freq_base": 1e6},
+        once="output:v,w",
+        feed_forward=144,
+        experts=8,
+        seed=1,
+    ),
+    "qwen2moe sizes by feed-forward": TinyArchitecture(
+        "qwen2moe",
+        _NORMS + _ATTENTION + _BIASES + _EXPERTS + _SHARED + "ffn_gate_inp_shexp:w",
+        {"expert_count": 8, "expert_used_count": 3},
+        once="output:v,w",
+        experts=8,
+        seed=8,
+    ),
+    "granitemoe": TinyArchitecture(
+        "granitemoe",
+        _NORMS + _ATTENTION + _EXPERTS,
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "logit_scale": 8.0,
+            "residual_scale": 0.22,
+            "embedding_scale": 12.0,
+            "attention.scale": 0.015625,
+        },
+        feed_forward=32,
+        experts=8,
+    ),
+    "granitemoe shared": TinyArchitecture(
+        "granitemoe",
+        _NORMS + _ATTENTION + _EXPERTS + _SHARED,
+        {
+            "expert_count": 8,
+            "expert_used_count": 3,
+            "expert_shared_feed_forward_length": 64,
+            "logit_scale": 4.0,
+            "residual_scale": 0.5,
+        },
+        feed_forward=32,
+        experts=8,
+    ),
+    "gpt-oss": TinyArchitecture(
+        "gpt-oss",
+        "attn_norm:w post_attention_norm:w attn_output.bias:w attn_sinks:n "
+        + _ATTENTION
+        + _BIASES
+        + _EXPERTS
+        + _EXPERT_BIASES,
+        _OF_EXPERTS | _YARN | {"attention.sliding_window": 24},
+        once="output:v,w",
+        layers=4,
+        head_size=32,
+        tokens=300,
+        experts=8,
+        seed=10,
+    ),
+    "olmoe": TinyArchitecture(
+        "olmoe",
+        _NORMS + _ATTENTION + "attn_q_norm:q attn_k_norm:k " + _EXPERTS,
+        {"expert_count": 8, "expert_used_count": 3},
+        once="output:v,w",
+        kv_heads=4,
+        feed_forward=32,
+        experts=8,
+    ),
+    "deepseek": TinyArchitecture(
+        "deepseek",
+        _NORMS + _ATTENTION + _EXPERTS + _SHARED_BY_COUNT,
+        _OF_EXPERTS | {"expert_shared_count": 2, "leading_dense_block_count": 1, "expert_weights_scale": 1.5},
+        once="output:v,w",
+        layers=3,
+        kv_heads=4,
+        experts=8,
+        seed=11,
+        others={0: _LLAMA},
+    ),
+    "deepseek2": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _ABSORBED_ATTENTION + _EXPERTS + _SHARED_BY_COUNT + "exp_probs_b.bias:e",
+        _OF_EXPERTS
+        | _ABSORBED
+        | _LOG_YARN
+        | {
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.8,
+        },
+        once="output:v,w",
+        layers=3,
+        kv_heads=1,
+        head_size=96,
+        latent=(32, 32),
+        tokens=300,
+        experts=8,
+        seed=6,
+        others={0: _NORMS + _ABSORBED_ATTENTION + _GATED},
+    ),
+    "deepseek2 V2 Lite, older": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _FULL_ATTENTION + _EXPERTS + _SHARED_BY_COUNT,
+        _OF_EXPERTS
+        | _OF_LATENT
+        | _LOG_YARN
+        | {"expert_shared_count": 2, "leading_dense_block_count": 1, "attention.q_lora_rank": 0},
+        once="output:v,w",
+        layers=3,
+        kv_heads=4,
+        head_size=64,
+        latent=(32, 32),
+        tokens=300,
+        experts=8,
+        others={0: _NORMS + _FULL_ATTENTION + _GATED},
+        unseen=("attention.q_lora_rank",),
+    ),
+    "deepseek2 GLM-4.7-Flash, fused, with a layer ahead": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _ABSORBED_ATTENTION + _FUSED_EXPERTS + _SHARED_BY_COUNT + "exp_probs_b.bias:e",
+        _OF_EXPERTS
+        | _ABSORBED
+        | {
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "nextn_predict_layers": 1,
+            "rope.scaling.factor": 4.0,
+        },
+        once="output:v,w",
+        layers=3,
+        kv_heads=1,
+        head_size=96,
+        latent=(32, 32),
+        experts=8,
+        seed=4,
+        others={
+            0: _NORMS + _ABSORBED_ATTENTION + _GATED,
+            2: _NORMS
+            + _ABSORBED_ATTENTION
+            + _FUSED_EXPERTS
+            + _SHARED_BY_COUNT
+            + "exp_probs_b.bias:e nextn.eh_proj:w,W nextn.enorm:w nextn.hnorm:w nextn.shared_head_norm:w",
+        },
+    ),
+    "deepseek2 dense, YaRN of the paper": TinyArchitecture(
+        "deepseek2",
+        _NORMS + _ABSORBED_ATTENTION + _GATED,
+        _ABSORBED
+        | _YARN
+        | {"leading_dense_block_count": 2, "expert_shared_count": 0, "expert_feed_forward_length": 96},
+        kv_heads=1,
+        head_size=96,
+        latent=(32, 32),
+        tokens=300,
+        unseen=("leading_dense_block_count", "expert_shared_count", "expert_feed_forward_length"),
+    ),
+    "lfm2": TinyArchitecture(
+        "lfm2",
+        _NORMS + _CONVOLUTION + _GATED,
+        {"shortconv.l_cache": 3, "rope.freq_base": 1e6},
+        layers=5,
+        others=dict.fromkeys((2, 4), _LLAMA + _HEAD_NORMS),
+        last_norm="token_embd_norm",
+    ),
+    "lfm2 window": TinyArchitecture(
+        "lfm2",
+        _NORMS + _CONVOLUTION + _GATED,
+        {"shortconv.l_cache": 4, "attention.sliding_window": 24},
+        layers=4,
+        tokens=200,
+        others=dict.fromkeys((1, 3), _LLAMA + _HEAD_NORMS),
+        last_norm="token_embd_norm",
+    ),
+    "lfm2moe": TinyArchitecture(
+        "lfm2moe",
+        _NORMS + _CONVOLUTION + _EXPERTS + "exp_probs_b.bias:e",
+        _OF_EXPERTS
+        | {
+            "shortconv.l_cache": 3,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+        },
+        layers=4,
+        experts=8,
+        seed=10,
+        others={
+            0: _NORMS + _CONVOLUTION + _GATED,
+            2: _NORMS + _ATTENTION + _HEAD_NORMS + _EXPERTS + "exp_probs_b.bias:e",
+        },
+        last_norm="token_embd_norm",
+    ),
+}
+
+
+def tiny_architecture(
+    folder: Path, name: str, weight_type: str = "F32", *, without: str | None = None, **sizes: Any
+) -> Path:
+    """Write the model of that name; its path. `without` is a key to leave out, `sizes` are other than the row's."""
+    row, vocabulary = replace(TINY_ARCHITECTURES[name], **sizes), tiny_vocabulary()
+    metadata = row.metadata() | vocabulary.metadata()
+    if without is not None:
+        del metadata[f"{row.architecture}.{without}"]
+    tensors = row.tensors(weight_type, len(vocabulary.tokens))
+    return write_gguf(folder / f"{name.replace(' ', '-').replace(',', '')}.gguf", metadata, tensors)

@@ -1,0 +1,63 @@
+"""Real vocabularies for tests: llama.cpp's vocabulary-only files and SmolLM2's, each opened once."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from llmrun.gguf.reader import open_gguf
+from llmrun.tokenizers.base import Tokenizer
+from llmrun.tokenizers.registry import load_tokenizer
+from tests.support.gguf.gguf_files import CONTROL, USER_DEFINED
+from tests.support.models.downloads import LLAMA_CPP_FOLDER, llama_cpp_source, smollm2
+from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
+
+SMOLLM2 = "smollm2"
+
+# llama.cpp's `ggml-vocab-*.gguf` that load_tokenizer takes, by kind; some carry test vectors beside them.
+BYTE_LEVEL = (
+    *(SMOLLM2, "gpt-2", "llama-bpe", "qwen2", "starcoder", "refact", "command-r", "mpt", "gpt-neox", "aquila"),
+    *("deepseek-coder", "deepseek-llm", "falcon", "qwen35"),
+)
+BY_CHARACTER = ("gemma-4",)
+SENTENCE_PIECE = ("llama-spm", "phi-3", "baichuan")
+ALL = BYTE_LEVEL + BY_CHARACTER + SENTENCE_PIECE
+WITH_VECTORS = tuple(name for name in ALL if name not in (SMOLLM2, "gpt-neox", "aquila", "baichuan"))
+
+# Files whose tokenizer is not supported: WordPiece and Unigram.
+UNSUPPORTED = ("bert-bge", "nomic-bert-moe")
+
+
+def vocabulary_path(name: str) -> Path:
+    if name == SMOLLM2:
+        return smollm2()
+    return llama_cpp_source() / LLAMA_CPP_FOLDER / f"ggml-vocab-{name}.gguf"
+
+
+@cache
+def our_tokenizer(name: str) -> Tokenizer:
+    return load_tokenizer(open_gguf(vocabulary_path(name)))
+
+
+@cache
+def llama_vocabulary(name: str) -> LlamaVocabulary:
+    return LlamaVocabulary(vocabulary_path(name))
+
+
+def added_texts(name: str) -> list[str]:
+    """The control and user-defined tokens of a vocabulary as its file has them, and some of other vocabularies."""
+    file = open_gguf(vocabulary_path(name))
+    texts = file.strings("tokenizer.ggml.tokens")
+    kinds = file.integers("tokenizer.ggml.token_type")
+    added = [texts[token] for token in np.flatnonzero(np.isin(kinds, (CONTROL, USER_DEFINED))).tolist()]
+    return [*filter(None, added), "<|im_start|>", "<|im_end|>", "</s>", "<think>"]
+
+
+def published_ids(name: str) -> list[tuple[str, list[int]]]:
+    """llama.cpp's own examples: (text, its ids without specials added or parsed)."""
+    path = vocabulary_path(name)
+    texts = path.with_name(path.name + ".inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    lines = path.with_name(path.name + ".out").read_text().splitlines()
+    return [(text, [int(id_) for id_ in line.split()]) for text, line in zip(texts, lines, strict=False)]
