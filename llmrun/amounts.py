@@ -1,12 +1,50 @@
-"""Sizes, counts and times as people say them."""
+"""Numbers as people read them: sizes, counts, speeds, times and shares.
+
+For every output, so that a terminal, a page in a browser and an error say the same.
+"""
 
 from __future__ import annotations
 
+import math
+
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _AGES = ((60, "minute"), (3600, "hour"), (86_400, "day"), (7 * 86_400, "week"), (365 * 86_400, "year"))
+_NOT_A_NUMBER = "–"
 
 
-def bytes_in_words(count: float) -> str:
+def format_number(value: float) -> str:
+    """Three digits, or all that are before the point: 0.912, 9.12, 92.0, 311, 1,235. A dash for NaN and infinity."""
+    if not math.isfinite(value):
+        return _NOT_A_NUMBER
+    size = abs(value)
+    if size >= 1e9 or 0 < size < 0.001:
+        return f"{value:.3g}"
+    if size >= 99.95 or size == 0:
+        return f"{value:,.0f}"
+    return f"{value:.{1 if size >= 9.995 else 2 if size >= 0.9995 else 3}f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 model`, `2 models`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_tokens(count: int) -> str:
+    """`8k` for 8192 tokens of context; "" for none."""
+    if not count:
+        return ""
+    return f"{count // 1024}k" if count % 1024 == 0 and count < 1 << 20 else f"{count:,}"
+
+
+def format_parameters(count: int) -> str:
+    """`135 million parameters`."""
+    return f"{count / 1e6:,.0f} million parameters"
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def format_bytes(count: float) -> str:
     """`98.4 MB`, `2.50 GB`, `771 MB`: three digits, decimal units, as disks and memory are sold."""
     for size, unit in _UNITS:
         if count >= 0.9995 * size:
@@ -16,23 +54,73 @@ def bytes_in_words(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def tokens_in_words(count: int) -> str:
-    """`8k` for 8192 tokens of context; "" for none."""
-    if not count:
-        return ""
-    return f"{count // 1024}k" if count % 1024 == 0 and count < 1 << 20 else f"{count:,}"
+def format_bytes_done(done: int, total: int) -> str:
+    """`40.3/98.4 MB`: both in the unit of the total, with as many digits while `done` grows."""
+    unit, name, digits = (1e9, "GB", 2) if total >= 1e9 else (1e6, "MB", 1)
+    return f"{done / unit:.{digits}f}/{total / unit:.{digits}f} {name}"
 
 
-def age_in_words(moment: float, now: float) -> str:
+def format_mebibytes(count: float) -> str:
+    """`1,234 MiB`, the unit of llama.cpp and of system monitors, for memory that is asked for or taken."""
+    return f"{count / 2**20:,.0f} MiB" if math.isfinite(count) else _NOT_A_NUMBER
+
+
+# --- speeds and shares ------------------------------------------------------------------------------------------------
+
+
+def format_bandwidth(bytes_per_second: float) -> str:
+    """`39.1 GB/s`, of memory."""
+    return f"{format_number(bytes_per_second / 1e9)} GB/s"
+
+
+def format_percent(share: float) -> str:
+    """Two digits or more: 5.1%, 74%."""
+    if not math.isfinite(share):
+        return _NOT_A_NUMBER
+    return f"{share * 100:.1f}%" if abs(share) < 0.0995 else f"{share * 100:,.0f}%"
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def format_seconds(seconds: float) -> str:
+    """Three digits in the unit that suits: 840 µs, 8.30 ms, 1.51 s, 2 min 04 s."""
+    if not math.isfinite(seconds):
+        return _NOT_A_NUMBER
+    size = abs(seconds)
+    if size == 0:
+        return "0 s"
+    if size < 0.0009995:
+        return f"{format_number(seconds * 1e6)} µs"
+    if size < 0.9995:
+        return f"{format_number(seconds * 1e3)} ms"
+    if size < 99.95:
+        return f"{format_number(seconds)} s"
+    return f"{round(seconds) // 60:,} min {round(seconds) % 60:02d} s"
+
+
+def format_seconds_briefly(seconds: float) -> str:
+    """Two or three digits, for a line with little room: 840us, 8.3ms, 123ms, 1.51s, 2m04s."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f}us"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.1f}ms" if seconds < 0.00995 else f"{seconds * 1e3:.0f}ms"
+    if seconds < 99.95:
+        return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s"
+    return f"{round(seconds) // 60}m{round(seconds) % 60:02d}s"
+
+
+def format_clock(seconds: float) -> str:
+    """A time that counts down: `0:04`, `12:30`, `3:05:00`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_age(moment: float, now: float) -> str:
     """How long ago a moment was, both in seconds since 1970: `3 days ago`."""
     seconds = now - moment
     if seconds < 60:
         return "just now"
     size, unit = next((size, unit) for size, unit in reversed(_AGES) if seconds >= size)
-    count = int(seconds // size)
-    return f"{count} {unit}{'s' if count > 1 else ''} ago"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 model`, `2 models`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"{counted(int(seconds // size), unit)} ago"

@@ -8,10 +8,9 @@ print made visible. A Content-Security-Policy keeps the browser from loading any
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from llmrun.bench.document import Document
 from llmrun.bench.html.bars import MOST_COLORS, roofline_charts, speed_charts
@@ -33,7 +32,7 @@ _LONGEST_TEXT = 1000  # characters of one name or line; the middle of a longer o
 def page(document: Document) -> str:
     """The whole page. It is the same for the same document."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "html"),
+        loader=PackageLoader("llmrun.bench", "html"),
         autoescape=True,
         finalize=_printable,
         undefined=StrictUndefined,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llmrun.amounts import format_bytes
 from llmrun.machine.system import system_facts
 
 # Where there is a preference (intel_pstate, amd-pstate-epp), the governor says "powersave" on a fast machine too.
@@ -44,7 +45,7 @@ def warnings_about(state: Mapping[str, Any]) -> list[str]:
     free, total = state.get("memory_free"), state.get("memory_bytes")
     if free and total and free < min(_LEAST_FREE * total, 2 * _GIB):
         found.append(
-            f"Little memory is free: {free / _GIB:.1f} of {total / _GIB:.1f} GiB; what is swapped out is slow."
+            f"Little memory is free: {format_bytes(free)} of {format_bytes(total)}; what is swapped out is slow."
         )
     return found
 

@@ -1,56 +1,15 @@
-"""The words of a benchmark: numbers with few digits, names that tell configurations apart, and verdicts as sentences.
+"""The words of a benchmark: metrics with their units, names that tell configurations apart, and verdicts as sentences.
 
 For every output, so that the table in a terminal and the page in a browser say the same.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
+from llmrun.amounts import format_number, format_seconds
 from llmrun.bench.document import Document, Verdict
 from llmrun.bench.metrics import METRICS, Metric
-
-_NOT_A_NUMBER = "–"
-
-
-def number_words(value: float) -> str:
-    """Three digits or all before the point: 0.912, 9.12, 92.0, 311, 1,235."""
-    if not math.isfinite(value):
-        return _NOT_A_NUMBER
-    size = abs(value)
-    if size >= 1e9 or 0 < size < 0.001:
-        return f"{value:.3g}"
-    if size >= 99.95 or size == 0:
-        return f"{value:,.0f}"
-    return f"{value:.{1 if size >= 9.995 else 2 if size >= 0.9995 else 3}f}"
-
-
-def seconds_words(seconds: float) -> str:
-    """Three digits in the unit that suits: 840 µs, 8.30 ms, 1.51 s, 2 min 04 s."""
-    if not math.isfinite(seconds):
-        return _NOT_A_NUMBER
-    size = abs(seconds)
-    if size == 0:
-        return "0 s"
-    if size < 0.0009995:
-        return f"{number_words(seconds * 1e6)} µs"
-    if size < 0.9995:
-        return f"{number_words(seconds * 1e3)} ms"
-    if size < 99.95:
-        return f"{number_words(seconds)} s"
-    return f"{round(seconds) // 60:,} min {round(seconds) % 60:02d} s"
-
-
-def memory_words(n_bytes: float) -> str:
-    return f"{n_bytes / 2**20:,.0f} MiB" if math.isfinite(n_bytes) else _NOT_A_NUMBER
-
-
-def percent_words(share: float) -> str:
-    """Two digits or more: 5.1 %, 74 %."""
-    if not math.isfinite(share):
-        return _NOT_A_NUMBER
-    return f"{share * 100:.1f} %" if abs(share) < 0.0995 else f"{share * 100:,.0f} %"
 
 
 def metric_of(name: str) -> Metric:
@@ -68,8 +27,8 @@ def metric_unit(name: str) -> str:
 def metric_words(name: str, value: float) -> str:
     """A figure with its unit: `92.0 tok/s`, `8.30 ms`."""
     if name in METRICS and not METRICS[name].is_speed:
-        return seconds_words(value)
-    return f"{number_words(value)} {metric_unit(name)}".rstrip()
+        return format_seconds(value)
+    return f"{format_number(value)} {metric_unit(name)}".rstrip()
 
 
 def result_names(document: Document) -> tuple[str, ...]:
@@ -81,7 +40,7 @@ def result_names(document: Document) -> tuple[str, ...]:
 
 
 def verdict_sentence(document: Document, verdict: Verdict) -> str:
-    """`cpu is 1.84x as fast as llama in decode (99 %: 1.79 to 1.90)`: the faster one first."""
+    """`cpu is 1.84x as fast as llama in decode (99%: 1.79 to 1.90)`: the faster one first."""
     verdict = _faster_first(verdict)
     first, second = document.results[verdict.of], document.results[verdict.against]
     one, other = first.subject.name, second.subject.name
@@ -92,7 +51,7 @@ def verdict_sentence(document: Document, verdict: Verdict) -> str:
         common = [first.workload.label]
     metric = metric_of(verdict.metric).words
     digits = _digits_that_show_it(verdict)
-    interval = f"{verdict.level * 100:g} %: {verdict.low:,.{digits}f} to {verdict.high:,.{digits}f}"
+    interval = f"{verdict.level * 100:g}%: {verdict.low:,.{digits}f} to {verdict.high:,.{digits}f}"
     said = f"({'; '.join([*common, interval])})"
     if verdict.is_different:
         return f"{one} is {verdict.ratio:,.{digits}f}x as fast as {other} in {metric} {said}"

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from llmrun.cli.output import out
-from llmrun.cli.report import Answer, completion_body, logprob_fields, stats_fields, waiting_words
+from llmrun.cli.report import AnsweredRequest, completion_body, logprob_fields, stats_fields, waiting_words
 from llmrun.cli.thinking import CertainAnswer, ThinkingView
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
 from llmrun.errors import LlmrunError
@@ -53,7 +53,7 @@ def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hi
                 finished = event
     if finished is None:
         raise LlmrunError("the engine ended a request without saying so")
-    done = Answer(model, engine.info, request, "".join(pieces), tuple(logprobs), finished, "".join(thoughts))
+    done = AnsweredRequest(model, engine.info, request, "".join(pieces), tuple(logprobs), finished, "".join(thoughts))
     if as_json:
         out.json(completion_body(done))
     else:
@@ -75,7 +75,7 @@ def _rest_written(certain: CertainAnswer, *, as_json: bool) -> Iterator[None]:
             out.answer(certain.rest())
 
 
-def _explain_length(done: Answer) -> None:
+def _explain_length(done: AnsweredRequest) -> None:
     """Say so when the context, not the user, ended the answer."""
     asked = done.request.max_tokens
     cut = done.finished.reason is FinishReason.LENGTH

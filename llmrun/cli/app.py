@@ -14,10 +14,10 @@ from typing import Annotated
 import typer
 
 from llmrun import __version__
-from llmrun.cli.commands import Commands
 from llmrun.cli.messages import message_for
 from llmrun.cli.options import Debug
 from llmrun.cli.output import Stdout, out, silence
+from llmrun.cli.registry import Commands
 
 INTERRUPTED = 130  # 128 + SIGINT
 TERMINATED = 143  # 128 + SIGTERM

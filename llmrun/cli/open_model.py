@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmrun.amounts import format_bytes, format_parameters, format_seconds
 from llmrun.cli.output import out
 from llmrun.cli.progress import HubReporter, show_loading
 from llmrun.errors import DoesNotFit
@@ -136,7 +137,7 @@ def _open_remote(settings: Settings) -> Iterator[OpenModel]:
         info = engine.info
         out.detail(f"model      {info.name}")
         out.detail(f"endpoint   {info.path}")
-        out.detail(f"opened in  {engine.load_s:.2f} s")
+        out.detail(f"opened in  {format_seconds(engine.load_s)}")
         yield OpenModel(engine, info.name, default_sampling({}))
 
 
@@ -145,13 +146,15 @@ def _describe(engine: Engine) -> None:
     info, template = engine.info, engine.template
     out.detail(f"model      {info.name}: {info.path}")
     out.detail(
-        f"weights    {info.architecture}, {info.file_type}, {info.parameters / 1e6:.0f} million parameters, "
-        f"{info.file_bytes / 1e6:.1f} MB"
+        f"weights    {info.architecture}, {info.file_type}, {format_parameters(info.parameters)}, "
+        f"{format_bytes(info.file_bytes)}"
     )
     out.detail(f"backend    {info.backend}: {info.device}")
     out.detail(f"context    {info.context_size} tokens; the model was trained for {info.train_context}")
     if info.kv_bytes:
-        of_a_token = info.kv_bytes / (info.context_size * info.max_sequences) / 1e3
-        out.detail(f"KV cache   {info.kv_type}, {of_a_token:.1f} kB a token, {info.kv_bytes / 1e6:.1f} MB when full")
+        of_a_token = info.kv_bytes / (info.context_size * info.max_sequences)
+        out.detail(
+            f"KV cache   {info.kv_type}, {format_bytes(of_a_token)} a token, {format_bytes(info.kv_bytes)} when full"
+        )
     out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
-    out.detail(f"loaded in  {engine.load_s:.2f} s")
+    out.detail(f"loaded in  {format_seconds(engine.load_s)}")

@@ -102,3 +102,4 @@ ChatTemplateKwargs = Annotated[
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what is on this machine.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be removed, and remove nothing.")]

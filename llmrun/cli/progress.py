@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from llmrun.amounts import bytes_in_words
+from llmrun.amounts import format_bytes, format_bytes_done, format_clock
 from llmrun.cli.output import out
 from llmrun.cli.terminal import columns, width
 
@@ -54,10 +54,10 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
     """
     fraction = done / total if total else 0.0
     # Rounded down: 100 % is only said of what is all there.
-    figures = f"{int(fraction * 100)}%  {_of_total(done, total)}"
+    figures = f"{int(fraction * 100)}%  {format_bytes_done(done, total)}"
     if fetched > 0 and seconds >= 0.5:
         speed = fetched / seconds
-        figures += f"  {bytes_in_words(speed)}/s  {duration_words((total - done) / speed)} left"
+        figures += f"  {format_bytes(speed)}/s  {format_clock((total - done) / speed)} left"
     with_bars = [f"{progress_bar(fraction, columns)}  {figures}" for columns in (_BAR, _BAR // 2)]
     for right in with_bars:
         if width(label) + 2 + width(right) <= limit:
@@ -71,13 +71,6 @@ def download_line(label: str, done: int, total: int, fetched: int, seconds: floa
     return figures
 
 
-def duration_words(seconds: float) -> str:
-    """How long something will take: `0:04`, `12:30`, `3:05:00`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def progress_bar(fraction: float, columns: int = _BAR) -> str:
     """`████████░░░░░░░░░░░░`"""
     filled = int(fraction * columns)
@@ -87,8 +80,3 @@ def progress_bar(fraction: float, columns: int = _BAR) -> str:
 def show_loading(what: str, fraction: float) -> None:
     """The engine's progress while it opens a model."""
     out.progress(f"{what}  {fraction:.0%}")
-
-
-def _of_total(done: int, total: int) -> str:
-    unit, name, digits = (1e9, "GB", 2) if total >= 1e9 else (1e6, "MB", 1)
-    return f"{done / unit:.{digits}f}/{total / unit:.{digits}f} {name}"

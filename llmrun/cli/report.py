@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmrun.amounts import format_number, format_percent, format_seconds_briefly
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TokenLogprobs
 from llmrun.types import ModelInfo, Timings, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnsweredRequest:
     """A finished request and everything worth saying about it. `model` is the name to call it by."""
 
     model: str
@@ -26,7 +27,7 @@ class Answer:
     reasoning: str = ""
 
 
-def stats_fields(answer: Answer) -> list[str]:
+def stats_fields(answer: AnsweredRequest) -> list[str]:
     """The facts of the closing line, in the field's words (TTFT: time to first token; TPOT: time per output token).
 
     At their usual lengths they fill one line of 100 columns.
@@ -36,20 +37,23 @@ def stats_fields(answer: Answer) -> list[str]:
     seed = f"seed {answer.request.sampling.seed}"
     if timings.generated_tokens == 0:
         where = "in prefill" if info.context_size else "before it began"
-        return [name, f"stopped {where} after {duration(timings.total_s)}", seed]
+        return [name, f"stopped {where} after {format_seconds_briefly(timings.total_s)}", seed]
     thinking, first_answer = answer.finished.thinking_tokens, answer.finished.first_answer_s
     written = [f"{timings.generated_tokens} out" + (f" ({thinking} thinking)" if thinking else "")]
     if timings.generated_tokens > 1:  # a single token has no pace
-        written = [f"{written[0]} {_rate(timings.decode_per_second)}", f"TPOT {duration(timings.tpot_s)}"]
-    read = f"{timings.prompt_tokens - timings.cached_tokens} in {_rate(timings.prompt_per_second)}"
+        written = [
+            f"{written[0]} {format_number(timings.decode_per_second)}/s",
+            f"TPOT {format_seconds_briefly(timings.tpot_s)}",
+        ]
+    read = f"{timings.prompt_tokens - timings.cached_tokens} in {format_number(timings.prompt_per_second)}/s"
     return [
         name,
         *([read] if timings.prompt_tokens else []),  # not every server counts
-        f"TTFT {duration(timings.ttft_s)}",
-        *([f"answer after {duration(first_answer)}"] if thinking and first_answer else []),
+        f"TTFT {format_seconds_briefly(timings.ttft_s)}",
+        *([f"answer after {format_seconds_briefly(first_answer)}"] if thinking and first_answer else []),
         *written,
-        duration(timings.total_s),
-        *([f"ctx {_percent(answer.finished.context_used / info.context_size)}"] if info.context_size else []),
+        format_seconds_briefly(timings.total_s),
+        *([f"ctx {format_percent(answer.finished.context_used / info.context_size)}"] if info.context_size else []),
         seed,
     ]
 
@@ -67,25 +71,6 @@ def _named(model: str, info: ModelInfo) -> str:
     )
 
 
-def duration(seconds: float) -> str:
-    """Two or three digits, in the unit that suits: 840us, 8.3ms, 123ms, 1.51s, 2m04s."""
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.0f}us"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.1f}ms" if seconds < 0.00995 else f"{seconds * 1e3:.0f}ms"
-    if seconds < 99.95:
-        return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s"
-    return f"{round(seconds) // 60}m{round(seconds) % 60:02d}s"
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:.1f}/s" if per_second < 99.95 else f"{per_second:.0f}/s"
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction:.1%}" if fraction < 0.0995 else f"{fraction:.0%}"
-
-
 def _shortened(name: str, limit: int = 24) -> str:
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
@@ -99,7 +84,7 @@ def _probability(token: TokenLogprob) -> str:
     return f"{token.text.decode('utf-8', 'backslashreplace')!r} {math.exp(token.logprob):.1%}"
 
 
-def completion_body(answer: Answer) -> dict[str, Any]:
+def completion_body(answer: AnsweredRequest) -> dict[str, Any]:
     """OpenAI's `chat.completion` object, with `seed`, `timings` (s, tok/s) and `run` (what answered) added."""
     timings = answer.finished.timings
     logprobs = None
@@ -149,7 +134,7 @@ def _timings(timings: Timings) -> dict[str, Any]:
     }
 
 
-def _run(answer: Answer) -> dict[str, Any]:
+def _run(answer: AnsweredRequest) -> dict[str, Any]:
     info = answer.info
     if info.backend == "remote":
         return {"backend": info.backend, "endpoint": info.path, "context_used": answer.finished.context_used}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmrun.amounts import bytes_in_words
+from llmrun.amounts import format_bytes
 from llmrun.doctor.disk import can_write, shown_path, use_of
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of
 from llmrun.doctor.machine import Machine
@@ -37,10 +37,10 @@ def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
         "disk_free": use.free,
         "writable": writable,
     }
-    size = f"{'' if use.whole else 'more than '}{bytes_in_words(use.n_bytes)}" if use.files else "nothing"
+    size = f"{'' if use.whole else 'more than '}{format_bytes(use.n_bytes)}" if use.files else "nothing"
     words = f"{words}: {size} in {shown_path(folder)}"
     if use.free is not None:
-        words += f", {bytes_in_words(use.free)} free"
+        words += f", {format_bytes(use.free)} free"
     if not writable:
         advice = "No model can be downloaded to it. To use another folder in this session:"
         return Finding(SECTION, name, NOTE, f"{words}; cannot be written", advice, another_folder(variable), facts)

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llmrun.amounts import bytes_in_words
+from llmrun.amounts import format_bytes
 from llmrun.backends.llama.gpu_trial import LlamaTrial, try_llama
 from llmrun.backends.select import install_command
 from llmrun.doctor.findings import NOTE, OK, Finding
@@ -30,7 +30,7 @@ def look_at_gpus(machine: Machine) -> Iterator[Finding]:
         }
         words = f"{gpu.name}, {gpu.driver or 'no driver has taken it'}"
         if gpu.memory:
-            words += f", {bytes_in_words(gpu.memory_free)} of {bytes_in_words(gpu.memory)} free"
+            words += f", {format_bytes(gpu.memory_free)} of {format_bytes(gpu.memory)} free"
         status, advice = (OK, "") if gpu.driver else (NOTE, f"Install {gpu.maker}'s driver to use it.")
         yield Finding(SECTION, f"gpu_{number}", status, words, advice, facts=facts)
     if not machine.gpus:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmrun.amounts import bytes_in_words, counted
+from llmrun.amounts import counted, format_bytes
 from llmrun.doctor.disk import can_write, shown_path
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.machine import Machine
@@ -32,7 +32,7 @@ def look_at_kernels(machine: Machine) -> Iterator[Finding]:
         "bytes": found.n_bytes,
         "writable": writable,
     }
-    what = f"{counted(found.entries, 'compiled kernel')}, {bytes_in_words(found.n_bytes)},"
+    what = f"{counted(found.entries, 'compiled kernel')}, {format_bytes(found.n_bytes)},"
     words = f"{what if found.entries else 'no compiled kernels'} in {shown_path(found.folder)}"
     if not writable:
         words += ", which cannot be written"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from llmrun.amounts import bytes_in_words, counted
-from llmrun.bench.words import number_words
+from llmrun.amounts import counted, format_bandwidth, format_bytes, format_number
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of
 from llmrun.doctor.machine import Machine
 from llmrun.errors import LlmrunError, UsageError
@@ -28,7 +27,7 @@ def look_at_memory(machine: Machine) -> Iterator[Finding]:
     if not total or free is None:
         yield Finding(SECTION, "memory", NOTE, "the system does not tell how much there is", facts=facts)
         return
-    words = f"{bytes_in_words(free)} of {bytes_in_words(total)} free"
+    words = f"{format_bytes(free)} of {format_bytes(total)} free"
     if system.get("memory_type") and system.get("memory_mts"):
         words += f", {system['memory_modules']}× {system['memory_type']}-{system['memory_mts']}"
     little = free < min(_LITTLE, total // 8)
@@ -59,7 +58,7 @@ def measure_speed(machine: Machine) -> Iterator[Finding]:
         yield Finding(SECTION, "speed", PROBLEM, words, advice_of(error), facts=_speeds(threads))
         return
     read, multiply = _best(measured.read_bandwidth), _best(measured.multiply_rate)
-    words = f"read at {number_words(read / 1e9)} GB/s; {number_words(multiply / 1e9)} billion int8 products a second"
+    words = f"read at {format_bandwidth(read)}; {format_number(multiply / 1e9)} billion int8 products a second"
     words += f" ({counted(threads, 'thread')})"
     yield Finding(SECTION, "speed", OK, words, facts=_speeds(threads, read, multiply))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from llmrun.bench.words import seconds_words
+from llmrun.amounts import format_seconds
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.machine import Machine
 from llmrun.hub.reach import Reach, reach_hub
@@ -33,7 +33,7 @@ def _hub(reach: Reach) -> Finding:
     proxies = [variable for variable in reach.proxies if not variable.lower().startswith("no_")]
     through = f" by way of {proxies[0]}" if proxies else ""
     if reach.seconds is not None:
-        return Finding(SECTION, "hub", OK, f"{name} answers in {seconds_words(reach.seconds)}{through}", facts=facts)
+        return Finding(SECTION, "hub", OK, f"{name} answers in {format_seconds(reach.seconds)}{through}", facts=facts)
     if reach.offline:
         return Finding(SECTION, "hub", NOTE, f"{name} is not asked: offline mode", facts=facts)
     words = f"{name} is not reached{through}: {reach.trouble}"

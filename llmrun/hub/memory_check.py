@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from llmrun.amounts import bytes_in_words
+from llmrun.amounts import format_bytes
 from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.hub.model import Artifact, PypiSource, Wanted
 from llmrun.machine import free_memory
@@ -44,8 +44,8 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> No
             )
     if not found.in_memory:
         reporter.note(
-            f"{artifact.name}: needs {bytes_in_words(found.needed)} of memory, this machine has "
-            f"{bytes_in_words(memory)}: each token will read the rest from the disk, which is slow"
+            f"{artifact.name}: needs {format_bytes(found.needed)} of memory, this machine has "
+            f"{format_bytes(memory)}: each token will read the rest from the disk, which is slow"
         )
 
 
@@ -67,7 +67,7 @@ def _sentence(name: str, found: Fit) -> str:
     assert found.memory is not None
     sizes = found.footprint
     needed, weights, cache, rest, memory = map(
-        bytes_in_words,
+        format_bytes,
         (
             found.needed,
             sizes.weights,

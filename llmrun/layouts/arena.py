@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.amounts import format_mebibytes
 from llmrun.errors import DoesNotFit
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _mapped(n_bytes: int, what: str) -> mmap.mmap:
         return mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE), **_PRIVATE)
     except (OSError, OverflowError) as error:
         raise DoesNotFit(
-            f"out of memory: {what}: {n_bytes / 2**20:.0f} MiB wanted", hint="try a smaller model or a smaller -c"
+            f"out of memory: {what}: {format_mebibytes(n_bytes)} wanted", hint="try a smaller model or a smaller -c"
         ) from error
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from llmrun.machine.processor import text_of
 
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
 _MOST_WATTS = 1000.0  # of one package: how soon its counter may come round
 _POWER_INTERVAL = 0.1  # seconds between two readings of a GPU that counts no energy: NVML's own are about as far apart
@@ -92,8 +92,8 @@ class NvmlPower:
         return (now - then) * (before + power) / 2 / 1e3
 
 
-def _translated(nvml: Any, question: Callable[[Any], Answer], device: Any) -> Callable[[], Answer]:
-    def ask() -> Answer:
+def _translated(nvml: Any, question: Callable[[Any], Value], device: Any) -> Callable[[], Value]:
+    def ask() -> Value:
         try:
             return question(device)
         except nvml.NVMLError as error:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
+from llmrun.amounts import format_seconds
 from llmrun.bench import page as page_module
 from llmrun.bench.document import Document, Verdict
 from llmrun.bench.page import page
-from llmrun.bench.words import seconds_words
 from tests.support.bench.documents import (
     COMMAND,
     HOSTILE,
@@ -132,7 +132,7 @@ def test_the_heading_says_what_was_measured_when_where_and_how() -> None:
 
 def test_verdicts_are_sentences_at_the_top() -> None:
     words = read(page(two_backends())).text
-    assert "cpu is 1.84x as fast as llama in decode (99 %: 1.79 to 1.90)" in words
+    assert "cpu is 1.84x as fast as llama in decode (99%: 1.79 to 1.90)" in words
     assert words.index("no difference shown between cpu and llama in prefill") < words.index("Speed")
 
 
@@ -169,7 +169,7 @@ def test_the_limit_of_the_machine_stands_at_100_percent_and_holds_shares_above_i
     text = page(document(above))
     limit = float(re.findall(r'class="limit" x1="([\d.]+)%"', text)[0])
     assert lengths(text)[2] == pytest.approx(1.25 * limit, rel=0.001)
-    assert "125 %" in read(text).text
+    assert "125%" in read(text).text
 
 
 def test_configurations_without_a_limit_are_left_out_in_words() -> None:
@@ -203,7 +203,7 @@ def test_too_few_samples_make_no_curve_of_first_tokens() -> None:
 
 
 def test_a_chart_and_the_table_tell_the_same_median() -> None:
-    median = seconds_words(single().results[0].figures["ttft"].median)
+    median = format_seconds(single().results[0].figures["ttft"].median)
     words = read(page(single())).text
     assert f"cpu median {median}" in words
     assert f"TTFT {median}" in words

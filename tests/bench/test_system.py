@@ -222,7 +222,7 @@ def test_a_quiet_machine_has_no_warnings() -> None:
         ),
         (
             {"memory_free": 1 << 30},
-            "Little memory is free: 1.0 of 64.0 GiB; what is swapped out is slow.",
+            "Little memory is free: 1.07 GB of 68.7 GB; what is swapped out is slow.",
         ),
     ],
 )

@@ -1,65 +1,10 @@
-"""Numbers with few digits, and verdicts as sentences."""
+"""Figures with their units, and verdicts as sentences."""
 
 from __future__ import annotations
 
-import math
-
-import pytest
-
 from llmrun.bench.document import Document, Verdict
-from llmrun.bench.words import (
-    memory_words,
-    metric_words,
-    number_words,
-    percent_words,
-    result_names,
-    seconds_words,
-    verdict_sentence,
-)
+from llmrun.bench.words import metric_words, result_names, verdict_sentence
 from tests.support.bench.documents import sweep, two_backends
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (0, "0"),
-        (0.0391, "0.039"),
-        (0.99949, "0.999"),
-        (0.9996, "1.00"),
-        (9.996, "10.0"),
-        (92.04, "92.0"),
-        (99.96, "100"),
-        (1234.5, "1,234"),
-        (-3.14159, "-3.14"),
-        (1.5e12, "1.5e+12"),
-        (2e-7, "2e-07"),
-        (math.nan, "–"),
-        (math.inf, "–"),
-    ],
-)
-def test_numbers_have_three_digits(value: float, words: str) -> None:
-    assert number_words(value) == words
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0, "0 s"),
-        (0.00000042, "0.420 µs"),
-        (0.00084, "840 µs"),
-        (0.00099949, "999 µs"),
-        (0.0009996, "1.00 ms"),
-        (0.0083, "8.30 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1.00 s"),
-        (99.94, "99.9 s"),
-        (99.96, "1 min 40 s"),
-        (124, "2 min 04 s"),
-        (math.nan, "–"),
-    ],
-)
-def test_times_have_the_unit_that_suits(seconds: float, words: str) -> None:
-    assert seconds_words(seconds) == words
 
 
 def test_figures_bring_their_units() -> None:
@@ -67,9 +12,6 @@ def test_figures_bring_their_units() -> None:
     assert metric_words("requests", 3.02) == "3.02 requests/s"
     assert metric_words("itl", 0.0083) == "8.30 ms"
     assert metric_words("from a later llmrun", 7.5) == "7.50"
-    assert memory_words(312 << 20) == "312 MiB"
-    assert percent_words(0.0512) == "5.1 %"
-    assert percent_words(0.744) == "74 %"
 
 
 def sentence(verdict: Verdict, of: Document | None = None) -> str:
@@ -78,30 +20,30 @@ def sentence(verdict: Verdict, of: Document | None = None) -> str:
 
 def test_a_verdict_is_a_sentence() -> None:
     assert sentence(Verdict("decode", 0, 1, 1.84, 1.79, 1.9)) == (
-        "cpu is 1.84x as fast as llama in decode (99 %: 1.79 to 1.90)"
+        "cpu is 1.84x as fast as llama in decode (99%: 1.79 to 1.90)"
     )
     assert sentence(Verdict("ttft", 1, 0, 0.536, 0.51, 0.55, 0.95)) == (
-        "cpu is 1.87x as fast as llama in TTFT (95 %: 1.82 to 1.96)"
+        "cpu is 1.87x as fast as llama in TTFT (95%: 1.82 to 1.96)"
     )
 
 
 def test_a_verdict_that_shows_nothing_claims_nothing() -> None:
     assert sentence(Verdict("prefill", 0, 1, 1.01, 0.97, 1.04)) == (
-        "no difference shown between cpu and llama in prefill (99 %: 0.97 to 1.04)"
+        "no difference shown between cpu and llama in prefill (99%: 0.97 to 1.04)"
     )
 
 
 def test_a_small_difference_is_written_so_that_its_interval_does_not_hold_1() -> None:
-    assert sentence(Verdict("decode", 0, 1, 1.012, 1.003, 1.021)).endswith("(99 %: 1.003 to 1.021)")
-    assert sentence(Verdict("decode", 0, 1, 0.9994, 0.9989, 0.99991)).endswith("(99 %: 1.0001 to 1.0011)")
+    assert sentence(Verdict("decode", 0, 1, 1.012, 1.003, 1.021)).endswith("(99%: 1.003 to 1.021)")
+    assert sentence(Verdict("decode", 0, 1, 0.9994, 0.9989, 0.99991)).endswith("(99%: 1.0001 to 1.0011)")
 
 
 def test_a_verdict_within_a_sweep_says_which_workload_it_is_about() -> None:
     assert sentence(Verdict("decode", 3, 5, 1.84, 1.79, 1.9), sweep()) == (
-        "cpu, 2 threads is 1.84x as fast as llama, 2 threads in decode (512 in, 128 out; 99 %: 1.79 to 1.90)"
+        "cpu, 2 threads is 1.84x as fast as llama, 2 threads in decode (512 in, 128 out; 99%: 1.79 to 1.90)"
     )
     assert sentence(Verdict("decode", 0, 3, 1.84, 1.79, 1.9), sweep()).startswith(
-        "cpu, 2 threads · 128 in, 128 out is 1.84x as fast as cpu, 2 threads · 512 in, 128 out in decode (99 %"
+        "cpu, 2 threads · 128 in, 128 out is 1.84x as fast as cpu, 2 threads · 512 in, 128 out in decode (99%"
     )
 
 

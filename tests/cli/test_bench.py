@@ -53,7 +53,7 @@ def test_two_configurations_are_compared_and_the_verdict_is_a_sentence(tmp_path:
     text = done.stdout.decode()
     assert "8 rounds in turns" in text
     assert "quick is" in text
-    assert "x as fast as slow in decode (99 %: " in text
+    assert "x as fast as slow in decode (99%: " in text
 
 
 def test_too_few_rounds_give_figures_and_no_verdict(tmp_path: Path, model: str) -> None:

@@ -15,9 +15,9 @@ import pexpect
 import pytest
 
 from llmrun.backends.llama.gpu_trial import PATIENCE_S
-from llmrun.cli.doctoring import terminal
-from llmrun.cli.doctoring.showing import show
-from llmrun.cli.doctoring.terminal import look_at_terminal
+from llmrun.cli.doctoring import terminal_check
+from llmrun.cli.doctoring.report_output import show
+from llmrun.cli.doctoring.terminal_check import look_at_terminal
 from llmrun.cli.living import LiveReporter
 from llmrun.cli.output import out
 from llmrun.cli.terminal import width
@@ -196,8 +196,8 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, *, columns: str = "100", **variab
         monkeypatch.delenv(name, raising=False)
     for name, value in {"COLUMNS": columns, "TERM": "xterm", **variables}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
-    monkeypatch.setattr(terminal, "can_color", lambda stream, choice: "NO_COLOR" not in os.environ)
+    monkeypatch.setattr(terminal_check, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(terminal_check, "can_color", lambda stream, choice: "NO_COLOR" not in os.environ)
     (found,) = look_at_terminal(Machine())
     return found
 
@@ -220,7 +220,7 @@ def test_what_a_terminal_can_show_is_told(
 
 
 def test_an_output_that_is_no_terminal_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "is_terminal", lambda stream: False)
+    monkeypatch.setattr(terminal_check, "is_terminal", lambda stream: False)
     (found,) = look_at_terminal(Machine())
     assert (found.status, found.facts["columns"]) == (OK, None)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.amounts import format_bytes
 from llmrun.machine.cpu_count import most_threads
 from tests.support.cli.commands import llmrun, scripted
 from tests.support.gguf.gguf_files import tiny_llama
@@ -40,7 +41,7 @@ def test_verbose_tells_what_was_chosen(tmp_path: Path, kv_type: str, bytes_a_tok
     assert done.returncode == 0, done.stderr
     told = done.stderr.decode()
     assert "context    32768 tokens; the model was trained for 1048576" in told
-    assert f"KV cache   {kv_type}, {bytes_a_token / 1e3:.1f} kB a token, {32768 * bytes_a_token / 1e6:.1f} MB" in told
+    assert f"KV cache   {kv_type}, {format_bytes(bytes_a_token)} a token, {format_bytes(32768 * bytes_a_token)}" in told
     run = json.loads(done.stdout)["run"]
     assert (run["context_size"], run["kv_type"]) == (32768, kv_type)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.cli import progress
-from llmrun.cli.progress import HubReporter, download_line, duration_words
+from llmrun.cli.progress import HubReporter, download_line
 from llmrun.cli.terminal import width
 
 BAR = "████████░░░░░░░░░░░░"
@@ -52,11 +52,6 @@ def test_where_room_is_short_the_figures_stay(limit: int, line: str) -> None:
 @given(st.text(min_size=1, max_size=80, alphabet=st.characters(codec="ascii")), st.integers(45, 200))
 def test_a_line_is_never_wider_than_its_room(label: str, limit: int) -> None:
     assert width(download_line(label, 40_000_000, 100_000_000, 20_000_000, 2.0, limit)) <= limit
-
-
-@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0:00"), (4, "0:04"), (750, "12:30"), (11_100, "3:05:00")])
-def test_a_time_is_told_as_clocks_do(seconds: float, words: str) -> None:
-    assert duration_words(seconds) == words
 
 
 class Screen:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmrun.cli.report import Answer, completion_body, duration, logprob_fields, stats_fields
+from llmrun.cli.report import AnsweredRequest, completion_body, logprob_fields, stats_fields
 from llmrun.engine.requests import Finished, Request, TextPrompt, TokenLogprobs
 from llmrun.types import FinishReason, ModelInfo, SamplingParams, Timings, TokenLogprob
 
@@ -39,14 +39,14 @@ TIMINGS = Timings(
 )
 
 
-def answer_of(reason: FinishReason = FinishReason.STOP, timings: Timings = TIMINGS) -> Answer:
+def answer_of(reason: FinishReason = FinishReason.STOP, timings: Timings = TIMINGS) -> AnsweredRequest:
     request = Request(TextPrompt("x"), sampling=SamplingParams(seed=421_123), logprobs=2)
     finished = Finished(0, reason, None, 166, timings)
     token = TokenLogprobs(
         TokenLogprob(5, "ä".encode()[:1], math.log(0.75)),
         (TokenLogprob(5, "ä".encode()[:1], math.log(0.75)), TokenLogprob(6, b" b\x1b", -math.inf)),
     )
-    return Answer("smollm2:135m", INFO, request, "answer", (token,), finished)
+    return AnsweredRequest("smollm2:135m", INFO, request, "answer", (token,), finished)
 
 
 def test_the_closing_line_says_it_all_in_100_columns() -> None:
@@ -72,25 +72,6 @@ def test_the_closing_line_claims_no_pace_that_was_not_measured() -> None:
     assert one[3:5] == ["1 out", "1.50s"]
     none = stats_fields(answer_of(FinishReason.CANCELLED, replace(TIMINGS, generated_tokens=0)))
     assert none[1:] == ["stopped in prefill after 1.50s", "seed 421123"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0, "0us"),
-        (0.00084, "840us"),
-        (0.0083, "8.3ms"),
-        (0.0123, "12ms"),
-        (0.9994, "999ms"),
-        (0.9996, "1.00s"),
-        (1.514, "1.51s"),
-        (12.34, "12.3s"),
-        (99.96, "1m40s"),
-        (124.4, "2m04s"),
-    ],
-)
-def test_durations_have_few_digits(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
 
 
 def test_the_json_body_is_json_whatever_the_model_said() -> None:

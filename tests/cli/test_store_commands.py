@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from llmrun.cli.commands import ALIASES, COMMANDS, load
-from llmrun.cli.examples import EXAMPLES
 from llmrun.cli.terminal import width
 from llmrun.hub.records import mark_used
 from tests.support.cli.commands import LLMRUN, llmrun, screen_of
@@ -40,37 +37,6 @@ def told(*arguments: str, code: int = 0) -> dict[str, object]:
     out, _ = run(*arguments, "--json", code=code)
     body: dict[str, object] = json.loads(out)
     return body
-
-
-# --- the commands themselves ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_first_line_of_a_commands_help_is_the_one_that_the_list_of_commands_has(name: str) -> None:
-    assert load(name).get_short_help_str(1000) == COMMANDS[name].help
-    assert load(name).name == name or name == "bench"
-
-
-def test_a_name_that_is_nearly_one(stores: Stores) -> None:
-    assert "did you mean 'verify'?" in run("verfy", code=2)[1]
-    assert ALIASES == {"ls": "list", "run": "chat"}
-    assert run("ls") == run("list")
-
-
-@pytest.mark.parametrize("name", [*COMMANDS, "bench history", "bench compare"])
-def test_the_help_of_a_command_ends_with_examples_that_can_be_typed(name: str) -> None:
-    assert EXAMPLES[name]
-    words = name.split()
-    command = load(words[0])
-    for word in words[1:]:
-        command = command.commands[word]
-    shown = command.get_help(command.make_context(name, [], resilient_parsing=True))
-    assert shown.endswith("Examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[name].splitlines()))
-    for example in EXAMPLES[name].splitlines():
-        typed = shlex.split(example.rpartition("| ")[2])
-        assert typed[: 1 + len(words)] == ["llmrun", *words]
-        if typed[2:3] != ["compare"] or words[1:]:  # else it is an example of the command below
-            command.make_context(name, typed[1 + len(words) :]).close()  # parsed, not run
 
 
 # --- list -------------------------------------------------------------------------------------------------------------

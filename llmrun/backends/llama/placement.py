@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmrun.amounts import format_mebibytes
 from llmrun.archs.parts.tensors import parameter_count
 from llmrun.backends.llama.footprint import footprint_on_llama
 from llmrun.backends.llama.gpu_layers import (
@@ -103,5 +104,5 @@ def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_laye
 def _no_room(devices: Sequence[dict[str, Any]]) -> str:
     if not devices:
         return "llama.cpp sees no GPU"
-    memory = [f"{shown(device['description'], 40)}: {device['free'] / 2**20:,.0f} MiB" for device in devices]
+    memory = [f"{shown(device['description'], 40)}: {format_mebibytes(device['free'])}" for device in devices]
     return f"no layer fits into what a GPU has free: {', '.join(memory)}"

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final
 
+from llmrun.amounts import format_mebibytes
 from llmrun.backends.sizing.footprint import Footprint
 from llmrun.errors import DoesNotFit
 from llmrun.gguf.problems import shown
@@ -20,7 +21,6 @@ LARGEST_FILLED_DEFAULT: Final = 8_192
 _LEAST_DEFAULT = 512  # less is of no use: rather all free memory than that
 _LEAST_BITS = 1.6  # of any quantization there is
 _STEP = 32  # whole blocks of the paged cache
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,14 @@ def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str) -> 
     cache = needed.cache.of(context)
     besides = needed.scratch + needed.vocabulary
     parts = [
-        *([f"weights of {_mebibytes(needed.weights - needed.mapped)}"] if needed.weights > needed.mapped else []),
-        *([f"scratch of {_mebibytes(besides)}"] if besides else []),
+        *([f"weights of {format_mebibytes(needed.weights - needed.mapped)}"] if needed.weights > needed.mapped else []),
+        *([f"scratch of {format_mebibytes(besides)}"] if besides else []),
         f"a KV cache of {context:,} tokens",
     ]
-    verb = "takes" if len(parts) == 1 else f"of {_mebibytes(cache)} take"
+    verb = "takes" if len(parts) == 1 else f"of {format_mebibytes(cache)} take"
     words = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-    sentence = f"out of memory: {shown(path, 300)}: {words} {verb} {_mebibytes(needed.pinned + cache)}"
-    sentence = f"{sentence}, free are {_mebibytes(needs.free)}"
+    sentence = f"out of memory: {shown(path, 300)}: {words} {verb} {format_mebibytes(needed.pinned + cache)}"
+    sentence = f"{sentence}, free are {format_mebibytes(needs.free)}"
     if needs.most == 0:
         return DoesNotFit(sentence, hint=_what_would_fit(needs), most_weights=needs.most_weights)
     smaller = "" if kv_type == "q8_0" else ", --kv-type q8_0 takes half of it"
@@ -115,7 +115,3 @@ def _what_would_fit(needs: MemoryNeeds) -> str:
         bits = 8 * needs.footprint.weights / needs.parameters
         return f"try a quantization of at most {needs.most_bits:.1f} bits a weight, this one has {bits:.1f}"
     return "try a smaller model, or close other programs"
-
-
-def _mebibytes(n_bytes: int) -> str:
-    return f"{n_bytes / _MIB:,.0f} MiB"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmrun.amounts import format_bandwidth, format_number, format_percent
 from llmrun.bench.document import Document, Result
 from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis
 from llmrun.bench.metrics import METRICS
-from llmrun.bench.words import metric_unit, metric_words, number_words, percent_words, result_names
+from llmrun.bench.words import metric_unit, metric_words, result_names
 
 MOST_COLORS = 6  # more cannot be told apart: then all configurations have one color and go by their names
 
@@ -65,10 +66,10 @@ def _speed_bar(name: str, color: int, result: Result, metric: str, axis: Axis) -
     samples = _samples(result, metric)
     detail = f"{name}: median {metric_words(metric, median)}"
     if len(samples) < 2:
-        return Bar(name, color, axis.place(median), number_words(median), detail)
+        return Bar(name, color, axis.place(median), format_number(median), detail)
     low, high = min(samples), max(samples)
-    detail += f", {len(samples)} repetitions from {number_words(low)} to {number_words(high)}"
-    return Bar(name, color, axis.place(median), number_words(median), detail, axis.place(low), axis.place(high))
+    detail += f", {len(samples)} repetitions from {format_number(low)} to {format_number(high)}"
+    return Bar(name, color, axis.place(median), format_number(median), detail, axis.place(low), axis.place(high))
 
 
 def _median(result: Result, metric: str) -> float | None:
@@ -101,15 +102,15 @@ def roofline_charts(document: Document) -> RooflineCharts:
                 without.append(names[index])
             continue
         limits[
-            f"{number_words(roof.read_bandwidth / 1e9)} GB/s read from memory, "
-            f"{number_words(roof.multiply_rate / 1e9)} billion int8 products a second"
+            f"{format_bandwidth(roof.read_bandwidth)} read from memory, "
+            f"{format_number(roof.multiply_rate / 1e9)} billion int8 products a second"
         ] = None
         where = names[index], color_of(document, index)
         if roof.decode_share is not None:
-            reached = f"{number_words(roof.decode_share * roof.read_bandwidth / 1e9)} GB/s"
+            reached = format_bandwidth(roof.decode_share * roof.read_bandwidth)
             decode.append((*where, roof.decode_share, reached))
         if roof.prefill_share is not None:
-            reached = f"{number_words(roof.prefill_share * roof.multiply_rate / 1e9)} billion products a second"
+            reached = f"{format_number(roof.prefill_share * roof.multiply_rate / 1e9)} billion products a second"
             prefill.append((*where, roof.prefill_share, reached))
     charts = [
         _share_chart("decode", "share of memory bandwidth", decode),
@@ -124,7 +125,7 @@ def _share_chart(title: str, unit: str, shares: Sequence[tuple[str, int, float, 
         return None
     axis = linear_axis(0, max(100.0, *(100 * share for _, _, share, _ in shares)))
     bars = [
-        Bar(name, color, axis.place(100 * share), percent_words(share), f"{name}: {reached}, {percent_words(share)}")
+        Bar(name, color, axis.place(100 * share), format_percent(share), f"{name}: {reached}, {format_percent(share)}")
         for name, color, share, reached in shares
     ]
     ticks = tuple(Tick(tick.at, f"{tick.label} %") for tick in axis.ticks)

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from llmrun.amounts import format_seconds
 from llmrun.bench.document import Document
 from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis, spread_axis, time_unit
 from llmrun.bench.html.bars import MOST_COLORS, color_of
-from llmrun.bench.words import result_names, seconds_words
+from llmrun.bench.words import result_names
 
 FEWEST_FOR_A_CURVE = 10  # samples; a curve through fewer says more than they do
 _MOST_POINTS = 400  # of a curve: no screen shows more
-_SHARE_TICKS = (Tick(0.0, "0 %"), Tick(50.0, "50 %"), Tick(100.0, "100 %"))
+_SHARE_TICKS = (Tick(0.0, "0%"), Tick(50.0, "50%"), Tick(100.0, "100%"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def gap_chart(document: Document) -> CurveChart | None:
         if len(gaps) < 2 or not all(map(drawable, gaps)):
             continue
         points = [(gap, 100 * place / (len(gaps) - 1)) for place, gap in enumerate(gaps)]
-        note = f"median {seconds_words(_percentile(gaps, 50))}, 99 % within {seconds_words(_percentile(gaps, 99))}"
+        note = f"median {format_seconds(_percentile(gaps, 50))}, 99% within {format_seconds(_percentile(gaps, 99))}"
         lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
     return _distribution("gaps", "between two tokens", lines)
 
@@ -79,7 +80,7 @@ def first_token_chart(document: Document) -> CurveChart | None:
         points = [(samples[0], 0.0)]
         for place, sample in enumerate(samples):
             points += [(sample, 100 * place / len(samples)), (sample, 100 * (place + 1) / len(samples))]
-        note = f"median {seconds_words(median(samples))}"
+        note = f"median {format_seconds(median(samples))}"
         lines.append(_Line(result_names(document)[index], color_of(document, index), points, note))
     return _distribution("first", "to the first token", lines)
 
@@ -114,7 +115,7 @@ def token_chart(document: Document) -> CurveChart | None:
         line = [(at, float(tokens)) for at, tokens in result.timeline]
         if not line or not all(drawable(at) and drawable(tokens) for at, tokens in line):
             continue
-        note = f"first token after {seconds_words(line[0][0])}"
+        note = f"first token after {format_seconds(line[0][0])}"
         lines.append(_Line(result_names(document)[index], color_of(document, index), line, note))
     if not lines:
         return None

@@ -6,18 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmrun.amounts import counted, format_mebibytes, format_number, format_seconds
 from llmrun.bench.document import Distribution, Document, Energy, Failure, Result
 from llmrun.bench.html.bars import color_of
 from llmrun.bench.metrics import METRICS
-from llmrun.bench.words import (
-    memory_words,
-    metric_of,
-    metric_unit,
-    metric_words,
-    number_words,
-    result_names,
-    seconds_words,
-)
+from llmrun.bench.words import metric_of, metric_unit, metric_words, result_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +49,7 @@ def _facts(result: Result) -> tuple[str, ...]:
     repetitions = max(map(len, result.samples.values()), default=0)
     facts = [subject.model, workload.label, subject.endpoint or subject.backend]
     if subject.threads:
-        facts.append(_counted(subject.threads, "thread"))
+        facts.append(counted(subject.threads, "thread"))
     if subject.gpu_layers:
         facts.append(f"GPU layers {subject.gpu_layers}")
     if subject.kv_type:
@@ -66,23 +59,19 @@ def _facts(result: Result) -> tuple[str, ...]:
     if workload.concurrency > 1:
         facts.append(f"{workload.concurrency} requests at once")
     if repetitions:
-        facts.append(_counted(repetitions, "repetition"))
+        facts.append(counted(repetitions, "repetition"))
     if result.peak_memory:
-        facts.append(f"peak memory {memory_words(result.peak_memory)}")
+        facts.append(f"peak memory {format_mebibytes(result.peak_memory)}")
     if result.energy:
         facts += _energy_facts(result.energy)
     return tuple(fact for fact in facts if fact)
 
 
 def _energy_facts(energy: Energy) -> list[str]:
-    facts = [f"{number_words(energy.watts)} W, {number_words(energy.joules_per_token)} J a token ({energy.source})"]
+    facts = [f"{format_number(energy.watts)} W, {format_number(energy.joules_per_token)} J a token ({energy.source})"]
     if energy.cost_per_million is not None:
-        facts.append(f"{number_words(energy.cost_per_million)} for electricity of a million tokens")
+        facts.append(f"{format_number(energy.cost_per_million)} for electricity of a million tokens")
     return facts
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
 
 def _rows(result: Result) -> tuple[FigureRow, ...]:
@@ -99,7 +88,7 @@ def _row(name: str, figure: Distribution) -> FigureRow:
 
 def _cell(name: str, value: float) -> str:
     """Times bring their unit; that of a speed stands beside its name."""
-    return number_words(value) if metric_unit(name) else metric_words(name, value)
+    return format_number(value) if metric_unit(name) else metric_words(name, value)
 
 
 def explained_metrics(document: Document) -> list[tuple[str, str]]:
@@ -143,10 +132,10 @@ def _number_fact(name: str, value: float) -> str:
     if isinstance(value, int) and abs(value) >= 2**63:  # no size and no time, and no float can hold all of them
         return f"{value:,}"
     if name.endswith("bytes") or name == "memory_free":
-        return memory_words(value)
+        return format_mebibytes(value)
     if name.endswith(("_s", "seconds")):
-        return seconds_words(value)
-    return f"{value:,}" if isinstance(value, int) else number_words(value)
+        return format_seconds(value)
+    return f"{value:,}" if isinstance(value, int) else format_number(value)
 
 
 def machine_line(system: Mapping[str, Any]) -> str:
@@ -154,7 +143,7 @@ def machine_line(system: Mapping[str, Any]) -> str:
     words = [str(system["cpu"])] if system.get("cpu") else []
     cores = system.get("cores_physical")
     if isinstance(cores, int) and cores:
-        words.append(_counted(cores, "core"))
+        words.append(counted(cores, "core"))
     if memory := system.get("memory_bytes"):
         words.append(_value_words("memory_bytes", memory))
     words += [_value_words(name, system[name]) for name in ("gpus", "os") if system.get(name)]

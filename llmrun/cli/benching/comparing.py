@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.text import Text
 
+from llmrun.amounts import format_number
 from llmrun.bench.foreign import Compared, Comparison, Series, compare, parse_limit, read_series, series_of, worst_loss
 from llmrun.bench.history import find, load_history
 from llmrun.bench.statistics import unpaired_ratio
-from llmrun.bench.words import number_words
 from llmrun.cli.benching.table import table_of
 from llmrun.cli.output import out
 from llmrun.cli.terminal import visible_line
@@ -71,7 +71,7 @@ def _show(found: Compared) -> None:
         ]
         for one in found.comparisons
     ]
-    out.picture(table_of(["test", "what", "before", "after", "ratio", "99 %"], rows, numbers_from=2))
+    out.picture(table_of(["test", "what", "before", "after", "ratio", "99%"], rows, numbers_from=2))
     out.note(_WHAT_IT_DOES_NOT_KNOW)
     for one in found.comparisons:
         if one.note:
@@ -82,7 +82,7 @@ def _show(found: Compared) -> None:
 
 
 def _speed(series: Series) -> str:
-    return f"{number_words(sum(series.samples) / len(series.samples))} tok/s"
+    return f"{format_number(sum(series.samples) / len(series.samples))} tok/s"
 
 
 def _style(one: Comparison) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmrun.amounts import format_mebibytes, format_percent
 from llmrun.bench.document import Document, Result
-from llmrun.bench.words import memory_words, percent_words, result_names, verdict_sentence
+from llmrun.bench.words import result_names, verdict_sentence
 from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
 from llmrun.cli.terminal import visible_line
 
@@ -40,8 +41,8 @@ def escaped(text: str) -> str:
 def _machine(result: Result) -> list[str]:
     roofline = result.roofline
     shares = (None, None) if roofline is None else (roofline.decode_share, roofline.prefill_share)
-    memory = memory_words(result.peak_memory) if result.peak_memory else ""
-    return [memory, *("" if share is None else percent_words(share) for share in shares)]
+    memory = format_mebibytes(result.peak_memory) if result.peak_memory else ""
+    return [memory, *("" if share is None else format_percent(share) for share in shares)]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llmrun.amounts import format_bandwidth, format_number, format_percent, format_seconds
 from llmrun.bench.profile import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
 from llmrun.bench.sweep import Target
-from llmrun.bench.words import number_words, percent_words, seconds_words
 from llmrun.bench.workload import Workload
 from llmrun.cli.benching.flags import LISTS
 from llmrun.cli.output import out
@@ -79,7 +79,7 @@ def _show(model: str, found: Profile) -> None:
         Text(
             visible_line(
                 f"{model}  {found.threads} threads, {found.kv_type}  this machine reads "
-                f"{number_words(limits.read_bandwidth / 1e9)} GB/s and makes {number_words(limits.multiply_rate / 1e9)}"
+                f"{format_bandwidth(limits.read_bandwidth)} and makes {format_number(limits.multiply_rate / 1e9)}"
                 " G int8 products/s"
             ),
             style="bold",
@@ -90,8 +90,8 @@ def _show(model: str, found: Profile) -> None:
         depth = f" after {step.depth:,} tokens" if step.depth else ""
         out.picture(
             Text(
-                f"{name}{depth}: {seconds_words(step.step_seconds)},"
-                f" {number_words(step.rows / step.step_seconds)} tok/s"
+                f"{name}{depth}: {format_seconds(step.step_seconds)},"
+                f" {format_number(step.rows / step.step_seconds)} tok/s"
                 f"  (timing the ops changes that by {step.timing_cost:+.1%})"
             )
         )
@@ -114,17 +114,17 @@ def _count(one: KindProfile | OpProfile) -> str:
 
 def _cells(spent: Spent, step: StepProfile) -> list[str]:
     cells = [
-        seconds_words(spent.seconds),
-        percent_words(spent.seconds / step.timed_step_seconds),
-        percent_words(spent.waiting / spent.seconds) if spent.seconds else "",
+        format_seconds(spent.seconds),
+        format_percent(spent.seconds / step.timed_step_seconds),
+        format_percent(spent.waiting / spent.seconds) if spent.seconds else "",
     ]
     has_bytes, has_products = spent.needs.memory_bytes, spent.needs.products
-    cells.append(f"{number_words(has_bytes / 1e6)} MB" if has_bytes else "")
+    cells.append(f"{format_number(has_bytes / 1e6)} MB" if has_bytes else "")
     cells += (
-        [number_words(spent.bytes_per_second / 1e9), percent_words(spent.bandwidth_share)] if has_bytes else ["", ""]
+        [format_number(spent.bytes_per_second / 1e9), format_percent(spent.bandwidth_share)] if has_bytes else ["", ""]
     )
     cells += (
-        [number_words(spent.products_per_second / 1e9), percent_words(spent.multiply_share)]
+        [format_number(spent.products_per_second / 1e9), format_percent(spent.multiply_share)]
         if has_products
         else ["", ""]
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from llmrun.amounts import format_number, format_seconds
 from llmrun.bench.document import Document, Result
-from llmrun.bench.words import metric_of, metric_unit, number_words, seconds_words
+from llmrun.bench.words import metric_of, metric_unit
 
 _COLUMNS = ("load", "cold", "ttft", "prefill", "tpot", "decode", "e2e", "throughput", "requests")
 
@@ -32,5 +33,5 @@ def figure_words(result: Result, name: str) -> str:
         return ""
     figure = result.figures[name]
     if not metric_of(name).is_speed:
-        return seconds_words(figure.median)
-    return number_words(figure.median)
+        return format_seconds(figure.median)
+    return format_number(figure.median)

@@ -8,18 +8,11 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from llmrun.amounts import counted, format_bandwidth, format_mebibytes, format_number, format_percent, format_seconds
 from llmrun.bench.document import Document
 from llmrun.bench.energy import beside_api
 from llmrun.bench.statistics import MINIMUM_ROUNDS
-from llmrun.bench.words import (
-    memory_words,
-    metric_of,
-    number_words,
-    percent_words,
-    result_names,
-    seconds_words,
-    verdict_sentence,
-)
+from llmrun.bench.words import metric_of, result_names, verdict_sentence
 from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
 from llmrun.cli.output import out
 from llmrun.cli.terminal import columns, visible_line
@@ -68,7 +61,7 @@ def _unjudged(document: Document) -> list[str]:
 
 def _rounds(document: Document) -> str:
     count = max((len(values) for result in document.results for values in result.samples.values()), default=0)
-    return f"{count} round{'s'[: count != 1]}"
+    return counted(count, "round")
 
 
 def _heading(document: Document) -> Text:
@@ -105,7 +98,7 @@ def _speeds_table(document: Document, names: Sequence[str], *, with_bars: bool, 
     if with_memory:
         heads.append("memory")
         for row, result in zip(rows, document.results, strict=True):
-            row.append(Text(memory_words(result.peak_memory) if result.peak_memory else ""))
+            row.append(Text(format_mebibytes(result.peak_memory) if result.peak_memory else ""))
     return table_of(heads, rows)
 
 
@@ -136,16 +129,16 @@ def _limits(document: Document) -> Table | None:
     for name, roofline in found:
         row = [Text(visible_line(name))]
         for share in (roofline.decode_share, roofline.prefill_share):
-            row.append(Text("" if share is None else percent_words(share)))
+            row.append(Text("" if share is None else format_percent(share)))
             row += [Text("" if share is None else bar(share), style="green")] if with_bars else []
         rows.append(row)
     bars = [""] if with_bars else []
     return table_of(
         [
             "of this machine's limits",
-            f"decode\nof {number_words(limits.read_bandwidth / 1e9)} GB/s read",
+            f"decode\nof {format_bandwidth(limits.read_bandwidth)} read",
             *bars,
-            f"prefill\nof {number_words(limits.multiply_rate / 1e9)} G int8 products/s",
+            f"prefill\nof {format_number(limits.multiply_rate / 1e9)} G int8 products/s",
             *bars,
         ],
         rows,
@@ -156,7 +149,7 @@ def _all_figures(document: Document) -> Table:
     rows: list[list[str]] = []
     for name, result in zip(result_names(document), document.results, strict=True):
         for metric, figure in result.figures.items():
-            words = seconds_words if not metric_of(metric).is_speed else number_words
+            words = format_seconds if not metric_of(metric).is_speed else format_number
             tail = ["" if value is None else words(value) for value in (figure.p95, figure.p99)]
             spread = [words(value) for value in (figure.median, figure.mean, figure.stddev)]
             rows.append([visible_line(name), metric_of(metric).words, f"{figure.count:,}", *spread, *tail])
@@ -169,10 +162,10 @@ def _energy_lines(document: Document, api_price: float | None) -> list[str]:
         energy = result.energy
         if energy is None:
             continue
-        joules, watts = number_words(energy.joules_per_token), number_words(energy.watts)
+        joules, watts = format_number(energy.joules_per_token), format_number(energy.watts)
         words = f"{name}: {joules} J a token, {watts} W ({energy.source})"
         if energy.cost_per_million is not None:
-            words += f", {number_words(energy.cost_per_million)} for a million tokens"
+            words += f", {format_number(energy.cost_per_million)} for a million tokens"
             if api_price:
                 words += f". {beside_api(energy.cost_per_million, api_price)[1]}"
         lines.append(words)

@@ -23,7 +23,6 @@ FAILED: Final = "failed"  # an answer that an error ended
 Name = str  # may hold a path that is not UTF-8: "\\udcff" stands for its byte 0xff, here and in the file
 
 _REASONS = frozenset([*FinishReason, FAILED])
-_LARGEST_COUNT = 2**53
 
 
 @dataclass(frozen=True, slots=True)

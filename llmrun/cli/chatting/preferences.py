@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from llmrun.cli.parsing import SAMPLING_SETTINGS
 from llmrun.errors import UsageError
 from llmrun.settings import RULES
 
 Value = int | float | str | list[str]
-Preferences = Mapping[str, Value]  # name -> value; a name that is missing was not set
 
 STOP = "stop"  # texts that end an answer; the only one that is no setting of `settings.py`
 CONTEXT = "ctx_size"  # kept with the conversation, but decided when the model is opened

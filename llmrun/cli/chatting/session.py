@@ -20,7 +20,7 @@ from llmrun.cli.chatting.totals import Totals
 from llmrun.cli.output import out
 from llmrun.cli.parsing import RANDOM_SEEDS, SAMPLING_SETTINGS, chosen_sampling, sampling_value
 from llmrun.cli.prompt import checked_text
-from llmrun.cli.report import Answer, stats_fields, waiting_words
+from llmrun.cli.report import AnsweredRequest, stats_fields, waiting_words
 from llmrun.cli.terminal import shortened, visible_line
 from llmrun.cli.thinking import wanted_thinking
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta
@@ -226,7 +226,7 @@ class Chat:
         )
         self._explain_length(request, finished)
         last = self.conversation.exchanges[-1]
-        done = Answer(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
+        done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
         out.fields(stats_fields(done))
 
     def _stream(self, request: Request) -> Finished | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from llmrun.cli.report import duration
+from llmrun.amounts import format_number, format_seconds_briefly
 from llmrun.types import Timings
 
 
@@ -31,11 +31,12 @@ class Totals:
             f"answers     {len(self.answers)}",
             f"tokens in   {prompts - cached:,} computed, {cached:,} taken over from the turns before",
             f"tokens out  {sum(one.generated_tokens for one in self.answers):,}",
-            f"time        {duration(sum(one.total_s for one in self.answers))}",
-            f"TTFT        {duration(median(one.ttft_s for one in self.answers))} (median)",
+            f"time        {format_seconds_briefly(sum(one.total_s for one in self.answers))}",
+            f"TTFT        {format_seconds_briefly(median(one.ttft_s for one in self.answers))} (median)",
         ]
         if speeds:
-            lines.append(f"decode      {median(speeds):.1f} tok/s, TPOT {duration(median(paces))} (medians)")
+            pace = format_seconds_briefly(median(paces))
+            lines.append(f"decode      {format_number(median(speeds))} tok/s, TPOT {pace} (medians)")
         return lines
 
 

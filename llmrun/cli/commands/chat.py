@@ -1,4 +1,12 @@
-"""`llmrun chat`: a conversation with a model, saved as it goes."""
+"""Talk with a model. /help lists the commands; every conversation is saved as it goes.
+
+From a pipe every line is a turn, and triple quotes begin and end one of several lines.
+
+Examples:
+    llmrun chat
+    llmrun chat qwen3:4b --continue
+    llmrun chat ./file.gguf -s "Be brief."
+"""
 
 from __future__ import annotations
 
@@ -27,9 +35,11 @@ if TYPE_CHECKING:
     from llmrun.cli.open_model import OpenModel
     from llmrun.types import ModelInfo
 
+LISTING = {"place": 10, "aliases": ("run",)}
+
 
 @takes_answer_flags
-def chat(
+def command(
     name: Annotated[
         str | None,
         typer.Argument(
@@ -42,10 +52,6 @@ def chat(
     *,
     flags: AnswerFlags,
 ) -> int:
-    """Talk with a model. /help lists the commands; every conversation is saved as it goes.
-
-    From a pipe every line is a turn, and triple quotes begin and end one of several lines.
-    """
     if name is not None and flags.model is not None:
         raise UsageError("model: given twice: as an argument and as --model")
     flags = flags if name is None else replace(flags, model=name)

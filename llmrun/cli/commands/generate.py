@@ -1,4 +1,10 @@
-"""`llmrun generate`: one prompt, one answer, for a person or a shell script."""
+"""Answer one prompt. The answer goes to stdout, everything else to stderr.
+
+Examples:
+    llmrun generate "Why is the sky blue?"
+    git diff | llmrun generate "What does this change?" -
+    llmrun generate -m qwen3:4b --json --temp 0 "Name a colour."
+"""
 
 from __future__ import annotations
 
@@ -24,9 +30,11 @@ from llmrun.cli.parsing import (
 from llmrun.cli.prompt import checked_text, read_prompt, read_text
 from llmrun.errors import UsageError
 
+LISTING = {"place": 20}
+
 
 @takes_answer_flags
-def generate(
+def command(
     prompt: Annotated[
         list[str] | None,
         typer.Argument(metavar="[PROMPT]...", help="The prompt; `-` stands for standard input."),
@@ -48,7 +56,6 @@ def generate(
     ] = None,
     json_output: options.Json = False,
 ) -> int:
-    """Answer one prompt. The answer goes to stdout, everything else to stderr."""
     settings = flags.settings()
     flags.check_model(settings.model)
     if raw and (flags.system is not None or flags.chat_template is not None or flags.chat_template_kwargs is not None):

@@ -1,4 +1,13 @@
-"""`llmrun bench`: how fast models are here, which setting is faster, and how far that is from the machine's limit."""
+"""Measure how fast models are on this machine.
+
+Prompts of 512 random tokens and answers of 128, or what the flags say. Each value of a list is measured with each
+of the others; all of them take turns, and are compared with the first.
+
+Examples:
+    llmrun bench -m qwen3:4b
+    llmrun bench -m ./a.gguf,./b.gguf -p 128,1024 -t 1-4
+    llmrun bench compare last~1 last --fail-above 5%
+"""
 
 from __future__ import annotations
 
@@ -11,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.amounts import counted
 from llmrun.cli import options
 from llmrun.cli.benching.flags import LISTS, BenchFlags, Knobs, knobs, workloads
-from llmrun.cli.examples import EXAMPLES
 from llmrun.cli.flags import takes_flags
 from llmrun.cli.open_model import SCRIPTED
 from llmrun.cli.output import out
@@ -26,25 +35,20 @@ if TYPE_CHECKING:
     from llmrun.bench.sweep import Configuration, Target
     from llmrun.settings import Settings
 
+LISTING = {"place": 30}
 INTERRUPTED = 130  # 128 + SIGINT
 
-bench = typer.Typer(
+command = typer.Typer(
     cls=CommandGroup,
-    epilog=EXAMPLES["bench"],
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@bench.callback(invoke_without_command=True)
+@command.callback(invoke_without_command=True)
 @takes_flags(BenchFlags)
 def measure(context: typer.Context, *, flags: BenchFlags) -> int:
-    """Measure how fast models are on this machine.
-
-    Prompts of 512 random tokens and answers of 128, or what the flags say. Each value of a list is measured with each
-    of the others; all of them take turns, and are compared with the first.
-    """
     if context.invoked_subcommand is not None:
         return 0
     settings = flags.settings()
@@ -144,8 +148,8 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     _raise_if_empty(outcome)
     for words in warnings_between(system, system_state()):
         out.note(words)
-    command = shlex.join(["llmrun", *sys.argv[1:]])
-    return document(outcome, command=command, system=system, digests=digests, price_kwh=flags.price_kwh)
+    typed = shlex.join(["llmrun", *sys.argv[1:]])
+    return document(outcome, command=typed, system=system, digests=digests, price_kwh=flags.price_kwh)
 
 
 def _raise_if_empty(outcome: Outcome) -> None:
@@ -159,7 +163,7 @@ def _raise_if_empty(outcome: Outcome) -> None:
 
 def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
     from llmrun.bench.history import save
-    from llmrun.cli.benching.showing import show, write_page
+    from llmrun.cli.benching.run_output import show, write_page
 
     try:
         show(found, kind, api_price=flags.compare_price)
@@ -178,10 +182,13 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
     return failed[0].exit_code if failed else 0
 
 
-@bench.command(
+@command.command(
     "history",
     cls=SingleCommand,
-    epilog=EXAMPLES["bench history"],
+    epilog="""\
+llmrun bench history
+llmrun bench history last~1 -o md
+llmrun bench history last --html page.html""",
     short_help="List the runs that were kept, or show one of them.",
 )
 def history(
@@ -199,11 +206,11 @@ def history(
     flags = BenchFlags(output=None if output == "table" else output, json_output=json_output, quiet=quiet)
     flags.settings()
     from llmrun.bench.history import find, load_history
-    from llmrun.cli.benching.showing import show, show_history, write_page
+    from llmrun.cli.benching.run_output import show, show_history, write_page
 
     kept = load_history()
     if kept.damaged:
-        out.note(f"{kept.damaged} line{'s'[: kept.damaged != 1]} of the history cannot be read, and are left out")
+        out.note(f"{counted(kept.damaged, 'line')} of the history cannot be read, and are left out")
     if run is not None:
         found = find(run, kept.documents)
         show(found, flags.format)
@@ -218,10 +225,12 @@ def history(
     return 0
 
 
-@bench.command(
+@command.command(
     "compare",
     cls=SingleCommand,
-    epilog=EXAMPLES["bench compare"],
+    epilog="""\
+llmrun bench compare last~1 last
+llmrun bench compare before.json after.json --fail-above 5%""",
     short_help="Compare two runs, or files of results.",
 )
 def compare(

@@ -1,4 +1,13 @@
-"""`llmrun prune`: what newer downloads have replaced, removed."""
+"""Remove what newer downloads have replaced.
+
+In the cache shared with other Hugging Face tools, that is a revision of a GGUF model that no branch points at any
+more, where the newer one is here too; bytes that belong to no model; and downloads that nobody went on with for a
+week. Repositories without a GGUF model are left alone unless they are named.
+
+Examples:
+    llmrun prune --dry-run
+    llmrun prune org/repo
+"""
 
 from __future__ import annotations
 
@@ -6,30 +15,25 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.amounts import bytes_in_words
+from llmrun.amounts import format_bytes
 from llmrun.cli import options
 from llmrun.cli.output import out
-from llmrun.cli.rm import DryRun
 from llmrun.errors import LlmrunError
 from llmrun.settings import load_settings
 
+LISTING = {"place": 100}
 
-def prune(
+
+def command(
     repositories: Annotated[
         list[str] | None,
         typer.Argument(metavar="[OWNER/NAME]...", help="Only these, whatever kind of model they hold."),
     ] = None,
-    dry_run: DryRun = False,
+    dry_run: options.DryRun = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Remove what newer downloads have replaced.
-
-    In the cache shared with other Hugging Face tools, that is a revision of a GGUF model that no branch points at any
-    more, where the newer one is here too; bytes that belong to no model; and downloads that nobody went on with for a
-    week. Repositories without a GGUF model are left alone unless they are named.
-    """
     del debug
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
@@ -51,11 +55,11 @@ def prune(
         files = [str(path) for path in (*planned.links, *planned.blobs)]
         told.append({"name": planned.name, "freed_bytes": freed, "files": files})
         if not json_output:
-            out.lines([f"{planned.name}: {bytes_in_words(freed)}"])
+            out.lines([f"{planned.name}: {format_bytes(freed)}"])
     if json_output:
         out.json({"dry_run": dry_run, "pruned": told, "freed_bytes": total})
     elif not told and not exit_code:
         out.lines(["Nothing to prune."])
     else:
-        out.lines([f"{bytes_in_words(total)} {'would be' if dry_run else 'were'} freed"])
+        out.lines([f"{format_bytes(total)} {'would be' if dry_run else 'were'} freed"])
     return exit_code

@@ -1,4 +1,11 @@
-"""`llmrun rm`: models taken off this machine."""
+"""Remove models from this machine.
+
+Nothing is asked. What another revision or another name still needs stays, and so does a model that is in use.
+
+Examples:
+    llmrun rm qwen3:4b hf:org/repo:Q8_0
+    llmrun rm --dry-run qwen3:4b
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.amounts import bytes_in_words
+from llmrun.amounts import format_bytes
 from llmrun.cli import options
 from llmrun.cli.output import out
 from llmrun.errors import LlmrunError, ModelNotFound
@@ -17,20 +24,16 @@ if TYPE_CHECKING:
     from llmrun.hub.partials import Partial
     from llmrun.hub.removal import Removal
 
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be removed, and remove nothing.")]
+LISTING = {"place": 80}
 
 
-def remove(
+def command(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As llmrun list shows them.")],
-    dry_run: DryRun = False,
+    dry_run: options.DryRun = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Remove models from this machine.
-
-    Nothing is asked. What another revision or another name still needs stays, and so does a model that is in use.
-    """
     del debug
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
@@ -60,7 +63,7 @@ def remove(
             out.note(note)
         if not json_output:
             verb, would = ("would be removed", "would be") if dry_run else ("removed", "were")
-            out.lines([f"{planned.name}: {verb}; {bytes_in_words(freed)} {would} freed"])
+            out.lines([f"{planned.name}: {verb}; {format_bytes(freed)} {would} freed"])
     if json_output:
         out.json({"dry_run": dry_run, "models": told, "freed_bytes": sum(each.get("freed_bytes", 0) for each in told)})
     return exit_code

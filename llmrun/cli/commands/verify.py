@@ -1,4 +1,12 @@
-"""`llmrun verify`: are the models on this machine the bytes that were promised."""
+"""Check that models are whole and unchanged.
+
+Every byte is read: the sha256 must be the one that was promised, the header must be sound, and no block of weights
+may be scaled by something that is not a number.
+
+Examples:
+    llmrun verify
+    llmrun verify ./file.gguf
+"""
 
 from __future__ import annotations
 
@@ -17,8 +25,10 @@ if TYPE_CHECKING:
     from llmrun.hub.model import Expected
     from llmrun.hub.verification import Verdict
 
+LISTING = {"place": 90}
 
-def verify(
+
+def command(
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NAME]...", help="As llmrun list shows them, or .gguf files; none: all."),
@@ -27,11 +37,6 @@ def verify(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Check that models are whole and unchanged.
-
-    Every byte is read: the sha256 must be the one that was promised, the header must be sound, and no block of weights
-    may be scaled by something that is not a number.
-    """
     del debug
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color

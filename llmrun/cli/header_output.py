@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmrun.amounts import bytes_in_words, counted
+from llmrun.amounts import counted, format_bytes
 from llmrun.archs.parts.tensors import common_type, parameter_count
 from llmrun.cli.columns import aligned, beside
 from llmrun.cli.output import out
@@ -148,7 +148,7 @@ def _templates(file: GGUFFile) -> dict[str, str]:
 
 def _types(file: GGUFFile) -> list[tuple[str, str, str]]:
     """(type, how many tensors, how many bytes), the most bytes first."""
-    return [(kind, f"{count:,}", bytes_in_words(size)) for kind, (count, size) in _by_type(file).items()]
+    return [(kind, f"{count:,}", format_bytes(size)) for kind, (count, size) in _by_type(file).items()]
 
 
 def _by_type(file: GGUFFile) -> dict[str, tuple[int, int]]:

@@ -1,11 +1,19 @@
-"""`llmrun list`: the models on this machine, whoever fetched them."""
+"""List the models on this machine.
+
+Those that llmrun and other Hugging Face tools fetched, and those of Ollama and LM Studio, which are used where they
+are. Every name can be given to -m, show, rm and verify.
+
+Examples:
+    llmrun list
+    llmrun list --json
+"""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any
 
-from llmrun.amounts import age_in_words, bytes_in_words, counted, tokens_in_words
+from llmrun.amounts import counted, format_age, format_bytes, format_tokens
 from llmrun.cli import options
 from llmrun.cli.output import out
 from llmrun.settings import load_settings
@@ -15,17 +23,13 @@ if TYPE_CHECKING:
     from llmrun.hub.inventory import Model
     from llmrun.hub.partials import Partial
 
+LISTING = {"place": 60, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
 _RIGHT = ("SIZE", "CONTEXT")
 _DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # where the terminal is narrow; most names tell the second
 
 
-def list_models(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
-    """List the models on this machine.
-
-    Those that llmrun and other Hugging Face tools fetched, and those of Ollama and LM Studio, which are used where they
-    are. Every name can be given to -m, show, rm and verify.
-    """
+def command(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
     del debug
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
@@ -61,7 +65,7 @@ def _show(described: list[tuple[Model, Glance, str]], begun: list[Partial], tota
         rows = narrowed(_HEADER, [_row(*each, now) for each in described], _RIGHT, _DROPPABLE)
         out.lines(rows[:1], dim=True)
         out.lines(rows[1:])
-        out.lines([f"{counted(len(described), 'model')}, {bytes_in_words(total)}"], dim=True)
+        out.lines([f"{counted(len(described), 'model')}, {format_bytes(total)}"], dim=True)
     for each in begun:
         out.lines([_begun(each)])
     old = [model for model, _, _ in described if not model.current]
@@ -76,18 +80,18 @@ def _row(model: Model, facts: Glance, problem: str, now: float) -> tuple[str, ..
 
     return (
         model.name,
-        bytes_in_words(model.size),
+        format_bytes(model.size),
         quantization(model, facts),
         "damaged" if problem else facts.architecture,
-        tokens_in_words(facts.context),
-        age_in_words(model.used, now) if model.used else "never",
+        format_tokens(facts.context),
+        format_age(model.used, now) if model.used else "never",
     )
 
 
 def _begun(partial: Partial) -> str:
-    how_far = f"{bytes_in_words(partial.done)} of a download"
+    how_far = f"{format_bytes(partial.done)} of a download"
     if partial.total:
-        how_far = f"{partial.done / partial.total:.0%} of {bytes_in_words(partial.total)}"
+        how_far = f"{partial.done / partial.total:.0%} of {format_bytes(partial.total)}"
     return f"{partial.name}: {how_far}; pulling it again goes on from there"
 
 

@@ -1,4 +1,13 @@
-"""`llmrun fit`: does a model fit this machine, and how fast will it be, before anything is downloaded."""
+"""Tell whether models fit this machine, and how fast they will be.
+
+Of a model that is not here only the header is fetched. A name that leaves the quantization open is told for all of
+them, the best choice marked. Memory is the sum of weights, KV cache and scratch; speeds are what this machine was
+measured at, a few seconds once, applied to what the model needs.
+
+Examples:
+    llmrun fit qwen3:8b
+    llmrun fit hf:org/repo -c 32768 --kv-type q8_0
+"""
 
 from __future__ import annotations
 
@@ -7,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from llmrun.amounts import bytes_in_words
+from llmrun.amounts import format_bytes
 from llmrun.cli import options
 from llmrun.cli.messages import message_for
 from llmrun.cli.output import out
@@ -23,12 +32,12 @@ if TYPE_CHECKING:
     from llmrun.hub.model import Wanted
     from llmrun.settings import Settings
 
-
+LISTING = {"place": 40}
 _NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "ON GPU", "TTFT", "TOK/S")
 _DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # where the terminal is narrow
 
 
-def fit(
+def command(
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL...", help="Names, hf:OWNER/NAME[:QUANT], URLs or .gguf files.")
     ],
@@ -48,12 +57,6 @@ def fit(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Tell whether models fit this machine, and how fast they will be.
-
-    Of a model that is not here only the header is fetched. A name that leaves the quantization open is told for all of
-    them, the best choice marked. Memory is the sum of weights, KV cache and scratch; speeds are what this machine was
-    measured at, a few seconds once, applied to what the model needs.
-    """
     del debug
     given = {"offline": offline, "quiet": quiet, "ctx_size": ctx_size, "kv_type": kv_type, "threads": threads}
     settings = load_settings({name: value for name, value in given.items() if value not in (None, False)})
@@ -203,11 +206,11 @@ def _cells(row: _Named, is_best: bool) -> dict[str, str]:
         "": "*" if is_best else "",
         "MODEL": row.name,
         "QUANT": row.quantization,
-        "FILE": bytes_in_words(one.file_bytes),
-        "MEMORY": bytes_in_words(one.needed),
-        "WEIGHTS": bytes_in_words(one.footprint.weights),
-        "KV": bytes_in_words(one.footprint.cache.of(one.context)),
-        "SCRATCH": bytes_in_words(one.footprint.scratch + one.footprint.vocabulary),
+        "FILE": format_bytes(one.file_bytes),
+        "MEMORY": format_bytes(one.needed),
+        "WEIGHTS": format_bytes(one.footprint.weights),
+        "KV": format_bytes(one.footprint.cache.of(one.context)),
+        "SCRATCH": format_bytes(one.footprint.scratch + one.footprint.vocabulary),
         "ON GPU": f"{one.gpu_layers} of {one.layers}",
         "TTFT": f"{speed.ttft_s:.2f} s" if speed else "",
         "TOK/S": f"{speed.decode_per_second:.0f}" if speed else "",
@@ -219,7 +222,7 @@ def _verdict(one: Fit, is_best: bool) -> str:
     from llmrun.backends.fitting import FLUENT
 
     if one.memory is not None and not one.in_memory:
-        over = bytes_in_words(one.needed - one.memory)
+        over = format_bytes(one.needed - one.memory)
         return f"{over} of it from the disk: slow" if one.fits else f"too big by {over}"
     words = "fits"
     if one.gpu_layers:
@@ -234,8 +237,8 @@ def _verdict(one: Fit, is_best: bool) -> str:
 def _heading(asked: _Asked, one: Fit) -> list[str]:
     """What the figures are for, and what there is."""
     found = asked.resources
-    memory = f"{bytes_in_words(found.memory)} of memory are free" if found.memory is not None else "free memory unknown"
-    gpus = [f"{gpu['description']}: {bytes_in_words(gpu['free'])} free" for gpu in found.gpus]
+    memory = f"{format_bytes(found.memory)} of memory are free" if found.memory is not None else "free memory unknown"
+    gpus = [f"{gpu['description']}: {format_bytes(gpu['free'])} free" for gpu in found.gpus]
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
     lines = [
         "here  " + ", ".join([memory, *gpus, threads]),

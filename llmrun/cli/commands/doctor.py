@@ -1,4 +1,11 @@
-"""`llmrun doctor`: what this machine can do, whether everything works, and what to do where it does not."""
+"""Look at this machine: what works, and what to do where something does not.
+
+Exit code 1 when something is broken that llmrun needs; what is missing but not needed is a note.
+
+Examples:
+    llmrun doctor
+    llmrun doctor --offline --json
+"""
 
 from __future__ import annotations
 
@@ -9,6 +16,8 @@ from llmrun.cli.flags import takes_flags
 from llmrun.cli.output import out
 from llmrun.errors import UsageError
 from llmrun.settings import Settings, load_settings
+
+LISTING = {"place": 110}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +43,10 @@ class DoctorFlags:
 
 
 @takes_flags(DoctorFlags)
-def doctor(*, flags: DoctorFlags) -> int:
-    """Look at this machine: what works, and what to do where something does not.
-
-    Exit code 1 when something is broken that llmrun needs; what is missing but not needed is a note.
-    """
+def command(*, flags: DoctorFlags) -> int:
     settings = flags.settings()
-    from llmrun.cli.doctoring.showing import show, show_json
-    from llmrun.cli.doctoring.terminal import look_at_terminal
+    from llmrun.cli.doctoring.report_output import show, show_json
+    from llmrun.cli.doctoring.terminal_check import look_at_terminal
     from llmrun.cli.living import LiveReporter
     from llmrun.doctor.examine import examine
     from llmrun.doctor.machine import Machine

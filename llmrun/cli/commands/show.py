@@ -1,4 +1,12 @@
-"""`llmrun show`: what a model is, read from its header."""
+"""Show what a model is, without running it.
+
+What its file says of the architecture, the tensors, the tokenizer, sampling, the chat template and the licence, and
+what the catalogue says. Of a model that is not here only the header is fetched.
+
+Examples:
+    llmrun show qwen3:4b
+    llmrun show ./file.gguf --template
+"""
 
 from __future__ import annotations
 
@@ -16,8 +24,10 @@ if TYPE_CHECKING:
     from llmrun.hub.catalog import CatalogEntry
     from llmrun.hub.model import Wanted
 
+LISTING = {"place": 70}
 
-def show(
+
+def command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A model, here or on the Hub, or a .gguf file.")],
     template: Annotated[bool, typer.Option("--template", help="The chat template alone.")] = False,
     metadata: Annotated[bool, typer.Option("--metadata", help="Every key of the file.")] = False,
@@ -27,11 +37,6 @@ def show(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Show what a model is, without running it.
-
-    What its file says of the architecture, the tensors, the tokenizer, sampling, the chat template and the licence, and
-    what the catalogue says. Of a model that is not here only the header is fetched.
-    """
     del debug
     settings = load_settings({"quiet": quiet or None, "offline": offline or None})
     out.quiet, out.color = settings.quiet, settings.color
@@ -83,27 +88,27 @@ def show_file(file: GGUFFile, name: str, entry: CatalogEntry | None, *, part: st
 
     part  "--template", "--metadata" or "--tensors": this alone
     """
-    from llmrun.cli import showing
+    from llmrun.cli import header_output
 
     match part:
         case "--template":
             _show_template(file, name)
         case "--metadata" if as_json:
-            out.json(showing.metadata_as_json(file))
+            out.json(header_output.metadata_as_json(file))
         case "--metadata":
-            out.lines(showing.metadata_lines(file))
+            out.lines(header_output.metadata_lines(file))
         case "--tensors" if as_json:
-            out.json({"tensors": showing.tensors_as_json(file)})
+            out.json({"tensors": header_output.tensors_as_json(file)})
         case "--tensors":
-            out.lines(showing.tensor_lines(file))
+            out.lines(header_output.tensor_lines(file))
         case _ if as_json:
-            out.json(showing.as_json(file, name, entry))
+            out.json(header_output.as_json(file, name, entry))
         case _:
-            showing.show_all(file, name, entry)
+            header_output.show_all(file, name, entry)
 
 
 def _show_template(file: GGUFFile, name: str) -> None:
-    from llmrun.cli.showing import TEMPLATE
+    from llmrun.cli.header_output import TEMPLATE
 
     text = file.string(TEMPLATE, "")
     if not text:

@@ -1,4 +1,13 @@
-"""`llmrun pull`: fetch models, so that they are here when they are needed; write down and fetch exact versions."""
+"""Fetch models. Their paths go to stdout, everything else to stderr.
+
+What an earlier pull left is gone on with; what is here is not fetched again. Without names, all models of the
+llmrun.lock in this folder are fetched, exactly as it says.
+
+Examples:
+    llmrun pull qwen3:4b hf:org/repo:Q5_K_M
+    llmrun pull --dry-run qwen3:4b
+    llmrun pull --lock qwen3:4b
+"""
 
 from __future__ import annotations
 
@@ -10,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from llmrun.amounts import bytes_in_words
+from llmrun.amounts import format_bytes, format_seconds
 from llmrun.cli import options
 from llmrun.cli.messages import message_for
 from llmrun.cli.output import out
-from llmrun.cli.progress import HubReporter, duration_words
+from llmrun.cli.progress import HubReporter
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.settings import load_settings
 
@@ -22,11 +31,12 @@ if TYPE_CHECKING:
     from llmrun.hub.model import Artifact
     from llmrun.hub.pulling import Pull
 
+LISTING = {"place": 50}
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
-def pull(
+def command(
     models: Annotated[
         list[str] | None,
         typer.Argument(metavar="[MODEL]...", help="Names, hf:OWNER/NAME[:QUANT], URLs.  [default: llmrun.lock's]"),
@@ -50,11 +60,6 @@ def pull(
         bool, typer.Option("--json", help="Print one JSON object a model instead of paths.")
     ] = False,
 ) -> int:
-    """Fetch models. Their paths go to stdout, everything else to stderr.
-
-    What an earlier pull left is gone on with; what is here is not fetched again. Without names, all models of the
-    llmrun.lock in this folder are fetched, exactly as it says.
-    """
     del debug  # main() looks for it
     given = {name: True for name, value in (("offline", offline), ("quiet", quiet)) if value}
     settings = load_settings(given)
@@ -63,14 +68,14 @@ def pull(
         raise UsageError("--locked: the lock says which revision: not with --lock or --revision")
     if revision is not None and not models:
         raise UsageError("--revision: of which model?")
-    asked = _Asked(
+    asked = _PullFlags(
         tuple(dict.fromkeys(models or ())), revision, lock, locked, dry_run, anyway, settings.offline, json_output
     )
     return _Pulling(asked).run()
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PullFlags:
     """What was typed."""
 
     names: tuple[str, ...]
@@ -86,7 +91,7 @@ class _Asked:
 class _Pulling:
     """One run: plan all, look for room, then fetch one after the other. What fails does not keep the others."""
 
-    def __init__(self, asked: _Asked) -> None:
+    def __init__(self, asked: _PullFlags) -> None:
         from llmrun.hub.lockfile import LOCK
 
         self.asked = asked
@@ -106,7 +111,7 @@ class _Pulling:
         fetching = [planned for planned in pulls if planned.here is None]
         if len(fetching) > 1:
             total = sum(planned.pinned.size for planned in fetching if planned.pinned)
-            out.fields([f"together {bytes_in_words(total)} in {len(fetching)} models"])
+            out.fields([f"together {format_bytes(total)} in {len(fetching)} models"])
         if not self.asked.anyway:
             fetching = [planned for planned in fetching if self._trying(planned.name, _memory_checked, planned)]
         require_room(fetching)
@@ -188,9 +193,8 @@ class _Pulling:
         fetched = planned.here is None and planned.pinned is not None and held < planned.pinned.size
         if fetched and planned.pinned is not None:
             size = planned.pinned.size
-            speed = f"{bytes_in_words((size - held) / seconds)}/s"
-            took = f"{seconds:.1f} s" if seconds < 60 else duration_words(seconds)
-            out.fields([planned.name, f"{bytes_in_words(size)} in {took}", speed])
+            speed = f"{format_bytes((size - held) / seconds)}/s"
+            out.fields([planned.name, f"{format_bytes(size)} in {format_seconds(seconds)}", speed])
         if self.asked.as_json:
             body = _described(planned, "fetched" if fetched else "present", path)
             out.json(body | ({"seconds": round(seconds, 3)} if fetched else {}))
@@ -221,11 +225,11 @@ def _plan_fields(planned: Pull) -> list[str]:
     artifact = planned.pinned
     if planned.here is not None or artifact is None:
         return [planned.name, "already here"]
-    fields = [planned.name, bytes_in_words(artifact.size)]
+    fields = [planned.name, format_bytes(artifact.size)]
     if len(artifact.files) > 1:
         fields += [f"{len(artifact.files)} files"]
     if held := bytes_here(artifact):
-        fields += [f"{bytes_in_words(held)} of it here already"]
+        fields += [f"{format_bytes(held)} of it here already"]
     fields += [str(artifact.source)]
     entry = planned.wanted.entry if planned.wanted is not None else None
     return [*fields, entry.license] if entry is not None else fields

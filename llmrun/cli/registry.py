@@ -1,0 +1,104 @@
+"""The commands: one for each file in `commands/`, which has the command's name.
+
+A command's module is imported only when that command is run: `llmrun list` does not pay for `bench`, and `--help` pays
+for none of them (30 ms of 160). What the list of commands shows is therefore read from the text of the files, at 1 ms
+for all of them. docs/adding-a-command.md describes such a file.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import typer
+
+from llmrun.cli.usage import CommandGroup, SingleCommand
+
+_FOLDER = Path(__file__).with_name("commands")
+_DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
+_LISTING = re.compile(r"^LISTING = (\{.*\})$", re.MULTILINE)
+_LAST = 1000  # place of a command that does not say where it belongs
+
+
+class Page(NamedTuple):
+    """What a command's file says about the command.
+
+    help      paragraphs; the first sentence is the command's line in `llmrun --help`
+    examples  a line each
+    place     where `llmrun --help` lists it: ascending
+    aliases   other names for it
+    """
+
+    help: str
+    examples: str
+    place: int
+    aliases: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        first, period, _ = " ".join(self.help.partition("\n\n")[0].split()).partition(". ")
+        return first + period.rstrip()
+
+
+class Commands(CommandGroup):
+    """The group of all commands, none of them imported yet."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        names: dict[str, Any] = dict.fromkeys(command_names())
+        self.commands = names  # for "did you mean"
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        del ctx
+        name = cmd_name if cmd_name in self.commands else aliases().get(cmd_name)
+        return name and load(name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        del ctx
+        pages = {name: page_of(name) for name in self.commands}
+        with formatter.section("Commands"):
+            ordered = sorted(pages, key=lambda name: pages[name].place)
+            formatter.write_dl([(name, pages[name].summary) for name in ordered])
+
+
+def command_names() -> list[str]:
+    """The names of all commands, in alphabetical order."""
+    return sorted(path.stem for path in _FOLDER.glob("[!_]*.py"))
+
+
+def aliases() -> dict[str, str]:
+    """The commands' other names, each with the command it stands for."""
+    return {alias: name for name in command_names() for alias in page_of(name).aliases}
+
+
+def page_of(name: str) -> Page:
+    """Read what a command's file says about it, without importing the file."""
+    source = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    docstring = _DOCSTRING.match(source)
+    assert docstring is not None, f"commands/{name}.py has no docstring"
+    listing = _LISTING.search(source)
+    values = ast.literal_eval(listing[1]) if listing else {}
+    text, _, examples = docstring[1].partition("\nExamples:\n")
+    return Page(
+        text.strip(),
+        inspect.cleandoc(examples),
+        values.get("place", _LAST),
+        values.get("aliases", ()),
+    )
+
+
+def load(name: str) -> Any:
+    """Import a command and make it ready to be invoked."""
+    made = import_module(f"llmrun.cli.commands.{name}").command
+    if not isinstance(made, typer.Typer):
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(cls=SingleCommand)(made)
+        made = alone
+    command = typer.main.get_command(made)
+    page = page_of(name)
+    command.name, command.help, command.epilog = name, page.help, page.examples
+    return command

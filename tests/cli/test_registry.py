@@ -1,0 +1,97 @@
+"""The commands, as their files describe them."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.cli import registry
+from llmrun.cli.registry import aliases, command_names, load, page_of
+from tests.support.cli.commands import llmrun
+
+COMMANDS = command_names()
+
+
+def stderr_of(*arguments: str) -> str:
+    done = llmrun(*arguments)
+    assert done.returncode == 2
+    return done.stderr.decode()
+
+
+def test_the_help_lists_the_commands_in_their_order() -> None:
+    listed = llmrun("--help").stdout.decode().partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "] == [
+        "chat",
+        "generate",
+        "bench",
+        "fit",
+        "pull",
+        "list",
+        "show",
+        "rm",
+        "verify",
+        "prune",
+        "doctor",
+    ]
+    assert listed[0] == "  chat      Talk with a model."
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_text_of_a_file_says_what_its_module_says(name: str) -> None:
+    """What is read without importing a command is what Python reads."""
+    module, page = import_module(f"llmrun.cli.commands.{name}"), page_of(name)
+    text, _, examples = inspect.cleandoc(module.__doc__ or "").partition("\n\nExamples:\n")
+    assert (page.help, page.examples) == (text, inspect.cleandoc(examples))
+    assert {"place": page.place, **({"aliases": page.aliases} if page.aliases else {})} == module.LISTING
+    assert load(name).name == name
+    assert load(name).get_short_help_str(1000) == page.summary
+
+
+def test_commands_have_places_of_their_own() -> None:
+    assert len({page_of(name).place for name in COMMANDS}) == len(COMMANDS)
+
+
+def test_misspelled_commands_get_a_suggestion() -> None:
+    assert "did you mean 'verify'?" in stderr_of("verfy")
+
+
+def test_aliases_run_their_commands() -> None:
+    assert aliases().items() >= {("ls", "list"), ("run", "chat")}
+    assert llmrun("ls", "--help").stdout == llmrun("list", "--help").stdout.replace(b"llmrun list [", b"llmrun ls [")
+
+
+def test_a_new_file_is_a_new_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a listing it comes last and has no aliases; private modules are no commands."""
+    last = max(page_of(name).place for name in COMMANDS)
+    (tmp_path / "where.py").write_text('"""Print the\nfolders. And\n\nmore."""\n', encoding="utf-8")
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.setattr(registry, "_FOLDER", tmp_path)
+    assert command_names() == ["where"]
+    page = page_of("where")
+    assert (page.summary, page.examples, page.aliases) == ("Print the folders.", "", ())
+    assert page.place > last
+
+
+def every_command() -> list[tuple[list[str], Any]]:
+    """Every command, those below `bench` too, with the words that call it."""
+    commands = [([name], load(name)) for name in COMMANDS]
+    return commands + [
+        ([*words, name], below) for words, group in commands for name, below in getattr(group, "commands", {}).items()
+    ]
+
+
+@pytest.mark.parametrize(("words", "command"), every_command(), ids=[" ".join(words) for words, _ in every_command()])
+def test_help_ends_with_examples_that_can_be_typed(words: list[str], command: Any) -> None:
+    assert command.epilog
+    shown = command.get_help(command.make_context(" ".join(words), [], resilient_parsing=True))
+    assert shown.endswith("Examples:\n" + "\n".join(f"  {line}" for line in command.epilog.splitlines()))
+    for example in command.epilog.splitlines():
+        typed = shlex.split(example.rpartition("| ")[2])
+        assert typed[: 1 + len(words)] == ["llmrun", *words]
+        if typed[2:3] != ["compare"] or words[1:]:  # else it is an example of the command below
+            command.make_context(" ".join(words), typed[1 + len(words) :]).close()  # parsed, not run
