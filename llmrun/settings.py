@@ -1,4 +1,4 @@
-"""What the user wants when no flag says otherwise, and where llmrun keeps its files.
+"""What the user wants when no flag says otherwise.
 
 A value is looked for in this order: the flag, the environment (`LLMRUN_THREADS`), `config.toml`
 (`threads = 4`), the default. A key of a wrong name, type or range is refused where it stands, so that no typing
@@ -12,16 +12,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from llmrun.backends.base import AUTO, KV_TYPES
+from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.errors import UsageError
-
-if TYPE_CHECKING:
-    from platformdirs import PlatformDirs
+from llmrun.folders import config_file
 
 PREFIX = "LLMRUN_"
-BACKENDS = ("auto", "cpu", "llama")
-KV_TYPES = ("f16", "q8_0")
 
 # Variables that are not settings: folders, a key, and switches for one run that have no place in a file.
 NOT_SETTINGS = frozenset(
@@ -109,7 +107,7 @@ class Settings:
     """The defaults of a run. None means "not said": the model's own value, or the machine's, is taken."""
 
     model: str = _setting("smollm2:135m", str)
-    backend: str = _setting("auto", str, choices=BACKENDS, hidden=("scripted",))
+    backend: str = _setting(AUTO, str, choices=CHOICES, hidden=HIDDEN_CHOICES)
     threads: int | None = _setting(None, int, minimum=1, maximum=1024)
     gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
@@ -203,34 +201,3 @@ def _unknown(where: str, name: str, known: list[str]) -> UsageError:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(known)
     return UsageError(f"{where}: {name}: no such setting", hint=hint)
-
-
-def cache_folder() -> Path:
-    """Files that can be made again (`kernels/`). LLMRUN_CACHE_DIR moves it. Not created."""
-    return _named_path("LLMRUN_CACHE_DIR") or _platform().user_cache_path
-
-
-def data_folder() -> Path:
-    """Files worth keeping (`models/`). LLMRUN_DATA_DIR moves it. Not created."""
-    return _named_path("LLMRUN_DATA_DIR") or _platform().user_data_path
-
-
-def config_file() -> Path:
-    """`config.toml`, which need not exist. LLMRUN_CONFIG names another file, which must."""
-    return _named_path("LLMRUN_CONFIG") or _platform().user_config_path / "config.toml"
-
-
-def _named_path(variable: str) -> Path | None:
-    text = os.environ.get(variable)
-    if not text:
-        return None
-    try:
-        return Path(text).expanduser().absolute()
-    except RuntimeError as error:
-        raise UsageError(f"environment: {variable}: {text!r} names a home folder that does not exist") from error
-
-
-def _platform() -> PlatformDirs:
-    from platformdirs import PlatformDirs
-
-    return PlatformDirs("llmrun", appauthor=False)

@@ -44,7 +44,7 @@ class ModelInfo:
     train_context: int  # tokens the model was trained for
     context_size: int  # tokens one sequence may hold in this session
     max_sequences: int
-    backend: str  # "cpu", "llama", "scripted", "remote"
+    backend: str  # its name in the registry (backends/registry.py), or "remote"
     device: str  # "2 threads, avx512vnni"; of a remote model its host
     threads: int  # 0: not ours to say
     gpu_layers: str = ""  # "20/33": how many of its layers a GPU runs; empty: none

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from llmrun import settings
 from llmrun.errors import UsageError
-from llmrun.settings import Settings, cache_folder, config_file, data_folder, load_settings
+from llmrun.folders import cache_folder, config_file, data_folder
+from llmrun.settings import Settings, load_settings
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -10,6 +12,49 @@ if TYPE_CHECKING:
 
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import Batch, ModelInfo
+
+AUTO: Final = "auto"  # the best backend, or as many layers on GPUs as fit
+KV_TYPES: Final = ("f16", "q8_0")
+
+Progress = Callable[[str, float], None]  # (what is being done, fraction done)
+
+
+def _explain_to_nobody(words: str) -> None:
+    """Drop the explanation."""
+
+
+def _do_nothing() -> None:
+    """There is no other work."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """How to open a model. Made once, by whoever read the flags, and handed as it is to the backend.
+
+    backend        a name in the registry, or "auto"
+    context_size   tokens that one sequence may hold; None: what fits (context_size.py)
+    max_sequences  that the KV cache holds at once
+    threads        None: one per physical core
+    kv_type        precision of the KV cache, one of KV_TYPES
+    gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; for backends that use GPUs
+    progress       is told how far loading, or compiling, has come
+    explain        is told in a few words which backend "auto" chose, and why
+    meanwhile      other work, which a backend may call while it reads weights: there it costs no time
+    """
+
+    backend: str = AUTO
+    context_size: int | None = None
+    max_sequences: int = 1
+    threads: int | None = None
+    kv_type: str = "f16"
+    gpu_layers: int | str = AUTO
+    progress: Progress | None = None
+    explain: Callable[[str], None] = _explain_to_nobody
+    meanwhile: Callable[[], None] = _do_nothing
+
+    def without_gpus(self) -> OpenOptions:
+        """The same options with no layer on a GPU."""
+        return replace(self, gpu_layers=0)
 
 
 class KVCache(Protocol):

@@ -1,6 +1,6 @@
 """Whether a model fits this machine, and how fast it would be, by its header alone: nothing is fetched or loaded.
 
-The backend is the one that `auto` would choose (select.py), and the sums are those that it is opened by.
+The backend is the one that `auto` would choose (select.py), and the sums are those that it opens the model by.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from llmrun.archs.parts.tensors import common_type, parameter_count
-from llmrun.archs.registry import plan_of_header
-from llmrun.backends.llama.footprint import footprint_on_llama
-from llmrun.backends.llama.gpu_layers import cache_by_context, layer_sizes, layers_that_fit
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.registry import BACKENDS
 from llmrun.errors import UnsupportedModel
 from llmrun.machine.cpu_count import default_threads
 from llmrun.machine.free_memory import free_memory
@@ -20,9 +19,9 @@ from llmrun.machine.free_memory import free_memory
 if TYPE_CHECKING:
     from llmrun.backends.cpu.speeds.forecast import Forecast
     from llmrun.backends.cpu.speeds.machine import Speeds
+    from llmrun.backends.registry import Entry
     from llmrun.backends.sizing.footprint import Footprint
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.plan.plan import Plan
 
 DEFAULT_CONTEXT: Final = 4096  # tokens that sizes are told for when nobody says: a chat of some length
 DEFAULT_PROMPT: Final = 512
@@ -38,8 +37,8 @@ class Resources:
     """What there is to run a model.
 
     memory   bytes that are free; None: the system does not say
-    gpus     description, bytes `free` and `total` of each that llama.cpp can use
-    threads  of our own engine
+    gpus     description, bytes `free` and `total` of each that a backend can use
+    threads  of the CPU
     speeds   None: nobody wants to know how fast
     """
 
@@ -50,22 +49,21 @@ class Resources:
 
     @classmethod
     def of_this_machine(cls, *, threads: int | None = None, speeds: Speeds | None = None) -> Resources:
-        """What is free now. Starts llama.cpp where it can use GPUs."""
-        from llmrun.backends.llama.probe import usable_gpus
-
-        return cls(free_memory(), usable_gpus(), threads or default_threads(), speeds)
+        """Return what is free now. The GPUs are those of the first backend that can use any; it may be started."""
+        seen = (support.memory() for entry in BACKENDS if (support := entry.kind().gpus) is not None)
+        return cls(free_memory(), next(filter(None, seen), []), threads or default_threads(), speeds)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """One model on one machine.
 
-    backend     that would run it: "cpu" or "llama"
+    backend     that would run it, by its name in the registry
     bits        a weight, as the file has them
     context     tokens that the sums are for; the model was trained for `trained_context`, 0 where it does not say
     memory      bytes free for it; None: the system does not say
     gpu_layers  that would be offloaded, the output layer counted, of `layers`
-    forecast    None where nobody knows: llama.cpp runs it, or a type of weight is not measured
+    forecast    None if unknown: the backend has none, or a type of weight is not measured
     """
 
     architecture: str
@@ -112,7 +110,7 @@ def fit_of(
     kv_type: str = "f16",
     prompt: int = DEFAULT_PROMPT,
 ) -> Fit:
-    """Of the model whose header this is: no tensor is read.
+    """Size up the model whose header this is: no tensor is read.
 
     context  tokens; None: DEFAULT_CONTEXT, or what the model was trained for if that is less
     Raises BadGGUF for metadata that cannot be.
@@ -120,23 +118,30 @@ def fit_of(
     architecture = file.string("general.architecture")
     trained = file.integer(f"{architecture}.context_length", 0, minimum=0)
     context = context or min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
+    options = OpenOptions(context_size=context, kv_type=kv_type, threads=resources.threads)
     parameters = parameter_count(file)
-    gpu_layers, layers = _on_gpus(file, resources, context, kv_type)
-    plan = None if gpu_layers else _plan_of(file)
+    on_gpus, gpu_layers, layers = _on_gpus(file, options, resources)
+    forecast = None
+    if on_gpus is not None:
+        backend, footprint = on_gpus, on_gpus.kind().footprint(file, options)
+    else:
+        backend, footprint = _on_cpu(file, options)
+        if resources.speeds is not None:
+            forecast = backend.kind().forecast(file, options, resources.speeds, prompt)
     return Fit(
         architecture=architecture,
         file_type=common_type(file),
         file_bytes=file.file_bytes,
         parameters=parameters,
         bits=8 * sum(tensor.nbytes for tensor in file.tensors.values()) / max(1, parameters),
-        backend="llama" if plan is None else "cpu",
+        backend=backend.name,
         context=context,
         trained_context=trained,
-        footprint=_footprint(file, plan, resources, context, kv_type),
+        footprint=footprint,
         memory=resources.memory,
         gpu_layers=gpu_layers,
         layers=layers,
-        forecast=_forecast(file, plan, resources, kv_type, prompt),
+        forecast=forecast,
     )
 
 
@@ -163,47 +168,26 @@ def _speed(fit: Fit) -> float:
     return fit.forecast.decode_per_second if fit.forecast is not None else 0.0
 
 
-def _on_gpus(file: GGUFFile, resources: Resources, context: int, kv_type: str) -> tuple[int, int]:
-    """(layers that fit, layers there are, the output layer counted); none of none without a GPU."""
-    if not resources.gpus:
-        return 0, 0
-    sizes = layer_sizes(file, context, kv_type)
-    return layers_that_fit(sizes, [gpu["free"] for gpu in resources.gpus]), len(sizes.layers) + 1
+def _on_gpus(file: GGUFFile, options: OpenOptions, resources: Resources) -> tuple[Entry | None, int, int]:
+    """Return the backend that can put layers on GPUs, how many fit, and how many there are, with the output layer; the
+    last is 0 on a machine without GPUs."""
+    layers = 0
+    free = [gpu["free"] for gpu in resources.gpus]
+    for entry in BACKENDS if free else ():
+        support = entry.kind().gpus
+        if support is not None:
+            fitting, layers = support.layers(file, options, free)
+            if fitting:
+                return entry, fitting, layers
+    return None, 0, layers
 
 
-def _plan_of(file: GGUFFile) -> Plan | None:
-    """For our own engine; None for what it does not run."""
-    from llmrun.tokenizers.registry import tokenizer_kernels
-
-    try:
-        tokenizer_kernels(file)  # as it may refuse the vocabulary
-        return plan_of_header(file)
-    except UnsupportedModel:
-        return None
-
-
-def _footprint(file: GGUFFile, plan: Plan | None, resources: Resources, context: int, kv_type: str) -> Footprint:
-    if plan is None:
-        return footprint_on_llama(file, cache=cache_by_context(file, kv_type))
-    from llmrun.backends.cpu.backend import MAX_ROWS
-    from llmrun.backends.cpu.footprint import footprint_on_cpu
-
-    return footprint_on_cpu(
-        file, plan, max_sequences=1, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=resources.threads
-    )
-
-
-def _forecast(file: GGUFFile, plan: Plan | None, resources: Resources, kv_type: str, prompt: int) -> Forecast | None:
-    if plan is None or resources.speeds is None:
-        return None
-    from llmrun.backends.cpu.backend import MAX_ROWS
-    from llmrun.backends.cpu.speeds.forecast import forecast_on_cpu
-
-    return forecast_on_cpu(
-        plan,
-        resources.speeds,
-        vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),
-        prompt=prompt,
-        kv_type=kv_type,
-        max_rows=MAX_ROWS,
-    )
+def _on_cpu(file: GGUFFile, options: OpenOptions) -> tuple[Entry, Footprint]:
+    """Return the first backend that runs the model, whether or not it is installed, and what it takes."""
+    *others, last = BACKENDS
+    for entry in others:
+        try:
+            return entry, entry.kind().footprint(file, options)
+        except UnsupportedModel:
+            continue
+    return last, last.kind().footprint(file, options)

@@ -2,192 +2,94 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.backends.llama import probe
+from llmrun.backends.base import KV_TYPES
+from llmrun.backends.kind import NoRoomOnGpu
+from llmrun.backends.registry import BACKENDS, CHOICES, backend_named, stand_in_named
 from llmrun.errors import UnsupportedModel, UsageError
-from llmrun.settings import BACKENDS, KV_TYPES
 
 if TYPE_CHECKING:
-    from llmrun.backends.base import Backend
+    from llmrun.backends.base import Backend, OpenOptions
+    from llmrun.backends.registry import Entry
     from llmrun.gguf.reader import GGUFFile
 
-ALL_LAYERS = "all"
-AUTO = "auto"
 
-Progress = Callable[[str, float], None]  # (what is going on, share done)
+def open_backend(path: Path, options: OpenOptions) -> Backend:
+    """Open a model file on the backend that the options name, or on the best one.
 
-
-def open_backend(
-    path: Path,
-    *,
-    backend: str = AUTO,
-    context_size: int | None = None,
-    max_sequences: int = 1,
-    threads: int | None = None,
-    kv_type: str = "f16",
-    gpu_layers: int | str = AUTO,
-    progress: Progress | None = None,
-    explain: Callable[[str], None] | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Backend:
-    """Open a model file on the backend named.
-
-    backend       "auto": llama.cpp where it can run layers of the model on a GPU, else our CPU engine where that runs
-                  the model, else llama.cpp if it is installed
-    context_size  tokens one sequence may hold; default: what fits (context_size.py)
-    threads       default: one a physical core
-    kv_type       of the numbers in the KV cache: "f16" or "q8_0"
-    gpu_layers    for llama.cpp: a number, "all", or "auto": as many as fit
-    explain       is told in a few words what "auto" chose, and why
-    meanwhile     may be called while weights are read: what is to be done anyway then costs no time
-    Raises ModelFileError, DoesNotFit, BackendCrashed, UsageError.
+    "auto" takes the first backend that can run layers of the model on a GPU, else the first one that runs the model.
+    Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
     """
-    if backend == "scripted":
-        from llmrun.backends.scripted.backend import ScriptedBackend
-
-        return ScriptedBackend.open(path, context_size=context_size, max_sequences=max_sequences)
-    if backend not in BACKENDS:
-        raise UsageError(f"unknown backend: --backend: '{backend}', known are {', '.join(BACKENDS)}")
-    if kv_type not in KV_TYPES:
-        raise UsageError(f"unknown type of the KV cache: --kv-type: '{kv_type}', known are {', '.join(KV_TYPES)}")
-    if backend == "llama" and not probe.is_installed():
-        raise UsageError("llama.cpp is not installed: --backend llama", hint=_how_to_install())
+    stand_in = stand_in_named(options.backend)
+    if stand_in is not None:
+        return stand_in.open(path, options)
+    named = _named(options)
     from llmrun.gguf.reader import open_gguf
 
-    n_layers = _number_of_layers(gpu_layers)
     with open_gguf(path) as file:
-        opener = _Opener(file, context_size, max_sequences, threads, kv_type, progress, meanwhile)
-        if backend == "cpu":
-            return opener.on_cpu()
-        if backend == "llama":
-            return _opened_on_llama(opener, n_layers, explain or _say_nothing)
-        return _opened_on_the_best(opener, n_layers, explain or _say_nothing)
+        return _open_best(file, options) if named is None else _open_named(named, file, options)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opener:
-    """An open file, and how to open its model on either backend."""
-
-    file: GGUFFile
-    context_size: int | None
-    max_sequences: int
-    threads: int | None
-    kv_type: str
-    progress: Progress | None
-    meanwhile: Callable[[], None]
-
-    def on_cpu(self) -> Backend:
-        from llmrun.backends.cpu.backend import CpuBackend
-
-        return CpuBackend(
-            self.file,
-            context_size=self.context_size,
-            max_sequences=self.max_sequences,
-            threads=self.threads,
-            kv_type=self.kv_type,
-            progress=self.progress,
-            meanwhile=self.meanwhile,
-        )
-
-    def on_llama(self, n_layers: int | None) -> Backend:
-        from llmrun.backends.llama.backend import LlamaBackend
-
-        return LlamaBackend(
-            self.file,
-            context_size=self.context_size,
-            max_sequences=self.max_sequences,
-            threads=self.threads,
-            kv_type=self.kv_type,
-            gpu_layers=n_layers,
-            progress=self.progress,
-        )
+def _named(options: OpenOptions) -> Entry | None:
+    """Return the backend that was asked for, None for "auto". Raises UsageError for what cannot be, before the file is
+    read."""
+    known = ", ".join
+    if options.backend not in CHOICES:
+        raise UsageError(f"unknown backend: --backend: '{options.backend}', known are {known(CHOICES)}")
+    if options.kv_type not in KV_TYPES:
+        raise UsageError(f"unknown type of the KV cache: --kv-type: '{options.kv_type}', known are {known(KV_TYPES)}")
+    entry = backend_named(options.backend)
+    if entry is not None and (probe := entry.kind().probe()).missing:
+        raise UsageError(f"{probe.missing}: --backend {entry.name}", hint=probe.hint)
+    return entry
 
 
-def _opened_on_llama(opener: _Opener, n_layers: int | None, explain: Callable[[str], None]) -> Backend:
+def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
     """A number of layers is passed on as it is; as many as fit may be none."""
-    if n_layers is not None:
-        return opener.on_llama(n_layers)
-    from llmrun.backends.llama.gpu_layers import NoRoomOnGpu
-
-    found = probe.gpus(opener.progress)
-    reason = found.reason
-    if found.names:
-        try:
-            return opener.on_llama(None)
-        except NoRoomOnGpu as full:
-            reason = str(full)
-    explain(f"no layer on a GPU: {reason}")
-    return opener.on_llama(0)
+    try:
+        return entry.kind().open(file, options)
+    except NoRoomOnGpu as refusal:
+        options.explain(f"no layer on a GPU: {refusal}")
+    return entry.kind().open(file, options.without_gpus())
 
 
-def _opened_on_the_best(opener: _Opener, n_layers: int | None, explain: Callable[[str], None]) -> Backend:
-    from llmrun.backends.llama.gpu_layers import NoRoomOnGpu
-
+def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
     reason = "no layer is to run on a GPU"
-    if n_layers != 0:
-        found = probe.gpus(opener.progress)
+    for entry in BACKENDS:
+        kind = entry.kind()
+        if options.gpu_layers == 0 or kind.gpus is None:
+            continue
+        found = kind.gpus.find(options.progress)
         reason = found.reason
         if found.names:
             try:
-                opened = opener.on_llama(n_layers)
+                opened = kind.open(file, options)
             except (NoRoomOnGpu, UnsupportedModel) as refusal:
                 reason = str(refusal)
             else:
-                explain(f"auto took llama: it can use {' and '.join(found.names)}")
+                options.explain(f"auto took {entry.name}: it can use {' and '.join(found.names)}")
                 return opened
-    try:
-        opened = opener.on_cpu()
-    except UnsupportedModel as refusal:
-        if not probe.is_installed():
-            raise _with_a_way_out(refusal) from refusal
-        explain(f"auto took llama: {refusal}")
-        return opener.on_llama(0)
-    explain(f"auto took cpu: {reason}")
-    return opened
+    return _open_without_gpus(file, options.without_gpus(), reason)
 
 
-def _number_of_layers(gpu_layers: int | str) -> int | None:
-    """As LlamaBackend wants it: None is "as many as fit", -1 all."""
-    if gpu_layers == AUTO:
-        return None
-    return -1 if gpu_layers == ALL_LAYERS else int(gpu_layers)
-
-
-def _say_nothing(words: str) -> None:
-    """Nobody asked why."""
-
-
-def _with_a_way_out(refusal: UnsupportedModel) -> UnsupportedModel:
-    """llama.cpp runs more architectures and weight types than our own engine."""
-    return UnsupportedModel(str(refusal), hint=f"llama.cpp may run this model; {_how_to_install()}")
-
-
-def _how_to_install() -> str:
-    return f"install it: {install_command()}"
-
-
-def install_command() -> str:
-    """What installs llama.cpp, as it is to be typed."""
-    return f'{shlex.quote(sys.executable)} -m pip install "{llama_requirement()}"'
-
-
-def llama_requirement() -> str:
-    """What pip is to install for llama.cpp. It is the installed package's own requirement, which is right whether or
-    not llmrun itself came from an index."""
-    from importlib.metadata import PackageNotFoundError, requires
-
-    requirement = "llmrun[llama]"
-    try:
-        for line in requires("llmrun") or ():
-            wanted, _, condition = line.partition(";")
-            if condition.strip() in ("extra == 'llama'", 'extra == "llama"'):
-                requirement = wanted.strip()
-    except PackageNotFoundError:  # run from a folder that was never installed
-        requirement = ".[llama]"
-    return requirement
+def _open_without_gpus(file: GGUFFile, options: OpenOptions, reason: str) -> Backend:
+    refusal: UnsupportedModel | None = None
+    for entry in BACKENDS:
+        kind = entry.kind()
+        probe = kind.probe()
+        if probe.missing:
+            if refusal is not None:
+                hint = f"{entry.title} may run this model; {probe.hint}"
+                refusal = UnsupportedModel(str(refusal), hint=hint)
+            continue
+        try:
+            opened = kind.open(file, options)
+        except UnsupportedModel as error:
+            refusal, reason = error, str(error)
+        else:
+            options.explain(f"auto took {entry.name}: {reason}")
+            return opened
+    assert refusal is not None, "at least the CPU engine is always installed"
+    raise refusal

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.settings import cache_folder
+from llmrun.folders import cache_folder
 
 if TYPE_CHECKING:
     from llmrun.hub.reporter import Reporter

@@ -15,7 +15,7 @@ from llmrun.bench.document import Document
 from llmrun.bench.document_json import from_json, to_json
 from llmrun.bench.strict_json import parse
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.settings import data_folder
+from llmrun.folders import data_folder
 
 _FROM_THE_END = re.compile(r"last(?:~([0-9]{1,9}))?")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llmrun.bench.reporter import Reporter
-from llmrun.bench.sweep import Configuration, Target
+from llmrun.bench.sweep import Configuration, Room, Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.machine.free_memory import free_memory
@@ -17,15 +17,6 @@ Start = Callable[[Target, Reporter], WorkerProcess]
 
 _MORE_THAN_THE_FILE = 1.2  # times: weights packed, and what the other parts take
 _AND_SO_MUCH = 300 << 20  # bytes: interpreter, libraries, a short KV cache
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What the configurations of a target need of an engine. None: what fits."""
-
-    context_size: int | None
-    max_sequences: int
-    to_the_limit: bool  # answers go on past their end, to the length that was asked for
 
 
 @dataclass(slots=True)
@@ -92,7 +83,7 @@ class Pool:
     def _started(self, target: Target) -> tuple[WorkerProcess, dict[str, Any]]:
         worker = self._start_process(target, self._reporter)
         try:
-            return worker, worker.open(asdict(target) | asdict(self._rooms[target]))
+            return worker, worker.open(target, self._rooms[target])
         except BaseException:
             worker.kill()
             raise

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
 from llmrun.backends.cpu.lowering.needs import Needs, StepShape, needs_of, quantizing_needs
 from llmrun.backends.cpu.speeds.limits import Machine
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from llmrun.backends.base import Progress
     from llmrun.backends.cpu.timed_team import StepTimes
     from llmrun.plan.plan import Plan
-
-Progress = Callable[[str, float], None]  # (what is going on, share done)
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _IN_A_ROW = 8  # steps, at most, before the other kind of team has its turn
@@ -195,14 +195,9 @@ def profile(
     model, for the machine's limits. Raises ModelFileError, UnsupportedModel, DoesNotFit.
     """
     with open_gguf(path) as file:
-        backend = CpuBackend(
-            file,
-            context_size=depth + max(prompt, 1),
-            max_sequences=1,
-            threads=threads,
-            kv_type=kv_type,
-            progress=progress,
-        )
+        context = depth + max(prompt, 1)
+        options = OpenOptions(context_size=context, threads=threads, kv_type=kv_type, progress=progress)
+        backend = CpuBackend(file, options)
     with closing(backend):
         machine = Machine(backend.info.threads)
         found = [_limits(machine)]

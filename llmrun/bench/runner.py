@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from llmrun.backends.registry import may_use_gpus
 from llmrun.bench.cold import cold_start
 from llmrun.bench.pool import OpenedFacts, Pool, Start
 from llmrun.bench.reporter import Reporter
@@ -228,8 +229,13 @@ class _Failing:
 
 def _meter(configurations: Sequence[Configuration]) -> EnergyMeter:
     """GPUs are counted only where one may be used: idle ones draw tens of watts."""
-    may_use_gpu = any(one.target.backend != "cpu" and one.target.gpu_layers != 0 for one in configurations)
+    may_use_gpu = any(_may_use_gpus(one.target) for one in configurations)
     return EnergyMeter([*rapl_sources(), *(nvml_sources() if may_use_gpu else ())])
+
+
+def _may_use_gpus(target: Target) -> bool:
+    """Whether this target, or a server that may be on this machine, can use a GPU."""
+    return target.gpu_layers != 0 and (bool(target.endpoint) or may_use_gpus(target.backend))
 
 
 def _words(trial: Trial) -> str:

@@ -35,6 +35,15 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What the configurations of a target need of its engine. None: what fits."""
+
+    context_size: int | None
+    max_sequences: int
+    to_the_limit: bool  # answers go on past their end, to the length that was asked for
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """What answers, and what it is asked. `name` tells the target from the others of the sweep, in a few words; empty
     when there is but one."""

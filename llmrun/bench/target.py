@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.registry import is_stand_in
 from llmrun.bench.asking import LocalAsker, RemoteAsker
 from llmrun.types import ModelInfo
 
 if TYPE_CHECKING:
-    from llmrun.backends.base import Backend
-
-Progress = Callable[[str, float], None]
+    from llmrun.backends.base import Backend, Progress
+    from llmrun.bench.sweep import Room, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +27,17 @@ class OpenTarget:
     close: Callable[[], None]
 
 
-def open_target(
-    *,
-    path: str,
-    endpoint: str,
-    model: str,  # what to call it: names tell equal targets apart
-    backend: str,
-    threads: int | None,
-    kv_type: str,
-    gpu_layers: int | str,
-    context_size: int | None,
-    max_sequences: int,
-    to_the_limit: bool,
-    offline: bool,
-    progress: Progress,
-    note: Callable[[str], None],
-) -> OpenTarget:
+def open_target(target: Target, room: Room, *, progress: Progress, note: Callable[[str], None]) -> OpenTarget:
     """Open a file's model, or the endpoint's when one is named. Raises what `Engine.open` raises, and NetworkError."""
-    if endpoint:
+    if target.endpoint:
         from llmrun.remote.engine import RemoteEngine
 
         remote = RemoteEngine.open(
-            endpoint, max_sequences=max_sequences, ignore_eos=to_the_limit, offline=offline, explain=note
+            target.endpoint,
+            max_sequences=room.max_sequences,
+            ignore_eos=room.to_the_limit,
+            offline=target.offline,
+            explain=note,
         )
         return OpenTarget(RemoteAsker(remote), _facts(remote.info, 0.0), remote.close)
     from llmrun.backends.select import open_backend
@@ -61,24 +51,27 @@ def open_target(
         progress(what, fraction)
 
     started = time.perf_counter()
-    opened = open_backend(
-        Path(path),
-        backend=backend,
-        context_size=context_size,
-        max_sequences=max_sequences,
-        threads=threads,
-        kv_type=kv_type,
-        gpu_layers=gpu_layers,
-        progress=told,
-    )
+    opened = open_backend(Path(target.path), _options(target, room, told))
     engine = Engine(opened, load_s=time.perf_counter() - started)
-    facts = _facts(engine.info, engine.load_s) | {"compiled": compiled} | _needs(opened, Path(path))
+    facts = _facts(engine.info, engine.load_s) | {"compiled": compiled} | _needs(opened, Path(target.path))
     return OpenTarget(LocalAsker(engine), facts, engine.close)
+
+
+def _options(target: Target, room: Room, progress: Progress) -> OpenOptions:
+    return OpenOptions(
+        backend=target.backend,
+        context_size=room.context_size,
+        max_sequences=room.max_sequences,
+        threads=target.threads,
+        kv_type=target.kv_type,
+        gpu_layers=target.gpu_layers,
+        progress=progress,
+    )
 
 
 def _needs(backend: Backend, path: Path) -> dict[str, Any]:
     """What a token needs of the machine: by the plan where there is one, else by the file."""
-    if backend.info.backend == "scripted":
+    if is_stand_in(backend.info.backend):
         return {}
     from llmrun.backends.cpu.backend import CpuBackend
     from llmrun.backends.model_needs import needs_of_file, needs_of_plan

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TextIO
 
+from llmrun.bench.sweep import Room, Target
 from llmrun.bench.workload import Workload
 from llmrun.errors import LlmrunError
 from llmrun.kernel_warnings import kernel_warnings_told
@@ -57,7 +58,7 @@ class Worker:
         def note(words: str) -> None:
             self._say({"note": words})
 
-        self._opened = open_target(**question["target"], progress=progress, note=note)
+        self._opened = open_target(Target(**question["target"]), Room(**question["room"]), progress=progress, note=note)
         return {"facts": self._opened.facts}
 
     def _limits(self, n_threads: int, memory_bytes: int) -> Mapping[str, Any]:

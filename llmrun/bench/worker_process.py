@@ -1,6 +1,6 @@
 """The parent's side of a worker: starting it, asking it, and telling how it died.
 
-    {"do": "open", "target": {...}}                 -> {"facts": {...}}
+    {"do": "open", "target": {...}, "room": {...}}  -> {"facts": {...}}
     {"do": "run", "workload": {...}, "seed": 7}     -> {"sample": {...}}
     {"do": "limits", "threads": 2, "memory_bytes"}  -> {"bandwidth": 4e10, "multiply": 2e12}
     {"do": "peak"}                                  -> {"peak": 240000000}
@@ -17,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from llmrun import child_processes, errors
 from llmrun.bench.reporter import Reporter
 from llmrun.bench.sample import Sample
+from llmrun.bench.sweep import Room, Target
 from llmrun.bench.workload import Workload
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
@@ -47,9 +49,10 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def open(self, target: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a target (target.open_target's arguments); returns its facts. Raises what opening it raises."""
-        facts: dict[str, Any] = self._ask("opening the model", do="open", target=target)["facts"]
+    def open(self, target: Target, room: Room) -> dict[str, Any]:
+        """Open a target and return its facts. Raises what opening it raises."""
+        answer = self._ask("opening the model", do="open", target=asdict(target), room=asdict(room))
+        facts: dict[str, Any] = answer["facts"]
         return facts
 
     def run(self, workload: Workload, seed: int) -> Sample:

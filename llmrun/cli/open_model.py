@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.amounts import format_bytes, format_parameters, format_seconds
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.registry import is_stand_in
 from llmrun.cli.output import out
 from llmrun.cli.progress import HubReporter, show_loading
 from llmrun.errors import DoesNotFit
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from llmrun.hub.resolve import ResolvedModel
     from llmrun.settings import Settings
     from llmrun.types import SamplingParams
-
-SCRIPTED = "scripted"  # a stand-in that answers without a model, for tests: its "model" is a script, or nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def lasting_name(settings: Settings) -> str:
     """
     if is_endpoint(settings.model):
         return parse_endpoint(settings.model).address
-    if settings.backend == SCRIPTED:
+    if is_stand_in(settings.backend):
         return os.path.abspath(os.path.expanduser(settings.model))  # noqa: PTH100, PTH111  (Path's own may raise)
     from llmrun.hub.reference import LocalPath, understand
 
@@ -75,16 +75,9 @@ def open_model(
         with kernel_warnings_told(out.note), _smaller_ones_named(found.entry):
             engine = Engine.open(
                 found.path,
-                backend=settings.backend,
-                context_size=settings.ctx_size,
-                threads=settings.threads,
-                kv_type=settings.kv_type,
-                gpu_layers=settings.gpu_layers,
+                _options(settings, meanwhile),
                 chat_template=chat_template,
                 thinking_tags=found.entry.thinking if found.entry else None,
-                progress=show_loading,
-                explain=lambda words: out.detail(f"backend    {words}"),
-                meanwhile=meanwhile,
             )
         held.enter_context(engine)
         out.clear_progress()
@@ -95,11 +88,26 @@ def open_model(
         yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))
 
 
+def _options(settings: Settings, meanwhile: Callable[[], None]) -> OpenOptions:
+    return OpenOptions(
+        backend=settings.backend,
+        context_size=settings.ctx_size,
+        threads=settings.threads,
+        kv_type=settings.kv_type,
+        gpu_layers=settings.gpu_layers,
+        progress=show_loading,
+        explain=lambda words: out.detail(f"backend    {words}"),
+        meanwhile=meanwhile,
+    )
+
+
 def _tell_of_too_many_threads(settings: Settings) -> None:
     """Nothing is wrong with the answer, but it may come many times slower."""
     from llmrun.machine.cpu_count import most_threads
 
-    if settings.threads is not None and settings.threads > (most := most_threads()) and settings.backend != SCRIPTED:
+    if settings.threads is None or is_stand_in(settings.backend):
+        return
+    if settings.threads > (most := most_threads()):
         run = f"{most} can run at the same time" if most > 1 else "one can run at a time"
         out.note(f"{settings.threads} threads (--threads): {run} here, and more are slower")
 
@@ -123,7 +131,7 @@ def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
 def _found(settings: Settings) -> ResolvedModel:
     from llmrun.hub.resolve import ResolvedModel, resolve
 
-    if settings.backend == SCRIPTED:
+    if is_stand_in(settings.backend):
         return ResolvedModel(Path(settings.model), Path(settings.model).stem, None)
     return resolve(settings.model, offline=settings.offline, reporter=HubReporter())
 

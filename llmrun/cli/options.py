@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from llmrun.backends.registry import choices_in_words
+
 Model = Annotated[
     str | None,
     typer.Option(
@@ -81,7 +83,7 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stde
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Backend = Annotated[
     str | None,
-    typer.Option("--backend", metavar="NAME", help="auto, cpu, or llama (llama.cpp).  [default: auto]"),
+    typer.Option("--backend", metavar="NAME", help=f"{choices_in_words()}.  [default: auto]"),
 ]
 GpuLayers = Annotated[
     str | None,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun import settings
+from llmrun import folders
 from llmrun.errors import KernelWarning
 
 if sys.platform != "win32":
@@ -58,7 +58,7 @@ class KernelCache:
     """The folder as one load of kernels sees it: trouble is collected here, and told at the end."""
 
     def __init__(self) -> None:
-        self.folder = settings.cache_folder() / "kernels"
+        self.folder = folders.cache_folder() / "kernels"
         self.damaged: set[str] = set()
         self._trouble: OSError | None = None
 

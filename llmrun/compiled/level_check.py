@@ -13,7 +13,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from llmrun import child_processes, settings
+from llmrun import child_processes, folders
 
 # What the probe is made of.
 _KERNELS = Path(__file__).resolve().parent.parent / "kernels"
@@ -26,7 +26,7 @@ def works(level: str, triple: str, cpu: str, features: str) -> bool:
     """Whether level_probe.py ends well for this target. Trusted where no process can be started."""
     sources = [(_KERNELS / name).read_bytes() for name in _TRIED]
     tried = "\0".join([level, triple, cpu, features, version("llvmlite"), version("numba")]).encode()
-    path = settings.cache_folder() / "levels" / hashlib.sha256(b"\0".join([tried, *sources])).hexdigest()
+    path = folders.cache_folder() / "levels" / hashlib.sha256(b"\0".join([tried, *sources])).hexdigest()
     with contextlib.suppress(OSError):
         if path.read_bytes() == _WORKED:
             return True

@@ -11,8 +11,9 @@ from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding, advice_of
 from llmrun.doctor.machine import Machine
 from llmrun.doctor.shell import another_folder
 from llmrun.errors import UsageError
+from llmrun.folders import config_file
 from llmrun.hub.places import hub_cache, models_folder
-from llmrun.settings import config_file, load_settings
+from llmrun.settings import load_settings
 
 SECTION = "Files"
 SETTINGS = "Settings"

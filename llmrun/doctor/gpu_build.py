@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmrun.backends.select import llama_requirement
+from llmrun.backends.llama.kind import llama_requirement
 from llmrun.doctor.shell import with_variable, words
 from llmrun.machine.gpus import Gpu
 

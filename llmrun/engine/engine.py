@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ from llmrun.types import Batch, FinishReason
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from llmrun.backends.base import Backend
+    from llmrun.backends.base import Backend, OpenOptions
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import ModelInfo
 
@@ -86,41 +86,20 @@ class Engine:
     def open(
         cls,
         path: Path,
+        options: OpenOptions,
         *,
-        backend: str = "auto",
-        context_size: int | None = None,
-        max_sequences: int = 1,
-        threads: int | None = None,
-        kv_type: str = "f16",
-        gpu_layers: int | str = "auto",
         chat_template: str | None = None,
         thinking_tags: Sequence[str] | None = None,
-        progress: Callable[[str, float], None] | None = None,
-        explain: Callable[[str], None] | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
     ) -> Engine:
-        """Open a GGUF file on the backend named, or on the best one ("auto").
+        """Open a GGUF file on the backend that `options` name, or on the best one.
 
-        `chat_template` is Jinja source (not a path), `thinking_tags` as in Engine. `progress(what, fraction)` is told
-        of loading and of kernels being compiled, `explain(words)` why "auto" chose the backend it did; `gpu_layers` is
-        a number, "all" or "auto", `kv_type` "f16" or "q8_0"; `meanwhile` may be called while weights are read, when
-        other work costs no time. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
+        `chat_template` is Jinja source (not a path), `thinking_tags` as in Engine. Raises ModelFileError,
+        UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
         """
         from llmrun.backends.select import open_backend
 
         started = time.perf_counter()
-        opened = open_backend(
-            path,
-            backend=backend,
-            context_size=context_size,
-            max_sequences=max_sequences,
-            threads=threads,
-            kv_type=kv_type,
-            gpu_layers=gpu_layers,
-            progress=progress,
-            explain=explain,
-            meanwhile=meanwhile,
-        )
+        opened = open_backend(path, options)
         try:
             loaded = time.perf_counter() - started
             return cls(opened, chat_template=chat_template, thinking_tags=thinking_tags, load_s=loaded)

@@ -13,7 +13,8 @@ from math import prod
 from llmrun.gguf.cursor import Cursor
 from llmrun.gguf.header import Header, checked_name
 from llmrun.gguf.problems import shown
-from llmrun.quants.registry import BY_ID, WeightType
+from llmrun.quants.registry import BY_ID
+from llmrun.quants.weight_type import WeightType
 
 MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 63  # ggml's GGML_MAX_NAME with its closing NUL

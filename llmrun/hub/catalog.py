@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.errors import ModelNotFound, UsageError
+from llmrun.folders import config_file
 from llmrun.hub.catalog_file import (
     CatalogEntry,
     CatalogFile,
@@ -26,7 +27,6 @@ from llmrun.hub.catalog_file import (
 from llmrun.hub.catalog_sections import read_sections
 from llmrun.hub.file_names import quantization_named, shards_of
 from llmrun.hub.model import HubSource, Wanted
-from llmrun.settings import config_file
 
 __all__ = ["Catalog", "CatalogEntry", "Quant", "load_catalog", "own_catalog", "read_whole", "shipped_catalog"]
 

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 
 from llmrun.errors import UsageError
+from llmrun.folders import data_folder
 from llmrun.hub.folders import expanded
-from llmrun.settings import data_folder
 
 PARTIAL = ".llmrun.incomplete"  # suffix of a file on its way into the shared cache
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+ -]*")  # never "..", never hidden, no control characters

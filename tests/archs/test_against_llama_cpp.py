@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.archs import llama
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan import reference
@@ -44,7 +45,7 @@ def twin_logits(path: Path) -> NDArray[np.float32]:
 
 def engine_logits(path: Path, kv_type: str = "f16") -> NDArray[np.float32]:
     with open_gguf(path) as file:
-        backend = CpuBackend(file, context_size=256, max_sequences=1, threads=2, kv_type=kv_type)
+        backend = CpuBackend(file, OpenOptions(context_size=256, threads=2, kv_type=kv_type))
     try:
         return backend.forward(batch_of(rows(0, 0, TOKENS)))
     finally:

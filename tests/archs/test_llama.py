@@ -21,7 +21,8 @@ from llmrun.gguf.reader import GGUFFile, open_gguf
 from llmrun.plan.matrix import SUPPORTED
 from llmrun.plan.ops import Attention, Linear, RmsNorm, Rows
 from llmrun.plan.plan import Plan
-from llmrun.quants.registry import BY_NAME, WeightType
+from llmrun.quants.registry import BY_NAME
+from llmrun.quants.weight_type import WeightType
 from tests.support.gguf.gguf_files import Tensor, llama3_rope_factors, tiny_llama
 from tests.support.models.tiny_models import Change, changed_copy
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.speeds.forecast import Forecast
 from llmrun.backends.fitting import DEFAULT_CONTEXT, FLUENT, Fit, Resources, best_of, fit_of
@@ -30,7 +31,7 @@ def gpus(*free: int) -> list[dict[str, Any]]:
 
 def test_the_sum_is_the_one_that_the_engine_opens_it_by(file: GGUFFile) -> None:
     found = fit_of(file, Resources(1 << 40, threads=1), context=512)
-    backend = CpuBackend(file, context_size=512, max_sequences=1, threads=1)
+    backend = CpuBackend(file, OpenOptions(context_size=512, threads=1))
     try:
         assert found.footprint.cache.of(found.context) == backend.info.kv_bytes
         assert found.parameters == backend.info.parameters

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmrun.backends.base import Backend
+from llmrun.backends import select
+from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.cpu import backend as cpu
 from llmrun.backends.cpu.backend import CpuBackend
-from llmrun.backends.llama import probe
+from llmrun.backends.kind import Gpus, Probe
+from llmrun.backends.llama import probe as llama_probe
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.llama.probe import Gpus
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.backends.select import open_backend
 from llmrun.backends.sizing.context_size import LARGEST_DEFAULT
 from llmrun.errors import BadGGUF, ModelNotFound, UnsupportedModel, UsageError
+from llmrun.gguf.reader import GGUFFile
 from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.models.tiny_models import changed_copy
@@ -27,13 +30,13 @@ NO_GPU = Gpus((), "no GPU here")
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "gpus", lambda progress=None: NO_GPU)
+    monkeypatch.setattr(llama_probe, "gpus", lambda progress=None: NO_GPU)
 
 
 def opened(path: Path, **options: Any) -> tuple[type[Backend], list[str]]:
     """Which backend opened a file, and the reasons that were given."""
     reasons: list[str] = []
-    backend = open_backend(path, threads=1, explain=reasons.append, **options)
+    backend = open_backend(path, OpenOptions(threads=1, explain=reasons.append, **options))
     backend.close()
     return type(backend), reasons
 
@@ -79,6 +82,55 @@ def test_what_auto_takes_and_why(
     assert backend is (LlamaBackend if "took llama" in expected else CpuBackend)
 
 
+@dataclass
+class MadeUp:
+    """A backend of a test's own, its row of the registry and its kind in one."""
+
+    name: str
+    missing: str = ""
+    refuses: bool = False
+    gpus: None = None
+
+    def kind(self) -> MadeUp:
+        return self
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    def probe(self) -> Probe:
+        return Probe(self.missing, f"get {self.name}")
+
+    def open(self, file: GGUFFile, options: OpenOptions) -> Backend:
+        if self.refuses:
+            raise UnsupportedModel(f"{self.name} does not run it")
+        return ScriptedBackend(path=Path(self.name))
+
+
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [
+        ([MadeUp("a"), MadeUp("b")], ("a", "auto took a: no layer is to run on a GPU")),
+        ([MadeUp("a", refuses=True), MadeUp("b"), MadeUp("c")], ("b", "auto took b: a does not run it")),
+        ([MadeUp("a", missing="no a"), MadeUp("b")], ("b", "auto took b: no layer is to run on a GPU")),
+    ],
+)
+def test_auto_asks_every_backend_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backends: list[MadeUp], expected: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(select, "BACKENDS", backends)
+    reasons: list[str] = []
+    opened = open_backend(tiny_llama(tmp_path / "tiny.gguf"), OpenOptions(explain=reasons.append))
+    assert (opened.info.name, *reasons) == expected
+
+
+def test_auto_names_what_could_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "BACKENDS", [MadeUp("a", refuses=True), MadeUp("b", missing="no b")])
+    with pytest.raises(UnsupportedModel, match="a does not run it") as refusal:
+        open_backend(tiny_llama(tmp_path / "tiny.gguf"), OpenOptions())
+    assert refusal.value.hint == "b may run this model; get b"
+
+
 def test_a_gpu_that_does_not_say_what_it_has_free_gets_no_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +152,7 @@ def test_llama_that_was_named_runs_without_a_gpu_too(tmp_path: Path, monkeypatch
 def test_a_gpu_that_is_gone_since_it_was_seen_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "gpus", lambda progress=None: Gpus(("NVIDIA H200",)))
+    monkeypatch.setattr(llama_probe, "gpus", lambda progress=None: Gpus(("NVIDIA H200",)))
     backend, reasons = opened(tiny_llama(tmp_path / "tiny.gguf"))
     assert (backend, reasons) == (CpuBackend, ["auto took cpu: llama.cpp sees no GPU"])
 
@@ -130,7 +182,7 @@ def test_a_tokenizer_the_cpu_engine_lacks_is_known_before_anything_heavy(
     monkeypatch.setattr(cpu, "allocate", never)
     monkeypatch.setattr(cpu, "load_kernels", never)
     with pytest.raises(UnsupportedModel, match=words):
-        open_backend(path, backend="cpu")
+        open_backend(path, OpenOptions(backend="cpu"))
 
 
 def as_another(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
@@ -143,14 +195,14 @@ def as_another(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
 def test_without_the_extra_the_command_that_installs_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "is_installed", lambda: False)
+    monkeypatch.setattr(llama_probe, "is_installed", lambda: False)
     path = tiny_llama(tmp_path / "tiny.gguf")
     with pytest.raises(UsageError, match=r"llama\.cpp is not installed: --backend llama") as error:
-        open_backend(path, backend="llama")
+        open_backend(path, OpenOptions(backend="llama"))
     assert error.value.hint.startswith(f"install it: {sys.executable} -m pip install ")
     other = changed_copy(path, tmp_path / "other.gguf", as_another)
     with pytest.raises(UnsupportedModel, match="minicpm") as refusal:
-        open_backend(other)
+        open_backend(other, OpenOptions())
     assert f"{sys.executable} -m pip install " in refusal.value.hint
 
 
@@ -160,7 +212,9 @@ def test_without_the_extra_the_command_that_installs_it_is_given(
 def test_the_context_is_the_models_own_up_to_a_limit(
     tmp_path: Path, train: int, asked: int | None, expected: int
 ) -> None:
-    backend = open_backend(tiny_llama(tmp_path / "tiny.gguf", context=train), context_size=asked, threads=1)
+    backend = open_backend(
+        tiny_llama(tmp_path / "tiny.gguf", context=train), OpenOptions(context_size=asked, threads=1)
+    )
     backend.close()
     assert backend.info.context_size == expected
     assert backend.info.train_context == train
@@ -168,7 +222,7 @@ def test_the_context_is_the_models_own_up_to_a_limit(
 
 def test_a_type_of_cache_that_nobody_knows_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--kv-type: 'q3_0', known are f16, q8_0"):
-        open_backend(tmp_path / "none.gguf", kv_type="q3_0")
+        open_backend(tmp_path / "none.gguf", OpenOptions(kv_type="q3_0"))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "llama"])
@@ -176,7 +230,9 @@ def test_a_type_of_cache_that_nobody_knows_is_a_usage_error(tmp_path: Path) -> N
 def test_the_type_of_the_cache_is_the_one_that_was_asked_for(tmp_path: Path, backend: str, kv_type: str) -> None:
     """Two layers of 2 KV heads of 32 features, keys and values; q8_0 has 2 bytes of a scale for 32 numbers."""
     path = tiny_llama(tmp_path / "tiny.gguf", head_size=32)
-    opened = open_backend(path, backend=backend, kv_type=kv_type, context_size=256, gpu_layers=0, threads=1)
+    opened = open_backend(
+        path, OpenOptions(backend=backend, kv_type=kv_type, context_size=256, gpu_layers=0, threads=1)
+    )
     opened.close()
     of_32_numbers = {"f16": 64, "q8_0": 34}[kv_type]
     assert opened.info.kv_type == kv_type
@@ -184,30 +240,30 @@ def test_the_type_of_the_cache_is_the_one_that_was_asked_for(tmp_path: Path, bac
 
 
 def test_the_scripted_backend_needs_no_model(tmp_path: Path) -> None:
-    assert isinstance(open_backend(tmp_path / "none.gguf", backend="scripted"), ScriptedBackend)
+    assert isinstance(open_backend(tmp_path / "none.gguf", OpenOptions(backend="scripted")), ScriptedBackend)
 
 
 def test_an_unknown_backend_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown backend: --backend: 'abacus', known are auto, cpu, llama"):
-        open_backend(tmp_path / "none.gguf", backend="abacus")
+        open_backend(tmp_path / "none.gguf", OpenOptions(backend="abacus"))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"none\.gguf"):
-        open_backend(tmp_path / "none.gguf")
+        open_backend(tmp_path / "none.gguf", OpenOptions())
 
 
 def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
     path = tmp_path / "text.gguf"
     path.write_text("not a model")
     with pytest.raises(BadGGUF):
-        open_backend(path)
+        open_backend(path, OpenOptions())
 
 
 def test_an_unsupported_architecture_says_which_ones_are(tmp_path: Path) -> None:
     metadata = {"general.architecture": "minicpm", **tiny_vocabulary().metadata()}
     path = write_gguf(tmp_path / "minicpm.gguf", metadata, {})
     with pytest.raises(UnsupportedModel, match=r"'minicpm', the CPU engine runs .* others, such as llama") as error:
-        open_backend(path, backend="cpu")
+        open_backend(path, OpenOptions(backend="cpu"))
     assert error.value.exit_code == 3
     assert error.value.hint

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.base import Backend
+from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.gguf.reader import open_gguf
@@ -21,7 +21,7 @@ TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 290, 40)]
 
 def logits_of(kind: type[CpuBackend] | type[LlamaBackend], path: Path) -> NDArray[np.float32]:
     with open_gguf(path) as file:
-        backend: Backend = kind(file, context_size=64, max_sequences=1, threads=1)
+        backend: Backend = kind(file, OpenOptions(context_size=64, threads=1, gpu_layers=0))
         assert backend.info.file_bytes == file.file_bytes
     try:
         return backend.forward(batch_of(rows(0, 0, TOKENS)))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from llmrun.bench import pool as pool_module
-from llmrun.bench.pool import Pool, Room, rooms
+from llmrun.bench.pool import Pool, rooms
 from llmrun.bench.reporter import Reporter
-from llmrun.bench.sweep import Target
+from llmrun.bench.sweep import Room, Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.bench.workload import chats, synthetic
 from llmrun.errors import DoesNotFit
@@ -31,7 +31,7 @@ class FakeWorker:
     def __init__(self, target: Target, opened: Opened, *, fits_beside: int, compiles: bool) -> None:
         self._target, self._opened, self._fits_beside, self._compiles = target, opened, fits_beside, compiles
 
-    def open(self, target: dict[str, Any]) -> dict[str, Any]:
+    def open(self, target: Target, room: Room) -> dict[str, Any]:
         if len(self._opened.open) > self._fits_beside:
             raise DoesNotFit("too much")
         first = self._target.model not in self._opened.order

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
 from llmrun.backends.cpu.lowering.needs import Needs, StepShape, needs_of_step
 from llmrun.backends.model_needs import needs_of_plan
@@ -58,7 +59,7 @@ def step(request: pytest.FixtureRequest, found: Profile) -> StepProfile:
 @pytest.fixture(scope="module")
 def plan(path: Path) -> Plan:
     with open_gguf(path) as file:
-        backend = CpuBackend(file, context_size=64, max_sequences=1, threads=1)
+        backend = CpuBackend(file, OpenOptions(context_size=64, threads=1))
     backend.close()
     return backend.plan
 
@@ -150,7 +151,7 @@ def test_shares_are_of_the_limits_and_the_nearer_one_bounds() -> None:
 
 def test_logits_inside_and_after_timed_steps_are_the_same_bits(path: Path) -> None:
     with open_gguf(path) as file:
-        backend = CpuBackend(file, context_size=512, max_sequences=1, threads=2)
+        backend = CpuBackend(file, OpenOptions(context_size=512, threads=2))
     prompt = rows(0, 0, [5 + index % 90 for index in range(300)])
 
     def answered() -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:

@@ -11,7 +11,7 @@ import pytest
 from llmrun.bench.reporter import Reporter
 from llmrun.bench.runner import Effort, Runner, Trial
 from llmrun.bench.sample import Sample
-from llmrun.bench.sweep import Target
+from llmrun.bench.sweep import Room, Target
 from llmrun.bench.worker_process import WorkerProcess
 from llmrun.bench.workload import Workload
 from llmrun.errors import BackendCrashed, DoesNotFit, LlmrunError
@@ -42,7 +42,7 @@ class FakeWorker:
     def __init__(self, name: str, turns: Turns) -> None:
         self._name, self._turns = name, turns
 
-    def open(self, target: dict[str, Any]) -> dict[str, Any]:
+    def open(self, target: Target, room: Room) -> dict[str, Any]:
         return {"load_s": 0.1, "backend": "scripted", **self._turns.facts}
 
     def run(self, workload: Workload, seed: int) -> Sample:

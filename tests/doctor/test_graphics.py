@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.llama.gpu_trial import LlamaTrial
-from llmrun.backends.select import llama_requirement
+from llmrun.backends.llama.kind import llama_requirement
 from llmrun.doctor import gpu_build, graphics
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.graphics import look_at_gpus, look_at_llama

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.base import Backend
+from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.backends.llama.backend import LlamaBackend
@@ -60,7 +60,7 @@ class TestScriptedWithCheckpoints(PrefixContract, CancelContract, CrowdedContrac
 
 def open_cpu(path: Path, *, context_size: int, max_sequences: int) -> CpuBackend:
     with open_gguf(path) as file:
-        return CpuBackend(file, context_size=context_size, max_sequences=max_sequences, threads=2)
+        return CpuBackend(file, OpenOptions(context_size=context_size, max_sequences=max_sequences, threads=2))
 
 
 def open_crowded_cpu(path: Path, *, capacity: int, context_size: int, max_sequences: int) -> CpuBackend:
@@ -103,10 +103,9 @@ def open_llama(path: Path, *, capacity: int | None = None, context_size: int, ma
     with open_gguf(path) as file:
         return LlamaBackend(
             file,
-            context_size=context_size,
-            max_sequences=max_sequences,
+            # Two threads that spin at barriers are a hundred times as slow beside other programs.
+            OpenOptions(context_size=context_size, max_sequences=max_sequences, threads=1, gpu_layers=0),
             cache_tokens=capacity,
-            threads=1,  # two that spin at barriers are a hundred times as slow beside other programs
         )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.errors import LlmrunError, ModelFileError
 from llmrun.gguf import cursor
@@ -52,7 +53,7 @@ def replace_by_another(path: Path) -> None:
 
 def load(path: Path) -> None:
     with open_gguf(path) as file:
-        CpuBackend(file, context_size=64, max_sequences=1, threads=2).close()
+        CpuBackend(file, OpenOptions(context_size=64, threads=2)).close()
 
 
 def load_with_trouble(path: Path, at_read: int, trouble: Callable[[Path], None]) -> int:
@@ -134,7 +135,7 @@ def test_a_file_that_changes_after_it_was_loaded_is_nobodys_business(
     model: Path, trouble: Callable[[Path], None]
 ) -> None:
     with open_gguf(model) as file:
-        backend = CpuBackend(file, context_size=64, max_sequences=1, threads=2)
+        backend = CpuBackend(file, OpenOptions(context_size=64, threads=2))
     trouble(model)
     backend.close()
     with open_gguf(model) if trouble is write_into else pytest.raises(ModelFileError):

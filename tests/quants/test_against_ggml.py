@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.quants.registry import BY_NAME, WeightType
+from llmrun.quants.registry import BY_NAME
+from llmrun.quants.weight_type import WeightType
 from tests.support.kernels.blocks import EXTREME_HALVES, READABLE, assert_same_bits, put_halves, random_rows
 
 ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)

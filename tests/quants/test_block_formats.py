@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from llmrun.quants.registry import BY_NAME, WeightType
+from llmrun.quants.registry import BY_NAME
+from llmrun.quants.weight_type import WeightType
 from tests.support.kernels.blocks import (
     EXTREME_HALVES,
     HALF_FIELDS,

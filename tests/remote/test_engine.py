@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import (
     ChatPrompt,
@@ -372,7 +373,7 @@ def test_a_real_server_says_what_the_model_says_here(real_port: int) -> None:
     request = Request(prompt, max_tokens=5, sampling=GREEDY)  # later on, two tokens are nearly as likely
     with RemoteEngine.open(f"http://127.0.0.1:{real_port}") as engine:
         there = "".join(event.text for event in engine.generate(request) if isinstance(event, TextDelta))
-    with Engine.open(smollm2(), backend="llama", threads=1) as local:
+    with Engine.open(smollm2(), OpenOptions(backend="llama", threads=1)) as local:
         here = "".join(event.text for event in local.generate(request) if isinstance(event, TextDelta))
     assert there == here != ""
 

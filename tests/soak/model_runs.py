@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.cli.messages import message_for
@@ -55,14 +56,14 @@ def _answer(path: Path, backend: str, case: int) -> None:
 
 
 def _engine_on_cpu(path: Path, context: int | None, threads: int) -> Engine:
-    return Engine.open(path, backend="cpu", context_size=context, threads=threads)
+    return Engine.open(path, OpenOptions(backend="cpu", context_size=context, threads=threads))
 
 
 def _engine_on_llama(path: Path, context: int | None, threads: int) -> Engine:
     """In the process that ran the model before, as long as that lives: starting one takes a tenth of a second."""
     with open_gguf(path) as file:
         process = _llama_process()
-        backend = LlamaBackend(file, context_size=context, max_sequences=1, threads=threads, process=process)
+        backend = LlamaBackend(file, OpenOptions(context_size=context, threads=threads, gpu_layers=0), process=process)
     try:
         return Engine(backend)
     except BaseException:

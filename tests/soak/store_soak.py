@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.team import TEAM_KERNELS
 from llmrun.compiled import store
 from llmrun.compiled.levels import PORTABLE, host_levels, host_target, target_for
 from llmrun.compiled.store import object_images
 from llmrun.engine.engine import Engine
-from llmrun.settings import cache_folder
+from llmrun.folders import cache_folder
 from tests.support.cli.commands import ROOT
 from tests.support.gguf.gguf_files import tiny_llama
 
@@ -68,7 +69,7 @@ class Soak:
         self._cache = folder / "sound"
         self._right = self._answer(self._cache).body
         self._entries = {path.name: path.read_bytes() for path in (self._cache / "kernels").iterdir()}
-        with _cache_at(self._cache), Engine.open(self._model, backend="cpu"):
+        with _cache_at(self._cache), Engine.open(self._model, OpenOptions(backend="cpu")):
             loaded = {f"{store._key(name, target)}.o": name for name, target in store._loaded}
         self._names = {entry_name: loaded[entry_name] for entry_name in self._entries}
         with _cache_at(folder / "foreign"):

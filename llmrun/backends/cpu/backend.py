@@ -34,11 +34,10 @@ from llmrun.tokenizers.registry import load_tokenizer, tokenizer_kernels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.backends.base import OpenOptions, Progress
     from llmrun.gguf.reader import GGUFFile
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import Batch
-
-Progress = Callable[[str, float], None]  # (what is going on, share done)
 
 # Rows of one step. Larger does not prefill faster (the weights are in cache by then), and a step is how long a
 # progress report can take.
@@ -48,28 +47,19 @@ MAX_ROWS = 256
 class CpuBackend:
     """Backend over llmrun's kernels."""
 
-    def __init__(
-        self,
-        file: GGUFFile,
-        *,
-        context_size: int | None,
-        max_sequences: int,
-        threads: int | None = None,
-        kv_type: str = "f16",
-        progress: Progress | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`meanwhile` is called while the weights are read and packed: work that needs no model yet costs no time."""
+    def __init__(self, file: GGUFFile, options: OpenOptions) -> None:
+        """Open a model. `options.meanwhile` is called while the weights are read and packed."""
         architecture = architecture_of(file)
         config = architecture.check(file)
         vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
         self.plan = architecture.plan(file, config)
-        n_threads = threads or default_threads()
+        n_threads = options.threads or default_threads()
+        max_sequences, kv_type = options.max_sequences, options.kv_type
         footprint = footprint_on_cpu(
             *(file, self.plan), max_sequences=max_sequences, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads
         )
         context_size = context_for(
-            context_size,
+            options.context_size,
             train_context=config.train_context,
             largest_default=LARGEST_DEFAULT,
             needs=MemoryNeeds(footprint, free_memory(), parameter_count(file)),
@@ -83,12 +73,12 @@ class CpuBackend:
         self.lowered = lower(self.plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
         # All at once, so that a first run compiles them side by side.
         kernels = [*self.lowered.kernels, *packing_kernels(self.plan.matrices), *TEAM_KERNELS]
-        load_kernels([*kernels, *vocabulary_kernels], _compile_progress(progress))
+        load_kernels([*kernels, *vocabulary_kernels], _compile_progress(options.progress))
         self.lowered.link()
         with filling(packed, n_threads) as weights:
             self.tokenizer: Tokenizer = load_tokenizer(file)
-            meanwhile()
-            weights.finish(_load_progress(progress))
+            options.meanwhile()
+            weights.finish(_load_progress(options.progress))
         file.check_unchanged()
         by_window = {
             window: [part for group, part in zip(self.plan.groups, memory, strict=True) if group.shape.window == window]

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmrun.backends.base import AUTO
 from llmrun.backends.batches import check_batch
 from llmrun.backends.describe import describe, threads_in_words
-from llmrun.backends.llama.gpu_layers import cache_bytes
+from llmrun.backends.llama.gpu_layers import ALL_LAYERS, cache_bytes
 from llmrun.backends.llama.placement import Placement, decided
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.shared_layout import MOST_WANTED, Layout
@@ -39,11 +40,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from llmrun.backends.base import OpenOptions, Progress
     from llmrun.gguf.reader import GGUFFile
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import Batch
-
-Progress = Callable[[str, float], None]  # (what is going on, share done)
 
 _OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
 _WHO_SAYS_IT = re.compile(r"^(llama_\w+: |error loading model: )+")
@@ -86,38 +86,28 @@ class LlamaBackend:
     def __init__(
         self,
         file: GGUFFile,
+        options: OpenOptions,
         *,
-        context_size: int | None,
-        max_sequences: int,
-        threads: int | None = None,
-        kv_type: str = "f16",
-        gpu_layers: int | None = 0,
         cache_tokens: int | None = None,
-        progress: Progress | None = None,
         process: LlamaProcess | None = None,
     ) -> None:
         """Open the model of a file that has passed the reader.
 
-        context_size  tokens of a sequence; None: what fits (context_size.py)
-        kv_type       of the numbers in the cache: "f16" or "q8_0"
-        gpu_layers    how many of its layers a GPU runs, the last ones first; ALL_LAYERS: all; None: as many as fit,
-                      NoRoomOnGpu when that is none
         cache_tokens  tokens the cache holds, all sequences together; None: enough for every sequence
         process       None: one of its own, closed with it
-        Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed.
+        Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed, and NoRoomOnGpu when as many layers as
+        fit on GPUs are none.
         """
         _check_decodes(file)
         self._path = shown(str(file.path), 300)
-        threads = threads or default_threads()
         with contextlib.ExitStack() as opened:
             self._watch = _Watch(file.path)
             opened.callback(self._watch.close)
             self._process = process or LlamaProcess()
             if process is None:
                 opened.callback(self._process.close)
-            asked = Placement(context_size, max_sequences, kv_type, gpu_layers, cache_tokens)
             try:
-                self._open(file, asked, threads, progress)
+                self._open(file, options, cache_tokens)
             except (BackendCrashed, ModelFileError):
                 self._watch.check()
                 file.check_in_place()
@@ -125,7 +115,15 @@ class LlamaBackend:
             file.check_in_place()  # or what llama.cpp found at the path may be a file that nobody has checked
             self._opened = opened.pop_all()
 
-    def _open(self, file: GGUFFile, asked: Placement, threads: int, progress: Progress | None) -> None:
+    def _open(self, file: GGUFFile, options: OpenOptions, cache_tokens: int | None) -> None:
+        threads = options.threads or default_threads()
+        asked = Placement(
+            options.context_size,
+            options.max_sequences,
+            options.kv_type,
+            _number_of_layers(options.gpu_layers),
+            cache_tokens,
+        )
         train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
         context_size, gpu_layers = decided(
             asked, file, train_context, lambda: self._process.ask("devices", "looking for GPUs")["devices"]
@@ -146,7 +144,7 @@ class LlamaBackend:
             vocabulary_size=vocabulary_size,
         )
         own = _own_tokenizer(file)  # while llama.cpp loads
-        answer = self._process.answer(request, loading, _load_progress(progress))
+        answer = self._process.answer(request, loading, _load_progress(options.progress))
         if "failed" in answer:
             raise _refusal(self._path, answer["failed"], answer["log"])
         if not answer["decodes"]:
@@ -276,6 +274,13 @@ class _Watch:
             return self._size, self._written
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
+
+
+def _number_of_layers(gpu_layers: int | str) -> int | None:
+    """Return what Placement wants: None for as many as fit, ALL_LAYERS for all."""
+    if gpu_layers == AUTO:
+        return None
+    return gpu_layers if isinstance(gpu_layers, int) else ALL_LAYERS
 
 
 def _check_decodes(file: GGUFFile) -> None:

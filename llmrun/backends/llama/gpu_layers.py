@@ -20,7 +20,6 @@ from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.backends.sizing.layer_heads import head_sizes
 from llmrun.backends.sizing.layer_windows import layer_windows
 from llmrun.backends.sizing.layers_kept import layers_of, layers_run, storing_layers
-from llmrun.errors import DoesNotFit
 from llmrun.layouts.arena import round_up
 
 if TYPE_CHECKING:
@@ -36,10 +35,6 @@ _EMBEDDINGS = "token_embd.weight"
 _LOOKED_UP = frozenset({"per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"})
 _WITH_THE_FIRST_LAYER = frozenset({"per_layer_model_proj.weight", "per_layer_proj_norm.weight"})
 _LAYER = re.compile(r"blk\.(\d+)\.")
-
-
-class NoRoomOnGpu(DoesNotFit):
-    """Not one layer fits into the memory that GPUs have free. Whoever asked for as many as fit goes on without."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.amounts import format_mebibytes
 from llmrun.archs.parts.tensors import parameter_count
+from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.llama.footprint import footprint_on_llama
 from llmrun.backends.llama.gpu_layers import (
     ALL_LAYERS,
     LayerSizes,
-    NoRoomOnGpu,
     cache_by_context,
     cache_bytes,
     layer_sizes,

@@ -12,13 +12,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from llmrun.backends.kind import Gpus
 from llmrun.errors import LlmrunError
-from llmrun.settings import cache_folder
+from llmrun.folders import cache_folder
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import Progress
 
 _LIMIT_S = 20.0  # a GPU driver may hang; one that wakes eight GPUs takes seconds
 _TROUBLE_S = 600.0  # a probe that failed is not asked again for so long: it may have taken all of its time
@@ -44,20 +47,12 @@ _GPU_DEVICES = ("nvidia", "kfd", "dxg", "renderD")  # NVIDIA's, AMD's, Windows' 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-@dataclass(frozen=True, slots=True)
-class Gpus:
-    """The GPUs that llama.cpp can run layers on, by name. When there are none, `reason` says why."""
-
-    names: tuple[str, ...]
-    reason: str = ""
-
-
 def is_installed() -> bool:
     """Whether the extra is there; nothing is imported."""
     return _package() is not None
 
 
-def gpus(progress: Callable[[str, float], None] | None = None) -> Gpus:
+def gpus(progress: Progress | None = None) -> Gpus:
     """What llama.cpp can offload to. Never fails: what goes wrong is a reason. `progress` is told when this takes
     longer, which is once for an installation."""
     package = _package()
@@ -78,7 +73,7 @@ def gpus(progress: Callable[[str, float], None] | None = None) -> Gpus:
     return known
 
 
-def usable_gpus(progress: Callable[[str, float], None] | None = None) -> list[dict[str, Any]]:
+def usable_gpus(progress: Progress | None = None) -> list[dict[str, Any]]:
     """Those same GPUs with what is free of them now, as devices.py has them; none where llama.cpp cannot be
     asked."""
     if not gpus(progress).names:

@@ -22,6 +22,9 @@ from llmrun.types import Batch, ModelInfo
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from llmrun.backends.base import OpenOptions
+    from llmrun.backends.kind import StandIn
+
     # All tokens of a sequence, as a string of one character a token, chr(id) -> the next token, or None for noise.
     Voice = Callable[[str], int | None]
 
@@ -174,23 +177,6 @@ class ScriptedBackend:
         )
         self.batches: list[Batch] = []  # every batch that was run, for tests to look at
 
-    @classmethod
-    def open(cls, path: Path, *, context_size: int | None, max_sequences: int) -> ScriptedBackend:
-        """The echoing backend, or, for a .json file, the one it describes: an object with "answers", a list of
-        [cue, answer] pairs, and any of this class's keyword arguments."""
-        options: dict[str, Any] = {"max_sequences": max_sequences}
-        if context_size is not None:
-            options["context_size"] = context_size
-        if path.suffix != ".json":
-            return cls(path=path, **options)
-        try:
-            script = json.loads(path.read_text())
-            controls = script.get("control_tokens", ())
-            voice = scripted_answers(script.pop("answers"), controls) if "answers" in script else echo
-            return cls(voice, path=path, **{**script, **options})
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UsageError(f"not a script for the scripted backend: {path}: {error}") from error
-
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         self._check(batch)
         try:
@@ -249,3 +235,26 @@ class ScriptedBackend:
             require(pos == length, f"position {pos} of sequence {seq}, which holds {length}")
             require(pos < self.info.context_size, f"position {pos} in a context of {self.info.context_size}")
             lengths[seq] += 1
+
+
+class ScriptedStandIn:
+    """StandIn of the registry."""
+
+    def open(self, path: Path, options: OpenOptions) -> ScriptedBackend:
+        """Open the echoing backend, or, for a .json file, the one it describes: an object with "answers", a list of
+        [cue, answer] pairs, and any of ScriptedBackend's keyword arguments."""
+        asked: dict[str, Any] = {"max_sequences": options.max_sequences}
+        if options.context_size is not None:
+            asked["context_size"] = options.context_size
+        if path.suffix != ".json":
+            return ScriptedBackend(path=path, **asked)
+        try:
+            script = json.loads(path.read_text())
+            controls = script.get("control_tokens", ())
+            voice = scripted_answers(script.pop("answers"), controls) if "answers" in script else echo
+            return ScriptedBackend(voice, path=path, **{**script, **asked})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"not a script for the scripted backend: {path}: {error}") from error
+
+
+KIND: StandIn = ScriptedStandIn()

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.backends.base import KV_TYPES
+from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.cli import options
 from llmrun.cli.output import out
 from llmrun.errors import UsageError
-from llmrun.settings import BACKENDS, KV_TYPES, Settings, load_settings
+from llmrun.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from llmrun.bench.workload import Workload
@@ -22,6 +24,7 @@ FORMATS = ("table", "md", "csv", "json", "jsonl")
 LISTS = ("table", "json", "jsonl")  # of runs
 DEFAULT_SECONDS = 30.0
 _LIST = "A number, 1,2,8 or 1-8."
+_BACKENDS = ", ".join(CHOICES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ class BenchFlags:
     cold: Annotated[bool, typer.Option("--cold", help="A new process each time: seconds to the first token.")] = False
     concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Requests at once.")] = "1"
     backend: Annotated[
-        str | None, typer.Option("--backend", metavar="NAME", help="auto, cpu, llama, or several.  [default: auto]")
+        str | None,
+        typer.Option("--backend", metavar="NAME", help=f"{_BACKENDS}, or several.  [default: auto]"),
     ] = None
     endpoint: Annotated[
         list[str] | None,
@@ -133,7 +137,7 @@ def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
         if max(found for found in threads if found is not None) > 1024:
             raise UsageError(f"--threads: {flags.threads!r}: more than 1024")
     return Knobs(
-        words(flags.backend, "--backend", BACKENDS, hidden=("scripted",)) if flags.backend else [settings.backend],
+        words(flags.backend, "--backend", CHOICES, hidden=HIDDEN_CHOICES) if flags.backend else [settings.backend],
         threads,
         words(flags.kv_type, "--kv-type", KV_TYPES) if flags.kv_type else [settings.kv_type],
         _layers(flags.gpu_layers) if flags.gpu_layers else [settings.gpu_layers],

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.amounts import format_bandwidth, format_number, format_percent, format_seconds
+from llmrun.backends.base import AUTO
+from llmrun.backends.cpu.kind import KIND as CPU_ENGINE
+from llmrun.backends.registry import backend_named
 from llmrun.bench.profile import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
 from llmrun.bench.sweep import Target
 from llmrun.bench.workload import Workload
@@ -35,10 +38,15 @@ def check_profile(backends: Sequence[str], workloads: Sequence[Workload], kind: 
     """Raises UsageError for what has no plan."""
     if kind not in LISTS:
         raise UsageError(f"--profile: -o {kind}: one of {', '.join(LISTS)}")
-    if any(backend not in ("auto", "cpu") for backend in backends):
+    if any(name != AUTO and not _is_cpu_engine(name) for name in backends):
         raise UsageError("--profile: only the CPU engine has a plan whose ops can be timed: --backend cpu")
     if any(workload.facts.kind != "synthetic" or workload.facts.concurrency > 1 for workload in workloads):
         raise UsageError("--profile: takes -p and -d, nothing else of a workload")
+
+
+def _is_cpu_engine(name: str) -> bool:
+    entry = backend_named(name)
+    return entry is not None and entry.kind() is CPU_ENGINE
 
 
 def profile_all(targets: Sequence[Target], workloads: Sequence[Workload], kind: str, seconds: float) -> int:

@@ -37,7 +37,7 @@ from llmrun.cli.chatting.screen import Completions, Meter
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard
 from llmrun.cli.output import out
 from llmrun.cli.terminal import can_color, is_terminal, visible_line
-from llmrun.settings import data_folder
+from llmrun.folders import data_folder
 
 PROMPT = "> "
 MOST_ROWS = 10  # of the screen that a text of many lines takes while it is edited

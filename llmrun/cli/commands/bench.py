@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.amounts import counted
+from llmrun.backends.registry import is_stand_in
 from llmrun.cli import options
 from llmrun.cli.benching.flags import LISTS, BenchFlags, Knobs, knobs, workloads
 from llmrun.cli.flags import takes_flags
-from llmrun.cli.open_model import SCRIPTED
 from llmrun.cli.output import out
 from llmrun.cli.usage import CommandGroup, SingleCommand
 from llmrun.errors import UsageError
@@ -116,7 +116,7 @@ def _refuse_what_a_server_decides(flags: BenchFlags) -> None:
 
 def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str, str]:
     """(what to call it, its file)"""
-    if SCRIPTED in backends:
+    if any(map(is_stand_in, backends)):
         return Path(name).stem, name
     from llmrun.cli.progress import HubReporter
     from llmrun.hub.resolve import resolve

@@ -24,7 +24,8 @@ from llmrun.cli.parsing import parse_stops, parse_template_variables
 from llmrun.cli.prompt import checked_text, read_text
 from llmrun.cli.terminal import can_move_cursor, is_terminal
 from llmrun.errors import LlmrunError, TemplateRefused, UsageError
-from llmrun.settings import RULES, Settings, data_folder, load_settings
+from llmrun.folders import data_folder
+from llmrun.settings import RULES, Settings, load_settings
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.conversation import Conversation

@@ -220,6 +220,7 @@ def _cells(row: _Named, is_best: bool) -> dict[str, str]:
 
 def _verdict(one: Fit, is_best: bool) -> str:
     from llmrun.backends.fitting import FLUENT
+    from llmrun.backends.registry import backend_named
 
     if one.memory is not None and not one.in_memory:
         over = format_bytes(one.needed - one.memory)
@@ -227,8 +228,8 @@ def _verdict(one: Fit, is_best: bool) -> str:
     words = "fits"
     if one.gpu_layers:
         words = "fits the GPU" if one.gpu_layers == one.layers else "fits, partly on the GPU"
-    elif one.backend == "llama":
-        words = "fits, llama.cpp runs it"
+    elif (entry := backend_named(one.backend)) is not None and entry.program:
+        words = f"fits, {entry.program} runs it"
     if one.forecast is not None and one.forecast.decode_per_second < FLUENT:
         words += ", slow"
     return f"{words}: the best choice" if is_best else words

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
 from llmrun.backends.select import open_backend
 from llmrun.compiled import store
@@ -31,7 +32,7 @@ VOCABULARY = len(tiny_vocabulary().tokens)
 
 def open_cpu(path: Path, *, context_size: int = 128, max_sequences: int = 1, threads: int = 2) -> CpuBackend:
     with open_gguf(path) as file:
-        return CpuBackend(file, context_size=context_size, max_sequences=max_sequences, threads=threads)
+        return CpuBackend(file, OpenOptions(context_size=context_size, max_sequences=max_sequences, threads=threads))
 
 
 class TestSeamOfATinyModel(SeamContract):
@@ -215,7 +216,7 @@ def sync_word(name: str) -> int:
 def test_progress_ends_with_all_weights_loaded(path: Path) -> None:
     reports: list[tuple[str, float]] = []
     with open_gguf(path) as file:
-        CpuBackend(file, context_size=32, max_sequences=1, progress=lambda *report: reports.append(report)).close()
+        CpuBackend(file, OpenOptions(context_size=32, progress=lambda *report: reports.append(report))).close()
     loading = [share for what, share in reports if what == "loading weights"]
     assert loading == sorted(loading)
     assert loading[-1] == 1.0
@@ -235,7 +236,7 @@ def test_a_first_run_tells_that_kernels_are_compiled(
     reports: list[tuple[str, float]] = []
     monkeypatch.setattr(store, "_images", slow_images)
     with open_gguf(path) as file:
-        CpuBackend(file, context_size=32, max_sequences=1, progress=lambda *report: reports.append(report)).close()
+        CpuBackend(file, OpenOptions(context_size=32, progress=lambda *report: reports.append(report))).close()
     assert reports[:2] == [
         ("compiling kernels 1/2 (first run only)", 0.5),
         ("compiling kernels 2/2 (first run only)", 1.0),
@@ -261,7 +262,7 @@ def test_an_unsupported_weight_type_is_refused_before_anything_is_loaded(tmp_pat
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type="F32", width=256, feed_forward=256)
     mixed = changed_copy(path, tmp_path / "mixed.gguf", make_one_matrix_q1_0)
     with pytest.raises(UnsupportedModel, match=r"blk\.0\.attn_q\.weight: Q1_0, for which the CPU engine"):
-        open_backend(mixed, backend="cpu")
+        open_backend(mixed, OpenOptions(backend="cpu"))
     assert threading.active_count() == before
 
 

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu import backend
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.gguf.reader import open_gguf
@@ -22,11 +23,12 @@ MEGABYTE = 1_000_000
 MEASURED = """
 import pathlib, sys
 import numpy as np
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.gguf.reader import open_gguf
 from llmrun.types import Batch
 with open_gguf(sys.argv[1]) as file:
-    backend = CpuBackend(file, context_size=2048, max_sequences=1, threads=2)
+    backend = CpuBackend(file, OpenOptions(context_size=2048, threads=2))
 n = 64
 rows = np.arange(n, dtype=np.int32)
 backend.forward(Batch(rows + 5, np.zeros(n, np.int32), rows, rows == n - 1))
@@ -78,12 +80,12 @@ def test_an_error_beside_the_packing_leaves_no_thread(tmp_path: Path, error: typ
     path = tiny_llama(tmp_path / "tiny.gguf")
     before = threading.active_count()
     with open_gguf(path) as file, mock.patch.object(backend, "load_tokenizer", side_effect=error), pytest.raises(error):
-        CpuBackend(file, context_size=32, max_sequences=1)
+        CpuBackend(file, OpenOptions(context_size=32))
     assert threading.active_count() == before
 
 
 def test_other_work_is_done_once_and_before_the_model_is_open(tmp_path: Path) -> None:
     done: list[str] = []
     with open_gguf(tiny_llama(tmp_path / "tiny.gguf")) as file:
-        CpuBackend(file, context_size=32, max_sequences=1, meanwhile=lambda: done.append("imports")).close()
+        CpuBackend(file, OpenOptions(context_size=32, meanwhile=lambda: done.append("imports"))).close()
     assert done == ["imports"]

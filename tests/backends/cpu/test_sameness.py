@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.gguf.reader import open_gguf
 from llmrun.types import Batch
@@ -36,7 +37,7 @@ def opened(
 ) -> Iterator[CpuBackend]:
     with open_gguf(path) as file:
         backend = CpuBackend(
-            file, context_size=context_size, max_sequences=max_sequences, threads=threads, kv_type=kv_type
+            file, OpenOptions(context_size=context_size, max_sequences=max_sequences, threads=threads, kv_type=kv_type)
         )
     try:
         yield backend

@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu import backend as cpu
 from llmrun.backends.cpu import kv_pool
 from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
@@ -37,7 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(path: Path, *, windows: tuple[int, ...] = WINDOWS, context_size: int = CONTEXT, n: int = 2) -> CpuBackend:
     with windows_in_plans(*windows), open_gguf(path) as file:
-        return CpuBackend(file, context_size=context_size, max_sequences=n, threads=2)
+        return CpuBackend(file, OpenOptions(context_size=context_size, max_sequences=n, threads=2))
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.base import Backend
+from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.llama.backend import MAX_ROWS, LlamaBackend
 from llmrun.backends.llama.shared_layout import MOST_WANTED
 from llmrun.errors import Cancelled, DoesNotFit, LlmrunError, ModelFileError, UnsupportedModel
@@ -22,10 +23,12 @@ from tests.support.models.downloads import smollm2
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
 from tests.support.models.tiny_models import changed_copy, tiny_model
 
+OPTIONS = OpenOptions(context_size=CONTEXT, threads=1, gpu_layers=0)
 
-def open_llama(path: Path, **options: object) -> LlamaBackend:
+
+def open_llama(path: Path, *, cache_tokens: int | None = None, **options: Any) -> LlamaBackend:
     with open_gguf(path) as file:
-        return LlamaBackend(file, threads=1, **{"context_size": CONTEXT, "max_sequences": 1, **options})  # type: ignore[arg-type]
+        return LlamaBackend(file, replace(OPTIONS, **options), cache_tokens=cache_tokens)
 
 
 class TestSeam(SeamContract, FullCacheContract):

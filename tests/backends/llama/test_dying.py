@@ -11,12 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama import backend as llama_cpp
 from llmrun.backends.llama import process as llama_process
 from llmrun.backends.llama.backend import LlamaBackend
@@ -28,6 +31,7 @@ from tests.support.cli.commands import ROOT
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import tiny_model
 
+OPTIONS = OpenOptions(context_size=64, threads=1, gpu_layers=0)
 WAIT_S = 20.0  # for what takes milliseconds
 
 
@@ -53,9 +57,11 @@ def lost_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", hook)
 
 
-def opened(path: Path, **options: object) -> LlamaBackend:
+def opened(
+    path: Path, *, cache_tokens: int | None = None, process: LlamaProcess | None = None, **options: Any
+) -> LlamaBackend:
     with open_gguf(path) as file:
-        return LlamaBackend(file, **{"context_size": 64, "max_sequences": 1, "threads": 1, **options})  # type: ignore[arg-type]
+        return LlamaBackend(file, replace(OPTIONS, **options), cache_tokens=cache_tokens, process=process)
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -175,7 +181,7 @@ def test_a_file_replaced_after_it_was_checked_is_not_the_one_that_was_checked(
     with open_gguf(path) as file:
         other.replace(path)
         with pytest.raises(ModelFileError, match=f"{path}: another file has taken its place$"):
-            LlamaBackend(file, context_size=64, max_sequences=1, threads=1)
+            LlamaBackend(file, OpenOptions(context_size=64, threads=1, gpu_layers=0))
 
 
 def test_nothing_is_left_open(path: Path) -> None:
@@ -332,9 +338,9 @@ def test_it_ends_in_the_middle_of_a_pass_when_the_process_that_started_it_is_kil
     code = (
         "import os, signal, threading, time\nimport numpy as np\nfrom pathlib import Path\n"
         "from llmrun.backends.llama.backend import LlamaBackend\nfrom llmrun.gguf.reader import open_gguf\n"
-        "from llmrun.types import Batch\n"
+        "from llmrun.backends.base import OpenOptions\nfrom llmrun.types import Batch\n"
         f"with open_gguf(Path({str(smollm2())!r})) as file:\n"
-        "    backend = LlamaBackend(file, context_size=8192, max_sequences=1, threads=1)\n"
+        "    backend = LlamaBackend(file, OpenOptions(context_size=8192, threads=1, gpu_layers=0))\n"
         "ids = np.arange(8000, dtype=np.int32)\n"
         "batch = Batch(ids + 5, 0 * ids, ids, ids < 0)\n"
         "threading.Thread(target=backend.forward, args=[batch], daemon=True).start()\n"
@@ -393,8 +399,10 @@ def test_it_needs_nothing_of_the_environment(path: Path, tmp_path: Path) -> None
     (tmp_path / "json.py").write_text("raise SystemExit('wrong json')")
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from pathlib import Path\nfrom llmrun.backends.select import open_backend\n"
-        f"backend = open_backend(Path({str(path)!r}), backend='llama')\nprint(backend.info.backend)\nbackend.close()"
+        "from pathlib import Path\nfrom llmrun.backends.base import OpenOptions\n"
+        "from llmrun.backends.select import open_backend\n"
+        f"backend = open_backend(Path({str(path)!r}), OpenOptions('llama'))\n"
+        "print(backend.info.backend)\nbackend.close()"
     )
     environment = {"LLMRUN_CACHE_DIR": os.environ["LLMRUN_CACHE_DIR"]}  # compiled kernels: seconds
     ran = subprocess.run(

@@ -5,13 +5,16 @@ No GPU is needed: what llama.cpp's process says of GPUs is made up.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmrun.backends.base import AUTO, OpenOptions
+from llmrun.backends.kind import NoRoomOnGpu
 from llmrun.backends.llama.backend import LlamaBackend
-from llmrun.backends.llama.gpu_layers import ALL_LAYERS, NoRoomOnGpu
+from llmrun.backends.llama.gpu_layers import ALL_LAYERS
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.errors import DoesNotFit
 from llmrun.gguf.reader import open_gguf
@@ -29,9 +32,12 @@ REFUSAL = (
 )
 
 
+OPTIONS = OpenOptions(context_size=64, threads=1, gpu_layers=0)
+
+
 def opened(path: Path, **options: Any) -> LlamaBackend:
     with open_gguf(path) as file:
-        return LlamaBackend(file, context_size=64, max_sequences=1, threads=1, **options)
+        return LlamaBackend(file, replace(OPTIONS, **options))
 
 
 @pytest.fixture
@@ -52,8 +58,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_as_many_layers_as_fit_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     pretend_gpus(monkeypatch, 2 * GIB)
-    opened(path, gpu_layers=None).close()
-    opened(path, gpu_layers=ALL_LAYERS).close()
+    opened(path, gpu_layers=AUTO).close()
+    opened(path, gpu_layers="all").close()
     opened(path, gpu_layers=7).close()
     assert asked == [3, ALL_LAYERS, 7]  # two layers and the output layer
 
@@ -61,14 +67,14 @@ def test_as_many_layers_as_fit_are_asked_for(tmp_path: Path, monkeypatch: pytest
 def test_where_none_fits_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:
     pretend_gpus(monkeypatch, GIB, GIB // 2)
     with pytest.raises(NoRoomOnGpu, match="no layer fits into what a GPU has free: GPU 0: 1,024 MiB, GPU 1: 512 MiB"):
-        opened(tiny_llama(tmp_path / "tiny.gguf"), gpu_layers=None)
+        opened(tiny_llama(tmp_path / "tiny.gguf"), gpu_layers=AUTO)
     assert asked == []
 
 
 def test_the_placement_is_told_in_llama_cpps_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     pretend_answers(monkeypatch, log=TWO_GPUS)
-    backend = opened(path, gpu_layers=ALL_LAYERS)
+    backend = opened(path, gpu_layers="all")
     backend.close()
     assert backend.info.device == "3/3 layers on NVIDIA H200 and AMD Radeon (TM) (RADV), 1 thread"
     assert backend.info.gpu_layers == "3/3"
@@ -86,7 +92,7 @@ def test_too_many_layers_do_not_fit_and_auto_is_the_way_out(tmp_path: Path, monk
     path = tiny_llama(tmp_path / "tiny.gguf")
     pretend_answers(monkeypatch, failed=REFUSAL, log=TWO_GPUS)
     with pytest.raises(DoesNotFit) as caught:
-        opened(path, gpu_layers=ALL_LAYERS)
+        opened(path, gpu_layers="all")
     assert caught.value.exit_code == 7
     said = str(caught.value)
     assert "allocating 5000.00 MiB" in said

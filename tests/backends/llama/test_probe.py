@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.backends.kind import Gpus
 from llmrun.backends.llama import probe
-from llmrun.backends.llama.probe import Gpus, gpus
+from llmrun.backends.llama.probe import gpus
 from llmrun.errors import BackendCrashed
 
 

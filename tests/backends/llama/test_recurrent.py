@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.errors import Cancelled
 from llmrun.gguf.reader import open_gguf
@@ -25,7 +26,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(path: Path, *, context_size: int = 128, max_sequences: int = 3) -> LlamaBackend:
     with open_gguf(path) as file:
-        return LlamaBackend(file, context_size=context_size, max_sequences=max_sequences, threads=1)
+        return LlamaBackend(
+            file, OpenOptions(context_size=context_size, max_sequences=max_sequences, threads=1, gpu_layers=0)
+        )
 
 
 class TestSeam(SeamContract):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
 from llmrun.engine.engine import Engine
@@ -47,7 +48,7 @@ def with_vocabulary(folder: Path, name: str) -> Path:
 
 def opened(path: Path) -> LlamaBackend:
     with open_gguf(path) as file:
-        return LlamaBackend(file, context_size=64, max_sequences=1, threads=1)
+        return LlamaBackend(file, OpenOptions(context_size=64, threads=1, gpu_layers=0))
 
 
 @pytest.fixture(scope="module", params=[*OTHERS, *OURS_TOO])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from llmrun.backends.base import Backend
+from llmrun.backends.base import Backend, OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_layers import cache_by_context
 from llmrun.errors import Cancelled, KVFull
@@ -20,9 +22,12 @@ from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window
 LENGTH = 1500  # the window's own cache is 768 tokens here
 
 
-def opened(path: Path, **options: int) -> LlamaBackend:
+OPTIONS = OpenOptions(context_size=2048, max_sequences=2, threads=1, gpu_layers=0)
+
+
+def opened(path: Path, *, cache_tokens: int | None = None, **options: Any) -> LlamaBackend:
     with open_gguf(path) as file:
-        return LlamaBackend(file, threads=1, **{"context_size": 2048, "max_sequences": 2, **options})  # type: ignore[arg-type]
+        return LlamaBackend(file, replace(OPTIONS, **options), cache_tokens=cache_tokens)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.backends.scripted.backend import ScriptedBackend, SeamError, as_characters, echo, scripted_answers
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.scripted.backend import KIND, ScriptedBackend, SeamError, as_characters, echo, scripted_answers
 from llmrun.backends.scripted.tokenizer import BOS, CONTROL_TOKENS, IM_END, ScriptedTokenizer
 from llmrun.errors import Cancelled, UsageError
 from llmrun.types import Batch
@@ -132,7 +133,7 @@ def test_a_voice_sees_one_character_a_token() -> None:
 def test_a_script_can_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "script.json"
     path.write_text(json.dumps({"answers": [["2+2", "4"]], "vocabulary_size": 300}))
-    backend = ScriptedBackend.open(path, context_size=64, max_sequences=3)
+    backend = KIND.open(path, OpenOptions(context_size=64, max_sequences=3))
     assert (backend.info.vocabulary_size, backend.info.context_size, backend.info.max_sequences) == (300, 64, 3)
     logits = backend.forward(batch_of(rows(0, 0, list(b"2+2"))))
     assert logits[-1].argmax() == ord("4")
@@ -143,7 +144,7 @@ def test_a_broken_script_is_a_usage_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "script.json"
     path.write_text(content)
     with pytest.raises(UsageError, match="not a script"):
-        ScriptedBackend.open(path, context_size=None, max_sequences=1)
+        KIND.open(path, OpenOptions())
 
 
 fragments = st.lists(st.one_of(st.sampled_from([*CONTROL_TOKENS, "\ufdd0", "<", "|", "|>"]), st.text(max_size=5)))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu import backend as cpu
 from llmrun.backends.llama import placement
 from llmrun.backends.llama.gpu_layers import bytes_needed, layer_sizes
@@ -153,13 +154,13 @@ def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(cpu, "allocate", never)
     monkeypatch.setattr(LlamaProcess, "tell", never)
     with pytest.raises(DoesNotFit, match=r"of 1,000,000 tokens.*free are 10 MiB, the most that fits is --ctx-size"):
-        open_backend(path, backend=backend, context_size=1_000_000, gpu_layers=0, threads=1)
+        open_backend(path, OpenOptions(backend=backend, context_size=1_000_000, gpu_layers=0, threads=1))
 
 
 @pytest.mark.parametrize(("backend", "largest"), [("cpu", LARGEST_DEFAULT), ("llama", LARGEST_FILLED_DEFAULT)])
 def test_a_cache_that_is_filled_at_once_is_smaller_by_default(tmp_path: Path, backend: str, largest: int) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
-    opened = open_backend(path, backend=backend, gpu_layers=0, threads=1)
+    opened = open_backend(path, OpenOptions(backend=backend, gpu_layers=0, threads=1))
     opened.close()
     assert opened.info.context_size == largest
 
@@ -184,7 +185,7 @@ def test_a_context_on_gpus_displaces_no_layer_by_default(
         sizes = layer_sizes(file, room)
     [needed] = bytes_needed(sizes, [GIB], len(sizes.layers) + 1)
     pretend_gpus(monkeypatch, GIB + needed)  # a GiB of a GPU is left to others
-    opened = open_backend(path, backend="llama", gpu_layers=gpu_layers, threads=1)
+    opened = open_backend(path, OpenOptions(backend="llama", gpu_layers=gpu_layers, threads=1))
     opened.close()
     assert opened.info.context_size == expected
 
@@ -199,7 +200,7 @@ def test_a_context_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
 
     def grown(context_size: int) -> int:
         before = resident()
-        backend = open_backend(path, backend="cpu", context_size=context_size, threads=1)
+        backend = open_backend(path, OpenOptions(backend="cpu", context_size=context_size, threads=1))
         backend.forward(batch_of(rows(0, 0, [5])))
         after = resident()
         backend.close()

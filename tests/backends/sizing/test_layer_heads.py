@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
 from llmrun.backends.llama.gpu_layers import cache_by_context
 from llmrun.backends.sizing.layer_heads import head_sizes
@@ -34,7 +35,7 @@ def test_values_are_kept_unless_they_are_part_of_keys(tmp_path: Path, name: str,
 def test_the_cache_takes_what_was_forecast(tmp_path: Path, name: str) -> None:
     """llama.cpp says what it has taken for layers with a window and for the others, to a hundredth of a MiB."""
     with open_gguf(tiny_architecture(tmp_path, name)) as file:
-        backend = LlamaBackend(file, threads=1, context_size=16384, max_sequences=1)
+        backend = LlamaBackend(file, OpenOptions(threads=1, context_size=16384, gpu_layers=0))
         backend.close()
         sizes = re.findall(r"llama_kv_cache: size = +([\d.]+) MiB", "\n".join(backend.log))
         assert len(sizes) == 2

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from llmrun.backends.kind import Gpus
 from llmrun.backends.llama import probe
-from llmrun.backends.llama.probe import Gpus
 from llmrun.backends.llama.process import LlamaProcess
 
 GIB = 1 << 30

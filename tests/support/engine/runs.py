@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import CpuBackend
 from llmrun.gguf.reader import open_gguf
 from tests.support.backends.seam_contract import batch_of, rows
@@ -19,7 +20,7 @@ def logits_in_steps(
     """float32[tokens, vocabulary]; `steps` are their numbers of tokens."""
     assert sum(steps) == len(tokens)
     with open_gguf(path) as file:
-        backend = CpuBackend(file, context_size=context_size, max_sequences=1, threads=threads)
+        backend = CpuBackend(file, OpenOptions(context_size=context_size, threads=threads))
     try:
         ends = np.cumsum(steps).tolist()
         parts = [

@@ -24,6 +24,7 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
+from llmrun.backends.base import KV_TYPES
 from llmrun.backends.cpu.lowering.base import Lowered
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
 from llmrun.backends.cpu.speeds import limits
@@ -42,7 +43,6 @@ from llmrun.plan.matrix import Matrix
 from llmrun.plan.ops import Gating, Value
 from llmrun.plan.plan import Plan
 from llmrun.plan.rope import Pairing, Rope, rotations_of
-from llmrun.settings import KV_TYPES
 from llmrun.tokenizers import bpe, pretokenize, special, spm, tables
 from llmrun.tokenizers.code_points import N_CODE_POINTS
 from llmrun.tokenizers.registry import load_tokenizer

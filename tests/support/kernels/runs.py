@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from llmrun.backends.base import KV_TYPES
 from llmrun.backends.cpu.lowering.lower import lower
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
@@ -35,8 +36,8 @@ from llmrun.layouts.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.plan.matrix import Matrix
 from llmrun.plan.ops import Activation, Value
 from llmrun.plan.plan import Plan
-from llmrun.quants.registry import BY_NAME, WeightType
-from llmrun.settings import KV_TYPES
+from llmrun.quants.registry import BY_NAME
+from llmrun.quants.weight_type import WeightType
 from tests.support.kernels.blocks import put_halves, put_spread_half
 
 PACKED_NAMES = tuple(PACKED_TYPES)

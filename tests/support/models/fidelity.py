@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from llmrun.archs.registry import architecture_of
+from llmrun.backends.base import OpenOptions
 from llmrun.backends.select import open_backend
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan import reference
@@ -44,7 +45,7 @@ class LlmrunModel:
     """A model on the CPU engine, on one thread, asked for the logits of whole sequences."""
 
     def __init__(self, path: Path, kv_type: str = "f16") -> None:
-        self._backend = open_backend(path, backend="cpu", context_size=WINDOW, threads=1, kv_type=kv_type)
+        self._backend = open_backend(path, OpenOptions(backend="cpu", context_size=WINDOW, threads=1, kv_type=kv_type))
         self._one_at_a_time = threading.Lock()
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:

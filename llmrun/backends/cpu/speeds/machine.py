@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmrun import __version__, settings
+from llmrun import __version__, folders
 from llmrun.backends.cpu.speeds.limits import Machine
 from llmrun.backends.cpu.speeds.ops import WIDTHS, AttentionSpeed, LinearSpeed, OpSpeeds, RowSpeed
 from llmrun.compiled.levels import host_target
@@ -126,4 +126,4 @@ def _machine(n_threads: int) -> list[Any]:
 
 
 def _path(n_threads: int) -> Path:
-    return settings.cache_folder() / "speeds" / f"{n_threads}.json"
+    return folders.cache_folder() / "speeds" / f"{n_threads}.json"

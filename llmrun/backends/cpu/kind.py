@@ -1,0 +1,63 @@
+"""The CPU engine, as the registry knows it. The engine itself is imported when a model is opened on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.backends.kind import Probe
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import Backend, OpenOptions
+    from llmrun.backends.cpu.speeds.forecast import Forecast
+    from llmrun.backends.cpu.speeds.machine import Speeds
+    from llmrun.backends.kind import BackendKind
+    from llmrun.backends.sizing.footprint import Footprint
+    from llmrun.gguf.reader import GGUFFile
+
+
+class CpuKind:
+    """BackendKind of our own engine."""
+
+    gpus = None
+
+    def probe(self) -> Probe:
+        return Probe()
+
+    def open(self, file: GGUFFile, options: OpenOptions) -> Backend:
+        from llmrun.backends.cpu.backend import CpuBackend
+
+        return CpuBackend(file, options)
+
+    def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
+        from llmrun.archs.registry import plan_of_header
+        from llmrun.backends.cpu.backend import MAX_ROWS
+        from llmrun.backends.cpu.footprint import footprint_on_cpu
+        from llmrun.machine.cpu_count import default_threads
+        from llmrun.tokenizers.registry import tokenizer_kernels
+
+        tokenizer_kernels(file)  # as it may refuse the vocabulary
+        return footprint_on_cpu(
+            file,
+            plan_of_header(file),
+            max_sequences=options.max_sequences,
+            kv_type=options.kv_type,
+            max_rows=MAX_ROWS,
+            n_threads=options.threads or default_threads(),
+        )
+
+    def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
+        from llmrun.archs.registry import plan_of_header
+        from llmrun.backends.cpu.backend import MAX_ROWS
+        from llmrun.backends.cpu.speeds.forecast import forecast_on_cpu
+
+        return forecast_on_cpu(
+            plan_of_header(file),
+            speeds,
+            vocabulary_size=len(file.strings("tokenizer.ggml.tokens")),
+            prompt=prompt,
+            kv_type=options.kv_type,
+            max_rows=MAX_ROWS,
+        )
+
+
+KIND: BackendKind = CpuKind()

@@ -1,0 +1,90 @@
+"""llama.cpp, as the registry knows it: whether it is installed, what installs it, and which GPUs it can use."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmrun.backends.base import AUTO
+from llmrun.backends.kind import NoRoomOnGpu, Probe
+from llmrun.backends.llama import probe as llama_probe
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import Backend, OpenOptions, Progress
+    from llmrun.backends.cpu.speeds.forecast import Forecast
+    from llmrun.backends.cpu.speeds.machine import Speeds
+    from llmrun.backends.kind import BackendKind, Gpus, GpuSupport
+    from llmrun.backends.sizing.footprint import Footprint
+    from llmrun.gguf.reader import GGUFFile
+
+
+class LlamaGpus:
+    """GpuSupport of llama.cpp."""
+
+    def find(self, progress: Progress | None = None) -> Gpus:
+        return llama_probe.gpus(progress)
+
+    def memory(self) -> Sequence[dict[str, Any]]:
+        return llama_probe.usable_gpus()
+
+    def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
+        from llmrun.backends.llama.gpu_layers import layer_sizes, layers_that_fit
+
+        assert options.context_size is not None, "sizes are for a number of tokens"
+        tokens = options.context_size * options.max_sequences
+        sizes = layer_sizes(file, tokens, options.kv_type, max_sequences=options.max_sequences)
+        return layers_that_fit(sizes, free), len(sizes.layers) + 1
+
+
+class LlamaKind:
+    """BackendKind of llama.cpp."""
+
+    gpus: GpuSupport = LlamaGpus()
+
+    def probe(self) -> Probe:
+        if llama_probe.is_installed():
+            return Probe()
+        return Probe("llama.cpp is not installed", f"install it: {install_command()}")
+
+    def open(self, file: GGUFFile, options: OpenOptions) -> Backend:
+        if options.gpu_layers == AUTO and not (found := self.gpus.find(options.progress)).names:
+            raise NoRoomOnGpu(found.reason)
+        from llmrun.backends.llama.backend import LlamaBackend
+
+        return LlamaBackend(file, options)
+
+    def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
+        from llmrun.backends.llama.footprint import footprint_on_llama
+        from llmrun.backends.llama.gpu_layers import cache_by_context
+
+        cache = cache_by_context(file, options.kv_type, max_sequences=options.max_sequences)
+        return footprint_on_llama(file, cache=cache)
+
+    def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
+        return None
+
+
+KIND: BackendKind = LlamaKind()
+
+
+def install_command() -> str:
+    """Return the shell command that installs llama.cpp."""
+    return f'{shlex.quote(sys.executable)} -m pip install "{llama_requirement()}"'
+
+
+def llama_requirement() -> str:
+    """Return what pip is to install for llama.cpp: the installed package's own requirement, which is right whether or
+    not llmrun itself came from an index."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    requirement = "llmrun[llama]"
+    try:
+        for line in requires("llmrun") or ():
+            wanted, _, condition = line.partition(";")
+            if condition.strip() in ("extra == 'llama'", 'extra == "llama"'):
+                requirement = wanted.strip()
+    except PackageNotFoundError:  # run from a folder that was never installed
+        requirement = ".[llama]"
+    return requirement

@@ -1,0 +1,76 @@
+"""The backends, one line each. Flags, settings, `auto`, `fit` and `bench` know a backend by its line here.
+
+Importing this costs nothing: a backend's module is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+from llmrun.backends.base import AUTO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmrun.backends.kind import BackendKind, StandIn
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One backend: its name, the module whose KIND it is, and the program behind it where that is not ours."""
+
+    name: str
+    module: str
+    program: str = ""
+
+    @property
+    def title(self) -> str:
+        """What to call it in a sentence."""
+        return self.program or self.name
+
+    def kind(self) -> BackendKind:
+        return cast("BackendKind", _kind_in(self.module))
+
+
+# In the order in which "auto" tries them on the CPU.
+BACKENDS: Sequence[Entry] = (
+    Entry("cpu", "llmrun.backends.cpu.kind"),
+    Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp"),
+)
+# These answer without a model, for tests. They are accepted by name, but neither listed nor chosen.
+STAND_INS: Sequence[Entry] = (Entry("scripted", "llmrun.backends.scripted.backend"),)
+
+CHOICES = (AUTO, *(entry.name for entry in BACKENDS))
+HIDDEN_CHOICES = tuple(entry.name for entry in STAND_INS)
+
+
+def backend_named(name: str) -> Entry | None:
+    """Return the backend of that name; None for "auto", stand-ins and unknown names."""
+    return next((entry for entry in BACKENDS if entry.name == name), None)
+
+
+def stand_in_named(name: str) -> StandIn | None:
+    """Return the stand-in of that name, if it is one."""
+    return next((cast("StandIn", _kind_in(entry.module)) for entry in STAND_INS if entry.name == name), None)
+
+
+def is_stand_in(name: str) -> bool:
+    """Whether this backend answers without a model."""
+    return name in HIDDEN_CHOICES
+
+
+def may_use_gpus(name: str) -> bool:
+    """Whether a backend, or one that "auto" may choose, can use GPUs."""
+    return any(entry.kind().gpus is not None for entry in BACKENDS if name in (AUTO, entry.name))
+
+
+def choices_in_words() -> str:
+    """Spell out the choices for a help text: "auto, cpu, or llama (llama.cpp)"."""
+    *others, last = [AUTO, *(f"{one.name} ({one.program})" if one.program else one.name for one in BACKENDS)]
+    return f"{', '.join(others)}, or {last}"
+
+
+def _kind_in(module: str) -> Any:
+    return import_module(module).KIND

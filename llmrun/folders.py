@@ -1,0 +1,43 @@
+"""Where llmrun keeps its files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from platformdirs import PlatformDirs
+
+
+def cache_folder() -> Path:
+    """Files that can be made again (`kernels/`). LLMRUN_CACHE_DIR moves it. Not created."""
+    return _named_path("LLMRUN_CACHE_DIR") or _platform().user_cache_path
+
+
+def data_folder() -> Path:
+    """Files worth keeping (`models/`). LLMRUN_DATA_DIR moves it. Not created."""
+    return _named_path("LLMRUN_DATA_DIR") or _platform().user_data_path
+
+
+def config_file() -> Path:
+    """`config.toml`, which need not exist. LLMRUN_CONFIG names another file, which must."""
+    return _named_path("LLMRUN_CONFIG") or _platform().user_config_path / "config.toml"
+
+
+def _named_path(variable: str) -> Path | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError(f"environment: {variable}: {text!r} names a home folder that does not exist") from error
+
+
+def _platform() -> PlatformDirs:
+    from platformdirs import PlatformDirs
+
+    return PlatformDirs("llmrun", appauthor=False)
