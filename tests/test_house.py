@@ -200,7 +200,7 @@ def test_a_forbidden_import_is_seen(source: str, module: str) -> None:
         ("from llmrun.backends.registry import CHOICES", "settings"),
         ("from llmrun import __version__", "gguf.reader"),
         ("from . import base\nfrom .base import Backend", "backends.select"),
-        ("from llmrun.hub.resolve import resolve\nimport rich", "cli.generate"),
+        ("from llmrun.hub.resolve.model_file import resolve\nimport rich", "cli.generate"),
         ("from llmrun.cli.app import main", "__main__"),
         ("from llvmlite import binding\nimport numba", "kernels.compiler"),
         ("from llmrun.plan import ops", "kernels.rows.rowwise"),

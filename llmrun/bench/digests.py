@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from llmrun.folders import cache_folder
 
 if TYPE_CHECKING:
-    from llmrun.hub.reporter import Reporter
+    from llmrun.hub.progress_reporter import Reporter
 
 _MOST = 256  # files remembered, those hashed last
 
 
 def file_sha256(path: Path, reporter: Reporter) -> str:
     """In hexadecimal. Computed anew when size, time or inode of the file have changed since. Raises OSError."""
-    from llmrun.hub.disk import digest
-    from llmrun.hub.records import known_digest
+    from llmrun.hub.local.model_records import known_digest
+    from llmrun.hub.local.safe_writes import digest
 
     of_the_hub = known_digest(path)
     if of_the_hub is not None:

@@ -21,8 +21,8 @@ from llmrun.remote.url import is_endpoint, parse_endpoint
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
-    from llmrun.hub.catalog import CatalogEntry
-    from llmrun.hub.resolve import ResolvedModel
+    from llmrun.hub.catalog.lookup import CatalogEntry
+    from llmrun.hub.resolve.model_file import ResolvedModel
     from llmrun.settings import Settings
     from llmrun.types import SamplingParams
 
@@ -45,7 +45,7 @@ def lasting_name(settings: Settings) -> str:
         return parse_endpoint(settings.model).address
     if is_stand_in(settings.backend):
         return os.path.abspath(os.path.expanduser(settings.model))  # noqa: PTH100, PTH111  (Path's own may raise)
-    from llmrun.hub.reference import LocalPath, understand
+    from llmrun.hub.resolve.model_name import LocalPath, understand
 
     meant = understand(settings.model)
     return os.path.abspath(meant.path) if isinstance(meant, LocalPath) else settings.model  # noqa: PTH100
@@ -66,7 +66,7 @@ def open_model(
         return
     from llmrun.engine.defaults import default_sampling
     from llmrun.engine.engine import Engine
-    from llmrun.hub.use import in_use
+    from llmrun.hub.local.open_models import in_use
 
     found = _found(settings)
     _tell_of_too_many_threads(settings)
@@ -120,7 +120,7 @@ def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
     except DoesNotFit as error:
         if entry is None or error.most_weights is None:
             raise
-        from llmrun.hub.memory_check import smaller_choice
+        from llmrun.hub.resolve.memory_check import smaller_choice
 
         smaller = smaller_choice(entry, error.most_weights)
         if not smaller:
@@ -129,7 +129,7 @@ def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
 
 
 def _found(settings: Settings) -> ResolvedModel:
-    from llmrun.hub.resolve import ResolvedModel, resolve
+    from llmrun.hub.resolve.model_file import ResolvedModel, resolve
 
     if is_stand_in(settings.backend):
         return ResolvedModel(Path(settings.model), Path(settings.model).stem, None)

@@ -12,7 +12,7 @@ from llmrun.doctor.machine import Machine
 from llmrun.doctor.shell import another_folder
 from llmrun.errors import UsageError
 from llmrun.folders import config_file
-from llmrun.hub.places import hub_cache, models_folder
+from llmrun.hub.local.paths import hub_cache, models_folder
 from llmrun.settings import load_settings
 
 SECTION = "Files"

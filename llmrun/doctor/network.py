@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from llmrun.amounts import format_seconds
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.machine import Machine
-from llmrun.hub.reach import Reach, reach_hub
+from llmrun.hub.remote.ping import Reach, reach_hub
 
 SECTION = "Network"
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmrun.doctor.findings import Finding
-from llmrun.hub.reach import hub_token
+from llmrun.hub.remote.ping import hub_token
 
 _NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL|AUTHORIZATION")
 _USER = re.compile(r"(?<=://)[^/?#\s]*@")

@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.bench import digests
 from llmrun.bench.digests import file_sha256
-from llmrun.hub.records import remember_digests
+from llmrun.hub.local.model_records import remember_digests
 
 
 class Watching:

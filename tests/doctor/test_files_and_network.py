@@ -16,7 +16,7 @@ from llmrun.doctor.folders import look_at_folders, look_at_settings
 from llmrun.doctor.kernel_cache import look_at_kernels
 from llmrun.doctor.machine import Machine
 from llmrun.doctor.network import look_at_hub
-from llmrun.hub.reach import Reach
+from llmrun.hub.remote.ping import Reach
 
 HUB = "https://huggingface.co"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from llmrun.errors import DoesNotFit, LlmrunError
-from llmrun.hub import disk
-from llmrun.hub.disk import CHUNK
-from llmrun.hub.download import download
-from llmrun.hub.model import Artifact
-from llmrun.hub.patience import MOST_CONNECTIONS, PROGRESS
+from llmrun.hub.local import safe_writes
+from llmrun.hub.local.safe_writes import CHUNK
+from llmrun.hub.names.model_sources import Artifact
+from llmrun.hub.remote.backoff import MOST_CONNECTIONS, PROGRESS
+from llmrun.hub.transfer.download import download
 from tests.support.hub.fake_hub import FakeHub, Fault, Place, fake_hub
 from tests.support.hub.fetching import TOKEN, Folders, Said, artifact_of, outcome
 from tests.support.hub.small_disks import small_disk
@@ -29,8 +29,8 @@ _TIMEOUT_S = 120.0  # for a process that is stuck
 _KILL_SPEED = 2e6  # bytes a second of a connection while clients are killed: about a second for a model
 # Python that makes a process take several connections for a small file.
 _SEVERAL = """
-import llmrun.hub.patience, llmrun.hub.connections
-llmrun.hub.patience.PROBE_S, llmrun.hub.patience.WORTH_S, llmrun.hub.connections.PART = 0.05, 0.05, 100_000
+import llmrun.hub.remote.backoff, llmrun.hub.transfer.connections
+llmrun.hub.remote.backoff.PROBE_S, llmrun.hub.remote.backoff.WORTH_S, llmrun.hub.transfer.connections.PART = 0.05, 0.05, 100_000
 """
 _SHARDS = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
 
@@ -164,7 +164,7 @@ class Soak:
         """A disk that is full somewhere in the middle; with room the download goes on."""
         model = case.model()
         case.use()
-        case.patch.setattr(disk, "SPARE", -(1 << 40))  # the look before sees room, another program takes it
+        case.patch.setattr(safe_writes, "SPARE", -(1 << 40))  # the look before sees room, another program takes it
         case.hub.bytes_per_second = 2e7  # what is on its way when the disk refuses is lost, and is to be little
         size = model.files[0].size
         with small_disk(case.folders.root / "small", case.rng.randrange(200_000, size), case.patch) as small:

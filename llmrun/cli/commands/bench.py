@@ -119,7 +119,7 @@ def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str,
     if any(map(is_stand_in, backends)):
         return Path(name).stem, name
     from llmrun.cli.progress import HubReporter
-    from llmrun.hub.resolve import resolve
+    from llmrun.hub.resolve.model_file import resolve
 
     resolved = resolve(name, offline=settings.offline, reporter=HubReporter())
     return resolved.name, str(resolved.path)
@@ -133,7 +133,7 @@ def _measured(configurations: Sequence[Configuration], flags: BenchFlags, second
     from llmrun.bench.system import system_state, warnings_about, warnings_between
     from llmrun.cli.living import LiveReporter
     from llmrun.cli.progress import HubReporter
-    from llmrun.hub.use import in_use
+    from llmrun.hub.local.open_models import in_use
 
     system = system_state()
     for words in warnings_about(system):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmrun.backends.fitting import Fit, Resources
     from llmrun.cli.progress import HubReporter
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.hub.model import Wanted
+    from llmrun.hub.names.model_sources import Wanted
     from llmrun.settings import Settings
 
 LISTING = {"place": 40}
@@ -110,7 +110,7 @@ class _Named(NamedTuple):
 def _shown(name: str, asked: _Asked, as_json: bool) -> dict[str, Any]:
     """Show one model, or all quantizations of one; returns what --json says of it."""
     from llmrun.backends.fitting import best_of
-    from llmrun.hub.file_names import quantization_of
+    from llmrun.hub.names.file_names import quantization_of
 
     named: list[_Named] = []
     for called, file_name, file in _headers(name, asked.settings):
@@ -134,9 +134,9 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     """
     from llmrun.cli.progress import HubReporter
     from llmrun.gguf.reader import open_gguf
-    from llmrun.hub.offers import here, leaves_open
-    from llmrun.hub.reference import LocalPath, understand
-    from llmrun.hub.resolve import existing, is_offline, refuse_if_offline
+    from llmrun.hub.resolve.model_file import existing, is_offline, refuse_if_offline
+    from llmrun.hub.resolve.model_name import LocalPath, understand
+    from llmrun.hub.resolve.offers import here, leaves_open
 
     meant = understand(name)
     if isinstance(meant, LocalPath):
@@ -169,8 +169,8 @@ def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile
 
 
 def _offered(meant: Wanted, reporter: HubReporter) -> Iterator[tuple[str, str, GGUFFile]]:
-    from llmrun.hub.headers import read_headers
-    from llmrun.hub.offers import offers
+    from llmrun.hub.remote.model_headers import read_headers
+    from llmrun.hub.resolve.offers import offers
 
     out.progress(f"{meant.name}: asking what there is")
     artifacts = offers(meant, reporter)

@@ -20,8 +20,8 @@ from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.gguf.glance import Glance
-    from llmrun.hub.inventory import Model
-    from llmrun.hub.partials import Partial
+    from llmrun.hub.upkeep.inventory import Model
+    from llmrun.hub.upkeep.unfinished_downloads import Partial
 
 LISTING = {"place": 60, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
@@ -34,11 +34,11 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False, deb
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
 
-    from llmrun.hub import inventory, partials
+    from llmrun.hub.upkeep import inventory, unfinished_downloads
 
     found = inventory.models()
     described = [(model, *inventory.facts_of(model)) for model in found]
-    begun = partials.partials()
+    begun = unfinished_downloads.partials()
     total = inventory.total_size([path for model in found for path in model.files])
     if json_output:
         out.json(
@@ -76,7 +76,7 @@ def _show(described: list[tuple[Model, Glance, str]], begun: list[Partial], tota
 
 
 def _row(model: Model, facts: Glance, problem: str, now: float) -> tuple[str, ...]:
-    from llmrun.hub.inventory import quantization
+    from llmrun.hub.upkeep.inventory import quantization
 
     return (
         model.name,
@@ -96,7 +96,7 @@ def _begun(partial: Partial) -> str:
 
 
 def _as_json(model: Model, facts: Glance, problem: str) -> dict[str, Any]:
-    from llmrun.hub.inventory import quantization
+    from llmrun.hub.upkeep.inventory import quantization
 
     record = model.record
     return {

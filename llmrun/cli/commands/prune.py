@@ -38,7 +38,7 @@ def command(
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
 
-    from llmrun.hub import pruning, removal
+    from llmrun.hub.upkeep import pruning, removal
 
     told: list[dict[str, Any]] = []
     exit_code, total = 0, 0

@@ -28,8 +28,8 @@ from llmrun.errors import LlmrunError, UsageError
 from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
-    from llmrun.hub.model import Artifact
-    from llmrun.hub.pulling import Pull
+    from llmrun.hub.names.model_sources import Artifact
+    from llmrun.hub.resolve.pulling import Pull
 
 LISTING = {"place": 50}
 Given = TypeVar("Given")
@@ -92,7 +92,7 @@ class _Pulling:
     """One run: plan all, look for room, then fetch one after the other. What fails does not keep the others."""
 
     def __init__(self, asked: _PullFlags) -> None:
-        from llmrun.hub.lockfile import LOCK
+        from llmrun.hub.resolve.lockfile import LOCK
 
         self.asked = asked
         self.reporter = HubReporter()
@@ -101,7 +101,7 @@ class _Pulling:
         self.locked_now: dict[str, Artifact] = {}
 
     def run(self) -> int:
-        from llmrun.hub.pulling import require_room
+        from llmrun.hub.resolve.pulling import require_room
 
         names, plan = self._names_and_plan()
         found = [planned for name in names if (planned := self._trying(name, plan, name))]
@@ -128,8 +128,8 @@ class _Pulling:
         return self._code()
 
     def _names_and_plan(self) -> tuple[Sequence[str], Callable[[str], Pull]]:
-        from llmrun.hub.lockfile import read_lock
-        from llmrun.hub.pulling import plan, plan_current, plan_locked
+        from llmrun.hub.resolve.lockfile import read_lock
+        from llmrun.hub.resolve.pulling import plan, plan_current, plan_locked
 
         asked, names = self.asked, self.asked.names
         if not asked.locked and names:
@@ -178,7 +178,7 @@ class _Pulling:
             out.detail(f"  {file.path}  {file.size:,} bytes  sha256 {file.sha256 or 'not known'}")
 
     def _pull(self, planned: Pull) -> None:
-        from llmrun.hub.pulling import bytes_here
+        from llmrun.hub.resolve.pulling import bytes_here
 
         held = bytes_here(planned.pinned) if planned.pinned is not None else 0
         started = time.monotonic()
@@ -202,7 +202,7 @@ class _Pulling:
             out.answer(f"{path}\n")
 
     def _write_lock(self) -> None:
-        from llmrun.hub.lockfile import read_lock, write_lock
+        from llmrun.hub.resolve.lockfile import read_lock, write_lock
 
         kept = read_lock(self.lock_path) if self.lock_path.exists() else {}
         write_lock(self.lock_path, kept | self.locked_now)
@@ -211,7 +211,7 @@ class _Pulling:
 
 def _memory_checked(planned: Pull) -> Pull:
     """Raises DoesNotFit for a model that could not run here."""
-    from llmrun.hub.memory_check import require_memory
+    from llmrun.hub.resolve.memory_check import require_memory
 
     if planned.pinned is not None and planned.wanted is not None:
         require_memory(planned.pinned, planned.wanted, HubReporter())
@@ -220,7 +220,7 @@ def _memory_checked(planned: Pull) -> Pull:
 
 def _plan_fields(planned: Pull) -> list[str]:
     """`qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`"""
-    from llmrun.hub.pulling import bytes_here
+    from llmrun.hub.resolve.pulling import bytes_here
 
     artifact = planned.pinned
     if planned.here is not None or artifact is None:

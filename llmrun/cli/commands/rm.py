@@ -20,9 +20,9 @@ from llmrun.errors import LlmrunError, ModelNotFound
 from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
-    from llmrun.hub.inventory import Model
-    from llmrun.hub.partials import Partial
-    from llmrun.hub.removal import Removal
+    from llmrun.hub.upkeep.inventory import Model
+    from llmrun.hub.upkeep.removal import Removal
+    from llmrun.hub.upkeep.unfinished_downloads import Partial
 
 LISTING = {"place": 80}
 
@@ -38,9 +38,9 @@ def command(
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
 
-    from llmrun.hub import removal
-    from llmrun.hub.inventory import models
-    from llmrun.hub.partials import partials
+    from llmrun.hub.upkeep import removal
+    from llmrun.hub.upkeep.inventory import models
+    from llmrun.hub.upkeep.unfinished_downloads import partials
 
     found, begun = models(), partials()
     told: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ def command(
 
 
 def _planned(name: str, found: list[Model], begun: list[Partial]) -> Removal:
-    from llmrun.hub import inventory, removal
+    from llmrun.hub.upkeep import inventory, removal
 
     partial = next((each for each in begun if each.name.lower() == name.lower()), None)
     try:

@@ -21,8 +21,8 @@ from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.hub.catalog import CatalogEntry
-    from llmrun.hub.model import Wanted
+    from llmrun.hub.catalog.lookup import CatalogEntry
+    from llmrun.hub.names.model_sources import Wanted
 
 LISTING = {"place": 70}
 
@@ -58,8 +58,8 @@ def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, 
     Raises every LlmrunError of hub and reader.
     """
     from llmrun.gguf.reader import open_gguf
-    from llmrun.hub.inventory import models, select
-    from llmrun.hub.reference import LocalPath, understand
+    from llmrun.hub.resolve.model_name import LocalPath, understand
+    from llmrun.hub.upkeep.inventory import models, select
 
     meant = understand(name)
     if isinstance(meant, LocalPath):
@@ -73,8 +73,8 @@ def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, 
 
 def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
     from llmrun.cli.progress import HubReporter
-    from llmrun.hub.headers import read_header
-    from llmrun.hub.resolve import Sources, refuse_if_offline
+    from llmrun.hub.remote.model_headers import read_header
+    from llmrun.hub.resolve.model_file import Sources, refuse_if_offline
 
     refuse_if_offline(wanted, offline)
     out.progress(f"{wanted.name}: asking for its header")

@@ -21,9 +21,9 @@ from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound
 from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
-    from llmrun.hub.inventory import Model
-    from llmrun.hub.model import Expected
-    from llmrun.hub.verification import Verdict
+    from llmrun.hub.names.model_sources import Expected
+    from llmrun.hub.upkeep.inventory import Model
+    from llmrun.hub.upkeep.verification import Verdict
 
 LISTING = {"place": 90}
 
@@ -41,7 +41,7 @@ def command(
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
 
-    from llmrun.hub.inventory import models
+    from llmrun.hub.upkeep.inventory import models
 
     found = models()
     exit_code = 0
@@ -67,8 +67,8 @@ def command(
 
 def _model(name: str, found: list[Model]) -> Model:
     """One of those that were found, or a file by its path. Raises ModelNotFound and UsageError."""
-    from llmrun.hub.inventory import of_path, select
-    from llmrun.hub.reference import LocalPath, understand
+    from llmrun.hub.resolve.model_name import LocalPath, understand
+    from llmrun.hub.upkeep.inventory import of_path, select
 
     try:
         return select(name, found)
@@ -90,8 +90,8 @@ def _exit_code(verdict: Verdict) -> int:
 
 def _told(model: Model, *, quietly: bool) -> Verdict:
     from llmrun.cli.progress import HubReporter
-    from llmrun.hub import verification
-    from llmrun.hub.inventory import USERS
+    from llmrun.hub.upkeep import verification
+    from llmrun.hub.upkeep.inventory import USERS
 
     verdict = verification.verify(model, _promised(model), HubReporter())
     for problem in verdict.problems:
@@ -111,8 +111,8 @@ def _told(model: Model, *, quietly: bool) -> Verdict:
 
 def _promised(model: Model) -> tuple[Expected, ...]:
     """What the catalogue says of a model that it has given its name."""
-    from llmrun.hub.inventory import OWN, SHARED
-    from llmrun.hub.reference import LocalPath, understand
+    from llmrun.hub.resolve.model_name import LocalPath, understand
+    from llmrun.hub.upkeep.inventory import OWN, SHARED
 
     if model.holder not in (OWN, SHARED):
         return ()
@@ -124,7 +124,7 @@ def _promised(model: Model) -> tuple[Expected, ...]:
 
 
 def _advice(model: Model, verdict: Verdict) -> str:
-    from llmrun.hub.inventory import USERS
+    from llmrun.hub.upkeep.inventory import USERS
 
     if model.holder == USERS:
         return "fetch or copy it again; if it stays like this, it was made so, and another one is needed"

@@ -17,8 +17,8 @@ from pathlib import Path
 import filelock
 import pytest
 
-from llmrun.hub import huggingface
-from llmrun.hub.model import Artifact, HubSource, RemoteFile
+from llmrun.hub.names.model_sources import Artifact, HubSource, RemoteFile
+from llmrun.hub.remote import huggingface
 from tests.support.cli.commands import ROOT
 from tests.support.hub.fake_hub import FakeHub, FakeRepository
 
@@ -26,8 +26,8 @@ TOKEN = "hf_secretsecretsecret"
 CHILD = """
 import json, sys
 from llmrun.errors import LlmrunError
-from llmrun.hub.download import download
-from llmrun.hub.model import Artifact, HubSource, RemoteFile
+from llmrun.hub.transfer.download import download
+from llmrun.hub.names.model_sources import Artifact, HubSource, RemoteFile
 
 def say(**what):
     print(json.dumps(what), flush=True)
@@ -138,7 +138,7 @@ class Folders:
 
         monkeypatch.setattr(huggingface, "request", request)
         monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
-        monkeypatch.setattr("llmrun.hub.patience.FIRST_WAIT_S", 0.001)
+        monkeypatch.setattr("llmrun.hub.remote.backoff.FIRST_WAIT_S", 0.001)
 
     def start(self, artifact: Artifact, hub: FakeHub, prelude: str = "") -> subprocess.Popen[str]:
         """A process that downloads; `prelude` is Python to run in it first."""

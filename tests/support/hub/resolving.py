@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CHILD = """
 import json, sys
 from llmrun.errors import LlmrunError
-from llmrun.hub.resolve import resolve
+from llmrun.hub.resolve.model_file import resolve
 
 def say(**what):
     print(json.dumps(what), flush=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.hub import partial
+from llmrun.hub.transfer import partial_file
 
 _SIZE = 8 << 20
 
@@ -58,7 +58,7 @@ def small_disk(folder: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> Iter
     def opened(path: Path, more: int = 0) -> io.FileIO:
         return Limited(os.open(path, os.O_RDWR | more, 0o666), "r+")
 
-    monkeypatch.setattr(partial, "_opened", opened)
+    monkeypatch.setattr(partial_file, "_opened", opened)
     yield disk
 
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from llmrun.errors import ModelNotFound
-from llmrun.hub import local
-from llmrun.hub.download import download
-from llmrun.hub.inventory import Model, facts_of, models, select
-from llmrun.hub.pruning import prunings
-from llmrun.hub.reference import LocalPath, understand
-from llmrun.hub.removal import Removal, removal_of, remove
-from llmrun.hub.reporter import Silent
-from llmrun.hub.verification import verify
+from llmrun.hub.local import stored_models
+from llmrun.hub.progress_reporter import Silent
+from llmrun.hub.resolve.model_name import LocalPath, understand
+from llmrun.hub.transfer.download import download
+from llmrun.hub.upkeep.inventory import Model, facts_of, models, select
+from llmrun.hub.upkeep.pruning import prunings
+from llmrun.hub.upkeep.removal import Removal, removal_of, remove
+from llmrun.hub.upkeep.verification import verify
 from tests.support.cli.commands import LLMRUN, ROOT
 from tests.support.hub.fake_hub import FakeHub, fake_hub
 from tests.support.hub.fetching import Folders, artifact_of
@@ -180,7 +180,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert bool(verify(model, (), Silent()).problems) == is_damaged
         meant = understand(model.name)
         assert not isinstance(meant, LocalPath)
-        assert local.find(meant, Silent()) == (None if is_damaged else model.path)
+        assert stored_models.find(meant, Silent()) == (None if is_damaged else model.path)
 
     @rule(name=st.sampled_from(["hf:org/one:Q4_0", "hf:org/two:Q8_0", "hf:org/one"]))
     def select_by_a_name(self, name: str) -> None:

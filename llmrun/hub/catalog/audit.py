@@ -1,0 +1,122 @@
+"""Whether the Hub still has what the catalogue promises, and the exact sizes and sha256 that nobody had quoted yet."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from llmrun.errors import LlmrunError, ModelNotFound, NetworkError
+from llmrun.hub.catalog.file import CatalogEntry, Quant
+from llmrun.hub.names.file_names import shards_of
+from llmrun.hub.names.model_sources import Expected, HubSource, RemoteFile
+
+ANSWER_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the Hub says of one quantization of one model.
+
+    wrong    what does not hold, in a few words; "" where all does
+    files    as the Hub has them; () where it does not
+    lacking  whether the catalogue lacks a size or a sha256 that the Hub knows
+    """
+
+    entry: str
+    quant: str
+    source: HubSource
+    wrong: str
+    files: tuple[RemoteFile, ...] = ()
+    lacking: bool = False
+
+
+def check_entry(entry: CatalogEntry, listings: dict[str, Mapping[str, RemoteFile] | str]) -> Iterator[Finding]:
+    """A finding for each file of the Hub. `listings` keeps what was asked for: a repository's files, or why there are
+    none. Raises NetworkError when the Hub cannot be reached."""
+    for quant in entry.quants.values():
+        for source in quant.sources:
+            if isinstance(source, HubSource):
+                if source.repository not in listings:
+                    listings[source.repository] = _listing_or_reason(source.repository)
+                yield _compare(entry.name, quant, source, listings[source.repository])
+
+
+def ask_hub(repository: str) -> Mapping[str, RemoteFile]:
+    """The GGUF files of a repository by their paths. Raises ModelNotFound for one that is not there (or not for us),
+    and NetworkError for a Hub that cannot be reached or does not answer as one."""
+    try:
+        from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+        from huggingface_hub.hf_api import HfApi
+    except ValueError as error:  # it takes HF_ENDPOINT apart while it is imported
+        raise NetworkError(f"network settings: {error}", hint="check HF_ENDPOINT") from error
+    import httpx2
+
+    try:
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="llmrun")
+        info = api.model_info(repository, files_metadata=True, timeout=ANSWER_SECONDS)
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound("no such repository, or not a public one") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403, 404):
+            raise ModelNotFound(f"not for us (HTTP {status})") from error
+        raise NetworkError(f"the Hub refused (HTTP {status})") from error
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:
+        words = "".join(letter for letter in str(error).split("\n")[0] if letter.isprintable())
+        raise NetworkError(f"the Hub is not reached: {words[:160] or type(error).__name__}") from error
+    return {
+        sibling.rfilename: RemoteFile(sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else None)
+        for sibling in info.siblings or ()
+        if sibling.size is not None and sibling.rfilename.lower().endswith(".gguf")
+    }
+
+
+def _listing_or_reason(repository: str) -> Mapping[str, RemoteFile] | str:
+    try:
+        return ask_hub(repository)
+    except ModelNotFound as error:
+        return str(error)
+
+
+def _compare(entry: str, quant: Quant, source: HubSource, listing: Mapping[str, RemoteFile] | str) -> Finding:
+    if isinstance(listing, str):
+        return Finding(entry, quant.name, source, listing)
+    paths = shards_of(source.file or "")
+    if missing := [path for path in paths if path not in listing]:
+        return Finding(entry, quant.name, source, f"no file {missing[0]}")
+    files = tuple(listing[path] for path in paths)
+    pairs = list(zip(quant.files, files, strict=True))
+    wrong = "; ".join(filter(None, (_difference(expected, file) for expected, file in pairs)))
+    lacking = any(expected.size is None or (expected.sha256 is None and file.sha256) for expected, file in pairs)
+    return Finding(entry, quant.name, source, wrong, files, bool(lacking))
+
+
+def _difference(expected: Expected, file: RemoteFile) -> str:
+    if expected.size is not None and expected.size != file.size:
+        return f"{file.size:,} bytes there, {expected.size:,} here"
+    if expected.sha256 is not None and file.sha256 is not None and expected.sha256 != file.sha256:
+        return f"sha256 {file.sha256[:12]}... there, {expected.sha256[:12]}... here"
+    return ""
+
+
+def with_facts(text: str, finding: Finding) -> str:
+    """The text of a models.toml with the sizes and sha256 of a finding written into its line. Raises LlmrunError where
+    there is no such line: one `quants.NAME = { ... }` under a heading of its own."""
+    name = re.escape(finding.entry)
+    heading = re.search(rf'^\[models\.(?:"{name}"|{name})\]$', text, re.MULTILINE)
+    line = re.compile(rf"^quants\.{re.escape(finding.quant)} = \{{ (?P<facts>[^\n]*) \}}$", re.MULTILINE)
+    match = line.search(text, heading.end()) if heading else None
+    following = text.find("\n[", heading.end()) if heading else -1
+    if match is None or (following != -1 and match.start() > following):
+        raise LlmrunError(f"catalogue: {finding.entry}: quants.{finding.quant}: not on a line of its own")
+    facts = re.sub(r'(?:, )?\b(?:size|sha256|about) = (?:\[[^\]]*\]|"[^"]*"|[0-9_]+)', "", match["facts"])
+    facts += ", size = " + _listed([f"{file.size:_}" for file in finding.files])
+    if all(file.sha256 for file in finding.files):
+        facts += ", sha256 = " + _listed([f'"{file.sha256}"' for file in finding.files])
+    return f"{text[: match.start('facts')]}{facts.removeprefix(', ')}{text[match.end('facts') :]}"
+
+
+def _listed(values: list[str]) -> str:
+    return values[0] if len(values) == 1 else f"[{', '.join(values)}]"

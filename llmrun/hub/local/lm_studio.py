@@ -1,0 +1,66 @@
+"""Models that LM Studio keeps on this machine, read where they are. Nothing of LM Studio's is ever written or removed.
+
+models/OWNER/MODEL/FILE.gguf; which folder `models` is stands in LM Studio's settings, if it was moved.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from llmrun.hub.local.scandir import entries, expanded, is_file, read_small
+from llmrun.hub.names.file_names import models_among
+
+HOLDER = "lmstudio"
+
+
+def models() -> dict[str, Path]:
+    """The first file of every whole model, by "OWNER/MODEL/FILE.gguf"."""
+    found: dict[str, Path] = {}
+    for folder in dict.fromkeys(_folders()):
+        for owner in entries(folder):
+            for model in entries(Path(owner.path)):
+                for name, path in _files(Path(model.path)).items():
+                    found.setdefault(f"{owner.name}/{model.name}/{name}", path)
+    return found
+
+
+def find(name: str) -> Path | None:
+    """The file of a model, by its place in LM Studio's folder."""
+    return next((path for known, path in models().items() if known.lower() == name.lower()), None)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {name: folder / name for name in models_among([entry.name for entry in entries(folder) if is_file(entry)])}
+
+
+def _folders() -> list[Path]:
+    """The one that the settings name, and the two where versions of LM Studio have theirs."""
+    homes = [home for home in (_pointed_home(), expanded("~/.lmstudio"), expanded("~/.cache/lm-studio")) if home]
+    moved = [folder for folder in map(_moved_models, homes) if folder]
+    return [*moved, *(home / "models" for home in homes)]
+
+
+def _pointed_home() -> Path | None:
+    """LM Studio leaves a note of one line where it keeps its files."""
+    try:
+        text = read_small(expanded("~/.lmstudio-home-pointer")).decode("utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return _absolute(text)
+
+
+def _moved_models(home: Path) -> Path | None:
+    try:
+        settings: Any = json.loads(read_small(home / "settings.json"))
+        return _absolute(settings["downloadsFolder"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _absolute(text: object) -> Path | None:
+    """A folder, if that is what a file of LM Studio's names."""
+    if not isinstance(text, str) or not text.isprintable() or not Path(text).is_absolute():
+        return None
+    return Path(text)

@@ -1,0 +1,88 @@
+"""What to try instead of a name that means nothing here: one line, and never an empty one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from llmrun.hub.names.file_names import quantization_named
+
+_MOST = 3  # names in a hint
+_LONGEST = 100  # characters of a name that are worth comparing
+_LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # one that there is not: "-q9"
+
+
+def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> str:
+    """For a name of no model. `models` are those there are ("qwen3:4b"), `others` their aliases."""
+    if _is_file(name):
+        return f"to run the file of that name, say ./{name}"
+    wanted = name.lower()[:_LONGEST]
+    families = list(dict.fromkeys(model.partition(":")[0] for model in models))
+    all_names = [*models, *others, *families]
+    if same := _same_letters(wanted, all_names):
+        return _did_you_mean(same)
+    family, separator, variant = wanted.partition(":")
+    if separator and family in families:
+        sizes = [model for model in models if model.partition(":")[0] == family]
+        if quant := quantization_named(variant):
+            return _did_you_mean([f"{sizes[0]}-{quant.lower()}"])
+        if begun := [size for size in sizes if re.match(re.escape(size) + _LIKE_A_QUANTIZATION, wanted)]:
+            model = max(begun, key=len)
+            return f"did you mean {model}? `llmrun fit {model}` lists its quantizations"
+        near = _near(wanted, sizes)
+        return f"{family} comes as " + _listed(near + [size for size in sizes if size not in near], 12)
+    if near := _near(wanted, all_names):
+        return _did_you_mean(near)
+    if related := [family for family in families if len(wanted) > 2 and (wanted in family or family in wanted)]:
+        return _did_you_mean(related[:_MOST])
+    return f"known are {_listed(families, 12)}; any repository of the Hub: hf:owner/name; or the path of a .gguf file"
+
+
+def for_repository(repository: str, known: Iterable[str]) -> str:
+    """For a repository that the Hub does not have, or a name without an owner. "" if nothing is near."""
+    wanted = repository.lower()[:_LONGEST]
+    repositories = [name for name in known if name.lower() != wanted]  # the Hub may hide one that we know
+    own_name = _own_name(wanted)
+    same = [name for name in repositories if own_name and _own_name(name.lower()) == own_name]
+    found = same or _near(wanted, repositories) or _near(own_name, repositories, _own_name)
+    return _did_you_mean([f"hf:{name}" for name in found[:_MOST]]) if found else ""
+
+
+def _did_you_mean(names: Sequence[str]) -> str:
+    return "did you mean " + " or ".join(names) + "?"
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _same_letters(wanted: str, names: Iterable[str]) -> list[str]:
+    """Those that differ in nothing but what stands between letters: `qwen3-4b`, `llama3:2`."""
+    letters = _letters(wanted)
+    return [name for name in dict.fromkeys(names) if letters and _letters(name) == letters][:_MOST]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _own_name(repository: str) -> str:
+    return repository.rpartition("/")[2]
+
+
+def _near(wanted: str, names: Sequence[str], compared: Callable[[str], str] = str) -> list[str]:
+    import difflib
+
+    keys: dict[str, str] = {}
+    for name in names:
+        keys.setdefault(compared(name).lower(), name)
+    return [keys[key] for key in difflib.get_close_matches(wanted, list(keys), n=_MOST)]
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # a name the system cannot even look up
+        return False

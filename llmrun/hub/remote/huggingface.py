@@ -1,0 +1,204 @@
+"""What the Hugging Face Hub says of a model: which files it has at which commit, their sizes and sha256.
+
+huggingface_hub knows the address, the token, the proxy settings and the file's sha256. It never compares that sha256
+with the bytes (version 2.4 serves a truncated or flipped file from its cache), so only metadata is asked for here;
+the bytes are fetched and checked by download.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
+from llmrun.hub.local.paths import safe_segments
+from llmrun.hub.names.file_names import shards_of, without_shard
+from llmrun.hub.names.model_sources import Artifact, Expected, HubSource, RemoteFile
+from llmrun.hub.remote import network_errors
+from llmrun.hub.remote.network_errors import (
+    CHECK_ENDPOINT,
+    NOT_A_HUB,
+    NoFile,
+    NoRepository,
+    answer_within,
+    plain,
+    translated,
+)
+from llmrun.hub.remote.quantization_choice import choose, nearest_files
+from llmrun.hub.remote.repository_listing import Listing, OfferedModel, is_sha256, is_size, offered
+
+if TYPE_CHECKING:
+    from huggingface_hub.file_download import HfFileMetadata
+    from huggingface_hub.hf_api import ModelInfo
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Artifact:
+    """Exactly which files `source` is now. `expected` binds where it is known: other files are refused.
+
+    The first file is asked for by itself, so that a repository that does not give it to this user is told before
+    anything is fetched. Raises ModelNotFound, NetworkError, IntegrityError, or UsageError for names that cannot be.
+    """
+    if source.file is not None and _parts(source.file) == (source.file,):
+        safe_segments(source.file)
+        commit, first = _first_file(source, source.file, _known(expected, source.file))
+        files: tuple[RemoteFile, ...] = (first,)
+    else:
+        found = listing(source)
+        files = _meant(source, found).files
+        commit, first = _first_file(replace(source, revision=found.commit), files[0].path, files[0])
+        if commit != found.commit or first != files[0]:
+            raise NetworkError("the Hub contradicts itself", hint="try again: the repository may be changing")
+    _check(files, expected)
+    return Artifact(name, replace(source, file=files[0].path), files, commit)
+
+
+def listing(source: HubSource) -> Listing:
+    """All models of the repository at the source's revision; which one of them it means is not looked at.
+
+    Raises ModelNotFound for a repository or revision that is not there, NetworkError.
+    """
+    _client()
+    try:
+        info = answer_within(2 * network_errors.ANSWER_SECONDS, lambda: _information(source))
+    except NoRepository as error:
+        raise _with_nearest_repository(error, source.repository) from error
+    files = [
+        (sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else None)
+        for sibling in info.siblings or ()
+    ]
+    return offered(source.repository, _commit(info.sha), files)
+
+
+def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str]]:
+    """Where the bytes of a file are, and the headers to ask with.
+
+    The headers may hold the user's token, which is for this URL's own host: not for one that it redirects to.
+    Raises NetworkError for settings that cannot be meant.
+    """
+    _client()
+    with translated(repository):
+        from huggingface_hub.file_download import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not exported
+
+        headers = build_hf_headers(library_name="llmrun") | {"accept-encoding": "identity"}
+        return hf_hub_url(repository, file, revision=commit), headers
+
+
+def _client() -> None:
+    """Import huggingface_hub, or say what keeps it from being imported."""
+    # Its modules themselves: the package's lazy attributes print a failed import to stdout, where the answer goes.
+    try:
+        import huggingface_hub.hf_api  # noqa: F401
+        from huggingface_hub import constants
+    except ValueError as error:  # it takes HF_ENDPOINT apart while it is imported
+        raise NetworkError(f"network settings: {plain(error)}", hint="check HF_ENDPOINT") from error
+    # With it the first question of a process asks the Hub for a list of programs, waits up to 3 s and writes it down.
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+
+
+def _information(source: HubSource) -> ModelInfo:
+    from huggingface_hub import errors
+    from huggingface_hub.hf_api import HfApi
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # documented, not exported
+
+    with translated(source.repository):
+        get_session()  # what is wrong with the proxy or the certificates is raised here, and not taken for an answer
+        try:
+            return HfApi(library_name="llmrun").model_info(
+                source.repository, revision=source.revision, files_metadata=True, timeout=network_errors.ANSWER_SECONDS
+            )
+        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # the last one: a token
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
+
+
+def _first_file(source: HubSource, file: str, known: RemoteFile | None) -> tuple[str, RemoteFile]:
+    """(the commit at the source's revision, what the Hub says of this file there)"""
+    _client()
+    try:
+        metadata = answer_within(network_errors.ANSWER_SECONDS, lambda: _metadata(source, file))
+    except NoRepository as error:
+        raise _with_nearest_repository(error, source.repository) from error
+    except NoFile as error:
+        raise _with_nearest_file(error, source, file) from error
+    commit = _commit(metadata.commit_hash)
+    size = metadata.size if metadata.size is not None or known is None else known.size
+    if size is None or not is_size(size) or not is_sha256(metadata.etag):
+        raise NetworkError(f"{file}: the Hub tells no size and sha256 of it, as it does of models")
+    return commit, RemoteFile(file, size, metadata.etag)
+
+
+def _metadata(source: HubSource, file: str) -> HfFileMetadata:
+    from huggingface_hub.file_download import get_hf_file_metadata, hf_hub_url
+
+    with translated(source.repository):
+        url = hf_hub_url(source.repository, file, revision=source.revision)
+        return get_hf_file_metadata(url, timeout=network_errors.ANSWER_SECONDS, library_name="llmrun")
+
+
+def _with_nearest_file(error: NoFile, source: HubSource, file: str) -> ModelNotFound:
+    try:
+        return NoFile(str(error), hint=nearest_files(listing(source).models, file))
+    except LlmrunError:  # it answered a moment ago, and its first words are enough
+        return error
+
+
+def _with_nearest_repository(error: NoRepository, repository: str) -> ModelNotFound:
+    from llmrun.hub.catalog.lookup import load_catalog
+    from llmrun.hub.names.suggestions import for_repository
+
+    near = for_repository(repository, load_catalog().repositories())
+    return NoRepository(str(error), hint=f"{near} {error.hint}") if near else error
+
+
+def _meant(source: HubSource, found: Listing) -> OfferedModel:
+    try:
+        if source.file is None:
+            return choose(found.models, source.quantization)
+        for model in found.models:
+            if model.file == source.file:
+                return model
+    except ModelNotFound as error:
+        if not found.models and found.left_out:
+            raise ModelNotFound(str(error), hint="; ".join(found.left_out[:3])) from error
+        raise
+    name = without_shard(source.file)
+    broken = [line for line in found.left_out if name in line]
+    if broken:
+        raise ModelNotFound(broken[0], hint="choose another quantization, or another repository")
+    raise ModelNotFound(f"no such file: {source.file}", hint=nearest_files(found.models, source.file))
+
+
+def _parts(file: str) -> tuple[str, ...]:
+    try:
+        return shards_of(file)
+    except ValueError as error:
+        raise ModelNotFound(str(error), hint="name the shard -00001-of-, or only the quantization") from error
+
+
+def _commit(told: object) -> str:
+    if not isinstance(told, str) or not _COMMIT.fullmatch(told):
+        raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT)
+    return told
+
+
+def _known(expected: tuple[Expected, ...], file: str) -> RemoteFile | None:
+    if len(expected) == 1 and expected[0].size is not None:
+        return RemoteFile(file, expected[0].size, expected[0].sha256)
+    return None
+
+
+def _check(files: tuple[RemoteFile, ...], expected: tuple[Expected, ...]) -> None:
+    if expected and len(expected) != len(files):
+        raise IntegrityError(f"other files are there now: {len(files)} seen, {len(expected)} expected")
+    for file, known in zip(files, expected, strict=False):
+        if known.sha256 not in (None, file.sha256) or known.size not in (None, file.size):
+            raise IntegrityError(
+                f"another file is there now: sha256 {file.sha256} ({file.size} bytes) seen, "
+                f"{known.sha256} ({known.size} bytes) expected",
+                hint="take it as it is now with --revision, or wait for a newer llmrun",
+            )

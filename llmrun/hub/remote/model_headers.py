@@ -1,0 +1,106 @@
+"""The header of a model that is not here, read over HTTP: a few hundred kilobytes of a file of gigabytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.errors import LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
+from llmrun.gguf.range_source import RangeSource
+from llmrun.gguf.remote_header import read_remote_header, read_sibling_header
+from llmrun.hub.remote.backoff import Patience
+from llmrun.hub.remote.http_ranges import Answer, Remote, TryAgain
+from llmrun.hub.transfer.download import remote_of
+
+if TYPE_CHECKING:
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.gguf.source import Source
+    from llmrun.hub.names.model_sources import Artifact
+    from llmrun.hub.progress_reporter import Reporter
+
+_MOST_SKIPPED = 16 << 20  # bytes that a server which gives no ranges may send before those that were asked for
+_AT_ONCE = 6  # headers that are asked for: what takes time is the way there and back
+_LABEL = "reading headers"
+
+
+def read_header(artifact: Artifact, known: GGUFFile | None = None) -> GGUFFile:
+    """What the model's header says. Its tensors cannot be read, and what tells nothing of its size is left out
+    (remote_header.py).
+
+    known  the header of another quantization of the same model: then a few kilobytes are enough
+    Raises NetworkError, ModelNotFound, ModelFileError; UnsupportedModel for a source that has no parts to read.
+    """
+    first, *others = artifact.files
+    shards = {Path(file.path).name: file for file in others}
+
+    def open_shard(name: str) -> Source:
+        if name not in shards:
+            raise ModelNotFound(f"{artifact.name}: {name} is not one of its {len(artifact.files)} files")
+        return _ranges(remote_of(artifact, shards[name]))
+
+    source = _ranges(remote_of(artifact, first))
+    if known is None:
+        return read_remote_header(source, open_shard)
+    return read_sibling_header(source, known, open_shard)
+
+
+def _ranges(remote: Remote | None) -> RangeSource:
+    if remote is None:
+        raise UnsupportedModel("a wheel cannot be looked into: it must be fetched first")
+
+    def fetch(start: int, end: int) -> bytes:
+        patience = Patience(remote.file.path, remote.file.size, 0)
+        while True:
+            try:
+                with remote.open(start, end, "") as answer:
+                    return _bytes_of(answer, start, end)
+            except TryAgain as trouble:
+                time.sleep(patience.wait_after(trouble, 0))
+
+    return RangeSource(fetch, remote.file.size, Path(remote.file.path))
+
+
+def _bytes_of(answer: Answer, start: int, end: int) -> bytes:
+    begin = start if answer.whole else 0
+    if begin > _MOST_SKIPPED:
+        raise NetworkError("the server gives no parts of files", hint="fetch the model to look at it: llmrun pull")
+    data = bytearray()
+    for piece in answer.pieces:
+        data += piece
+        if len(data) >= begin + end - start:
+            return bytes(data[begin : begin + end - start])
+    raise TryAgain(f"ended after {len(data):,} of {begin + end - start:,} bytes")
+
+
+def read_headers(artifacts: Sequence[Artifact], reporter: Reporter) -> list[GGUFFile | LlmrunError]:
+    """Of several quantizations of one model, in their order: a header each, or why it could not be read. The first one
+    that is read tells where to look in the others, several of which are asked for at a time."""
+    found: dict[int, GGUFFile | LlmrunError] = {}
+    known: GGUFFile | None = None
+    for number, artifact in enumerate(artifacts):
+        reporter.progress(_LABEL, number, len(artifacts))
+        found[number] = answer = _read_or_error(artifact, None)
+        if not isinstance(answer, LlmrunError):
+            known = answer
+            break
+    rest = range(len(found), len(artifacts))
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        waiting = {pool.submit(_read_or_error, artifacts[number], known): number for number in rest}
+        for done in as_completed(waiting):
+            found[waiting[done]] = done.result()
+            reporter.progress(_LABEL, len(found), len(artifacts))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for what is still asked for
+    reporter.progress(_LABEL, len(artifacts), len(artifacts))
+    return [found[number] for number in range(len(artifacts))]
+
+
+def _read_or_error(artifact: Artifact, known: GGUFFile | None) -> GGUFFile | LlmrunError:
+    try:
+        return read_header(artifact, known)
+    except LlmrunError as error:
+        return error

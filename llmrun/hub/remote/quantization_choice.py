@@ -1,0 +1,96 @@
+"""Which file of a repository is meant: the quantization that was asked for, or the one most people want."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmrun.errors import ModelNotFound
+from llmrun.hub.names.file_names import without_shard
+from llmrun.hub.remote.repository_listing import OfferedModel
+
+# Best first, where nobody asked for one. At 4.5 to 5 bits a weight a model loses little and is half as large as at 8;
+# then more bits, for quality; then fewer, as few are lost; unquantized files last: they are for converting.
+PREFERRED = (
+    *("Q4_K_M", "UD-Q4_K_XL", "Q4_K_XL", "Q4_K_L", "UD-Q4_K_M", "Q4_K_S", "UD-Q4_K_S", "Q4_K", "IQ4_NL", "IQ4_XS"),
+    *("UD-IQ4_NL", "UD-IQ4_XS", "Q4_1", "Q4_0", "MXFP4", "MXFP4_MOE", "NVFP4"),
+    *("Q5_K_M", "UD-Q5_K_XL", "Q5_K_L", "UD-Q5_K_M", "Q5_K_S", "Q5_K", "Q5_1", "Q5_0"),
+    *("Q6_K", "UD-Q6_K_XL", "Q6_K_L", "UD-Q6_K", "Q8_0", "UD-Q8_K_XL", "Q8_K_XL", "Q8_1"),
+    *("Q3_K_L", "UD-Q3_K_XL", "Q3_K_XL", "Q3_K_M", "UD-Q3_K_M", "IQ3_M", "IQ3_S", "Q3_K_S", "IQ3_XS", "Q3_K"),
+    *("UD-IQ3_XXS", "IQ3_XXS", "UD-Q2_K_XL", "Q2_K_L", "Q2_K", "UD-IQ2_M", "IQ2_M", "IQ2_S", "Q2_K_S", "IQ2_XS"),
+    *("UD-IQ2_XXS", "IQ2_XXS", "TQ2_0", "UD-IQ1_M", "IQ1_M", "UD-IQ1_S", "IQ1_S", "UD-TQ1_0", "TQ1_0"),
+)
+_UNQUANTIZED = ("BF16", "F16", "F32")
+_RANK = {name: rank for rank, name in enumerate(PREFERRED)}
+_MOST_NAMED = 12  # in one hint
+
+
+def choose(models: Sequence[OfferedModel], quantization: str | None) -> OfferedModel:
+    """The model of this quantization, or the best one where None is asked for.
+
+    Of several the one nearest to the root is meant, then the one of the shortest name. Raises ModelNotFound, with what
+    there is, when none fits or several fit alike.
+    """
+    if not models:
+        raise ModelNotFound("the repository has no GGUF model", hint="look for one whose name ends in -GGUF")
+    if quantization is None:
+        best = min(_rank(model) for model in models)
+        fitting = [model for model in models if _rank(model) == best]
+    else:
+        fitting = _of_quantization(models, quantization)
+    fitting.sort(key=_plainness)
+    if len(fitting) > 1 and _plainness(fitting[0]) == _plainness(fitting[1]):
+        raise ModelNotFound(
+            f"{len(fitting)} files are {fitting[0].quantization or 'of no named quantization'}",
+            hint="say which file: " + _listed([model.file for model in fitting]),
+        )
+    return fitting[0]
+
+
+def quantizations(models: Sequence[OfferedModel]) -> list[str]:
+    """The ones to choose from, the smallest model first."""
+    return list(dict.fromkeys(model.quantization for model in sorted(models, key=lambda model: model.size)))
+
+
+def nearest_files(models: Sequence[OfferedModel], file: str) -> str:
+    """A hint for a file that is not there: the likeliest ones that are, or all."""
+    import difflib
+
+    names = {model.file.lower(): model.file for model in models}
+    near = [names[name] for name in difflib.get_close_matches(file.lower(), list(names), n=3)]
+    if near:
+        return "did you mean " + " or ".join(near) + "?"
+    return "the repository has " + _listed(list(names.values())) if names else "the repository has no GGUF model"
+
+
+def _of_quantization(models: Sequence[OfferedModel], wanted: str) -> list[OfferedModel]:
+    name = {"FP16": "F16", "FP32": "F32"}.get(wanted.upper(), wanted.upper())
+    for meant in (name, f"UD-{name}"):  # unsloth's mix of types is another quantization, but what else can be meant
+        if fitting := [model for model in models if model.quantization == meant]:
+            return fitting
+    raise ModelNotFound(f"no {wanted} in the repository", hint=_near_quantizations(models, name))
+
+
+def _near_quantizations(models: Sequence[OfferedModel], wanted: str) -> str:
+    named = [name for name in quantizations(models) if name]
+    if not named:
+        return "say which file: " + _listed([model.file for model in models])
+    near = [name for name in named if name.removeprefix("UD-").startswith(wanted.removeprefix("UD-"))]
+    return "did you mean " + " or ".join(near) + "?" if near else "has " + _listed(named)
+
+
+def _rank(model: OfferedModel) -> int:
+    name = model.quantization
+    if "MXFP4" in name and "gpt-oss" in model.file.lower():
+        return -1  # as it was trained: any other type is converted from this one
+    if name in _UNQUANTIZED:
+        return len(_RANK) + 2 + _UNQUANTIZED.index(name)
+    return _RANK.get(name, len(_RANK) + (0 if name else 1))
+
+
+def _plainness(model: OfferedModel) -> tuple[int, int, int]:
+    return (model.file.count("/"), len(without_shard(model.file)), len(model.files))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

@@ -1,0 +1,99 @@
+"""Whether a model that is about to be fetched could run on this machine: gigabytes would come for nothing otherwise."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from llmrun.amounts import format_bytes
+from llmrun.errors import DoesNotFit, LlmrunError
+from llmrun.hub.names.model_sources import Artifact, PypiSource, Wanted
+from llmrun.machine import free_memory
+
+if TYPE_CHECKING:
+    from llmrun.backends.fitting import Fit, Resources
+    from llmrun.gguf.reader import GGUFFile
+    from llmrun.hub.catalog.lookup import CatalogEntry
+    from llmrun.hub.progress_reporter import Reporter
+
+_UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # types that our engine unpacks to bytes
+_LARGER_IN_MEMORY = 1.05  # than in the file: packed weights are up to 2 % larger, and quoted sizes are rounded
+_SURELY_FITS = 0.5  # of the memory: a file that is no larger fits, and its header need not be asked for
+
+
+def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> None:
+    """Raise DoesNotFit, with the sum and the largest quantization that fits, for a model that is larger than all memory
+    of this machine: what other programs hold now does not count. Headers are fetched for that, where it is close.
+
+    Raises what `read_header` raises.
+    """
+    memory = free_memory.whole_memory()
+    if memory is None or artifact.size <= _SURELY_FITS * memory or isinstance(artifact.source, PypiSource):
+        return
+    from llmrun.backends.fitting import Resources, fit_of
+    from llmrun.hub.remote.model_headers import read_header
+
+    machine = Resources(memory, Resources.of_this_machine().gpus)
+    with read_header(artifact) as file:
+        found = fit_of(file, machine)
+        if not found.fits:
+            smaller = _largest_that_fits(artifact, wanted, file, machine)
+            choice = f"the largest that fits is {smaller}" if smaller else "choose a smaller model"
+            raise DoesNotFit(
+                _sentence(artifact.name, found), hint=f"{choice}; `llmrun pull --anyway` fetches it nevertheless"
+            )
+    if not found.in_memory:
+        reporter.note(
+            f"{artifact.name}: needs {format_bytes(found.needed)} of memory, this machine has "
+            f"{format_bytes(memory)}: each token will read the rest from the disk, which is slow"
+        )
+
+
+def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:
+    """The name of the largest of the model's quantizations whose weights take no more in memory, by the sizes that were
+    quoted; "" for none, or none known."""
+    fitting = {
+        quant.name: size
+        for quant in entry.quants.values()
+        if not _UNPACKED.match(quant.name)
+        and (size := quant.estimated_size) is not None
+        and _LARGER_IN_MEMORY * size <= most_bytes
+    }
+    best = max(fitting, key=lambda name: fitting[name], default=None)
+    return entry.name_with(best) if best is not None else ""
+
+
+def _sentence(name: str, found: Fit) -> str:
+    assert found.memory is not None
+    sizes = found.footprint
+    needed, weights, cache, rest, memory = map(
+        format_bytes,
+        (
+            found.needed,
+            sizes.weights,
+            sizes.cache.of(found.context),
+            sizes.scratch + sizes.vocabulary,
+            found.memory,
+        ),
+    )
+    return (
+        f"{name}: needs {needed} of memory: weights {weights}, a KV cache of {found.context:,} tokens {cache}, "
+        f"scratch {rest}; this machine has {memory}"
+    )
+
+
+def _largest_that_fits(artifact: Artifact, wanted: Wanted, known: GGUFFile, machine: Resources) -> str:
+    """By the headers of the others, the largest first; "" where none fits, or none can be read."""
+    from llmrun.backends.fitting import fit_of
+    from llmrun.hub.remote.model_headers import read_header
+    from llmrun.hub.resolve.offers import all_offers
+
+    try:
+        smaller = [one for one in all_offers(artifact, wanted) if one.size < artifact.size]
+        for offer in smaller[::-1]:
+            with read_header(offer, known) as file:
+                if fit_of(file, machine).in_memory:
+                    return offer.name
+    except LlmrunError:  # that it does not fit is known, and is what the user must hear
+        return ""
+    return ""

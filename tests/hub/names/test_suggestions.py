@@ -1,0 +1,86 @@
+"""A hint is one line, never empty, and names what was most likely meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrun.hub.names.suggestions import for_name, for_repository
+
+MODELS = ("qwen3:4b", "qwen3:8b", "llama3.2:1b", "llama3.2:3b", "llama3:8b", "deepseek-r1:8b", "phi4:14b")
+OTHERS = ("ministral", "my-own")
+REPOSITORIES = ("Qwen/Qwen3-4B-GGUF", "unsloth/Qwen3-4B-GGUF", "bartowski/gemma-2-9b-it-GGUF")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("qwen3-4b", "did you mean qwen3:4b?"),
+        ("Qwen3 4B", "did you mean qwen3:4b?"),
+        ("qwen34b", "did you mean qwen3:4b?"),
+        ("llama3:2", "did you mean llama3.2?"),
+        ("llama32:3b", "did you mean llama3.2:3b?"),
+        ("deepseekr1", "did you mean deepseek-r1?"),
+        ("myown", "did you mean my-own?"),
+        ("qwen3:5b", "qwen3 comes as qwen3:8b, qwen3:4b"),
+        ("llama3.2:90b", "llama3.2 comes as llama3.2:3b, llama3.2:1b"),
+        ("qwen3:4b-q9", "did you mean qwen3:4b? `llmrun fit qwen3:4b` lists its quantizations"),
+        ("qwn3:4b", "did you mean qwen3:4b or qwen3:8b"),
+        ("minstral", "did you mean ministral"),
+        ("qwen", "did you mean qwen3 or "),
+        ("phi", "did you mean phi4?"),
+    ],
+)
+def test_what_was_meant_is_named(name: str, hint: str) -> None:
+    assert for_name(name, MODELS, OTHERS).startswith(hint)
+
+
+def test_where_nothing_is_near_the_families_are_told() -> None:
+    hint = for_name("zzzzzz", MODELS, OTHERS)
+    assert hint.startswith("known are qwen3, llama3.2, llama3, deepseek-r1, phi4; ")
+    assert "hf:owner/name" in hint
+
+
+def test_a_file_of_that_name_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mymodel").touch()
+    monkeypatch.chdir(tmp_path)
+    assert for_name("mymodel", MODELS) == "to run the file of that name, say ./mymodel"
+
+
+@pytest.mark.parametrize(
+    ("repository", "hint"),
+    [
+        ("Qwen3-4B-GGUF", "did you mean hf:Qwen/Qwen3-4B-GGUF or hf:unsloth/Qwen3-4B-GGUF?"),
+        ("bartowsky/gemma-2-9b-it-gguf", "did you mean hf:bartowski/gemma-2-9b-it-GGUF?"),
+        ("someone/Qwen3-4B-GGUF", "did you mean hf:Qwen/Qwen3-4B-GGUF or hf:unsloth/Qwen3-4B-GGUF?"),
+        ("bartowski/gemma-2-9b-GGUF", "did you mean hf:bartowski/gemma-2-9b-it-GGUF?"),
+        ("zzz/zzz", ""),
+        ("", ""),
+    ],
+)
+def test_repositories_near_the_one_asked_for_are_named(repository: str, hint: str) -> None:
+    assert for_repository(repository, REPOSITORIES) == hint
+
+
+@given(st.text())
+def test_every_name_gets_one_line(name: str) -> None:
+    hint = for_name(name, MODELS, OTHERS)
+    assert hint
+    assert hint.isprintable()
+
+
+def test_a_quantization_of_a_family_is_that_of_its_first_model() -> None:
+    assert for_name("qwen3:q8_0", MODELS) == "did you mean qwen3:4b-q8_0?"
+
+
+def test_a_name_that_no_system_can_look_up_is_no_file() -> None:
+    assert "known are" in for_name("z" * 5000, MODELS)
+
+
+def test_a_file_of_that_name_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zzzz").touch()
+    assert for_name("zzzz", MODELS) == "to run the file of that name, say ./zzzz"

@@ -1,0 +1,166 @@
+"""A model that this machine cannot hold is refused before it is fetched, with the sum and what to take instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmrun.backends.fitting import Resources, fit_of
+from llmrun.errors import DoesNotFit
+from llmrun.hub.catalog.lookup import load_catalog
+from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource, Wanted
+from llmrun.hub.progress_reporter import Silent
+from llmrun.hub.remote import huggingface
+from llmrun.hub.remote.model_headers import read_header
+from llmrun.hub.resolve.memory_check import require_memory, smaller_choice
+from llmrun.machine import free_memory
+from tests.support.gguf.gguf_files import tiny_llama
+from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.hub.hub_client import at_hub
+
+CATALOGUE = """
+[models."toy:1b"]
+description = "A toy"
+license = "MIT"
+repository = "o/n"
+default = "Q4_0"
+quants.Q4_0 = { file = "m-Q4_0.gguf", about = "1 MiB" }
+quants.Q5_0 = { file = "m-Q5_0.gguf", about = "2 MiB" }
+quants.Q8_0 = { file = "m-Q8_0.gguf", about = "3 MiB" }
+quants.F16 = { file = "m-F16.gguf" }
+seen = "here"
+"""
+WANTED = Wanted("hf:o/n:Q8_0", (HubSource("o/n", None, "Q8_0"),))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    (tmp_path / "models.toml").write_text(CATALOGUE)
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    with fake_hub() as running:
+        at_hub(monkeypatch, running.url)
+        models = {
+            f"m-{kind}.gguf": tiny_llama(tmp_path / kind, weight_type=kind, layers=4).read_bytes()
+            for kind in ("Q8_0", "Q4_0")
+        }
+        running.add("o/n", models)
+        yield running
+
+
+def pinned() -> Artifact:
+    return huggingface.pin(HubSource("o/n", "m-Q8_0.gguf"), (), name=WANTED.name)
+
+
+def memory(monkeypatch: pytest.MonkeyPatch, n_bytes: int | None) -> None:
+    monkeypatch.setattr(free_memory, "whole_memory", lambda: n_bytes)
+
+
+def asked_for_bytes(hub: FakeHub) -> bool:
+    return any(asked.method == "GET" for asked in hub.asked if asked.at != "api")
+
+
+def test_what_is_small_beside_the_memory_is_not_looked_at(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = pinned()
+    for n_bytes in (2 * artifact.size, None):
+        memory(monkeypatch, n_bytes)
+        require_memory(artifact, WANTED, Silent())
+    assert not asked_for_bytes(hub)
+
+
+def test_what_fits_closely_is_let_through_by_its_header(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = pinned()
+    memory(monkeypatch, 100 * artifact.size)
+    monkeypatch.setattr("llmrun.hub.resolve.memory_check._SURELY_FITS", 0.0)
+    require_memory(artifact, WANTED, Silent())
+    assert asked_for_bytes(hub)
+
+
+def test_the_refusal_has_the_sum_and_what_fits_of_the_repository(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = pinned()
+    memory(monkeypatch, artifact.size)
+    with pytest.raises(DoesNotFit) as refused:
+        require_memory(artifact, WANTED, Silent())
+    words = str(refused.value)
+    sizes = r"weights 152 kB, a KV cache of 512 tokens 262 kB, scratch [\d.]+ kB"
+    assert re.fullmatch(rf"hf:o/n:Q8_0: needs [\d.]+ MB of memory: {sizes}; this machine has 161 kB", words)
+    assert refused.value.exit_code == 7
+    assert "--anyway" in refused.value.hint
+
+
+@pytest.mark.parametrize(("less", "named"), [(1, "hf:o/n:Q4_0"), (10**9, "")])
+def test_the_largest_that_fits_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, less: int, named: str) -> None:
+    artifact = pinned()
+    monkeypatch.setattr("llmrun.hub.resolve.memory_check._SURELY_FITS", 0.0)
+    with read_header(artifact) as file:
+        needed = fit_of(file, Resources(None)).needed
+    memory(monkeypatch, max(0, needed - less))
+    with pytest.raises(DoesNotFit) as refused:
+        require_memory(artifact, WANTED, Silent())
+    assert refused.value.hint.startswith(f"the largest that fits is {named};" if named else "choose a smaller model;")
+
+
+def test_a_hub_that_lists_nothing_any_more_leaves_the_refusal(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = pinned()
+    memory(monkeypatch, artifact.size)
+    hub.faults.append(Fault(on="api", status=500, times=9))
+    with pytest.raises(DoesNotFit, match="needs"):
+        require_memory(artifact, WANTED, Silent())
+
+
+def test_a_file_of_any_server_has_no_siblings(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = pinned()
+    source = UrlSource(f"{hub.url}/o/n/resolve/{here.commit}/m-Q8_0.gguf")
+    memory(monkeypatch, here.size)
+    with pytest.raises(DoesNotFit) as refused:
+        require_memory(Artifact("m", source, here.files), Wanted("m", (source,)), Silent())
+    assert refused.value.hint.startswith("choose a smaller model;")
+
+
+def test_a_wheel_cannot_be_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory(monkeypatch, 1)
+    source = PypiSource("p", "1", 5)
+    require_memory(Artifact("m", source, (RemoteFile("m.gguf", 5, "0" * 64),)), Wanted("m", (source,)), Silent())
+
+
+@pytest.mark.parametrize(
+    ("room", "choice"),
+    [(0, ""), (1 << 20, ""), (9 << 17, "toy:1b"), (5 << 19, "toy:1b-q5_0"), (1 << 40, "toy:1b-q8_0")],
+)
+@pytest.mark.usefixtures("hub")
+def test_the_catalogue_names_what_fits_by_the_sizes_that_were_quoted(room: int, choice: str) -> None:
+    assert smaller_choice(load_catalog().entry("toy:1b"), room) == choice
+
+
+def test_a_model_of_the_catalogue_is_told_by_its_name(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = pinned()
+    monkeypatch.setattr("llmrun.hub.resolve.memory_check._SURELY_FITS", 0.0)
+    with read_header(artifact) as file:
+        memory(monkeypatch, fit_of(file, Resources(None)).needed - 1)
+    with pytest.raises(DoesNotFit) as refused:
+        require_memory(artifact, load_catalog().find("toy:1b-q8_0"), Silent())
+    assert refused.value.hint.startswith("the largest that fits is toy:1b;")
+
+
+def test_what_would_be_read_from_the_disk_is_a_note(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """llama.cpp maps the file of an architecture that our own engine does not run."""
+    path = tiny_llama(tmp_path / "other.gguf", layers=4, extra={"tokenizer.ggml.model": "t5"})
+    hub.add("o/other", {"m-Q8_0.gguf": path.read_bytes()})
+    artifact = huggingface.pin(HubSource("o/other", "m-Q8_0.gguf"), (), name="m")
+    with read_header(artifact) as file:
+        found = fit_of(file, Resources(None))
+    memory(monkeypatch, found.needed - 1)
+    monkeypatch.setattr("llmrun.hub.resolve.memory_check._SURELY_FITS", 0.0)
+    told: list[str] = []
+
+    class Listening(Silent):
+        def note(self, line: str) -> None:
+            told.append(line)
+
+    require_memory(artifact, WANTED, Listening())
+    assert len(told) == 1
+    assert "from the disk" in told[0]
