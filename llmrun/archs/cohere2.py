@@ -25,7 +25,7 @@ class Config(Hyperparameters):
     logit_scale: float
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     return Config.of(

@@ -20,7 +20,7 @@ class Config(Hyperparameters):
     logit_scale: float
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     return Config.of(keys, epsilon=LAYER_NORM_EPSILON, logit_scale=keys.scale("logit_scale", 1.0))

@@ -37,7 +37,7 @@ class Config(Hyperparameters):
     shared: int
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     experts = experts_of(keys, expert_size(keys), normalized=False, scale=scale_of(keys))
     return Config.of(keys, experts=experts, dense=leading_dense(keys), shared=shared_size_by_count(keys))

@@ -87,7 +87,7 @@ class Config(Hyperparameters):
         return AttentionShape(self.heads, self.heads, self.head_size, value_size=self.value_size)
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     if keys.number("attention.temperature_scale", 0.0):
         raise keys.unsupported("queries that grow with their position")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmrun.plan.plan import Plan
 
 
-def check(file: GGUFFile) -> llama.Config:
+def read_config(file: GGUFFile) -> llama.Config:
     """Raises UnsupportedModel for a bias that llama.cpp reads and leaves out."""
     keys = Keys(file)
     refuse_experts(keys)

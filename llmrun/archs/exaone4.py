@@ -26,7 +26,7 @@ class Config(Hyperparameters):
     windows: tuple[int, ...]
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     layers = layers_of(keys)

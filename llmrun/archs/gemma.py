@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llmrun.plan.plan import Plan
 
 
-def check(file: GGUFFile) -> Hyperparameters:
+def read_config(file: GGUFFile) -> Hyperparameters:
     keys = Keys(file)
     refuse_experts(keys)
     return Hyperparameters.of(keys)

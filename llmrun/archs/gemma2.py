@@ -36,7 +36,7 @@ def attention_scale(config: Hyperparameters, *, largest: int) -> float:
     return 1 / sqrt(size)
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     return Config.of(

@@ -31,7 +31,7 @@ class Config(Hyperparameters):
     logit_cap: float
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     return Config.of(

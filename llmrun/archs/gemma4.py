@@ -63,7 +63,7 @@ class Config(Hyperparameters):
 # --- the metadata -----------------------------------------------------------------------------------------------------
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     shapes = _shapes(keys)
     feed_forwards = keys.in_each_layer("feed_forward_length", len(shapes), minimum=1, maximum=MOST_WIDTH)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llmrun.plan.plan import Plan
 
 
-def check(file: GGUFFile) -> Hyperparameters:
+def read_config(file: GGUFFile) -> Hyperparameters:
     keys = Keys(file)
     refuse_experts(keys)
     if keys.has("rope.dimension_sections"):

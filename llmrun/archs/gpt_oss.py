@@ -24,7 +24,7 @@ class Config(Hyperparameters):
     experts: Experts
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     return Config.of(
         keys,

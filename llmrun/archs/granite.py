@@ -26,7 +26,7 @@ class Config(Hyperparameters):
     has_rope: bool
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     if keys.has("deepstack_mapping"):

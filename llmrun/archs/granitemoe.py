@@ -30,7 +30,7 @@ class Config(Hyperparameters):
     shared: int
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     residual_scale = keys.scale("residual_scale", 1.0)  # 0 means that there is none
     return Config.of(

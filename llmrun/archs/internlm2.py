@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmrun.plan.plan import Plan
 
 
-def check(file: GGUFFile) -> llama.Config:
+def read_config(file: GGUFFile) -> llama.Config:
     keys = Keys(file)
     refuse_experts(keys)
     return llama.Config.of(keys)

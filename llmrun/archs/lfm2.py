@@ -25,7 +25,7 @@ class Config(Hyperparameters):
     window: int
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     looks_back, kv_heads = attention_layers(keys)

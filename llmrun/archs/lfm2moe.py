@@ -27,7 +27,7 @@ class Config(Hyperparameters):
     dense: int
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     looks_back, kv_heads = attention_layers(keys)
     return Config.of(

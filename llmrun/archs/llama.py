@@ -27,7 +27,7 @@ class Config(Hyperparameters):
     growth: tuple[float, int] | None = None
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     config = Config.of(keys)
     if not has_experts(keys):

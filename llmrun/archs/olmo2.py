@@ -23,7 +23,7 @@ class Config(Hyperparameters):
     windows: tuple[int, ...]
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     return Config.of(keys, windows=windows_of(keys, every=4, default=0))

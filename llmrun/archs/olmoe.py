@@ -21,7 +21,7 @@ class Config(Hyperparameters):
     experts: Experts
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     return Config.of(keys, experts=experts_of(keys, feed_forward_of(keys), normalized=False))
 

@@ -33,7 +33,7 @@ class Config(Hyperparameters):
     shared: int
 
 
-def check(file: GGUFFile) -> Config:
+def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     experts = experts_of(keys, expert_size_or_share(keys), normalized=False)
     return Config.of(keys, experts=experts, shared=shared_size(keys, feed_forward_of(keys)))

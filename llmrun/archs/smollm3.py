@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _NO_ROPE_EVERY = 4
 
 
-def check(file: GGUFFile) -> Hyperparameters:
+def read_config(file: GGUFFile) -> Hyperparameters:
     keys = Keys(file)
     refuse_experts(keys)
     return Hyperparameters.of(keys)

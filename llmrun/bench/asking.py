@@ -14,7 +14,8 @@ from llmrun.bench.sample import Sample
 from llmrun.bench.workload import Turn, Workload
 from llmrun.engine.requests import ChatPrompt, Failed, Finished, Request, TextPrompt, TokenPrompt
 from llmrun.errors import LlmrunError
-from llmrun.types import SamplingParams, Timings
+from llmrun.sampling_params import SamplingParams
+from llmrun.types import Timings
 
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering

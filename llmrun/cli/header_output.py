@@ -18,7 +18,7 @@ from llmrun.gguf.values import StringArray
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.gguf.values import Value
-    from llmrun.hub.catalog.lookup import CatalogEntry
+    from llmrun.hub.catalog.entry import CatalogEntry
 
 TEMPLATE = "tokenizer.chat_template"
 _TOKENS = "tokenizer.ggml.tokens"

@@ -21,10 +21,10 @@ from llmrun.remote.url import is_endpoint, parse_endpoint
 if TYPE_CHECKING:
     from llmrun.engine.base import Answering
     from llmrun.engine.engine import Engine
-    from llmrun.hub.catalog.lookup import CatalogEntry
+    from llmrun.hub.catalog.entry import CatalogEntry
     from llmrun.hub.resolve.model_file import ResolvedModel
+    from llmrun.sampling_params import SamplingParams
     from llmrun.settings import Settings
-    from llmrun.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from llmrun.cli.prompt import checked_text
 from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
+    from llmrun.sampling_params import SamplingParams
     from llmrun.settings import Settings
-    from llmrun.types import SamplingParams
 
 SAMPLING_SETTINGS = (
     "temperature",

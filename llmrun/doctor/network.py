@@ -8,19 +8,19 @@ from urllib.parse import urlsplit
 from llmrun.amounts import format_seconds
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.machine import Machine
-from llmrun.hub.remote.ping import Reach, reach_hub
+from llmrun.hub.remote.ping import Ping, ping_hub
 
 SECTION = "Network"
 
 
 def look_at_hub(machine: Machine) -> Iterator[Finding]:
-    reach = reach_hub(offline=machine.offline)
+    reach = ping_hub(offline=machine.offline)
     yield _hub(reach)
     words = "a Hugging Face token is set up" if reach.token else "no Hugging Face token; only gated models need one"
     yield Finding(SECTION, "token", OK, words, facts={"present": reach.token})
 
 
-def _hub(reach: Reach) -> Finding:
+def _hub(reach: Ping) -> Finding:
     facts = {
         "endpoint": reach.endpoint or None,
         "reachable": reach.seconds is not None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmrun.engine.requests import check_sampling
 from llmrun.errors import BadGGUF, UsageError
-from llmrun.types import SamplingParams
+from llmrun.sampling_params import SamplingParams
 
 # The keys of gguf-py's constants.py that mean something to our samplers.
 _METADATA_KEYS = {

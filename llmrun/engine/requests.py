@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.types import FinishReason, SamplingParams, Timings, TokenLogprob
+from llmrun.sampling_params import SamplingParams
+from llmrun.types import FinishReason, Timings, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

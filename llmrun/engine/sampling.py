@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.errors import LlmrunError, ModelFileError
-from llmrun.types import SamplingParams
+from llmrun.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

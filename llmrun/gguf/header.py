@@ -9,26 +9,33 @@
 
 A string is its length (u64) and its bytes; an array is its element type (u32), its length (u64) and its elements.
 Little-endian throughout. Source: ggml's docs/gguf.md; the rules are those of llama.cpp's gguf.cpp and some more.
+NumPy is imported with the first array that is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmrun.errors import BadGGUF
 from llmrun.gguf.cursor import Cursor
 from llmrun.gguf.format import (
     ARRAY_ID,
     DEFAULT_ALIGNMENT,
+    MAX_ARRAY_ELEMENTS,
     MAX_KEY_BYTES,
     MAX_KEYS,
     MAX_TENSORS,
+    SCALAR_TYPES,
     STRING_ID,
     magic_problem,
     version_problem,
 )
 from llmrun.gguf.problems import shown
-from llmrun.gguf.values import NUMBER_TYPES, Value
+
+if TYPE_CHECKING:
+    from llmrun.gguf.values import Value
 
 _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # name of one byte, type, one byte of value
 _LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name of one byte, one dimension, type, offset
@@ -73,17 +80,46 @@ def read_counts(cursor: Cursor) -> Counts:
     return Counts(version, tensor_count, key_count)
 
 
-def read_key(cursor: Cursor, index: int, count: int, types: dict[str, str]) -> str:
-    """The name of a key; `types` are those of the keys before it."""
+def read_key(cursor: Cursor, index: int, count: int, before: Container[str]) -> str:
+    """The name of a key; `before` are those before it."""
     key = _key(cursor, index)
-    if key in types:
+    if key in before:
         raise cursor.bad(shown(key), f"the key is there twice, again as key {index} of {count}")
     return key
 
 
 def read_value(cursor: Cursor, key: str) -> tuple[Value, str]:
     """A value, and the name of its type."""
-    return _value(cursor, shown(key))
+    where = shown(key)
+    type_id = cursor.u32(where)
+    if type_id != ARRAY_ID:
+        return read_single(cursor, type_id, where)
+    from llmrun.gguf.values import read_numbers, read_strings
+
+    element_id, n = read_array_start(cursor, where)
+    if element_id == STRING_ID:
+        return read_strings(cursor, n, where), "arr[str]"
+    return read_numbers(cursor, element_id, n, where), f"arr[{SCALAR_TYPES[element_id].name}]"
+
+
+def read_single(cursor: Cursor, type_id: int, where: str) -> tuple[bool | int | float | str, str]:
+    """A string or a number, whose type has been read; and the name of the type."""
+    if type_id == STRING_ID:
+        return cursor.text(where).decode(errors="replace"), "str"
+    if type_id not in SCALAR_TYPES:
+        raise cursor.bad(where, f"value type {type_id} seen, 0 to {max(SCALAR_TYPES)} are known")
+    return cursor.number(SCALAR_TYPES[type_id], where), SCALAR_TYPES[type_id].name
+
+
+def read_array_start(cursor: Cursor, where: str) -> tuple[int, int]:
+    """What an array says before its elements: their type, STRING_ID or one of SCALAR_TYPES, and how many there are."""
+    type_id = cursor.u32(where)
+    if type_id == ARRAY_ID:
+        raise cursor.bad(where, "an array of arrays, which no reader takes")
+    if type_id != STRING_ID and type_id not in SCALAR_TYPES:
+        raise cursor.bad(where, f"array element type {type_id} seen, 0 to {max(SCALAR_TYPES)} are known")
+    least_bytes = 8 if type_id == STRING_ID else SCALAR_TYPES[type_id].layout.size
+    return type_id, cursor.count(where, least_bytes=least_bytes, limit=MAX_ARRAY_ELEMENTS)
 
 
 def checked_header(cursor: Cursor, counts: Counts, metadata: dict[str, Value], types: dict[str, str]) -> Header:
@@ -121,30 +157,6 @@ def checked_name(cursor: Cursor, raw: bytes, where: str) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise cursor.bad(where, f"'{shown(raw)}' is not UTF-8 at byte {error.start}") from None
-
-
-def _value(cursor: Cursor, key: str) -> tuple[Value, str]:
-    type_id = cursor.u32(key)
-    if type_id == STRING_ID:
-        return cursor.text(key).decode(errors="replace"), "str"
-    if type_id == ARRAY_ID:
-        return _array(cursor, key)
-    number = NUMBER_TYPES.get(type_id)
-    if number is None:
-        raise cursor.bad(key, f"value type {type_id} seen, 0 to {max(NUMBER_TYPES)} are known")
-    return cursor.number(number, key), number.name
-
-
-def _array(cursor: Cursor, key: str) -> tuple[Value, str]:
-    type_id = cursor.u32(key)
-    if type_id == STRING_ID:
-        return cursor.string_array(key), "arr[str]"
-    if type_id == ARRAY_ID:
-        raise cursor.bad(key, "an array of arrays, which no reader takes")
-    number = NUMBER_TYPES.get(type_id)
-    if number is None:
-        raise cursor.bad(key, f"array element type {type_id} seen, 0 to {max(NUMBER_TYPES)} are known")
-    return cursor.number_array(number, key), f"arr[{number.name}]"
 
 
 def _check_architecture(cursor: Cursor, metadata: dict[str, Value], types: dict[str, str]) -> None:

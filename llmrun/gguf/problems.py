@@ -9,9 +9,13 @@ from llmrun.errors import BadGGUF
 _HINT = "Download the file again; if the same line comes back, the file was made wrong and another copy is needed."
 
 
-def bad_gguf(path: Path, where: str, seen: str) -> BadGGUF:
+class HeaderTooLong(BadGGUF):
+    """The header goes on behind the last byte that is read of it, and the file is long enough for that."""
+
+
+def bad_gguf(path: Path, where: str, seen: str, kind: type[BadGGUF] = BadGGUF) -> BadGGUF:
     """The error for a broken rule: `where` is a key, a tensor or a part of the header, `seen` the value and limit."""
-    return BadGGUF(f"not a valid GGUF file: {shown(str(path), 300)}: {where}: {seen}", hint=_HINT)
+    return kind(f"not a valid GGUF file: {shown(str(path), 300)}: {where}: {seen}", hint=_HINT)
 
 
 def shown(text: str | bytes, limit: int = 80) -> str:
@@ -22,4 +26,6 @@ def shown(text: str | bytes, limit: int = 80) -> str:
         text = text[: 4 * limit].decode(errors="backslashreplace") + ("…" if len(text) > 4 * limit else "")
     if len(text) > limit:
         text = text[: limit * 2 // 3] + "…" + text[-(limit // 3) :]
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -181,7 +181,7 @@ class GGUFFile(Metadata):
         """
         if start < 0 or start + len(into) > tensor.nbytes:
             raise ValueError(f"bytes {start} to {start + len(into)} of a tensor of {tensor.nbytes}")
-        self._source.read(tensor.offset + start, into)
+        self._source.read(tensor.offset + start, into.data)
 
     def with_made_up_weights(self) -> GGUFFile:
         """The same file, of which no tensor is read: all are 1.0 where they are floats. For arithmetic about it."""

@@ -22,14 +22,14 @@ import numpy as np
 
 from llmrun.errors import BadGGUF
 from llmrun.gguf.cursor import MAX_HEADER_BYTES, Cursor
-from llmrun.gguf.format import ARRAY_ID, MAX_ARRAY_ELEMENTS, STRING_ID
-from llmrun.gguf.header import Counts, Header, checked_header, read_counts, read_key, read_value
+from llmrun.gguf.format import ARRAY_ID, SCALAR_TYPES
+from llmrun.gguf.header import Counts, Header, checked_header, read_array_start, read_counts, read_key, read_value
 from llmrun.gguf.hyperparameters import check_hyperparameters
 from llmrun.gguf.range_source import RangeSource
 from llmrun.gguf.reader import GGUFFile, OpenShard, no_other, read_source
 from llmrun.gguf.shards import COUNT
 from llmrun.gguf.tensors import read_tensors
-from llmrun.gguf.values import NUMBER_TYPES, StringArray, Value
+from llmrun.gguf.values import StringArray, Value
 from llmrun.gguf.vocabulary import MERGES, SCORES, TOKEN_TYPES, TOKENS
 
 STEPPED_OVER = frozenset({MERGES, SCORES, TOKEN_TYPES})  # keys that a header read in parts lacks
@@ -40,7 +40,6 @@ _NEAR = 64 << 10  # the search ends where no more than this is left to be read i
 _MOST_PROBES = 64
 _IN_A_ROW = 12  # merges, one after the other, that are no accident
 _LONGEST_MERGE = 1024  # bytes; real ones have up to 260
-_LEAST_MERGE_BYTES = 8 + 3
 _ROOMY_MERGE_BYTES = 40
 
 _HEAD = 16 << 10  # of a sibling: the keys before its vocabulary
@@ -107,17 +106,14 @@ def _step_over(cursor: Cursor, source: RangeSource, key: str, tokens: Value | No
     """Go to where an array ends; returns its type. Its bytes are read only as far as a window holds them anyway."""
     if cursor.u32(key) != ARRAY_ID:
         raise _NotInParts
-    type_id = cursor.u32(key)
-    if type_id == STRING_ID and key == MERGES:
-        n = cursor.count(key, least_bytes=_LEAST_MERGE_BYTES, limit=MAX_ARRAY_ELEMENTS)
-        _step_over_merges(cursor, source, n, tokens)
-        return "arr[str]"
-    number = NUMBER_TYPES.get(type_id)
-    if number is None:
+    type_id, n = read_array_start(cursor, key)
+    if type_id in SCALAR_TYPES:
+        cursor.jump(cursor.position + n * SCALAR_TYPES[type_id].layout.size, _PROBE)
+        return f"arr[{SCALAR_TYPES[type_id].name}]"
+    if key != MERGES:
         raise _NotInParts
-    n = cursor.count(key, least_bytes=number.layout.size, limit=MAX_ARRAY_ELEMENTS)
-    cursor.jump(cursor.position + n * number.layout.size, _PROBE)
-    return f"arr[{number.name}]"
+    _step_over_merges(cursor, source, n, tokens)
+    return "arr[str]"
 
 
 def _step_over_merges(cursor: Cursor, source: RangeSource, n: int, tokens: Value | None) -> None:
@@ -136,9 +132,9 @@ def _step_over_merges(cursor: Cursor, source: RangeSource, n: int, tokens: Value
             break
         if not inside < probe < outside:
             probe = (inside + outside) // 2
-        data = np.empty(min(_PROBE, source.size - probe), np.uint8)
-        source.read(probe, data)
-        found = _merges_in(data.tobytes())
+        data = bytearray(min(_PROBE, source.size - probe))
+        source.read(probe, memoryview(data))
+        found = _merges_in(bytes(data))
         if found is None:
             outside = probe
             probe = (inside + outside) // 2

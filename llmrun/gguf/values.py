@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrun.gguf.format import BOOL_ID, SCALAR_TYPES, ScalarType
+from llmrun.gguf.cursor import Cursor
+from llmrun.gguf.format import BOOL_ID, SCALAR_TYPES
 
-
-@dataclass(frozen=True)
-class NumberType(ScalarType):
-    """The same with its NumPy type, for arrays."""
-
-    dtype: np.dtype[np.generic]
-
-
-NUMBER_TYPES: dict[int, NumberType] = {
-    id_: NumberType(type_.name, type_.layout, np.dtype("?" if id_ == BOOL_ID else type_.layout.format))
-    for id_, type_ in SCALAR_TYPES.items()
-}
+_DTYPES = {id_: np.dtype("?" if id_ == BOOL_ID else type_.layout.format) for id_, type_ in SCALAR_TYPES.items()}
 
 # Views of the header: read-only, and not aligned in memory, because the format aligns only tensors.
 NumberArray = NDArray[np.generic]
@@ -81,3 +70,19 @@ class StringArray(Sequence[str]):
 
 
 Value = bool | int | float | str | NumberArray | StringArray
+
+
+def read_numbers(cursor: Cursor, type_id: int, n: int, what: str) -> NumberArray:
+    """The next n numbers, a view of the header. Raises BadGGUF for those that are not there, and for wrong booleans."""
+    raw = np.frombuffer(cursor.view(n * SCALAR_TYPES[type_id].layout.size, what), np.uint8)
+    if type_id == BOOL_ID and raw.size and int(raw.max()) > 1:
+        index = int(np.argmax(raw > 1))
+        raise cursor.bad(what, f"a boolean of {raw[index]} at index {index}, must be 0 or 1")
+    return raw.view(_DTYPES[type_id])
+
+
+def read_strings(cursor: Cursor, n: int, what: str) -> StringArray:
+    """The next n strings, none of which is decoded yet. Raises BadGGUF for those that are not there."""
+    bounds = np.frombuffer(cursor.strings(n, what), np.int64)
+    # A string's bytes follow its length, and the next length follows them.
+    return StringArray(np.frombuffer(cursor.header, np.uint8), bounds[:-1] + 8, np.diff(bounds) - 8)

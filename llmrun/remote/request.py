@@ -7,7 +7,7 @@ from typing import Any
 
 from llmrun.engine.requests import ChatPrompt, Request, check_request
 from llmrun.errors import UsageError
-from llmrun.types import SamplingParams
+from llmrun.sampling_params import SamplingParams
 
 _ANY_TOKEN = 1 << 31  # how many tokens the vocabulary has is not known here
 

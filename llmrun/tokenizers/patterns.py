@@ -66,14 +66,6 @@ def parse(pattern: str) -> Node:
     return node
 
 
-def one_set(pattern: str) -> CodePoints:
-    """The members of a pattern that is one set."""
-    node = parse(pattern)
-    if not isinstance(node, Sequence) or len(node.parts) != 1 or not isinstance(node.parts[0], OneOf):
-        raise ValueError(f"pattern {pattern!r}: one set was expected")
-    return node.parts[0].members
-
-
 class _Parser:
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern

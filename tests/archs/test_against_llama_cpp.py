@@ -40,7 +40,7 @@ def path_of(folder: Path, name: str) -> Path:
 
 def twin_logits(path: Path) -> NDArray[np.float32]:
     with open_gguf(path) as file:
-        return reference.exact(llama.plan(file, llama.check(file)), np.array(TOKENS, np.int32))
+        return reference.exact(llama.plan(file, llama.read_config(file)), np.array(TOKENS, np.int32))
 
 
 def engine_logits(path: Path, kv_type: str = "f16") -> NDArray[np.float32]:
@@ -83,7 +83,7 @@ def test_the_engine_is_near_its_quantizing_twin(tmp_path: Path, name: str, kv_ty
     integer, within 2 % (1.1 % was the most seen)."""
     path = tiny_model(tmp_path, name)
     with open_gguf(path) as file:
-        expected = reference.quantizing(llama.plan(file, llama.check(file)), np.array(TOKENS, np.int32), kv_type)
+        expected = reference.quantizing(llama.plan(file, llama.read_config(file)), np.array(TOKENS, np.int32), kv_type)
     assert distance(engine_logits(path, kv_type), expected) <= (
         0.02 if name.startswith("Q") or kv_type == "q8_0" else 2e-4
     )

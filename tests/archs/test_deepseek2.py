@@ -123,6 +123,6 @@ def vocab(size: int) -> dict[str, Any]:
 
 def test_a_header_is_checked_before_any_weight_is_read(tmp_path: Path) -> None:
     with open_gguf(changed(tmp_path, ABSORBED, attention__q_lora_rank=0)) as file:
-        assert deepseek2.check(file).query_latent == 0
+        assert deepseek2.read_config(file).query_latent == 0
         with pytest.raises(BadGGUF, match=r"tensor missing: .*blk\.0\.attn_q\.weight"):
-            deepseek2.plan(file, deepseek2.check(file))
+            deepseek2.plan(file, deepseek2.read_config(file))

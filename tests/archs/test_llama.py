@@ -50,21 +50,21 @@ def with_metadata(**values: Any) -> Change:
     return change
 
 
-def check(file: GGUFFile) -> llama.Config:
-    config = architecture_of(file).check(file)
+def read_config(file: GGUFFile) -> llama.Config:
+    config = architecture_of(file).read_config(file)
     assert isinstance(config, llama.Config)
     return config
 
 
 def planned(file: GGUFFile) -> Plan:
-    return llama.plan(file, check(file))
+    return llama.plan(file, read_config(file))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_config_is_the_metadata(tiny: GGUFFile) -> None:
-    config = check(tiny)
+    config = read_config(tiny)
     assert (config.layers, config.width, config.feed_forward) == (2, 64, 96)
     assert (config.heads, config.kv_heads, config.head_size, config.rope.dimensions) == (4, 2, 16, 16)
     assert (config.train_context, config.rope.base, config.rope.factor) == (512, 10_000.0, 1.0)
@@ -93,7 +93,7 @@ def test_keys_that_may_be_absent_have_llama_cpps_defaults(
     tiny: GGUFFile, tmp_path: Path, values: Mapping[str, Any], field: str, expected: object
 ) -> None:
     file = changed(tiny, tmp_path, with_metadata(**values))
-    assert attrgetter(field)(check(file)) == expected
+    assert attrgetter(field)(read_config(file)) == expected
 
 
 # --- refusing --------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_metadata_that_cannot_be_run_is_refused(
     tiny: GGUFFile, tmp_path: Path, values: Mapping[str, Any], error: type[LlmrunError], words: str
 ) -> None:
     with pytest.raises(error) as refused:
-        check(changed(tiny, tmp_path, with_metadata(**values)))
+        read_config(changed(tiny, tmp_path, with_metadata(**values)))
     assert type(refused.value) is error
     assert words in str(refused.value)
     assert "changed.gguf" in str(refused.value)

@@ -32,7 +32,7 @@ KV_POSITION = 2 * 2 * 2 * 16  # numbers: layers, keys and values, heads, their s
 def both(path: Path, **options: Any) -> tuple[ModelNeeds, ModelNeeds]:
     """By the plan, and by the file."""
     with open_gguf(path) as file:
-        plan = llama.plan(file, llama.check(file))
+        plan = llama.plan(file, llama.read_config(file))
         return needs_of_plan(plan, **options), needs_of_file(file, **options)
 
 

@@ -16,7 +16,7 @@ from llmrun.doctor.folders import look_at_folders, look_at_settings
 from llmrun.doctor.kernel_cache import look_at_kernels
 from llmrun.doctor.machine import Machine
 from llmrun.doctor.network import look_at_hub
-from llmrun.hub.remote.ping import Reach
+from llmrun.hub.remote.ping import Ping
 
 HUB = "https://huggingface.co"
 
@@ -147,31 +147,31 @@ def test_no_file_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 # Network
 
 
-def hub(monkeypatch: pytest.MonkeyPatch, reach: Reach) -> tuple[Finding, Finding]:
-    monkeypatch.setattr(network, "reach_hub", lambda *, offline: reach)
+def hub(monkeypatch: pytest.MonkeyPatch, reach: Ping) -> tuple[Finding, Finding]:
+    monkeypatch.setattr(network, "ping_hub", lambda *, offline: reach)
     found, token = look_at_hub(Machine())
     assert (found.name, token.name) == ("hub", "token")
     return found, token
 
 
 def test_a_hub_that_answers_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, token = hub(monkeypatch, Reach(HUB, 0.12, "", False, True, ("https_proxy", "no_proxy")))
+    found, token = hub(monkeypatch, Ping(HUB, 0.12, "", False, True, ("https_proxy", "no_proxy")))
     assert (found.status, found.words) == (OK, "huggingface.co answers in 120 ms by way of https_proxy")
     assert (token.status, token.words) == (OK, "a Hugging Face token is set up")
 
 
 def test_a_hub_that_does_not_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, token = hub(monkeypatch, Reach(HUB, None, "Connection refused", False, False, ("no_proxy",)))
+    found, token = hub(monkeypatch, Ping(HUB, None, "Connection refused", False, False, ("no_proxy",)))
     assert (found.status, found.words) == (NOTE, "huggingface.co is not reached: Connection refused")
     assert found.advice
     assert token.status == OK
 
 
 def test_a_hub_without_an_address_has_a_name_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = hub(monkeypatch, Reach("", None, "huggingface_hub does not work: HF_ENDPOINT", False, False, ()))
+    found, _ = hub(monkeypatch, Ping("", None, "huggingface_hub does not work: HF_ENDPOINT", False, False, ()))
     assert found.words.startswith("the Hugging Face Hub is not reached: huggingface_hub does not work")
 
 
 def test_offline_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = hub(monkeypatch, Reach(HUB, None, "", True, False, ()))
+    found, _ = hub(monkeypatch, Ping(HUB, None, "", True, False, ()))
     assert (found.status, found.words) == (NOTE, "huggingface.co is not asked: offline mode")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llmrun.sampling_params import SamplingParams
 from numpy.typing import NDArray
 
 from llmrun.engine import sampling
 from llmrun.errors import LlmrunError, ModelFileError
-from llmrun.types import SamplingParams
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

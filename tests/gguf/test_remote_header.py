@@ -35,8 +35,21 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(remote_header, name, size)
 
 
-def source_of(data: bytes) -> RangeSource:
-    return RangeSource(lambda start, end: data[start:end], len(data), PATH)
+class CountedSource(RangeSource):
+    """A source that counts what is asked of it."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(lambda start, end: data[start:end], len(data), PATH)
+        self.bytes_read = self.n_fetches = 0
+
+    def read(self, offset: int, into: memoryview) -> None:
+        super().read(offset, into)
+        self.bytes_read += len(into)
+        self.n_fetches += 1
+
+
+def source_of(data: bytes) -> CountedSource:
+    return CountedSource(data)
 
 
 def bpe_vocabulary(n_merges: int) -> Vocabulary:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llmrun.sampling_params import SamplingParams
 
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.engine import Engine
@@ -27,7 +28,7 @@ from llmrun.engine.requests import (
 )
 from llmrun.errors import NetworkError, UsageError
 from llmrun.remote.engine import RemoteEngine
-from llmrun.types import FinishReason, SamplingParams
+from llmrun.types import FinishReason
 from tests.support.models.downloads import smollm2
 from tests.support.servers.hostile_server import (
     DONE,

@@ -30,7 +30,8 @@ _KILL_SPEED = 2e6  # bytes a second of a connection while clients are killed: ab
 # Python that makes a process take several connections for a small file.
 _SEVERAL = """
 import llmrun.hub.remote.backoff, llmrun.hub.transfer.connections
-llmrun.hub.remote.backoff.PROBE_S, llmrun.hub.remote.backoff.WORTH_S, llmrun.hub.transfer.connections.PART = 0.05, 0.05, 100_000
+llmrun.hub.remote.backoff.PROBE_S = llmrun.hub.remote.backoff.WORTH_S = 0.05
+llmrun.hub.transfer.connections.PART = 100_000
 """
 _SHARDS = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
 

@@ -50,7 +50,7 @@ class CpuBackend:
     def __init__(self, file: GGUFFile, options: OpenOptions) -> None:
         """Open a model. `options.meanwhile` is called while the weights are read and packed."""
         architecture = architecture_of(file)
-        config = architecture.check(file)
+        config = architecture.read_config(file)
         vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
         self.plan = architecture.plan(file, config)
         n_threads = options.threads or default_threads()

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.open_model import OpenModel
     from llmrun.engine.base import Answering
+    from llmrun.sampling_params import SamplingParams
     from llmrun.settings import Settings
-    from llmrun.types import SamplingParams
 
 SURVIVED = (
     UsageError,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmrun.backends.fitting import Fit, Resources
     from llmrun.cli.progress import HubReporter
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.hub.names.model_sources import Wanted
+    from llmrun.hub.catalog.entry import Wanted
     from llmrun.settings import Settings
 
 LISTING = {"place": 40}

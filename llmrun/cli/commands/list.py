@@ -21,7 +21,7 @@ from llmrun.settings import load_settings
 if TYPE_CHECKING:
     from llmrun.gguf.glance import Glance
     from llmrun.hub.upkeep.inventory import Model
-    from llmrun.hub.upkeep.unfinished_downloads import Partial
+    from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
 
 LISTING = {"place": 60, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
@@ -57,7 +57,7 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False, deb
     return 0
 
 
-def _show(described: list[tuple[Model, Glance, str]], begun: list[Partial], total: int) -> None:
+def _show(described: list[tuple[Model, Glance, str]], begun: list[UnfinishedDownload], total: int) -> None:
     from llmrun.cli.columns import narrowed
 
     if described:
@@ -88,7 +88,7 @@ def _row(model: Model, facts: Glance, problem: str, now: float) -> tuple[str, ..
     )
 
 
-def _begun(partial: Partial) -> str:
+def _begun(partial: UnfinishedDownload) -> str:
     how_far = f"{format_bytes(partial.done)} of a download"
     if partial.total:
         how_far = f"{partial.done / partial.total:.0%} of {format_bytes(partial.total)}"

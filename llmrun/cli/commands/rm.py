@@ -22,7 +22,7 @@ from llmrun.settings import load_settings
 if TYPE_CHECKING:
     from llmrun.hub.upkeep.inventory import Model
     from llmrun.hub.upkeep.removal import Removal
-    from llmrun.hub.upkeep.unfinished_downloads import Partial
+    from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
 
 LISTING = {"place": 80}
 
@@ -69,7 +69,7 @@ def command(
     return exit_code
 
 
-def _planned(name: str, found: list[Model], begun: list[Partial]) -> Removal:
+def _planned(name: str, found: list[Model], begun: list[UnfinishedDownload]) -> Removal:
     from llmrun.hub.upkeep import inventory, removal
 
     partial = next((each for each in begun if each.name.lower() == name.lower()), None)

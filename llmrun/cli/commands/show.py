@@ -21,8 +21,7 @@ from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.hub.catalog.lookup import CatalogEntry
-    from llmrun.hub.names.model_sources import Wanted
+    from llmrun.hub.catalog.entry import CatalogEntry, Wanted
 
 LISTING = {"place": 70}
 
@@ -74,7 +73,8 @@ def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, 
 def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
     from llmrun.cli.progress import HubReporter
     from llmrun.hub.remote.model_headers import read_header
-    from llmrun.hub.resolve.model_file import Sources, refuse_if_offline
+    from llmrun.hub.resolve.model_file import refuse_if_offline
+    from llmrun.hub.resolve.source_fallback import Sources
 
     refuse_if_offline(wanted, offline)
     out.progress(f"{wanted.name}: asking for its header")

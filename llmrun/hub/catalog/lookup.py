@@ -13,22 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import llmrun
 from llmrun.errors import ModelNotFound, UsageError
 from llmrun.folders import config_file
-from llmrun.hub.catalog.file import (
-    CatalogEntry,
-    CatalogFile,
-    Quant,
-    read_entry,
-    read_family,
-    read_file,
-    read_shortnames,
-)
+from llmrun.hub.catalog.entry import CatalogEntry, Quant, Wanted
+from llmrun.hub.catalog.file import CatalogFile, read_entry, read_family, read_file, read_shortnames
 from llmrun.hub.catalog.sections import read_sections
 from llmrun.hub.names.file_names import quantization_named, shards_of
-from llmrun.hub.names.model_sources import HubSource, Wanted
-
-__all__ = ["Catalog", "CatalogEntry", "Quant", "load_catalog", "own_catalog", "read_whole", "shipped_catalog"]
+from llmrun.hub.names.model_sources import HubSource
 
 # What Ollama's names say of every model that answers rather than continues: "llama3.2:3b-instruct-q4_K_M".
 _ANSWERING = ("-instruct", "-it", "-chat", "-text")
@@ -190,7 +182,7 @@ def own_catalog() -> Path:
 
 def shipped_catalog() -> Path:
     """models.toml: beside the package's modules in a wheel, above the package in a source tree."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(llmrun.__file__).resolve().parent
     inside = package / "models.toml"
     return inside if inside.is_file() else package.parent / "models.toml"
 

@@ -42,7 +42,7 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ModelRecord:
     """A model on this machine; `files[0]` is the one that is opened."""
 
     name: str  # as it was asked for: "qwen3:4b", "hf:owner/name:Q5_K_M"; "" when only its path was given
@@ -64,7 +64,7 @@ def record_path(model: Path) -> Path:
     return paths.record_file(Path(os.path.realpath(model)))
 
 
-def read_record(model: Path) -> Record | None:
+def read_record(model: Path) -> ModelRecord | None:
     """Of the model whose first file is at this path; None where there is none, or one that cannot be read."""
     try:
         with record_path(model).open("rb") as file:
@@ -76,7 +76,7 @@ def read_record(model: Path) -> Record | None:
         return None
 
 
-def write_record(record: Record) -> None:
+def write_record(record: ModelRecord) -> None:
     """Put a record in place, in one step. A folder that cannot be written costs a check at the next start, no more."""
     path = record_path(Path(record.files[0].path))
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
@@ -94,7 +94,7 @@ def mark_used(model: Path) -> None:
     record = read_record(model)
     if record is None:
         try:
-            record = Record("", "", "", (file_record(model),), fetched=0.0, used=0.0)
+            record = ModelRecord("", "", "", (file_record(model),), fetched=0.0, used=0.0)
         except OSError:
             return  # it is not there: whoever opens it says so
     write_record(replace(record, used=time.time()))
@@ -105,7 +105,7 @@ def remember_digests(
 ) -> None:
     """Remember that these files of a model were hashed just now. What is known of it otherwise stays; its name, source
     and commit are taken where there is no record yet."""
-    known = read_record(files[0]) or Record(name, source, commit, (), fetched=0.0, used=0.0)
+    known = read_record(files[0]) or ModelRecord(name, source, commit, (), fetched=0.0, used=0.0)
     if not known.name:
         known = replace(known, name=name, source=source, commit=commit)
     with contextlib.suppress(OSError):  # one of them has gone
@@ -138,7 +138,7 @@ def _is_unchanged(file: FileRecord, real: str) -> bool:
     return (now.size, now.modified) == (file.size, file.modified)
 
 
-def _record(table: Any) -> Record | None:
+def _record(table: Any) -> ModelRecord | None:
     """From what was read, each value of the type it must have. Raises what a wrong shape raises; None for a value."""
     files = tuple(
         FileRecord(_text(file["path"]), _count(file["size"]), _count(file["modified"]), _text(file["sha256"]))
@@ -149,7 +149,7 @@ def _record(table: Any) -> Record | None:
     if any(file.sha256 and not _SHA256.fullmatch(file.sha256) for file in files):
         return None
     name, source, commit = (_text(table[key]) for key in ("name", "source", "commit"))
-    return Record(name, source, commit, files, _moment(table["fetched"]), _moment(table["used"]))
+    return ModelRecord(name, source, commit, files, _moment(table["fetched"]), _moment(table["used"]))
 
 
 def _text(value: object) -> str:

@@ -14,24 +14,11 @@ from pathlib import Path
 from llmrun.errors import UsageError
 from llmrun.folders import data_folder
 from llmrun.hub.local.scandir import expanded
+from llmrun.hub.names.file_names import safe_segments
 
 PARTIAL = ".llmrun.incomplete"  # suffix of a file on its way into the shared cache
-_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+ -]*")  # never "..", never hidden, no control characters
-_MOST_SEGMENT = 200  # characters; file systems take 255 bytes, and suffixes are added
-_MOST_SEGMENTS = 8
-_RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10))})
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def safe_segments(path: str) -> tuple[str, ...]:
-    """The parts between "/", each a name that is the same on every system. Raises UsageError for any other."""
-    segments = tuple(path.split("/"))
-    for segment in segments:
-        plain = _SEGMENT.fullmatch(segment) and len(segment) <= _MOST_SEGMENT and not segment.endswith((".", " "))
-        if not plain or segment.split(".")[0].lower() in _RESERVED or len(segments) > _MOST_SEGMENTS:
-            raise UsageError(f"file name: {path[:300]!r}: not one that is safe to write")
-    return segments
 
 
 def models_folder() -> Path:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.errors import ModelNotFound, UsageError
+from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.local import lm_studio, ollama, paths
 from llmrun.hub.local.hub_cache import Repository, read_repository
 from llmrun.hub.local.model_records import known_digest, remember_digests
 from llmrun.hub.local.safe_writes import digest
 from llmrun.hub.local.scandir import model_files
 from llmrun.hub.names.file_names import models_among, quantization_of
-from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource, PypiSource, RemoteFile, Source, Wanted
+from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource, PypiSource, RemoteFile, Source
 from llmrun.hub.progress_reporter import Reporter
 
 if TYPE_CHECKING:

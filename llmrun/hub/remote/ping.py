@@ -14,7 +14,7 @@ _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class Ping:
     """What was found.
 
     endpoint  the Hub's address, or HF_ENDPOINT's, without a name or password
@@ -33,19 +33,19 @@ class Reach:
     proxies: tuple[str, ...]
 
 
-def reach_hub(*, offline: bool, patience: float = PATIENCE_S) -> Reach:
+def ping_hub(*, offline: bool, patience: float = PATIENCE_S) -> Ping:
     """Ask the Hub's front page for its headers. Never raises for what the network does."""
     proxies = tuple(name for name in _PROXIES if os.environ.get(name))
     try:
         from huggingface_hub import constants
     except (ImportError, ValueError) as error:  # it takes HF_ENDPOINT apart while it is imported
-        return Reach("", None, f"huggingface_hub does not work: {plain(error)}", False, False, proxies)
+        return Ping("", None, f"huggingface_hub does not work: {plain(error)}", False, False, proxies)
     endpoint = without_secrets(constants.ENDPOINT)
     token = bool(hub_token())
     if offline or constants.HF_HUB_OFFLINE:
-        return Reach(endpoint, None, "not asked: offline mode", True, token, proxies)
+        return Ping(endpoint, None, "not asked: offline mode", True, token, proxies)
     seconds, trouble = _asked(constants.ENDPOINT, patience)
-    return Reach(endpoint, seconds, trouble, False, token, proxies)
+    return Ping(endpoint, seconds, trouble, False, token, proxies)
 
 
 def hub_token() -> str | None:

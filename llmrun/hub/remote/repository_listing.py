@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from llmrun.errors import UsageError
-from llmrun.hub.local.paths import safe_segments
-from llmrun.hub.names.file_names import is_companion, models_among, quantization_of, without_shard
+from llmrun.hub.names.file_names import is_companion, models_among, quantization_of, safe_segments, without_shard
 from llmrun.hub.names.model_sources import RemoteFile
 
 MOST_BYTES = 1 << 50  # no file is larger: a petabyte

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.hub.local.paths import safe_segments
-from llmrun.hub.names.file_names import shards_of
+from llmrun.hub.names.file_names import safe_segments, shards_of
 from llmrun.hub.names.hub_url import url_source_of
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.remote.repository_listing import is_sha256, is_size

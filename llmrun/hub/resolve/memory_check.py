@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from llmrun.amounts import format_bytes
 from llmrun.errors import DoesNotFit, LlmrunError
-from llmrun.hub.names.model_sources import Artifact, PypiSource, Wanted
+from llmrun.hub.catalog.entry import Wanted
+from llmrun.hub.names.model_sources import Artifact, PypiSource
 from llmrun.machine import free_memory
 
 if TYPE_CHECKING:
     from llmrun.backends.fitting import Fit, Resources
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.hub.catalog.lookup import CatalogEntry
+    from llmrun.hub.catalog.entry import CatalogEntry
     from llmrun.hub.progress_reporter import Reporter
 
 _UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # types that our engine unpacks to bytes

@@ -1,7 +1,7 @@
 """What a name means: a file the user names, a model of the catalogue, a repository, a URL, another program's model.
 
 Nothing is asked and nothing is looked up outside this machine. Every part of a name that later becomes part of a path
-is held against `places.safe_segments` here.
+is held against `file_names.safe_segments` here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.errors import ModelNotFound, UsageError
+from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.catalog.lookup import Catalog, load_catalog
-from llmrun.hub.local.paths import safe_segments
-from llmrun.hub.names.file_names import quantization_named, shards_of
+from llmrun.hub.names.file_names import quantization_named, safe_segments, shards_of
 from llmrun.hub.names.hub_url import hub_source_of, url_source_of
-from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource, Wanted
+from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource
 
 _LONGEST = 4096  # characters of a name
 _MOST_SHORTNAMES = 8  # that stand for one another

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.errors import LlmrunError, ModelNotFound
+from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.local import stored_models
-from llmrun.hub.names.model_sources import Artifact, HubSource, Wanted
+from llmrun.hub.names.model_sources import Artifact, HubSource
 from llmrun.hub.progress_reporter import Reporter, Silent
 from llmrun.hub.remote import huggingface
-from llmrun.hub.resolve.model_file import Sources
+from llmrun.hub.resolve.source_fallback import Sources
 
 if TYPE_CHECKING:
-    from llmrun.hub.catalog.lookup import CatalogEntry
+    from llmrun.hub.catalog.entry import CatalogEntry
     from llmrun.hub.remote.repository_listing import Listing, OfferedModel
 
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.errors import IntegrityError, UsageError
+from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.local import model_records, paths, stored_models
 from llmrun.hub.local.safe_writes import require_space
-from llmrun.hub.names.model_sources import Artifact, Expected, HeldSource, HubSource, Source, UrlSource, Wanted
+from llmrun.hub.names.file_names import safe_segments
+from llmrun.hub.names.model_sources import Artifact, Expected, HeldSource, HubSource, Source, UrlSource
 from llmrun.hub.progress_reporter import Reporter, Silent
 from llmrun.hub.resolve import model_name
-from llmrun.hub.resolve.model_file import Sources, existing, fetch, refuse_if_offline
+from llmrun.hub.resolve.model_file import existing, refuse_if_offline
+from llmrun.hub.resolve.source_fallback import Sources, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ def _fetchable(name: str) -> Wanted:
 
 
 def _at_revision(wanted: Wanted, revision: str, reporter: Reporter) -> Wanted:
-    paths.safe_segments(revision)
+    safe_segments(revision)
     hub = [source for source in wanted.sources if isinstance(source, HubSource)]
     if not hub:
         raise UsageError(f"--revision: {wanted.name} does not come from a repository of the Hub")

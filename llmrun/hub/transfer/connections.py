@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from llmrun.errors import IntegrityError
 from llmrun.gguf.format import MAGIC
 from llmrun.hub.remote.backoff import Patience
-from llmrun.hub.remote.http_ranges import AnotherFile, Answer, Remote, TryAgain
-from llmrun.hub.transfer.partial_file import Partial, Run
+from llmrun.hub.remote.http_ranges import AnotherFile, RangeResponse, Remote, TryAgain
+from llmrun.hub.transfer.partial_file import PartialFile, Run
 
 PART = 16 << 20  # bytes that one of several connections asks for at a time
 _HOLD_BACK_S = 60.0  # after one of several connections failed: no more of them so long
@@ -26,7 +26,7 @@ class Claim:
     start: int
     end: int
     run: Run | None = None
-    answer: Answer | None = None
+    answer: RangeResponse | None = None
 
     @property
     def position(self) -> int:
@@ -44,7 +44,7 @@ class Connections:
     `notes` are lines for the user. Used as a context: no thread writes after its end.
     """
 
-    def __init__(self, remote: Remote, partial: Partial, patience: Patience) -> None:
+    def __init__(self, remote: Remote, partial: PartialFile, patience: Patience) -> None:
         self.partial = partial
         self._remote, self._patience = remote, patience
         self._changed = threading.Condition()
@@ -191,12 +191,12 @@ class Connections:
             finally:
                 partial.end(claim.run)
 
-    def _may_be_another(self, answer: Answer) -> bool:
+    def _may_be_another(self, answer: RangeResponse) -> bool:
         """Whether what comes may not belong to what is here."""
         before = self.partial.validator
         return before not in ("", answer.validator) or (answer.whole and not before and self.partial.received > 0)
 
-    def _write(self, claim: Claim, answer: Answer, asked_to: int) -> None:
+    def _write(self, claim: Claim, answer: RangeResponse, asked_to: int) -> None:
         assert claim.run is not None
         for piece in _from(claim.start, answer.pieces) if answer.whole else answer.pieces:
             if self._stopping.is_set() or self._is_superfluous():

@@ -13,14 +13,14 @@ from pathlib import Path
 from llmrun.errors import LlmrunError
 from llmrun.gguf.format import MAGIC
 from llmrun.hub.local import model_records, paths
-from llmrun.hub.local.model_records import FileRecord, Record
+from llmrun.hub.local.model_records import FileRecord, ModelRecord
 from llmrun.hub.local.open_models import in_use
 from llmrun.hub.local.safe_writes import digest, make_folder, put_in_place, require_space, sync_folder, writing
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.remote.http_ranges import Remote
 from llmrun.hub.transfer.file_transfer import fetch
-from llmrun.hub.transfer.partial_file import Partial, is_begun, remove
+from llmrun.hub.transfer.partial_file import PartialFile, is_begun, remove
 from llmrun.hub.transfer.process_lock import held
 
 
@@ -65,13 +65,16 @@ class _Goal:
 
 
 def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path:
+    from llmrun.hub.remote import huggingface
+
     repository, cache, own = source.repository, paths.hub_cache(), paths.models_folder()
+    remotes = [huggingface.remote_file(source, artifact.commit, file) for file in artifact.files]
     waiting = _says_once(artifact, reporter)
     blobs = [paths.blob(repository, file.sha256 or "") for file in artifact.files]
     links = [paths.snapshot_file(repository, artifact.commit, file.path) for file in artifact.files]
     goals = [
-        _Goal(_hub_file(artifact, source, file), blob, link, paths.partial_blob(repository, blob.name), cache, label)
-        for file, blob, link, label in zip(artifact.files, blobs, links, _labels(artifact), strict=True)
+        _Goal(remote, blob, link, paths.partial_blob(repository, blob.name), cache, label)
+        for remote, blob, link, label in zip(remotes, blobs, links, _labels(artifact), strict=True)
     ]
     _require_space(artifact, goals)
     for _ in range(1 + _TIMES_REMOVED):
@@ -120,24 +123,6 @@ def _is_somewhere(goal: _Goal) -> bool:
 
 def _removed_meanwhile(what: object) -> LlmrunError:
     return LlmrunError(f"{what}: another program removed it while it was downloaded", hint="run the command again")
-
-
-def remote_of(artifact: Artifact, file: RemoteFile) -> Remote | None:
-    """Where the bytes of one of its files are; None for a source that sends no parts of files."""
-    source = artifact.source
-    if isinstance(source, HubSource):
-        return _hub_file(artifact, source, file)
-    if isinstance(source, UrlSource):
-        from llmrun.hub.remote import direct_url
-
-        return direct_url.remote_file(source, file)
-    return None
-
-
-def _hub_file(artifact: Artifact, source: HubSource, file: RemoteFile) -> Remote:
-    from llmrun.hub.remote import huggingface
-
-    return Remote(file, lambda: huggingface.request(source.repository, artifact.commit, file.path))
 
 
 def _put_links(artifact: Artifact, source: HubSource, goals: list[_Goal]) -> None:
@@ -260,7 +245,7 @@ def _taken(path: Path) -> int:
 def _fetched(goal: _Goal, reporter: Reporter) -> str:
     """Fetch the partial file until it is whole, and return its sha256. The caller holds the lock."""
     make_folder(goal.final.parent, goal.root)
-    partial = Partial(goal.partial, goal.file.size, goal.file.sha256)
+    partial = PartialFile(goal.partial, goal.file.size, goal.file.sha256)
     try:
         partial.require_space(goal.label)
         return fetch(goal.remote, partial, goal.label, reporter, MAGIC)
@@ -311,7 +296,9 @@ def _remember(artifact: Artifact, files: list[FileRecord]) -> None:
     before = model_records.read_record(Path(files[0].path))
     used = before.used if before else 0.0
     source, now = str(artifact.source), time.time()
-    model_records.write_record(Record(artifact.name, source, artifact.commit, tuple(files), fetched=now, used=used))
+    model_records.write_record(
+        ModelRecord(artifact.name, source, artifact.commit, tuple(files), fetched=now, used=used)
+    )
 
 
 def _labels(artifact: Artifact) -> list[str]:

@@ -11,7 +11,7 @@ from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.remote.backoff import PROGRESS, Growth, Patience
 from llmrun.hub.remote.http_ranges import AnotherFile, Remote, TryAgain
 from llmrun.hub.transfer.connections import Connections
-from llmrun.hub.transfer.partial_file import Partial
+from llmrun.hub.transfer.partial_file import PartialFile
 
 SYNC_BYTES = 64 << 20  # received between two times that everything is made to survive a power cut
 _TELL_FROM = 256 << 20  # bytes left to read when all have come, that the user is told of
@@ -28,7 +28,7 @@ class _NotGGUF(IntegrityError):
         super().__init__("not a GGUF file: it does not begin as one")
 
 
-def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter, begin: bytes = b"") -> str:
+def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes = b"") -> str:
     """Fetch what is missing of `partial` and return the sha256 of the whole, which has reached the disk.
 
     Wrong bytes are thrown away and fetched once more, from the beginning. After an answer that speaks of another file
@@ -61,7 +61,7 @@ def fetch(remote: Remote, partial: Partial, name: str, reporter: Reporter, begin
             reporter.note(f"{path}: {error}; fetching it once more, from the beginning")
 
 
-def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter, begin: bytes) -> str:
+def _fetch_right(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes) -> str:
     """`fetch`, without a second try. Raises IntegrityError for wrong bytes."""
     file = remote.file
     progress = _Progress(f"downloading {name}", file.size, reporter)
@@ -89,7 +89,7 @@ def _fetch_right(remote: Remote, partial: Partial, name: str, reporter: Reporter
     return seen
 
 
-def _require_begin(partial: Partial, begin: bytes) -> None:
+def _require_begin(partial: PartialFile, begin: bytes) -> None:
     if begin and partial.read(0, len(begin)) != begin:
         raise _NotGGUF
 
@@ -129,7 +129,7 @@ class _Following:
     back is one way for every case, and the network never waits for it.
     """
 
-    def __init__(self, partial: Partial) -> None:
+    def __init__(self, partial: PartialFile) -> None:
         self._partial = partial
         self._state = hashlib.sha256()
         self._done = 0

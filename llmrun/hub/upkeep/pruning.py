@@ -20,7 +20,7 @@ from llmrun.hub.local.hub_cache import Repository, read_repository, repositories
 from llmrun.hub.local.scandir import entries
 from llmrun.hub.transfer.partial_file import JOURNAL
 from llmrun.hub.upkeep.removal import Removal, files_below, referenced, removal_of_links
-from llmrun.hub.upkeep.unfinished_downloads import Partial, partials
+from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload, partials
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
 _MAGIC = b"GGUF"
@@ -104,7 +104,7 @@ def _stale_downloads() -> Iterator[Removal]:
             yield Removal(f"download of {partial.name}", None, partial.files, ())
 
 
-def _is_stale(partial: Partial) -> bool:
+def _is_stale(partial: UnfinishedDownload) -> bool:
     path = partial.files[0]
     return path.with_name(path.name + JOURNAL) not in partial.files or all(map(_is_old, partial.files))
 

@@ -22,7 +22,7 @@ from llmrun.hub.local.open_models import alone_with
 from llmrun.hub.names.file_names import shards_of
 from llmrun.hub.names.model_sources import HubSource
 from llmrun.hub.upkeep.inventory import OWN, SHARED, Model, total_size
-from llmrun.hub.upkeep.unfinished_downloads import Partial
+from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -
     return Removal(name, repository, tuple(links), free, tuple(dict.fromkeys(records)), tuple(notes))
 
 
-def removal_of_partial(partial: Partial) -> Removal:
+def removal_of_partial(partial: UnfinishedDownload) -> Removal:
     """What a download that did not end has left."""
     return Removal(partial.name, None, partial.files, ())
 

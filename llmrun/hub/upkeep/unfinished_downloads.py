@@ -14,7 +14,7 @@ from llmrun.hub.transfer.partial_file import JOURNAL, understood
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class UnfinishedDownload:
     """What is here of a file that is on its way, or was.
 
     name   of the repository; by its path, where that is all there is
@@ -29,31 +29,31 @@ class Partial:
     total: int
 
 
-def partials() -> list[Partial]:
+def partials() -> list[UnfinishedDownload]:
     """Those of ours, in the shared cache and elsewhere; other tools' cannot be gone on with."""
     return [*_shared(), *_own()]
 
 
-def _shared() -> Iterator[Partial]:
+def _shared() -> Iterator[UnfinishedDownload]:
     for repository in folders_in(paths.hub_cache()):
         name, blobs = repository_name(repository.name), repository / "blobs"
         if name and not blobs.is_symlink():
             yield from _in_folder(blobs, f"hf:{name}")
 
 
-def _own() -> Iterator[Partial]:
+def _own() -> Iterator[UnfinishedDownload]:
     for address in folders_in(paths.models_folder() / "web"):
         yield from _in_folder(address, "")
 
 
-def _in_folder(folder: Path, name: str) -> Iterator[Partial]:
+def _in_folder(folder: Path, name: str) -> Iterator[UnfinishedDownload]:
     files = [Path(entry.path) for entry in entries(folder) if paths.PARTIAL in entry.name and is_file(entry)]
     for path in files:
         if path.name.endswith(paths.PARTIAL) and not path.is_symlink():
             beside = tuple(other for other in files if other.name.startswith(path.name))
             told, done = _journal(path.with_name(path.name + JOURNAL))
             total = told.get("size")
-            yield Partial(name or str(path), beside, done, total if type(total) is int and total > 0 else 0)
+            yield UnfinishedDownload(name or str(path), beside, done, total if type(total) is int and total > 0 else 0)
 
 
 def _journal(path: Path) -> tuple[dict[str, Any], int]:

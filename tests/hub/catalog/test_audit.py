@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
+import llmrun
 from llmrun.errors import LlmrunError, ModelNotFound, NetworkError
 from llmrun.hub.catalog.audit import Finding, ask_hub, check_entry, with_facts
-from llmrun.hub.catalog.file import CatalogEntry, read_file
+from llmrun.hub.catalog.entry import CatalogEntry
+from llmrun.hub.catalog.file import read_file
 from llmrun.hub.catalog.lookup import read_whole
 from llmrun.hub.names.model_sources import HubSource, RemoteFile
 from tests.support.hub.catalog_hub import CatalogHub, Repositories, catalog_hub
 from tests.support.hub.hub_client import refuse_import
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check-catalog"
+SCRIPT = Path(llmrun.__file__).resolve().parents[1] / "scripts" / "check-catalog"
 ONE, TWO = "1" * 64, "2" * 64
 REPOSITORIES: Repositories = {
     "good/repo": {

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llmrun.sampling_params import SamplingParams
 
+import llmrun
 from llmrun.errors import ModelNotFound, UsageError
+from llmrun.hub.catalog.entry import CatalogEntry
 from llmrun.hub.catalog.file import SAMPLING_KEYS, read_file
-from llmrun.hub.catalog.lookup import Catalog, CatalogEntry, load_catalog, read_whole, shipped_catalog
+from llmrun.hub.catalog.lookup import Catalog, load_catalog, read_whole, shipped_catalog
 from llmrun.hub.catalog.sections import read_sections
 from llmrun.hub.names.file_names import quantization_of, without_shard
 from llmrun.hub.names.model_sources import Expected, HubSource, PypiSource, UrlSource
 from llmrun.settings import Settings
-from llmrun.types import SamplingParams
 
 GOOD = {"description": '"a model"', "license": '"MIT"', "repository": '"owner/repo"'}
 SHA256 = "0" * 64
@@ -126,7 +128,7 @@ def test_the_default_model_has_a_wheel_besides() -> None:
 
 
 def test_it_lies_above_the_package_in_a_source_tree() -> None:
-    assert shipped_catalog() == Path(__file__).resolve().parents[2] / "models.toml"
+    assert shipped_catalog() == Path(llmrun.__file__).resolve().parents[1] / "models.toml"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +267,7 @@ def test_the_users_shortnames_are_read(own: Path) -> None:
 
 
 def test_the_example_in_the_readme_is_a_models_toml(own: Path) -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+    readme = (Path(llmrun.__file__).resolve().parents[1] / "README.md").read_text("utf-8")
     (own / "models.toml").write_text(re.findall(r"^```toml\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)[0], "utf-8")
     catalog = load_catalog()
     assert len(catalog.find("mine:7b-q8_0").expected) == 2

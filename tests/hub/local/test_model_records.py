@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llmrun.hub.local import paths
 from llmrun.hub.local.model_records import (
     FileRecord,
-    Record,
+    ModelRecord,
     file_record,
     known_digest,
     mark_used,
@@ -36,8 +36,8 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
     return made
 
 
-def record_of(path: Path, sha256: str = DIGEST) -> Record:
-    return Record("qwen3:4b", "hf:o/n/f.gguf", "c" * 40, (file_record(path, sha256),), fetched=5.0, used=0.0)
+def record_of(path: Path, sha256: str = DIGEST) -> ModelRecord:
+    return ModelRecord("qwen3:4b", "hf:o/n/f.gguf", "c" * 40, (file_record(path, sha256),), fetched=5.0, used=0.0)
 
 
 def test_a_record_comes_back_as_it_was_written(stores: Stores) -> None:

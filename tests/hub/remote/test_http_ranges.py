@@ -172,7 +172,7 @@ def test_who_waits_for_bytes_can_be_woken(hub: FakeHub) -> None:
         with pytest.raises(TryAgain):
             list(pieces)
         answer.hang_up()
-    http_ranges.Answer(True, "", iter(()), None).hang_up()
+    http_ranges.RangeResponse(True, "", iter(()), None).hang_up()
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from llmrun.errors import BadGGUF, LlmrunError, ModelNotFound, NetworkError, Uns
 from llmrun.gguf.reader import GGUFFile, open_gguf, read_gguf
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.remote import backoff, direct_url, huggingface, model_headers
-from llmrun.hub.remote.http_ranges import Answer, TryAgain
+from llmrun.hub.remote.http_ranges import RangeResponse, TryAgain
 from llmrun.hub.remote.model_headers import read_header, read_headers
-from llmrun.hub.transfer import download
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.gguf.gguf_shards import split_by_gguf_py
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
@@ -102,7 +101,7 @@ def test_a_server_that_gives_no_parts_is_not_read_from_front_to_end(
     hub.add("o/n", models)
     artifact = pinned("m-Q8_0.gguf")
     hub.faults.append(Fault(ignore_range=True, times=100))
-    source = model_headers._ranges(download.remote_of(artifact, artifact.files[0]))
+    source = model_headers._ranges(artifact, artifact.files[0])
     with pytest.raises(NetworkError, match="no parts"):
         source.fetch(6, 12)
 
@@ -173,4 +172,4 @@ def test_an_answer_that_ends_too_early_is_asked_for_again(hub: FakeHub, models: 
 
 def test_an_answer_of_fewer_bytes_may_be_tried_again() -> None:
     with pytest.raises(TryAgain, match="ended after 3 of 5 bytes"):
-        model_headers._bytes_of(Answer(False, "", iter([b"abc"]), None), 0, 5)
+        model_headers._bytes_of(RangeResponse(False, "", iter([b"abc"]), None), 0, 5)

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 
 from llmrun.hub.remote import ping
 from llmrun.hub.remote.network_errors import without_secrets
-from llmrun.hub.remote.ping import hub_token, reach_hub
+from llmrun.hub.remote.ping import hub_token, ping_hub
 from tests.support.hub.fake_hub import FakeHub, fake_hub
 
 
@@ -40,7 +40,7 @@ def at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 def test_a_hub_that_answers_is_reached_and_sent_no_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     at(monkeypatch, hub.url)
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
-    found = reach_hub(offline=False, patience=60)
+    found = ping_hub(offline=False, patience=60)
     assert (found.endpoint, found.trouble, found.offline, found.token) == (hub.url, "", False, True)
     assert found.seconds is not None
     assert found.seconds > 0
@@ -51,15 +51,15 @@ def test_a_hub_that_answers_is_reached_and_sent_no_token(hub: FakeHub, monkeypat
 def test_offline_nothing_is_asked(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     at(monkeypatch, hub.url)
     seen = len(hub.asked)
-    assert reach_hub(offline=True).offline
+    assert ping_hub(offline=True).offline
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    found = reach_hub(offline=False)
+    found = ping_hub(offline=False)
     assert (found.offline, found.seconds, len(hub.asked)) == (True, None, seen)
 
 
 def test_a_hub_that_is_not_there_is_told_in_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
     at(monkeypatch, "http://name:password@127.0.0.1:1")
-    found = reach_hub(offline=False)
+    found = ping_hub(offline=False)
     assert found.seconds is None
     assert found.trouble == "unreachable (Connection refused)"
     assert found.endpoint == "http://127.0.0.1:1"
@@ -68,14 +68,14 @@ def test_a_hub_that_is_not_there_is_told_in_a_few_words(monkeypatch: pytest.Monk
 def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        found = reach_hub(offline=False, patience=0.5)
+        found = ping_hub(offline=False, patience=0.5)
     assert found.seconds is None
     assert found.trouble in ("no answer within 0.5 s", "timed out")  # whichever of two clocks is the first
 
 
 def test_a_resolver_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ping, "_ask", lambda endpoint, patience: time.sleep(5))
-    assert reach_hub(offline=False, patience=0.2).trouble == "no answer within 0.2 s"
+    assert ping_hub(offline=False, patience=0.2).trouble == "no answer within 0.2 s"
 
 
 def test_a_server_in_trouble_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,13 +87,13 @@ def test_a_server_in_trouble_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> 
             return Answer()
 
     monkeypatch.setattr(huggingface_hub, "get_session", Session)
-    found = reach_hub(offline=False)
+    found = ping_hub(offline=False)
     assert (found.seconds, found.trouble) == (None, "the server has trouble (HTTP 503)")
 
 
 def test_an_endpoint_that_is_no_url_is_trouble_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     at(monkeypatch, "http://[::1")
-    found = reach_hub(offline=False)
+    found = ping_hub(offline=False)
     assert found.seconds is None
     assert found.trouble
     assert found.endpoint == "(not a URL)"
@@ -101,7 +101,7 @@ def test_an_endpoint_that_is_no_url_is_trouble_and_no_crash(monkeypatch: pytest.
 
 def test_proxies_are_told_by_the_names_of_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://name:password@127.0.0.1:9")
-    found = reach_hub(offline=True)
+    found = ping_hub(offline=True)
     assert found.proxies == ("HTTPS_PROXY",)
     assert "password" not in repr(found)
 
@@ -115,7 +115,7 @@ def test_the_token_is_known_to_who_must_hide_it(monkeypatch: pytest.MonkeyPatch)
 def test_a_token_that_cannot_be_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path))  # a folder
     assert hub_token() is None
-    assert not reach_hub(offline=True).token
+    assert not ping_hub(offline=True).token
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_url_is_shown_without_name_and_password(url: str, safe: str) -> None:
 
 def test_a_client_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    found = reach_hub(offline=False)
+    found = ping_hub(offline=False)
     assert (found.seconds, found.endpoint) == (None, "")
     assert found.trouble.startswith("huggingface_hub does not work: ")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrun.errors import UsageError
-from llmrun.hub.local.paths import safe_segments
+from llmrun.hub.names.file_names import safe_segments
 from llmrun.hub.remote.repository_listing import Listing, offered
 
 SHA = "ab" * 32

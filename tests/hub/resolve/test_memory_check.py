@@ -10,8 +10,9 @@ import pytest
 
 from llmrun.backends.fitting import Resources, fit_of
 from llmrun.errors import DoesNotFit
+from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.catalog.lookup import load_catalog
-from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource, Wanted
+from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.remote import huggingface
 from llmrun.hub.remote.model_headers import read_header

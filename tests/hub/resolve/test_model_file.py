@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import llmrun
 from llmrun.errors import (
     DoesNotFit,
     IntegrityError,
@@ -20,23 +21,16 @@ from llmrun.errors import (
     ModelNotFound,
     NetworkError,
 )
-from llmrun.hub.names.model_sources import (
-    Artifact,
-    Expected,
-    HeldSource,
-    HubSource,
-    PypiSource,
-    RemoteFile,
-    UrlSource,
-    Wanted,
-)
+from llmrun.hub.catalog.entry import Wanted
+from llmrun.hub.names.model_sources import Artifact, Expected, HeldSource, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.progress_reporter import Reporter, Silent
-from llmrun.hub.resolve.model_file import ResolvedModel, Sources, fetch, refuse_if_offline, resolve
+from llmrun.hub.resolve.model_file import ResolvedModel, refuse_if_offline, resolve
 from llmrun.hub.resolve.model_name import LocalPath, understand
+from llmrun.hub.resolve.source_fallback import Sources, fetch
 from tests.support.hub.fake_hub import MODEL, SHA256, FakeHub, fake_hub
 from tests.support.hub.hub_client import at_hub, settled
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(llmrun.__file__).resolve().parents[1]
 HUB = HubSource("o/n", "m-Q8_0.gguf")
 WHEEL = PypiSource("pack", "1.0", 100)
 KNOWN = Expected("m-Q8_0.gguf", len(MODEL), SHA256)

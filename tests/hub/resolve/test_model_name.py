@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llmrun.errors import LlmrunError, ModelNotFound, UsageError
-from llmrun.hub.local.paths import safe_segments
-from llmrun.hub.names.file_names import quantization_named
-from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource, UrlSource, Wanted
+from llmrun.hub.catalog.entry import Wanted
+from llmrun.hub.names.file_names import quantization_named, safe_segments
+from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource, UrlSource
 from llmrun.hub.resolve.model_name import LocalPath, understand
 
 

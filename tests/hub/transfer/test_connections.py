@@ -17,7 +17,7 @@ from llmrun.hub.remote.http_ranges import Remote, TryAgain
 from llmrun.hub.transfer import connections, file_transfer
 from llmrun.hub.transfer.connections import Claim, Connections
 from llmrun.hub.transfer.file_transfer import fetch
-from llmrun.hub.transfer.partial_file import Partial
+from llmrun.hub.transfer.partial_file import PartialFile
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 from tests.support.hub.fetching import Said
 
@@ -37,8 +37,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def partial(tmp_path: Path) -> Iterator[Partial]:
-    made = Partial(tmp_path / "p", FILE.size, FILE.sha256)
+def partial(tmp_path: Path) -> Iterator[PartialFile]:
+    made = PartialFile(tmp_path / "p", FILE.size, FILE.sha256)
     yield made
     made.close()
 
@@ -57,7 +57,7 @@ def always(count: int) -> Callable[..., int]:
     return advise
 
 
-def beyond(partial: Partial, received: int) -> Callable[[], bool]:
+def beyond(partial: PartialFile, received: int) -> Callable[[], bool]:
     return lambda: partial.received > received
 
 
@@ -69,7 +69,7 @@ def run(made: Connections, until: Callable[[], bool] = lambda: False) -> None:
 
 
 def test_what_one_connection_brings_gets_it_another(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what is measured, and by no failure: the first says nothing more until the second has asked."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 30)
@@ -88,7 +88,7 @@ def test_what_one_connection_brings_gets_it_another(
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_the_file_is_right_over_any_number_of_connections(
-    hub: FakeHub, partial: Partial, count: int, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Growth, "advise", always(count))
     hub.bytes_per_second = 10e6
@@ -98,7 +98,7 @@ def test_the_file_is_right_over_any_number_of_connections(
         assert len({asked.range for asked in hub.asked}) > 5
 
 
-def test_they_come_and_go(hub: FakeHub, partial: Partial) -> None:
+def test_they_come_and_go(hub: FakeHub, partial: PartialFile) -> None:
     hub.bytes_per_second = 2e6
     with Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0)) as made:
         made.resize(1)
@@ -114,7 +114,7 @@ def test_they_come_and_go(hub: FakeHub, partial: Partial) -> None:
     assert partial.path.read_bytes() == DATA
 
 
-def test_what_is_claimed_next_is_neither_here_nor_claimed(hub: FakeHub, partial: Partial) -> None:
+def test_what_is_claimed_next_is_neither_here_nor_claimed(hub: FakeHub, partial: PartialFile) -> None:
     def put(start: int, end: int) -> None:
         run = partial.begin(start)
         partial.write(run, DATA[start:end])
@@ -130,7 +130,7 @@ def test_what_is_claimed_next_is_neither_here_nor_claimed(hub: FakeHub, partial:
 
 
 def test_one_that_fails_beside_others_is_not_replaced_and_the_file_still_comes(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Growth, "advise", always(4))
     hub.bytes_per_second = 5e6
@@ -141,7 +141,7 @@ def test_one_that_fails_beside_others_is_not_replaced_and_the_file_still_comes(
 
 
 def test_all_of_them_failing_at_once_is_gone_on_from(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Growth, "advise", always(4))
     hub.bytes_per_second = 2e6
@@ -151,7 +151,7 @@ def test_all_of_them_failing_at_once_is_gone_on_from(
 
 
 def test_another_connection_that_gets_no_range_is_given_up(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Growth, "advise", always(2))
     hub.bytes_per_second = 5e6
@@ -161,7 +161,7 @@ def test_another_connection_that_gets_no_range_is_given_up(
 
 
 def test_a_server_without_ranges_gets_one_connection(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Growth, "advise", always(8))
     hub.bytes_per_second = 10e6
@@ -173,7 +173,7 @@ def test_a_server_without_ranges_gets_one_connection(
 def test_a_server_that_always_has_another_version_is_given_up(hub: FakeHub, tmp_path: Path) -> None:
     url = hub.public(b"GGUF" + DATA[4:])
     unknown = Remote(RemoteFile("big.gguf", len(DATA), None), lambda: (url, {}))
-    partial = Partial(tmp_path / "unknown", len(DATA), None)
+    partial = PartialFile(tmp_path / "unknown", len(DATA), None)
     count = iter(range(10**6))
     for _ in range(100):
         hub.faults.append(Fault(cut_after=1000, headers={"ETag": f'"{next(count)}"'}))
@@ -188,7 +188,7 @@ def test_beside_others_another_version_is_not_believed_at_once(hub: FakeHub, tmp
     unknown = Remote(RemoteFile("big.gguf", len(DATA), None), lambda: (url, {}))
     hub.bytes_per_second = 5e6
     hub.faults.append(Fault(headers={"ETag": '"other"'}, skip=1))
-    partial = Partial(tmp_path / "unknown", len(DATA), None)
+    partial = PartialFile(tmp_path / "unknown", len(DATA), None)
     with Connections(unknown, partial, Patience("big.gguf", FILE.size, 0)) as made:
         run(made, beyond(partial, 1000))
         made.resize(2)
@@ -199,7 +199,7 @@ def test_beside_others_another_version_is_not_believed_at_once(hub: FakeHub, tmp
 
 
 def test_after_a_minute_without_failures_there_may_be_more_again(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0))
     made._claims += [Claim(0, 10), Claim(10, 20)]
@@ -212,7 +212,7 @@ def test_after_a_minute_without_failures_there_may_be_more_again(
 
 
 def test_one_failure_does_not_keep_a_download_slow_for_good(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_HOLD_BACK_S", 0.2)
     asked: list[int] = []
@@ -229,29 +229,33 @@ def test_one_failure_does_not_keep_a_download_slow_for_good(
     assert len({asked.range for asked in hub.asked}) > 5
 
 
-def test_an_error_of_the_disk_ends_all_of_them(hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_disk_ends_all_of_them(
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Growth, "advise", always(4))
     hub.bytes_per_second = 5e6
 
     def refuse(*_: object) -> None:
         raise DoesNotFit("disk: x: full")
 
-    monkeypatch.setattr(Partial, "begin", refuse)
+    monkeypatch.setattr(PartialFile, "begin", refuse)
     with pytest.raises(DoesNotFit, match=r"^disk: x: full$"):
         fetch(remote(hub), partial, "tiny", Said())
 
 
-def test_a_mistake_of_ours_is_not_swallowed(hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_is_not_swallowed(
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Partial, "begin", fail)
+    monkeypatch.setattr(PartialFile, "begin", fail)
     with pytest.raises(ZeroDivisionError):
         fetch(remote(hub), partial, "tiny", Said())
 
 
 def test_leaving_in_the_middle_ends_every_thread_at_once(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 60)
     hub.faults.append(Fault(stall_after=50_000, times=99))
@@ -264,7 +268,7 @@ def test_leaving_in_the_middle_ends_every_thread_at_once(
     assert partial.received == 200_000
 
 
-def test_an_answer_that_comes_after_the_end_is_not_written(hub: FakeHub, partial: Partial) -> None:
+def test_an_answer_that_comes_after_the_end_is_not_written(hub: FakeHub, partial: PartialFile) -> None:
     hub.latency = 0.3
     with Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0)) as made:
         pass
@@ -274,7 +278,7 @@ def test_an_answer_that_comes_after_the_end_is_not_written(hub: FakeHub, partial
     assert made.error is None
 
 
-def test_what_another_program_cut_off_is_an_error_not_a_loop(hub: FakeHub, partial: Partial) -> None:
+def test_what_another_program_cut_off_is_an_error_not_a_loop(hub: FakeHub, partial: PartialFile) -> None:
     partial.write(partial.begin(0), DATA)
     partial.path.write_bytes(b"")
     with pytest.raises(LlmrunError, match="another program changed it"):
@@ -282,7 +286,7 @@ def test_what_another_program_cut_off_is_an_error_not_a_loop(hub: FakeHub, parti
 
 
 def test_a_long_reading_of_what_was_here_is_told_and_nothing_is_asked(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_transfer, "_TELL_FROM", 1)
     partial.write(partial.begin(0), DATA)
@@ -293,25 +297,25 @@ def test_a_long_reading_of_what_was_here_is_told_and_nothing_is_asked(
 
 
 def test_what_came_is_made_safe_from_a_power_cut_now_and_then(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_transfer, "SYNC_BYTES", 500_000)
     hub.bytes_per_second = 10e6
     seen: list[int] = []
-    sync = Partial.sync
+    sync = PartialFile.sync
 
-    def watched(self: Partial) -> None:
+    def watched(self: PartialFile) -> None:
         seen.append(self.received)
         sync(self)
 
-    monkeypatch.setattr(Partial, "sync", watched)
+    monkeypatch.setattr(PartialFile, "sync", watched)
     fetch(remote(hub), partial, "tiny", Said())
     assert len(seen) >= 3
     assert seen[-1] == FILE.size
 
 
 def test_where_the_line_is_limited_little_is_fetched_twice(
-    hub: FakeHub, partial: Partial, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmrun.hub.remote.backoff.PROBE_S", 0.1)
     monkeypatch.setattr("llmrun.hub.remote.backoff.WORTH_S", 0.3)

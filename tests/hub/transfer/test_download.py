@@ -17,7 +17,7 @@ from llmrun.hub.local import model_records, paths, safe_writes
 from llmrun.hub.names.model_sources import Artifact, HubSource
 from llmrun.hub.transfer import download as download_module
 from llmrun.hub.transfer.download import download
-from llmrun.hub.transfer.partial_file import Partial
+from llmrun.hub.transfer.partial_file import PartialFile
 from tests.support.hub.fake_hub import HALF, MODEL, SHA256, Asked, FakeHub, Fault, fake_hub
 from tests.support.hub.fetching import TOKEN, Folders, Said, artifact_of, held_for
 from tests.support.hub.small_disks import SmallDisk
@@ -376,7 +376,7 @@ def test_no_link_is_put_to_nothing(folders: Folders, model: Artifact) -> None:
 def test_a_file_that_vanished_when_it_was_whole_is_one_sentence(
     folders: Folders, hub: FakeHub, model: Artifact, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fetched(remote: object, partial: Partial, *_: object) -> str:
+    def fetched(remote: object, partial: PartialFile, *_: object) -> str:
         partial.path.unlink()
         return SHA256
 

@@ -19,7 +19,7 @@ from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.hub.local import safe_writes
 from llmrun.hub.local.open_models import alone_with
 from llmrun.hub.transfer import partial_file
-from llmrun.hub.transfer.partial_file import Partial, Run, is_begun, journal_of, remove
+from llmrun.hub.transfer.partial_file import PartialFile, Run, is_begun, journal_of, remove
 from tests.support.hub.small_disks import SmallDisk
 
 DATA = bytes(range(256)) * 8
@@ -28,21 +28,21 @@ SHA = "a" * 64
 
 
 @contextlib.contextmanager
-def opened(path: Path, size: int = SIZE, sha256: str | None = SHA) -> Iterator[Partial]:
-    made = Partial(path, size, sha256)
+def opened(path: Path, size: int = SIZE, sha256: str | None = SHA) -> Iterator[PartialFile]:
+    made = PartialFile(path, size, sha256)
     try:
         yield made
     finally:
         made.close()
 
 
-def put(to: Partial, start: int, end: int) -> None:
+def put(to: PartialFile, start: int, end: int) -> None:
     run = to.begin(start)
     to.write(run, DATA[start:end])
     to.end(run)
 
 
-def put_in_pieces(to: Partial, run: Run, data: bytes) -> None:
+def put_in_pieces(to: PartialFile, run: Run, data: bytes) -> None:
     for start in range(0, len(data), 1 << 16):
         to.write(run, data[start : start + (1 << 16)])
 
@@ -75,7 +75,7 @@ def test_any_order_of_runs_over_any_number_of_processes_gives_the_file(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "p"
         here: set[int] = set()
-        made = Partial(path, SIZE, SHA)
+        made = PartialFile(path, SIZE, SHA)
         for number, (first, last) in enumerate(spans):
             for start, end in made.gaps():
                 inside = range(max(start, first), min(end, last))
@@ -83,7 +83,7 @@ def test_any_order_of_runs_over_any_number_of_processes_gives_the_file(
                     put(made, inside.start, inside.stop)
                     here |= set(inside)
             if number in stops:  # killed here: nothing is closed, and another process looks at the files
-                made = Partial(path, SIZE, SHA)
+                made = PartialFile(path, SIZE, SHA)
             assert made.received == len(here)
             assert {byte for start, end in made.gaps() for byte in range(start, end)} == set(range(SIZE)) - here
         for start, end in made.gaps():
@@ -185,14 +185,14 @@ def test_it_is_in_use_as_long_as_it_is_open(path: Path) -> None:
 
 def test_the_journal_is_there_before_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, bool]] = []
-    new_journal = Partial._new_journal
+    new_journal = PartialFile._new_journal
 
-    def watched(self: Partial) -> FileIO:
+    def watched(self: PartialFile) -> FileIO:
         made = new_journal(self)
         seen.append((journal_of(path).exists(), path.exists()))
         return made
 
-    monkeypatch.setattr(Partial, "_new_journal", watched)
+    monkeypatch.setattr(PartialFile, "_new_journal", watched)
     with opened(path):
         assert seen == [(True, False)]
 
@@ -201,7 +201,7 @@ def test_one_that_is_being_removed_is_one_sentence(path: Path) -> None:
     with opened(path):
         pass
     with alone_with([path]), pytest.raises(LlmrunError, match="another process is removing it"):
-        Partial(path, SIZE, SHA)
+        PartialFile(path, SIZE, SHA)
     with opened(path) as made:
         assert made.received == 0
 
@@ -219,9 +219,9 @@ def test_one_that_is_removed_while_it_is_opened_is_begun_anew(
             times.clear()
             remove(path)
 
-    new_journal, hold = Partial._new_journal, partial_file._hold
+    new_journal, hold = PartialFile._new_journal, partial_file._hold
 
-    def after_reading(self: Partial) -> FileIO:
+    def after_reading(self: PartialFile) -> FileIO:
         file = new_journal(self)
         removed("read")
         return file
@@ -230,7 +230,7 @@ def test_one_that_is_removed_while_it_is_opened_is_begun_anew(
         hold(file, at)
         removed("held")
 
-    monkeypatch.setattr(Partial, "_new_journal", after_reading)
+    monkeypatch.setattr(PartialFile, "_new_journal", after_reading)
     monkeypatch.setattr(partial_file, "_hold", after_holding)
     with opened(path) as again:
         assert times == []
@@ -365,4 +365,4 @@ def test_all_of_it_is_found_and_removed(path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(LlmrunError, match="cannot be written: No such file"):
-        Partial(tmp_path / "none" / "p", SIZE, SHA)
+        PartialFile(tmp_path / "none" / "p", SIZE, SHA)

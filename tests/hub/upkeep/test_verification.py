@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrun.hub.local.model_records import Record, file_record, known_digest, write_record
+from llmrun.hub.catalog.entry import Wanted
+from llmrun.hub.local.model_records import ModelRecord, file_record, known_digest, write_record
 from llmrun.hub.local.stored_models import find
-from llmrun.hub.names.model_sources import Expected, HubSource, Wanted
+from llmrun.hub.names.model_sources import Expected, HubSource
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.upkeep import verification
 from llmrun.hub.upkeep.inventory import models
@@ -85,7 +86,7 @@ def test_where_nobody_says_what_the_bytes_must_be_the_record_does(stores: Stores
 
 def test_the_catalogues_word_comes_before_the_records(stores: Stores) -> None:
     path = stores.own("m.gguf", ONE)
-    write_record(Record("m", "pypi:m==1", "", (file_record(path, sha256(ONE)),), 1.0, 0.0))
+    write_record(ModelRecord("m", "pypi:m==1", "", (file_record(path, sha256(ONE)),), 1.0, 0.0))
     assert verdict(Expected("m.gguf", None, sha256(TWO))).has_other_bytes
     assert verdict(Expected("a.gguf"), Expected("b.gguf")).expected == (sha256(ONE),)
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -201,8 +201,3 @@ def outcome(lines: str) -> Said:
         else:
             said.error, said.message, said.hint = what["error"], what["message"], what["hint"]
     return said
-
-
-def sent_twice(hub: FakeHub, sizes: Sequence[int]) -> int:
-    """Bytes of large files that were sent beyond once each."""
-    return hub.sent() - sum(sizes)

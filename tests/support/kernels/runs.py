@@ -17,18 +17,7 @@ from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
 from llmrun.compiled import store
-from llmrun.compiled.levels import (
-    AVX2,
-    AVX512_VNNI,
-    AVX_VNNI,
-    LEVELS,
-    NEON_DOT,
-    PORTABLE,
-    Level,
-    Target,
-    host_levels,
-    target_for,
-)
+from llmrun.compiled.levels import AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOT, PORTABLE, Target, host_levels, target_for
 from llmrun.compiled.store import KernelName, load_kernels
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
@@ -100,10 +89,6 @@ def target_of(level_name: str) -> Target:
     """The target that `LLMRUN_CPU_LEVEL=level_name` gives on this processor."""
     levels = host_levels()
     return target_for(next(level for level in levels if level.name == level_name), levels[0])
-
-
-def level_named(name: str) -> Level:
-    return next(level for level in LEVELS if level.name == name)
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def plan_of(path: Path) -> Plan:
     """The plan of a model file, which stays open for as long as somebody may read its weights."""
     file = open_gguf(path)
     architecture = architecture_of(file)
-    return architecture.plan(file, architecture.check(file))
+    return architecture.plan(file, architecture.read_config(file))
 
 
 def dequantized_once(plan: Plan) -> Plan:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from llmrun.gguf.format import SCALAR_TYPES
 from llmrun.gguf.reader import GGUFFile, open_gguf
-from llmrun.gguf.values import NUMBER_TYPES, StringArray
+from llmrun.gguf.values import StringArray
 from tests.support.gguf import gguf_bytes
 from tests.support.gguf.gguf_bytes import STRING, RawGGUF, RawTensor
 
-_TYPE_IDS = {type_.name: id_ for id_, type_ in NUMBER_TYPES.items()} | {"str": STRING}
+_TYPE_IDS = {type_.name: id_ for id_, type_ in SCALAR_TYPES.items()} | {"str": STRING}
 
 
 @dataclass

@@ -20,10 +20,6 @@ BRACES = ("'{}'", "'{0}-{0}'", "'{:>5}'", "'{a}'", "'{!r}'", "'{0[0]}'", "'{:.1f
 LARGE_BRACES = ("'{:400000000}'", "'{:{}}'", "('{0}' * 99999)", "'{:.99999999f}'", "('{}' * 9999)", "'{0:0>999999}'")
 
 
-def _forms(words: str) -> list[str]:
-    return words.split(" ")
-
-
 # Filters and methods by what they take and give; `#` is a number, `$` a text, `@` a list, `&` a dict, `?` anything.
 TEXT_TO_TEXT = [
     "|capitalize",

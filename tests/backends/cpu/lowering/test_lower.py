@@ -43,7 +43,7 @@ def lowered_plan(plan: Plan, max_rows: int = 16, threads: int = 3) -> Lowered:
 def model_plan(tmp_path: Path) -> Callable[[str], Plan]:
     def plan_of(name: str) -> Plan:
         with open_gguf(tiny_model(tmp_path, name)) as file:
-            return llama.plan(file, llama.check(file))
+            return llama.plan(file, llama.read_config(file))
 
     return plan_of
 

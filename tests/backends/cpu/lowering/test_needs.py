@@ -162,7 +162,7 @@ def test_a_position_is_a_part_of_a_block_of_the_cache(kv_type: str) -> None:
 def test_a_step_is_the_sum_of_its_ops(tmp_path: Path) -> None:
     """Width 64, feed-forward 96, 4 heads of 16, 2 of them for keys; F32."""
     with open_gguf(tiny_llama(tmp_path / "tiny.gguf", weight_type="F32")) as file:
-        config = llama.check(file)
+        config = llama.read_config(file)
         plan = llama.plan(file, config)
     layers = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)
     vocabulary = config.vocabulary_size
