@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from llmrun.backends.base import AUTO, KV_TYPES
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.errors import UsageError
 from llmrun.folders import config_file
+from llmrun.sampling_params import SAMPLING
 
 PREFIX = "LLMRUN_"
 
@@ -114,14 +115,7 @@ class Settings:
     kv_type: str = _setting("f16", str, choices=KV_TYPES)  # of the numbers in the KV cache
     max_tokens: int | None = _setting(None, int, minimum=1)
     system: str | None = _setting(None, str)  # the system prompt
-    temperature: float | None = _setting(None, float, minimum=0.0, maximum=100.0)
-    top_k: int | None = _setting(None, int, minimum=0)
-    top_p: float | None = _setting(None, float, minimum=0.0, maximum=1.0)
-    min_p: float | None = _setting(None, float, minimum=0.0, maximum=1.0)
-    repeat_penalty: float | None = _setting(None, float, minimum=0.01, maximum=100.0)
-    presence_penalty: float | None = _setting(None, float, minimum=-100.0, maximum=100.0)
-    frequency_penalty: float | None = _setting(None, float, minimum=-100.0, maximum=100.0)
-    repeat_last_n: int | None = _setting(None, int, minimum=-1)  # tokens that the penalties look at; -1: all
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # by the names of SAMPLING
     seed: int | None = _setting(None, int, minimum=0, maximum=2**64 - 1)
     think: bool | None = _setting(None, bool)  # where the model can; None: as it does by itself
     think_budget: int | None = _setting(None, int, minimum=0)  # tokens
@@ -131,7 +125,23 @@ class Settings:
     quiet: bool = _setting(False, bool)
 
 
-RULES: Mapping[str, Rule] = {f.name: f.metadata["rule"] for f in fields(Settings)}
+def _rules() -> Iterator[tuple[str, Rule]]:
+    for setting in fields(Settings):
+        if setting.name != "sampling":
+            yield setting.name, setting.metadata["rule"]
+            continue
+        for name, parameter in SAMPLING.items():
+            yield name, Rule(parameter.kind, parameter.minimum, parameter.maximum)
+
+
+RULES: Mapping[str, Rule] = dict(_rules())
+
+
+def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Replace settings by values that were checked, named as in RULES."""
+    sampling = {name: value for name, value in values.items() if name in SAMPLING}
+    others = {name: value for name, value in values.items() if name not in SAMPLING}
+    return replace(settings, **others, sampling={**settings.sampling, **sampling})
 
 
 def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
@@ -143,11 +153,11 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
     for name, value in (flags or {}).items():
         if value is not None:
             values[name] = _checked(RULES[name], value, "flag", _flag(name))
-    return Settings(**values)
+    return with_values(Settings(), values)
 
 
 def _flag(name: str) -> str:
-    return "--temp" if name == "temperature" else "--" + name.replace("_", "-")
+    return SAMPLING[name].flags[0] if name in SAMPLING else "--" + name.replace("_", "-")
 
 
 def _from_config(path: Path) -> dict[str, Any]:

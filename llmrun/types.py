@@ -63,25 +63,6 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token is drawn from the logits. `temperature <= 0` is greedy.
-
-    Penalties look at the last `penalty_last_n` tokens (prompt included), as llama.cpp's do: 0 disables, -1 is all.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40  # <= 0: off
-    top_p: float = 0.95  # >= 1: off
-    min_p: float = 0.05  # <= 0: off
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_last_n: int = 64
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token with its natural-log probability under the model (before sampling changes the distribution)."""
 

@@ -40,7 +40,7 @@ def test_precedence_is_flag_environment_config_default(config: Path, monkeypatch
     monkeypatch.setenv("LLMRUN_CTX_SIZE", "200")
     monkeypatch.setenv("LLMRUN_TEMPERATURE", "0.2")
     got = load_settings({"temperature": 0.3, "top_k": None})
-    assert (got.threads, got.ctx_size, got.temperature, got.top_k) == (1, 200, 0.3, None)
+    assert (got.threads, got.ctx_size, got.sampling) == (1, 200, {"temperature": 0.3})
 
 
 def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +126,8 @@ def test_a_switch_reads_the_usual_words(monkeypatch: pytest.MonkeyPatch, text: s
 
 def test_a_whole_number_may_stand_for_a_fraction(config: Path) -> None:
     config.write_text("temperature = 1")
-    assert load_settings().temperature == 1.0
-    assert isinstance(load_settings().temperature, float)
+    assert load_settings().sampling["temperature"] == 1.0
+    assert isinstance(load_settings().sampling["temperature"], float)
 
 
 @pytest.mark.parametrize(

@@ -289,7 +289,7 @@ class _Part:
 
 def _step_profile(backend: CpuBackend, measured: _Measured, limits: Limits) -> StepProfile:
     of_records = [
-        _Part(origin, kernel.module == "quantize")
+        _Part(origin, kernel.module == "linear.quantize")
         for origin, kernel in zip(backend.lowered.origins, backend.lowered.kernels, strict=True)
     ]
     parts = list(dict.fromkeys(of_records))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+import typer
 
 from llmrun.cli import options
 from llmrun.cli.output import out
 from llmrun.errors import UsageError
 from llmrun.remote.url import is_endpoint
+from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES, Settings, load_settings
 
 _NOT_FOR_SERVERS = ("ctx_size", "threads", "kv_type", "gpu_layers", "chat_template", "backend")
@@ -27,14 +30,7 @@ class AnswerFlags:
     ctx_size: options.ContextSize = None
     kv_type: options.KVType = None
     threads: options.Threads = None
-    temperature: options.Temperature = None
-    top_k: options.TopK = None
-    top_p: options.TopP = None
-    min_p: options.MinP = None
-    repeat_penalty: options.RepeatPenalty = None
-    presence_penalty: options.PresencePenalty = None
-    frequency_penalty: options.FrequencyPenalty = None
-    repeat_last_n: options.RepeatLastN = None
+    sampling: Mapping[str, int | float] = field(default_factory=dict)  # one flag for each of SAMPLING
     seed: options.Seed = None
     stop: options.Stop = None
     think: options.Think = None
@@ -51,9 +47,9 @@ class AnswerFlags:
 
     def given(self) -> dict[str, object]:
         """The settings among them that were typed, but for the system prompt, which as a flag may be empty."""
-        known = [field for field in fields(self) if field.name in RULES and field.name != "system"]
-        values = {field.name: (getattr(self, field.name), field.default) for field in known}
-        return {name: value for name, (value, unsaid) in values.items() if value is not unsaid}
+        known = [flag for flag in fields(self) if flag.name in RULES and flag.name != "system"]
+        values = {flag.name: (getattr(self, flag.name), flag.default) for flag in known}
+        return {name: value for name, (value, unsaid) in values.items() if value is not unsaid} | dict(self.sampling)
 
     def check_model(self, model: str) -> None:
         """Raise UsageError when what was typed cannot be meant for this model: a server has decided it for itself."""
@@ -76,24 +72,44 @@ class AnswerFlags:
 
 
 def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:
-    return takes_flags(AnswerFlags)(command)
+    """Let Typer see AnswerFlags in place of the command's parameter `flags`, with a flag for each of SAMPLING."""
+    return _with_flags(command, list(_answer_parameters()), _answer_flags)
 
 
 def takes_flags(kind: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Let Typer see the fields of a dataclass in place of the command's parameter `flags`."""
-    return lambda command: _with_flags_of(kind, command)
+    return lambda command: _with_flags(command, _parameters(kind), kind)
 
 
-def _with_flags_of(kind: type, command: Callable[..., int]) -> Callable[..., int]:
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    return list(inspect.signature(kind, eval_str=True).parameters.values())
+
+
+def _answer_parameters() -> Iterator[inspect.Parameter]:
+    for parameter in _parameters(AnswerFlags):
+        if parameter.name != "sampling":
+            yield parameter
+            continue
+        for name, declared in SAMPLING.items():
+            option = typer.Option(*declared.flags, metavar=declared.metavar, help=declared.help)
+            yield parameter.replace(name=name, default=None, annotation=Annotated[declared.kind | None, option])
+
+
+def _answer_flags(**values: Any) -> AnswerFlags:
+    sampling = {name: values.pop(name) for name in SAMPLING}
+    return AnswerFlags(**values, sampling={name: value for name, value in sampling.items() if value is not None})
+
+
+def _with_flags(
+    command: Callable[..., int], shared: list[inspect.Parameter], made: Callable[..., object]
+) -> Callable[..., int]:
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
-    names = list(signature.parameters)
-    shared = list(inspect.signature(kind, eval_str=True).parameters.values())
-    place = names.index("flags")
+    place = list(signature.parameters).index("flags")
 
     @functools.wraps(command)
     def with_flags(**values: Any) -> int:
-        flags = kind(**{parameter.name: values.pop(parameter.name) for parameter in shared})
+        flags = made(**{parameter.name: values.pop(parameter.name) for parameter in shared})
         return command(flags=flags, **values)
 
     parameters = [*own[:place], *shared, *own[place:]]

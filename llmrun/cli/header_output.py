@@ -14,6 +14,7 @@ from llmrun.cli.columns import aligned, beside
 from llmrun.cli.output import out
 from llmrun.cli.terminal import room, visible_line
 from llmrun.gguf.values import StringArray
+from llmrun.sampling_params import SAMPLING
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -129,12 +130,11 @@ def _tokenizer(file: GGUFFile) -> Fields:
 
 def _sampling(file: GGUFFile, entry: CatalogEntry | None) -> Iterator[tuple[str, float]]:
     """The catalogue's, and the file's own, which hold where both say something (engine/defaults.py)."""
-    names = {"temp": "temperature", "penalty_repeat": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
+    names = {parameter.gguf_key: name for name, parameter in SAMPLING.items()}
     yield from (entry.sampling if entry else {}).items()
     for key, value in file.metadata.items():
         if key.startswith(_SAMPLING) and isinstance(value, int | float) and not isinstance(value, bool):
-            name = key.removeprefix(_SAMPLING)
-            yield names.get(name, name), value
+            yield names.get(key) or key.removeprefix(_SAMPLING), value
 
 
 def _templates(file: GGUFFile) -> dict[str, str]:

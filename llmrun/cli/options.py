@@ -31,34 +31,6 @@ KVType = Annotated[
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one a core]")
 ]
-Temperature = Annotated[
-    float | None,
-    typer.Option("--temp", "--temperature", metavar="T", help="0 takes the likeliest token, always."),
-]
-TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Draw from the K likeliest tokens; 0: all.")]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", metavar="P", help="Draw from the likeliest tokens that together reach P; 1: all."),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option("--min-p", metavar="P", help="Leave out tokens below P times the likeliest one; 0: none."),
-]
-RepeatPenalty = Annotated[
-    float | None,
-    typer.Option("--repeat-penalty", metavar="R", help="Above 1: tokens seen lately are less likely."),
-]
-PresencePenalty = Annotated[
-    float | None, typer.Option("--presence-penalty", metavar="R", help="Taken once from a token seen lately.")
-]
-FrequencyPenalty = Annotated[
-    float | None,
-    typer.Option("--frequency-penalty", metavar="R", help="Taken from a token for each time it was seen lately."),
-]
-RepeatLastN = Annotated[
-    int | None,
-    typer.Option("--repeat-last-n", metavar="N", help="How many tokens are lately: 0 none, -1 all."),
-]
 LogitBias = Annotated[
     list[str] | None,
     typer.Option("--logit-bias", metavar="ID=BIAS", help="Add BIAS to a token's logit; -inf bans it. Repeatable."),

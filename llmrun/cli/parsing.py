@@ -5,29 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmrun.cli.prompt import checked_text
 from llmrun.errors import UsageError
+from llmrun.sampling_params import SAMPLING
 
 if TYPE_CHECKING:
     from llmrun.sampling_params import SamplingParams
-    from llmrun.settings import Settings
 
-SAMPLING_SETTINGS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_last_n",
-)
 RANDOM_SEEDS = 1_000_000  # short enough to read out and type again, many enough for a thousand samples
-
-_FIELDS = {"repeat_last_n": "penalty_last_n"}  # of SamplingParams, where they are called otherwise
 
 
 def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
@@ -36,21 +23,9 @@ def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": prompt}]
 
 
-def chosen_sampling(default: SamplingParams, settings: Settings) -> SamplingParams:
-    """The model's defaults, but for what the user chose."""
-    chosen: dict[str, Any] = {_FIELDS.get(name, name): getattr(settings, name) for name in SAMPLING_SETTINGS}
-    return replace(default, **{name: value for name, value in chosen.items() if value is not None})
-
-
-def sampling_value(sampling: SamplingParams, name: str) -> int | float:
-    """The value of one of SAMPLING_SETTINGS."""
-    value: int | float = getattr(sampling, _FIELDS.get(name, name))
-    return value
-
-
 def described_sampling(sampling: SamplingParams) -> str:
     """`temperature 0.8, top_k 40, ...`: what was decided, whoever decided it."""
-    return ", ".join(f"{name} {sampling_value(sampling, name):g}" for name in SAMPLING_SETTINGS)
+    return ", ".join(f"{name} {getattr(sampling, name):g}" for name in SAMPLING)
 
 
 def parse_stops(texts: Sequence[str]) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.sampling_params import SamplingParams
+from llmrun.sampling_params import SAMPLING, SamplingParams
+from llmrun.settings import RULES
 from llmrun.types import FinishReason, Timings, TokenLogprob
 
 
@@ -156,7 +157,7 @@ def check_request(request: Request, vocabulary_size: int) -> None:
     if isinstance(request.prompt, TokenPrompt):
         _check_tokens("prompt", request.prompt.tokens, vocabulary_size)
     _check_tokens("logit_bias", request.sampling.logit_bias, vocabulary_size)
-    check_sampling(request.sampling)
+    _check_sampling(request.sampling)
 
 
 def never_drawing(request: Request, tokens: Sequence[int]) -> Request:
@@ -173,21 +174,13 @@ def _check_tokens(where: str, tokens: Iterable[int], vocabulary_size: int) -> No
             raise UsageError(f"no such token: {where}: id {token}, the vocabulary has {vocabulary_size}")
 
 
-def check_sampling(params: SamplingParams) -> None:
-    """Raise UsageError, naming the parameter, for a number that no sampler takes."""
-    ranges = {
-        "temperature": (0.0, math.inf),
-        "top_p": (0.0, 1.0),
-        "min_p": (0.0, 1.0),
-        "repeat_penalty": (1e-9, math.inf),
-        "presence_penalty": (-math.inf, math.inf),
-        "frequency_penalty": (-math.inf, math.inf),
-    }
-    for name, (low, high) in ranges.items():
+def _check_sampling(params: SamplingParams) -> None:
+    for name in SAMPLING:
         value = getattr(params, name)
-        if not (math.isfinite(value) and low <= value <= high):
-            limits = "any finite number" if low == -math.inf else f"{low:g} to {high:g}"
-            raise UsageError(f"sampling parameter out of range: {name}: {value:g}, {limits}")
+        try:
+            RULES[name].check(value)
+        except ValueError:
+            raise UsageError(f"sampling parameter out of range: {name}: {value} is not {RULES[name].words}") from None
     for token, bias in params.logit_bias.items():
         if math.isnan(bias) or bias == math.inf:
             raise UsageError(f"sampling parameter out of range: logit_bias of token {token}: {bias:g}, below inf")

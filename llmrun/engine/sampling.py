@@ -1,6 +1,9 @@
-"""From logits to the next token: pure functions, in the order of llama.cpp's default chain.
+"""From logits to the next token: pure functions that `sample` calls in the order of llama.cpp's default chain.
 
     logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
+
+llama.cpp's whole chain is penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature: a new sampler
+takes its place there (docs/adding-a-sampler.md).
 
 The same logits, parameters and position give the same token on every machine: a draw is a hash of (seed, position),
 equal logits go to the lower id, sums run in one fixed order, and `_exp` uses only operations that IEEE 754 rounds
@@ -45,7 +48,7 @@ def sample(logits: Logits, history: Sequence[int], params: SamplingParams, posit
     with np.errstate(over="ignore", invalid="ignore"):  # both end in finite numbers
         changed = apply_logit_bias(logits, params.logit_bias)
         changed = apply_penalties(changed, history, params)
-    if params.temperature <= 0:
+    if params.temperature <= 0:  # the filters below all keep the likeliest token
         return likeliest if changed is logits else greedy(changed)
     candidates = top_k(changed, params.top_k)
     candidates = top_p(candidates, params.top_p)
@@ -64,15 +67,15 @@ def apply_logit_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
 
 
 def apply_penalties(logits: Logits, history: Sequence[int], params: SamplingParams) -> Logits:
-    """Make the last `penalty_last_n` tokens of history less likely.
+    """Make the last `repeat_last_n` tokens of history less likely.
 
     repeat_penalty divides a positive logit and multiplies a negative one; frequency_penalty is subtracted once per
     occurrence, presence_penalty once.
     """
     neutral = params.repeat_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
-    if neutral or params.penalty_last_n == 0 or not history:
+    if neutral or params.repeat_last_n == 0 or not history:
         return logits
-    recent = history if params.penalty_last_n < 0 else history[-params.penalty_last_n :]
+    recent = history if params.repeat_last_n < 0 else history[-params.repeat_last_n :]
     ids, counts = np.unique(np.asarray(recent, np.intp), return_counts=True)
     repeat = np.float32(params.repeat_penalty)
     seen = logits[ids]

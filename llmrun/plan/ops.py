@@ -1,6 +1,6 @@
 """The ops of a plan, and what passes between them.
 
-lower.py turns them into records for the team; model_name.py says in NumPy what each of them means.
+lower.py turns them into records for the team; reference.py says in NumPy what each of them means.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmrun.engine.requests import ChatPrompt, Request, check_request
 from llmrun.errors import UsageError
-from llmrun.sampling_params import SamplingParams
+from llmrun.sampling_params import SAMPLING, SamplingParams
 
 _ANY_TOKEN = 1 << 31  # how many tokens the vocabulary has is not known here
 
@@ -34,10 +34,7 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         "model": model,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
+        **_sampling_fields(sampling, openai=True),
         "seed": sampling.seed,
     }
     if request.max_tokens is not None:
@@ -47,7 +44,7 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     if sampling.logit_bias:
         # -100 bans and 100 forces there; JSON has no infinity.
         body["logit_bias"] = {str(token): max(-100.0, min(100.0, bias)) for token, bias in sampling.logit_bias.items()}
-    extras = _sampling_of_others(sampling) | ({"ignore_eos": True} if ignore_eos else {})
+    extras = _sampling_fields(sampling, openai=False) | ({"ignore_eos": True} if ignore_eos else {})
     if not isinstance(prompt, ChatPrompt):
         if request.logprobs is not None:
             body["logprobs"] = request.logprobs
@@ -75,12 +72,12 @@ def _thinking_variables(request: Request) -> dict[str, Any]:
     return {} if think is None else {"enable_thinking": think, "thinking": think}
 
 
-def _sampling_of_others(sampling: SamplingParams) -> dict[str, Any]:
-    """llama.cpp's and vLLM's fields, all of them: what is off here may be on there (llama-cpp-python penalizes 1.1)."""
+def _sampling_fields(sampling: SamplingParams, *, openai: bool) -> dict[str, Any]:
+    """The fields of OpenAI's API, or those that only other servers have. All of them are sent, whatever their values:
+    what is off here may be on there (llama-cpp-python's repeat penalty is 1.1)."""
     return {
-        "top_k": max(sampling.top_k, 0),
-        "min_p": sampling.min_p,
-        "repeat_penalty": sampling.repeat_penalty,
-        "repetition_penalty": sampling.repeat_penalty,
-        "repeat_last_n": sampling.penalty_last_n,
+        field: getattr(sampling, name)
+        for name, parameter in SAMPLING.items()
+        if parameter.openai is openai
+        for field in parameter.wire
     }

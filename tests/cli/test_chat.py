@@ -314,8 +314,6 @@ def test_a_pipe_holds_no_escape_byte(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_path: Path) -> None:
-    from llmrun.sampling_params import SamplingParams
-
     from llmrun.backends.scripted.backend import ScriptedBackend, echo
     from llmrun.cli.chatting.record import Record
     from llmrun.cli.chatting.store import Store
@@ -324,6 +322,7 @@ def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_p
     from llmrun.cli.open_model import OpenModel
     from llmrun.engine.engine import Engine
     from llmrun.errors import TemplateRefused
+    from llmrun.sampling_params import SamplingParams
 
     store = Store(tmp_path)
     with Engine(ScriptedBackend(echo)) as engine:

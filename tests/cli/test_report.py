@@ -7,10 +7,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from llmrun.sampling_params import SamplingParams
 
 from llmrun.cli.report import AnsweredRequest, completion_body, logprob_fields, stats_fields
 from llmrun.engine.requests import Finished, Request, TextPrompt, TokenLogprobs
+from llmrun.sampling_params import SamplingParams
 from llmrun.types import FinishReason, ModelInfo, Timings, TokenLogprob
 
 INFO = ModelInfo(

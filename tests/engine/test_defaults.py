@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from gguf import Keys
-from llmrun.sampling_params import SamplingParams
 
 from llmrun.engine.defaults import default_sampling
 from llmrun.errors import BadGGUF
+from llmrun.sampling_params import SamplingParams
 
 
 def test_without_anything_they_are_llama_cpps() -> None:
@@ -26,13 +26,18 @@ def test_the_model_wins_over_the_catalogue() -> None:
         Keys.General.SAMPLING_PENALTY_REPEAT: 1.1,
         Keys.General.SAMPLING_PENALTY_LAST_N: 32,
     }
-    expected = SamplingParams(temperature=0.6, top_k=20, top_p=0.9, min_p=0.0, repeat_penalty=1.1, penalty_last_n=32)
+    expected = SamplingParams(temperature=0.6, top_k=20, top_p=0.9, min_p=0.0, repeat_penalty=1.1, repeat_last_n=32)
     assert default_sampling(metadata, {"temperature": 0.1, "top_k": 1}) == expected
 
 
 def test_the_catalogue_fills_in_what_the_model_leaves_open() -> None:
     defaults = default_sampling({Keys.General.SAMPLING_TEMP: 1}, {"temperature": 0.2, "top_p": 0.5})
     assert (defaults.temperature, defaults.top_p, defaults.top_k) == (1.0, 0.5, 40)
+
+
+def test_integers_below_the_range_mean_its_lower_end() -> None:
+    defaults = default_sampling({Keys.General.SAMPLING_TOP_K: -1, Keys.General.SAMPLING_PENALTY_LAST_N: -2})
+    assert (defaults.top_k, defaults.repeat_last_n) == (0, -1)
 
 
 @pytest.mark.parametrize("value", ["hot", None, [0.5], True])

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from llmrun.sampling_params import SamplingParams
 
 from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
 from llmrun.backends.scripted.tokenizer import IM_END
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request, TextDelta, TextPrompt, TokenPrompt
 from llmrun.errors import ContextExceeded, UsageError
+from llmrun.sampling_params import SamplingParams
 from llmrun.types import Batch, FinishReason
 from tests.support.engine.answers import Gathered, answer_all
 from tests.support.engine.scripted_models import GREEDY, noisy, random_request

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmrun.sampling_params import SamplingParams
 from numpy.typing import NDArray
 
 from llmrun.engine import sampling
 from llmrun.errors import LlmrunError, ModelFileError
+from llmrun.sampling_params import SamplingParams
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -142,7 +142,7 @@ def test_penalties_are_llama_cpps() -> None:
 
 @pytest.mark.parametrize(("last_n", "penalized"), [(0, []), (1, [2]), (2, [1, 2]), (-1, [0, 1, 2]), (99, [0, 1, 2])])
 def test_penalties_look_back_as_far_as_told(last_n: int, penalized: list[int]) -> None:
-    params = replace(OFF, presence_penalty=1.0, penalty_last_n=last_n)
+    params = replace(OFF, presence_penalty=1.0, repeat_last_n=last_n)
     changed = sampling.apply_penalties(np.zeros(4, np.float32), [0, 1, 2], params)
     assert np.flatnonzero(changed).tolist() == penalized
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llmrun.sampling_params import SamplingParams
 
 from llmrun.backends.base import OpenOptions
 from llmrun.engine.engine import Engine
@@ -28,6 +27,7 @@ from llmrun.engine.requests import (
 )
 from llmrun.errors import NetworkError, UsageError
 from llmrun.remote.engine import RemoteEngine
+from llmrun.sampling_params import SamplingParams
 from llmrun.types import FinishReason
 from tests.support.models.downloads import smollm2
 from tests.support.servers.hostile_server import (
@@ -168,7 +168,18 @@ def test_each_kind_of_prompt_goes_where_it_belongs(prompt: Prompt, path: str, fi
 
 
 def test_everything_a_request_can_say_is_said() -> None:
-    sampling = SamplingParams(0.5, 7, 0.9, 0.1, 1.2, 0.3, 0.4, 32, {5: float("-inf"), 6: 2.0}, 11)
+    sampling = SamplingParams(
+        temperature=0.5,
+        top_k=7,
+        top_p=0.9,
+        min_p=0.1,
+        repeat_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.4,
+        repeat_last_n=32,
+        logit_bias={5: float("-inf"), 6: 2.0},
+        seed=11,
+    )
     prompt = ChatPrompt(CHAT.messages, [{"type": "function"}], template_kwargs={"enable_thinking": False})
     with serving(response(HELLO)) as server:
         answer_of(server, Request(prompt, 9, ("x",), sampling, 2), ignore_eos=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from llmrun.cli.parsing import SAMPLING_SETTINGS
 from llmrun.errors import UsageError
+from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES
 
 Value = int | float | str | list[str]
@@ -15,15 +15,15 @@ CONTEXT = "ctx_size"  # kept with the conversation, but decided when the model i
 THINK = "think"
 THINK_BUDGET = "think_budget"
 THINKING = (THINK, THINK_BUDGET, "hide_thinking")
-NAMES = (*SAMPLING_SETTINGS, "seed", "max_tokens", STOP, CONTEXT, *THINKING)
+NAMES = (*SAMPLING, "seed", "max_tokens", STOP, CONTEXT, *THINKING)
 
-_OTHER_NAMES = {"temp": "temperature"}  # as the flag is spelled
+_BY_FLAG = {flag[2:].replace("-", "_"): name for name, parameter in SAMPLING.items() for flag in parameter.flags}
 
 
 def name_of(typed: str) -> str:
     """The preference meant by what was typed. Raises UsageError with the nearest name."""
     spelled = typed.lower().replace("-", "_")
-    name = _OTHER_NAMES.get(spelled, spelled)
+    name = _BY_FLAG.get(spelled, spelled)
     if name in NAMES:
         return name
     import difflib

@@ -18,14 +18,15 @@ from llmrun.cli.chatting.saying import Saying
 from llmrun.cli.chatting.screen import Meter
 from llmrun.cli.chatting.totals import Totals
 from llmrun.cli.output import out
-from llmrun.cli.parsing import RANDOM_SEEDS, SAMPLING_SETTINGS, chosen_sampling, sampling_value
+from llmrun.cli.parsing import RANDOM_SEEDS
 from llmrun.cli.prompt import checked_text
 from llmrun.cli.report import AnsweredRequest, stats_fields, waiting_words
 from llmrun.cli.terminal import shortened, visible_line
 from llmrun.cli.thinking import wanted_thinking
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta
 from llmrun.errors import ContextExceeded, LlmrunError, NetworkError, TemplateRefused, UsageError
-from llmrun.settings import RULES
+from llmrun.sampling_params import SAMPLING
+from llmrun.settings import RULES, with_values
 from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Chat:
     @property
     def sampling(self) -> SamplingParams:
         """How the next answer is drawn, but for its seed."""
-        return chosen_sampling(self._model_sampling, self._now_set)
+        return replace(self._model_sampling, **self._now_set.sampling)
 
     @property
     def default_system(self) -> str | None:
@@ -153,8 +154,9 @@ class Chat:
 
     def preference(self, name: str) -> Value | None:
         """What holds now, whoever decided it."""
-        if name in SAMPLING_SETTINGS:
-            return sampling_value(self.sampling, name)
+        if name in SAMPLING:
+            value: int | float = getattr(self.sampling, name)
+            return value
         if name == CONTEXT:
             return self.engine.info.context_size or None
         return self.conversation.preferences.get(name, getattr(self._settings, name, None))
@@ -297,8 +299,8 @@ class Chat:
 
     @property
     def _now_set(self) -> Settings:
-        chosen: dict[str, Any] = {name: value for name, value in self.conversation.preferences.items() if name in RULES}
-        return replace(self._settings, **chosen)
+        chosen = {name: value for name, value in self.conversation.preferences.items() if name in RULES}
+        return with_values(self._settings, chosen)
 
     @property
     def _stops(self) -> list[str]:

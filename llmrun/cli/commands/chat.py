@@ -25,7 +25,7 @@ from llmrun.cli.prompt import checked_text, read_text
 from llmrun.cli.terminal import can_move_cursor, is_terminal
 from llmrun.errors import LlmrunError, TemplateRefused, UsageError
 from llmrun.folders import data_folder
-from llmrun.settings import RULES, Settings, load_settings
+from llmrun.settings import RULES, Settings, load_settings, with_values
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.conversation import Conversation
@@ -127,8 +127,8 @@ def _last(store: Store) -> Record:
 
 def _for_opening(settings: Settings, record: Record) -> Settings:
     conversation = record.conversation
-    chosen: dict[str, Any] = {key: value for key, value in conversation.preferences.items() if key in RULES}
-    return replace(settings, model=conversation.model, **chosen)
+    chosen = {key: value for key, value in conversation.preferences.items() if key in RULES}
+    return with_values(settings, {"model": conversation.model, **chosen})
 
 
 def _talk(opened: OpenModel, store: Store, record: Record, flags: AnswerFlags, variables: Mapping[str, Any]) -> int:

@@ -21,7 +21,6 @@ from llmrun.cli.output import out
 from llmrun.cli.parsing import (
     RANDOM_SEEDS,
     chat_messages,
-    chosen_sampling,
     described_sampling,
     parse_logit_bias,
     parse_stops,
@@ -79,7 +78,8 @@ def command(
     prepare = _nothing if raw else prepare_rendering
     with open_model(settings, chat_template=template, meanwhile=prepare) as opened:
         sampling = replace(
-            chosen_sampling(opened.default_sampling, settings),
+            opened.default_sampling,
+            **settings.sampling,
             logit_bias=bias,
             seed=settings.seed if settings.seed is not None else secrets.randbelow(RANDOM_SEEDS),
         )

@@ -16,18 +16,10 @@ from llmrun.errors import UsageError
 from llmrun.hub.catalog.entry import QUOTED_SIZE, CatalogEntry, Quant
 from llmrun.hub.names.file_names import quantization_named, safe_segments, shards_of
 from llmrun.hub.names.model_sources import Expected, HubSource, PypiSource, Source, UrlSource
+from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?")
-SAMPLING_KEYS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 _FAMILY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PYPI = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
@@ -222,7 +214,7 @@ def _shared_facts(keys: _Keys) -> dict[str, Any]:
 def _sampling(keys: _Keys) -> Mapping[str, float]:
     values: dict[str, Any] = keys.take("sampling", dict, "a table of sampling defaults")
     for key, value in values.items():
-        if key not in SAMPLING_KEYS:
+        if key not in SAMPLING:
             raise keys.refusal(f"sampling.{key}", "no such key")
         try:
             RULES[key].check(value)

@@ -1,8 +1,8 @@
 """Finding a model on this machine: in the cache shared with other tools, in our own folder, in another program's.
 
-A file is trusted when its sha256 was seen to be right once. What it must be stands in the catalogue, or in the blob's
-own name: the shared cache and Ollama name a file by its sha256. The record of that (model_records.py) spares the next start
-the reading of gigabytes. No network is used here.
+A file is trusted once its sha256 has been verified. The expected sha256 stands in the catalogue, or in the blob's own
+name: the shared cache and Ollama name a file by its sha256. A record (model_records.py) spares the next start from
+reading gigabytes. No network is used here.
 """
 
 from __future__ import annotations

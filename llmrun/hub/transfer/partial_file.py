@@ -41,8 +41,8 @@ class Run:
 class PartialFile:
     """The bytes that are here of a file of `size` bytes. Several threads may write, each its own run.
 
-    The caller holds the file's lock; while it is open, nobody's `rm` or `prune` removes it (open_models.py). `validator` is
-    what the server calls this version of the file (an ETag or a date), "" until it was told.
+    The caller holds the file's lock; while it is open, no `rm` or `prune` removes it (open_models.py). `validator` is
+    what the server calls this version of the file (an ETag or a date), or "" until it is known.
     """
 
     def __init__(self, path: Path, size: int, sha256: str | None) -> None:

@@ -1,6 +1,6 @@
 """Which experts each row is sent to, with what weight, and the rows put in order by expert (expert_tables.py).
 
-Cheap, so in a step of one row every thread does it for itself (model_records.py). experts.py has the twin.
+Cheap, so in a step of one row every thread does it for itself (records.py). experts.py has the twin.
 """
 
 from __future__ import annotations

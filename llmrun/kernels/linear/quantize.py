@@ -1,6 +1,6 @@
 """Activations become int8 per block of 32, with what the dot products of a block need (int8.py).
 
-Cheap, so in a step of one row every thread runs it for itself (model_records.py).
+Cheap, so in a step of one row every thread runs it for itself (records.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Normalization of rows: by the root of the mean square, of a row or of each head of it, and with the mean taken off.
 
-In a step of one row every thread runs them for itself (model_records.py).
+In a step of one row every thread runs them for itself (records.py).
 """
 
 from __future__ import annotations

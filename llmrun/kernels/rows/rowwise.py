@@ -1,6 +1,6 @@
 """Ops on rows, feature by feature: activations, sums, the cap on logits.
 
-All but the cap are cheap, so in a step of one row every thread runs them for itself (model_records.py). Rows are padded with
+All but the cap are cheap, so in a step of one row every thread runs them for itself (records.py). Rows are padded with
 zeros to whole vectors, and every one of them makes zeros of zeros.
 """
 

@@ -1,6 +1,6 @@
 """Parts of rows: some taken out, some put together.
 
-Cheap, so in a step of one row every thread does it for itself (model_records.py).
+Cheap, so in a step of one row every thread does it for itself (records.py).
 """
 
 from __future__ import annotations

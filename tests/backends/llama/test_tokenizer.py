@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmrun.sampling_params import SamplingParams
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.llama.backend import LlamaBackend
@@ -16,6 +15,7 @@ from llmrun.backends.llama.tokenizer import LlamaTokenizer
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Finished, Request, TextPrompt
 from llmrun.gguf.reader import open_gguf
+from llmrun.sampling_params import SamplingParams
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.tiny_models import changed_copy
 from tests.support.tokenizers.random_text import random_texts

@@ -65,7 +65,7 @@ def test_regen_uses_another_seed_even_when_one_is_set(tmp_path: Path, capsys: Ca
 
 
 def test_regen_at_temperature_0_says_that_it_is_in_vain(tmp_path: Path, capsys: Capture) -> None:
-    with session(tmp_path, settings=Settings(temperature=0.0)) as found:
+    with session(tmp_path, settings=Settings(sampling={"temperature": 0.0})) as found:
         found.run("one", "/regen")
     assert "temperature is 0" in capsys.readouterr().err
 
@@ -144,7 +144,7 @@ def test_set_holds_from_the_next_answer_on(tmp_path: Path, capsys: Capture) -> N
 
 
 def test_set_and_show_tell_what_holds(tmp_path: Path, capsys: Capture) -> None:
-    with session(tmp_path, settings=Settings(top_k=12)) as found:
+    with session(tmp_path, settings=Settings(sampling={"top_k": 12})) as found:
         found.run("/set", "/set top_k", "/set top-k 3", "/set top_k default", "/show settings")
     told = capsys.readouterr().err.splitlines()
     assert "top_k 12" in told[0]

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmrun.sampling_params import SamplingParams
 
 import llmrun
 from llmrun.errors import ModelNotFound, UsageError
 from llmrun.hub.catalog.entry import CatalogEntry
-from llmrun.hub.catalog.file import SAMPLING_KEYS, read_file
+from llmrun.hub.catalog.file import read_file
 from llmrun.hub.catalog.lookup import Catalog, load_catalog, read_whole, shipped_catalog
 from llmrun.hub.catalog.sections import read_sections
 from llmrun.hub.names.file_names import quantization_of, without_shard
 from llmrun.hub.names.model_sources import Expected, HubSource, PypiSource, UrlSource
+from llmrun.sampling_params import SAMPLING
 from llmrun.settings import Settings
 
 GOOD = {"description": '"a model"', "license": '"MIT"', "repository": '"owner/repo"'}
@@ -306,8 +306,10 @@ def test_an_entry_can_say_that_its_family_thinks_but_it_does_not(own: Path) -> N
     assert entry_of(written(own, "qwen3:mine", thinking="[]")).thinking == ()
 
 
-def test_sampling_defaults_have_the_names_of_the_sampler() -> None:
-    assert set(SAMPLING_KEYS) <= set(SamplingParams.__dataclass_fields__)
+def test_every_sampling_parameter_can_be_recommended(own: Path) -> None:
+    recommended = {name: parameter.default for name, parameter in SAMPLING.items()}
+    table = ", ".join(f"{name} = {value}" for name, value in recommended.items())
+    assert entry_of(written(own, sampling=f"{{ {table} }}")).sampling == recommended
 
 
 # Wrong ones

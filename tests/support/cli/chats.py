@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrun.sampling_params import SamplingParams
-
 from llmrun.backends.scripted.backend import ScriptedBackend, echo
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.record import Record
@@ -22,6 +20,7 @@ from llmrun.cli.chatting.signals import Signals
 from llmrun.cli.chatting.store import Store
 from llmrun.cli.open_model import OpenModel
 from llmrun.engine.engine import Engine
+from llmrun.sampling_params import SamplingParams
 from llmrun.settings import Settings
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun
 

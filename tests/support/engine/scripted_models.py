@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from llmrun.sampling_params import SamplingParams
 
 from llmrun.backends.scripted.backend import ScriptedBackend
 from llmrun.backends.scripted.tokenizer import IM_END
 from llmrun.engine.requests import Request, TokenPrompt
+from llmrun.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 DRAWN = SamplingParams(seed=42)

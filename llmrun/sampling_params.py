@@ -1,0 +1,156 @@
+"""The sampling parameters, each declared once: settings, flags, checks and requests are derived from here.
+
+This file is apart from types.py because every command reads the settings, and nearly none needs the other types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+
+class SamplingParameter(NamedTuple):
+    """What the rest of llmrun needs to know about one parameter.
+
+    The name of its field in SamplingParams is also the setting (`LLMRUN_*`, config.toml, `/set`) and the key in
+    models.toml.
+
+    default   llmrun's own, for models without a recommendation; its type is the parameter's type
+    flags     on the command line; error messages name the first one
+    minimum, maximum  inclusive
+    gguf_key  where a model file stores its default; None if the format has no such key
+    wire      the fields in a request to a server; () if servers know none
+    openai    whether OpenAI's API has these fields; others are left out once a server refuses them
+    """
+
+    default: int | float
+    flags: tuple[str, ...]
+    metavar: str
+    help: str
+    minimum: float
+    maximum: float = math.inf
+    gguf_key: str | None = None
+    wire: tuple[str, ...] = ()
+    openai: bool = False
+
+    @property
+    def kind(self) -> type[int] | type[float]:
+        return type(self.default)
+
+
+def _declared(parameter: SamplingParameter) -> Any:
+    return field(default=parameter.default, metadata={"parameter": parameter})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn from the logits. The defaults are llama.cpp's; --help keeps the order of the fields.
+
+    The penalties consider the last `repeat_last_n` tokens, prompt included.
+    """
+
+    temperature: float = _declared(
+        SamplingParameter(
+            default=0.8,
+            flags=("--temp", "--temperature"),
+            metavar="T",
+            help="Randomness; 0 always takes the likeliest token.",
+            minimum=0.0,
+            maximum=100.0,
+            gguf_key="general.sampling.temp",
+            wire=("temperature",),
+            openai=True,
+        )
+    )
+    top_k: int = _declared(
+        SamplingParameter(
+            default=40,
+            flags=("--top-k",),
+            metavar="K",
+            help="Draw from the K likeliest tokens; 0: all.",
+            minimum=0,
+            gguf_key="general.sampling.top_k",
+            wire=("top_k",),
+        )
+    )
+    top_p: float = _declared(
+        SamplingParameter(
+            default=0.95,
+            flags=("--top-p",),
+            metavar="P",
+            help="Draw from the likeliest tokens that add up to P; 1: all.",
+            minimum=0.0,
+            maximum=1.0,
+            gguf_key="general.sampling.top_p",
+            wire=("top_p",),
+            openai=True,
+        )
+    )
+    min_p: float = _declared(
+        SamplingParameter(
+            default=0.05,
+            flags=("--min-p",),
+            metavar="P",
+            help="Drop tokens below P times the likeliest one; 0: none.",
+            minimum=0.0,
+            maximum=1.0,
+            gguf_key="general.sampling.min_p",
+            wire=("min_p",),
+        )
+    )
+    repeat_penalty: float = _declared(
+        SamplingParameter(
+            default=1.0,
+            flags=("--repeat-penalty",),
+            metavar="R",
+            help="Penalize recent tokens by the factor R; 1: off.",
+            minimum=0.01,
+            maximum=100.0,
+            gguf_key="general.sampling.penalty_repeat",
+            wire=("repeat_penalty", "repetition_penalty"),  # llama.cpp's name and vLLM's
+        )
+    )
+    presence_penalty: float = _declared(
+        SamplingParameter(
+            default=0.0,
+            flags=("--presence-penalty",),
+            metavar="R",
+            help="Lower each recent token's logit by R; 0: off.",
+            minimum=-100.0,
+            maximum=100.0,
+            wire=("presence_penalty",),
+            openai=True,
+        )
+    )
+    frequency_penalty: float = _declared(
+        SamplingParameter(
+            default=0.0,
+            flags=("--frequency-penalty",),
+            metavar="R",
+            help="Lower a logit by R per recent occurrence; 0: off.",
+            minimum=-100.0,
+            maximum=100.0,
+            wire=("frequency_penalty",),
+            openai=True,
+        )
+    )
+    repeat_last_n: int = _declared(
+        SamplingParameter(
+            default=64,
+            flags=("--repeat-last-n",),
+            metavar="N",
+            help="How many recent tokens to penalize; -1: all.",
+            minimum=-1,
+            gguf_key="general.sampling.penalty_last_n",
+            wire=("repeat_last_n",),
+        )
+    )
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+
+
+SAMPLING: Mapping[str, SamplingParameter] = {
+    f.name: f.metadata["parameter"] for f in fields(SamplingParams) if "parameter" in f.metadata
+}
