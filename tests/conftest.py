@@ -1,13 +1,22 @@
-"""What every test starts from: nobody's own settings, and caches that outlive a run."""
+"""What every test starts from: nobody's own settings, and caches that outlive a run. And the options --quick, which
+compiles nothing, and --no-skips."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Generator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import settings
 
-CACHE = Path(__file__).resolve().parent.parent / ".tests-cache"
+HERE = Path(__file__).resolve().parent
+# Rooms whose tests run kernels, some of them on import: --quick leaves them out.
+KERNEL_ROOMS = ("archs", "backends", "compiled", "fidelity", "kernels", "plan", "soak", "tokenizers")
+
+CACHE = HERE.parent / ".tests-cache"
 
 for variable in [name for name in os.environ if name.startswith("LLMRUN_") and name != "LLMRUN_TEST_CACHE"]:
     del os.environ[variable]
@@ -28,3 +37,42 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # A deadline is a timed assert: on a busy machine it fails for no reason of ours.
 settings.register_profile("llmrun", deadline=None, print_blob=True)
 settings.load_profile("llmrun")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out what is slow or compiles kernels (a minute)")
+    parser.addoption("--no-skips", action="store_true", help="fail where a test would be skipped")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A quick run starts from an empty cache of kernels, without a compiler: a test that needs a kernel fails."""
+    if config.getoption("quick"):
+        empty = TemporaryDirectory(prefix="llmrun-quick-")
+        config.add_cleanup(empty.cleanup)
+        os.environ["LLMRUN_CACHE_DIR"] = empty.name
+        blocker = str(HERE / "support" / "no_compiling")
+        sys.path.insert(0, blocker)  # the compiler's processes have this one's path
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (blocker, os.environ.get("PYTHONPATH"))))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    room = collection_path.relative_to(HERE).parts[:1] if collection_path.is_relative_to(HERE) else ()
+    return True if config.getoption("quick") and room and room[0] in KERNEL_ROOMS else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("no_skips"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and --no-skips allows none: {call.excinfo.value if call.excinfo else ''}"
+    return report

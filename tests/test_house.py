@@ -6,6 +6,7 @@ Rooms and floors are those that docs/architecture.md draws; a drawing that diffe
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -251,3 +252,14 @@ def test_no_test_is_skipped_for_a_missing_library_or_model() -> None:
     here = Path(__file__)
     files = [path for path in here.parent.rglob("*.py") if path != here]
     assert [str(path) for path in files if "importorskip" in path.read_text(encoding="utf-8")] == []
+
+
+def test_the_compiler_ends_at_once_in_a_quick_run() -> None:
+    """So that a quick test which needs a kernel fails."""
+    folder = Path(__file__).parent / "support" / "no_compiling"
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-m", "llmrun.kernels.compiler"]
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "a quick test compiles a kernel: mark it `slow`\n")

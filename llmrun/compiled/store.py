@@ -168,7 +168,11 @@ def _key(name: KernelName, target: Target) -> str:
 
 @functools.cache
 def _source_digest(module: str) -> str:
-    """Digest of a kernel's file, of the files it imports from the rooms above, of those they import, and so on."""
+    return hashlib.sha256(json.dumps(sorted(sources(module).items())).encode()).hexdigest()
+
+
+def sources(module: str) -> dict[str, str]:
+    """A kernel's file, the files it imports from the rooms above, those they import, and so on: names and digests."""
     seen: dict[str, str] = {}
     waiting = [f"kernels.{module}"]
     while waiting:
@@ -176,7 +180,7 @@ def _source_digest(module: str) -> str:
         if current not in seen:
             seen[current], imported = _source(current)
             waiting.extend(imported)
-    return hashlib.sha256(json.dumps(sorted(seen.items())).encode()).hexdigest()
+    return seen
 
 
 @functools.cache

@@ -10,6 +10,7 @@ the parent be interrupted.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 import traceback
@@ -34,7 +35,10 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def kernel_family(build: Callable[..., Callable[..., None]]) -> Callable[..., Callable[..., None]]:
-    """Mark a function (level, **parameters) that builds a kernel for an instruction level and parameters."""
+    """Mark a function (level, **parameters) that builds a kernel for an instruction level and parameters.
+
+    A family whose kernels are the same at every level takes no `level`.
+    """
     build.is_kernel_family = True  # type: ignore[attr-defined]
     return build
 
@@ -55,7 +59,7 @@ def compile_kernel(
 ) -> bytes:
     """The object file of one kernel, with `symbol` as its only global name."""
     found = getattr(importlib.import_module(f"llmrun.kernels.{module}"), name)
-    function = found(level_name, **parameters) if getattr(found, "is_kernel_family", False) else found
+    function = _build(found, level_name, parameters) if getattr(found, "is_kernel_family", False) else found
     compiled = numba.njit(
         [_SIGNATURE],
         no_cpython_wrapper=True,
@@ -67,6 +71,13 @@ def compile_kernel(
     overload = compiled.overloads[compiled.signatures[0]]
     text = overload.library.get_llvm_str().replace(overload.fndesc.llvm_func_name, symbol)
     return _emit(text, symbol, triple, cpu, features)
+
+
+def _build(
+    family: Callable[..., Callable[..., None]], level_name: str, parameters: dict[str, Any]
+) -> Callable[..., None]:
+    level = {"level": level_name} if "level" in inspect.signature(family).parameters else {}
+    return family(**level, **parameters)
 
 
 def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes:

@@ -29,42 +29,33 @@ _LINE = 64
 _STREAM = 8  # lines read in a row
 
 
-@kernel_family
-def read(level: str) -> Callable[..., None]:
+@intrinsic
+def _add_lines(typingctx: Any, total: Any, address: Any) -> Any:
+    """total ^ eight lines."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        total, address = args
+        total = builder.bitcast(total, simd.I32X16)
+        for line in range(_STREAM):
+            at = simd.emit_offset(builder, address, line * _LINE)
+            total = builder.xor(total, simd.emit_load(builder, at, simd.I32X16, _LINE))
+        return builder.bitcast(total, simd.F32X16)
+
+    return simd.f32x16(simd.f32x16, types.int64), codegen
+
+
+@kernel
+def read(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """Read memory in chunks, each a whole number of 512 bytes. A_RESULT: 64 bytes for each thread."""
-    add_lines = _add_lines()
-
-    @kernel
-    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        n_chunks, chunk_bytes = load_i64(op + A_CHUNKS), load_i64(op + A_CHUNK_BYTES)
-        total = simd.splat(types.float32(0))
+    n_chunks, chunk_bytes = load_i64(op + A_CHUNKS), load_i64(op + A_CHUNK_BYTES)
+    total = simd.splat(types.float32(0))
+    chunk = claim(op)
+    while chunk < n_chunks:
+        start = load_i64(op + A_ADDRESS) + chunk * chunk_bytes
+        for at in range(start, start + chunk_bytes, _STREAM * _LINE):
+            total = _add_lines(total, at)
         chunk = claim(op)
-        while chunk < n_chunks:
-            start = load_i64(op + A_ADDRESS) + chunk * chunk_bytes
-            for at in range(start, start + chunk_bytes, _STREAM * _LINE):
-                total = add_lines(total, at)
-            chunk = claim(op)
-        simd.store_f32x16(load_i64(op + A_RESULT) + _LINE * thread, total)
-
-    return run
-
-
-def _add_lines() -> Any:
-    @intrinsic
-    def add_lines(typingctx: Any, total: Any, address: Any) -> Any:
-        """total ^ eight lines."""
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            total, address = args
-            total = builder.bitcast(total, simd.I32X16)
-            for line in range(_STREAM):
-                at = simd.emit_offset(builder, address, line * _LINE)
-                total = builder.xor(total, simd.emit_load(builder, at, simd.I32X16, _LINE))
-            return builder.bitcast(total, simd.F32X16)
-
-        return simd.f32x16(simd.f32x16, types.int64), codegen
-
-    return add_lines
+    simd.store_f32x16(load_i64(op + A_RESULT) + _LINE * thread, total)
 
 
 @kernel_family

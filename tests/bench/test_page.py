@@ -34,6 +34,8 @@ from tests.support.bench.documents import (
     without_samples,
 )
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "link", "br"}
 LAYOUT = {"html", "head", "title", "style", "body", "main", "header", "section", "footer", "div", "span", "figure"}
 WORDS = {"h1", "h2", "h3", "h4", "p", "ul", "li", "dl", "dt", "dd", "em", "code"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ import pytest
 from llmrun.bench.page import page
 from tests.support.bench.browser import launch, measured_pages, picture
 from tests.support.bench.documents import REALISTIC, hostile, two_backends
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is missing: sudo apt-get install chromium"),
+]
 
 PAGES = [*REALISTIC, "hostile"]
 WIDTHS = (360, 1280)

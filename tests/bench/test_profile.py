@@ -20,6 +20,8 @@ from llmrun.plan.plan import Plan
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import tiny_llama
 
+pytestmark = pytest.mark.slow
+
 DEPTH, PROMPT = 40, MAX_ROWS + 50  # two steps
 LAYER = [
     ("rmsnorm", ""),

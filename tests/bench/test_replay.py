@@ -17,6 +17,8 @@ import pytest
 from llmrun.bench import statistics
 from llmrun.bench.stability import are_narrow
 
+pytestmark = pytest.mark.slow
+
 RECORDING = Path(__file__).parents[1] / "data" / "bench_timings.json"
 ENGINES = ("llmrun", "llama.cpp")
 METRICS = ("prefill", "decode")

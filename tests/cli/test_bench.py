@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun, on_terminal, screen_of, shell
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--backend", "scripted", "-p", "16", "-n", "4", "-r", "2", "--seconds", "1")
 
 

@@ -13,6 +13,8 @@ from tests.support.cli.commands import llmrun
 from tests.support.models.downloads import smollm2
 from tests.support.servers.llama_server import llama_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:

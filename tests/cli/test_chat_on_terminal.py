@@ -19,6 +19,8 @@ from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import events_in, journals
 from tests.support.cli.commands import ROOT, TIMEOUT_S, on_terminal, script_file
 
+pytestmark = pytest.mark.slow
+
 LONG = "abcdefghi " * 500
 PROMPT = "\x1b[?2004h"  # pastes are bracketed while a turn is edited, and only then
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.cli.chats import environment, events_in, journals, words
 from tests.support.cli.commands import llmrun
 from tests.support.models.downloads import smollm2
+
+pytestmark = pytest.mark.slow
 
 END_OF_ANSWER = 1  # drawn, but not run
 

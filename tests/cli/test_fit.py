@@ -15,6 +15,8 @@ from tests.support.cli.commands import ROOT, llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
 
+pytestmark = pytest.mark.slow
+
 CATALOGUE = """
 [models."toy:1b"]
 description = "A toy"

@@ -21,6 +21,8 @@ from tests.support.gguf.gguf_bytes import STRING, RawTensor, string, u32, whole_
 from tests.support.gguf.gguf_files import tiny_llama, tiny_vocabulary
 from tests.support.models.model_drafts import Draft, Value, Weights, draft_of
 
+pytestmark = pytest.mark.slow
+
 # Sets the title, clears the screen, turns red (in 7 and in 8 bits), goes back, writes over, turns the writing around.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x1b[8m\b\b\r\n\x85\u202eevil\u2066\x7f"
 COLOR = re.compile(r"\x1b\[[0-9;]*m")

@@ -14,6 +14,8 @@ from llmrun.backends.llama.probe import gpus
 from tests.support.cli.commands import LLMRUN, ROOT, TIMEOUT_S
 from tests.support.models.downloads import smollm2
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _gpus_are_known() -> None:

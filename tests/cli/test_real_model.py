@@ -11,6 +11,8 @@ import pytest
 from tests.support.cli.commands import ROOT, TIMEOUT_S, llmrun, on_terminal, shell
 from tests.support.models.downloads import smollm2
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model() -> str:

@@ -28,6 +28,8 @@ from tests.support.servers.hostile_server import (
 )
 from tests.support.servers.llama_server import llama_server
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-very-secret-0123456789"
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.cli.commands import LLMRUN, ROOT, on_terminal, screen_of, script_file, scripted, shell
 
+pytestmark = pytest.mark.slow
+
 GENERATE = "$LLMRUN generate --backend scripted"
 LONG = "abcdefghij" * 500
 

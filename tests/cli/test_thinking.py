@@ -23,6 +23,8 @@ from tests.support.engine.thinking_models import (
 )
 from tests.support.servers.hostile_server import DONE, counted, response, said, serving
 
+pytestmark = pytest.mark.slow
+
 DIM_THOUGHT = THOUGHT.split("\n")[0]
 
 

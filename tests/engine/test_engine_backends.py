@@ -30,6 +30,8 @@ from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import tiny_model
 
+pytestmark = pytest.mark.slow
+
 
 class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedContract):
     @classmethod

@@ -19,6 +19,8 @@ from llmrun.engine.templating import globals as templating_globals
 from llmrun.errors import TemplateRefused
 from tests.support.models.downloads import llama_cpp_source
 
+pytestmark = pytest.mark.slow
+
 TEMPLATES = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
 _CONTROL_STRING = re.compile(r"<[|｜][\w▁ .-]+[|｜]>|\[/?[A-Z_]{3,}\]|<[a-z]+_of_[a-z]+>|</?s>|<\|?turn\|?>")
 

@@ -19,6 +19,8 @@ from tests.support.templates.hostile_templates import HOSTILE
 from tests.support.templates.measured_templates import Measured, Renderers, measure
 from tests.support.templates.template_drafts import hostile_draft
 
+pytestmark = pytest.mark.slow
+
 DRAFTS = 400  # scripts/soak_templates renders a hundred thousand
 SEED = 2
 

@@ -19,6 +19,8 @@ from llmrun.errors import TemplateRefused
 from tests.support.templates.measured_templates import CONVERSATION
 from tests.support.templates.template_drafts import mild_draft
 
+pytestmark = pytest.mark.slow
+
 DRAFTS = 500
 SEED = 3
 NOT_OFFERED = {  # filters for web pages, one that is different each time, and one that opens attributes

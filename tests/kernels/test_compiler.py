@@ -66,6 +66,18 @@ def test_a_family_is_built_for_the_level_with_its_parameters() -> None:
     assert seen == [(host_target().level.name, 3)]
 
 
+def test_a_family_may_leave_the_level_out() -> None:
+    @kernel_family
+    def family(amount: int) -> Callable[..., None]:
+        @kernel
+        def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
+            store_i64(op, amount)
+
+        return run
+
+    assert object_file.symbols(compiled(family, amount=3)) == ({"the_symbol"}, set())
+
+
 def test_a_kernel_that_calls_the_mathematical_library_is_refused() -> None:
     @kernel
     def sine(op: Any, step: Any, thread: Any, n_threads: Any) -> None:

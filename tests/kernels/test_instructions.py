@@ -13,7 +13,7 @@ import pytest
 from llmrun import kernels
 from llmrun.compiled.store import KernelName, object_images
 from llmrun.kernels import object_file
-from tests.support.kernels.runs import ALL_KERNELS, TARGETS
+from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, PLAIN_TARGETS, TARGETS, own_kernels, stand_in
 
 # Capstone's names for the extensions an instruction belongs to.
 ANY_X86 = {"mode64", "not64bitmode", "jump", "ret", "call", "branch_relative", "cmov", "sse1", "sse2"}
@@ -86,7 +86,7 @@ def level(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def code(level: str) -> dict[str, list[capstone.CsInsn]]:
-    images = object_images(ALL_KERNELS, TARGETS[level])
+    images = object_images(own_kernels(ALL_KERNELS, level), TARGETS[level])
     return {f"{name.module}.{name.function}{name.parameters}": disassembled(level, images[name]) for name in images}
 
 
@@ -177,13 +177,13 @@ def test_sums_of_a_tile_of_attention_stay_in_registers() -> None:
 def test_spinning_threads_tell_the_processor(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
     pause = {"portable": None, "neondot": "yield"}.get(level, "pause")
     workers = [instructions for kernel, instructions in code.items() if kernel.startswith("conduct.work")]
-    assert len(workers) == 2
+    assert len(workers) == sum(name.function.startswith("work") for name in own_kernels(ALL_KERNELS, level))
     for work in workers:
         assert pause is None or any(instruction.mnemonic == pause for instruction in work)
 
 
 def test_no_kernel_needs_a_library(level: str) -> None:
-    for name, image in object_images(ALL_KERNELS, TARGETS[level]).items():
+    for name, image in object_images(own_kernels(ALL_KERNELS, level), TARGETS[level]).items():
         defined, undefined = object_file.symbols(image)
         assert len(defined) == 1, name
         assert undefined <= object_file.ALLOWED_UNDEFINED, name
@@ -192,6 +192,27 @@ def test_no_kernel_needs_a_library(level: str) -> None:
 def test_the_list_of_kernels_is_whole() -> None:
     """A kernel that this file does not know would not be disassembled."""
     assert {(name.module, name.function) for name in ALL_KERNELS} == set(kernels_in_sources())
+
+
+def test_kernels_are_compiled_where_their_code_differs() -> None:
+    for level in TARGETS:
+        own = set(own_kernels(ALL_KERNELS, level))
+        assert own >= {name for name in ALL_KERNELS if name.module in ("linear_int8", "experts_int8")}
+        if level in (LEVELS_HERE[0], "portable", "neondot"):
+            assert own == set(ALL_KERNELS)
+
+
+def test_avx_vnni_is_avx2_without_dot_products() -> None:
+    """As `stand_in` has it."""
+    names = [
+        KernelName.of("rows.norms", "rmsnorm"),
+        KernelName.of("experts.routing", "route"),
+        KernelName.of("rows.rowwise", "add"),
+    ]
+    assert all(stand_in(name, "avxvnni") == "avx2" for name in names if LEVELS_HERE[0] != "avxvnni")
+    with_vnni, without = (object_images(names, PLAIN_TARGETS[level]) for level in ("avxvnni", "avx2"))
+    for name in names:
+        assert list(code_sections(with_vnni[name])) == list(code_sections(without[name]))
 
 
 def kernels_in_sources() -> Iterator[tuple[str, str]]:

@@ -27,6 +27,8 @@ from tests.support.kernels.blocks import (
     raw_blocks,
 )
 
+pytestmark = pytest.mark.slow
+
 # What gguf-py says it cannot do: the types it has no `quantize` for.
 ONLY_READ = [
     *("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL", "IQ4_XS"),

@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.soak.chat_soak import ACTIONS, ask_in_lines, fill, interrupt, kill, regenerate, suspend
 from tests.support.cli.chat_person import Findings, Person
 from tests.support.cli.commands import LLMRUN, script_file
 from tests.support.cli.shells import PtyShell
 from tests.support.models.downloads import smollm2
+
+pytestmark = pytest.mark.slow
 
 ANSWER = "a long answer of *many* words, " * 5
 

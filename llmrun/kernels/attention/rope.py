@@ -87,7 +87,7 @@ def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Cal
 
 
 @kernel_family
-def rotate(level: str, head_size: int, kv_type: str) -> Callable[..., None]:
+def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
     """Queries alone, as `rope_store` has them."""
     rotate_queries = _rotate_queries(head_size, kv_type)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from numba import types
@@ -19,7 +18,7 @@ from llmrun.kernels.code.work import (
     own_copy,
     private_row,
 )
-from llmrun.kernels.compiler import kernel, kernel_family
+from llmrun.kernels.compiler import kernel
 from llmrun.layouts import records
 
 ARG = records.OP_ARGS
@@ -31,27 +30,22 @@ A_X, A_X_STRIDE, A_BIASED, A_BIASED_STRIDE, A_BIAS, A_BIAS_STRIDE, A_EXPERTS, A_
 )
 
 
-@kernel_family
-def bias(level: str) -> Callable[..., None]:
+@kernel
+def bias(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """y = x + the bias of its expert."""
-
-    @kernel
-    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        slots = n_rows(op, step)
-        x_stride, y_stride = load_i64(op + A_X_STRIDE), load_i64(op + A_BIASED_STRIDE)
-        x0 = load_i64(op + A_X) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
-        y0 = load_i64(op + A_BIASED) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
-        copy = own_copy(op, step, thread, REPLICATED)
-        experts = load_i64(op + A_EXPERTS) + copy * load_i64(op + A_EXPERTS_BYTES)
-        slot = first_item(op, step)
-        while slot < slots:
-            biases = load_i64(op + A_BIAS) + load_i32(experts + 4 * slot) * load_i64(op + A_BIAS_STRIDE)
-            for at in range(0, 4 * load_i64(op + A_WIDTH), 64):
-                value = simd.load_f32x16(x0 + slot * x_stride + at)
-                simd.store_f32x16(y0 + slot * y_stride + at, simd.add(value, simd.load_f32x16(biases + at)))
-            slot = next_item(op, step, slot)
-
-    return run
+    slots = n_rows(op, step)
+    x_stride, y_stride = load_i64(op + A_X_STRIDE), load_i64(op + A_BIASED_STRIDE)
+    x0 = load_i64(op + A_X) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
+    y0 = load_i64(op + A_BIASED) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
+    copy = own_copy(op, step, thread, REPLICATED)
+    experts = load_i64(op + A_EXPERTS) + copy * load_i64(op + A_EXPERTS_BYTES)
+    slot = first_item(op, step)
+    while slot < slots:
+        biases = load_i64(op + A_BIAS) + load_i32(experts + 4 * slot) * load_i64(op + A_BIAS_STRIDE)
+        for at in range(0, 4 * load_i64(op + A_WIDTH), 64):
+            value = simd.load_f32x16(x0 + slot * x_stride + at)
+            simd.store_f32x16(y0 + slot * y_stride + at, simd.add(value, simd.load_f32x16(biases + at)))
+        slot = next_item(op, step, slot)
 
 
 # --- combine ----------------------------------------------------------------------------------------------------------
@@ -63,37 +57,32 @@ A_Y, A_Y_STRIDE, A_SLOTS, A_WEIGHTS, A_ROW_BYTES, A_USED, A_OUT, A_OUT_STRIDE, A
 COLUMNS = 512
 
 
-@kernel_family
-def combine(level: str) -> Callable[..., None]:
+@kernel
+def combine(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """out = or += the sum of weight * y over the experts of a row, in their order. An item is some columns of a row, so
     that threads have a part each of the one row of a sum that they share."""
-
-    @kernel
-    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        used, width, adds = load_i64(op + A_USED), load_i64(op + A_OUT_WIDTH), load_i64(op + A_ADDS)
-        copy = 0
-        if load_i64(step + records.STEP_REPLICATED) != 0:
-            copy = thread
-        y_stride = load_i64(op + A_Y_STRIDE)
-        y0 = load_i64(op + A_Y) + own_copy(op, step, thread, PRIVATE_INPUT) * used * y_stride
-        n_chunks = (width + COLUMNS - 1) // COLUMNS
-        end = n_rows(op, step) * n_chunks
-        out0 = load_i64(op + A_OUT) + private_row(op, step, thread, PRIVATE_OUTPUT) * load_i64(op + A_OUT_STRIDE)
-        item = first_item(op, step)
-        while item < end:
-            row, column = item // n_chunks, item % n_chunks * COLUMNS
-            table = (copy + row) * load_i64(op + A_ROW_BYTES)
-            slots, weights = load_i64(op + A_SLOTS) + table, load_i64(op + A_WEIGHTS) + table
-            out = out0 + row * load_i64(op + A_OUT_STRIDE)
-            for at in range(4 * column, 4 * min(column + COLUMNS, width), 64):
-                total = simd.splat(types.float32(0))
-                for index in range(used):
-                    y = y0 + load_i32(slots + 4 * index) * y_stride
-                    weight = simd.splat(load_f32(weights + 4 * index))
-                    total = simd.add(total, simd.multiply(simd.load_f32x16(y + at), weight))
-                if adds != 0:
-                    total = simd.add(simd.load_f32x16(out + at), total)
-                simd.store_f32x16(out + at, total)
-            item = next_item(op, step, item)
-
-    return run
+    used, width, adds = load_i64(op + A_USED), load_i64(op + A_OUT_WIDTH), load_i64(op + A_ADDS)
+    copy = 0
+    if load_i64(step + records.STEP_REPLICATED) != 0:
+        copy = thread
+    y_stride = load_i64(op + A_Y_STRIDE)
+    y0 = load_i64(op + A_Y) + own_copy(op, step, thread, PRIVATE_INPUT) * used * y_stride
+    n_chunks = (width + COLUMNS - 1) // COLUMNS
+    end = n_rows(op, step) * n_chunks
+    out0 = load_i64(op + A_OUT) + private_row(op, step, thread, PRIVATE_OUTPUT) * load_i64(op + A_OUT_STRIDE)
+    item = first_item(op, step)
+    while item < end:
+        row, column = item // n_chunks, item % n_chunks * COLUMNS
+        table = (copy + row) * load_i64(op + A_ROW_BYTES)
+        slots, weights = load_i64(op + A_SLOTS) + table, load_i64(op + A_WEIGHTS) + table
+        out = out0 + row * load_i64(op + A_OUT_STRIDE)
+        for at in range(4 * column, 4 * min(column + COLUMNS, width), 64):
+            total = simd.splat(types.float32(0))
+            for index in range(used):
+                y = y0 + load_i32(slots + 4 * index) * y_stride
+                weight = simd.splat(load_f32(weights + 4 * index))
+                total = simd.add(total, simd.multiply(simd.load_f32x16(y + at), weight))
+            if adds != 0:
+                total = simd.add(simd.load_f32x16(out + at), total)
+            simd.store_f32x16(out + at, total)
+        item = next_item(op, step, item)

@@ -5,7 +5,6 @@ Cheap, so in a step of one row every thread runs it for itself (records.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
@@ -15,7 +14,7 @@ from numba.extending import intrinsic
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
-from llmrun.kernels.compiler import kernel, kernel_family
+from llmrun.kernels.compiler import kernel
 from llmrun.layouts import records
 
 if TYPE_CHECKING:
@@ -109,43 +108,39 @@ def _emit_store_first(builder: Any, address: Any, vector: Any, count: int) -> No
     simd.emit_store(builder, address, builder.shuffle_vector(vector, vector, lanes), 4)
 
 
-@kernel_family
-def quantize(level: str) -> Callable[..., None]:
+_quantize_together, _quantize_one = _quantize_blocks(_TOGETHER), _quantize_blocks(1)
+
+
+@kernel
+def quantize(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """int8 per 32 values, and what dot products need of each block: its scale, -8 x its sum, scale x its sum, and minus
     the sum of each half."""
-    quantize_together, quantize_one = _quantize_blocks(_TOGETHER), _quantize_blocks(1)
-    together = _TOGETHER
-
-    @kernel
-    def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        rows = n_rows(op, step)
-        x_stride = load_i64(op + A_X_STRIDE)
-        y_stride = load_i64(op + A_Y_STRIDE)
-        scale_stride = load_i64(op + A_SCALE_STRIDE)
-        n_blocks = load_i64(op + A_BLOCKS)
-        x0 = load_i64(op + A_X) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
-        first = private_row(op, step, thread, PRIVATE_OUTPUT)
-        row = first_item(op, step)
-        while row < rows:
-            x = x0 + row * x_stride
-            y = load_i64(op + A_Y) + (first + row) * y_stride
-            at = (first + row) * scale_stride
-            scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
-            sums, half_sums = load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
-            block = 0
-            while block + together <= n_blocks:
-                to = 4 * block
-                quantize_together(
-                    x + 128 * block, y + 32 * block, scales + to, offsets + to, sums + to, half_sums + 2 * to
-                )
-                block += together
-            while block < n_blocks:
-                to = 4 * block
-                quantize_one(x + 128 * block, y + 32 * block, scales + to, offsets + to, sums + to, half_sums + 2 * to)
-                block += 1
-            row = next_item(op, step, row)
-
-    return run
+    rows = n_rows(op, step)
+    x_stride = load_i64(op + A_X_STRIDE)
+    y_stride = load_i64(op + A_Y_STRIDE)
+    scale_stride = load_i64(op + A_SCALE_STRIDE)
+    n_blocks = load_i64(op + A_BLOCKS)
+    x0 = load_i64(op + A_X) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
+    first = private_row(op, step, thread, PRIVATE_OUTPUT)
+    row = first_item(op, step)
+    while row < rows:
+        x = x0 + row * x_stride
+        y = load_i64(op + A_Y) + (first + row) * y_stride
+        at = (first + row) * scale_stride
+        scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
+        sums, half_sums = load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
+        block = 0
+        while block + _TOGETHER <= n_blocks:
+            to = 4 * block
+            _quantize_together(
+                x + 128 * block, y + 32 * block, scales + to, offsets + to, sums + to, half_sums + 2 * to
+            )
+            block += _TOGETHER
+        while block < n_blocks:
+            to = 4 * block
+            _quantize_one(x + 128 * block, y + 32 * block, scales + to, offsets + to, sums + to, half_sums + 2 * to)
+            block += 1
+        row = next_item(op, step, row)
 
 
 def quantize_reference(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

@@ -25,7 +25,7 @@ A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES = (ARG + 8 * i for
 
 
 @kernel_family
-def pack_integers(level: str, weight: str) -> Callable[..., None]:
+def pack_integers(weight: str) -> Callable[..., None]:
     """`weight`: a name of PACKED_TYPES. An item is a group; the destination is zeroed memory."""
     packed = PACKED_TYPES[weight]
     reader = BLOCK_READERS[weight]
@@ -121,7 +121,7 @@ def _plane(bits: int, shift: int) -> Any:
 
 
 @kernel_family
-def pack_floats(level: str, element_bytes: int) -> Callable[..., None]:
+def pack_floats(element_bytes: int) -> Callable[..., None]:
     """`element_bytes`: 2 (F16, BF16) or 4 (F32). An item is a group."""
     wide = element_bytes == 4
 

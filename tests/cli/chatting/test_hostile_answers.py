@@ -9,6 +9,8 @@ import pytest
 from llmrun.cli.chatting.markdown import rows, view
 from tests.soak.terminal_soak import Breach, soak_case
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("hundred", range(10))
 def test_a_thousand_hostile_answers_leave_the_terminal_as_it_was(hundred: int) -> None:

@@ -17,6 +17,8 @@ from llmrun.cli.terminal import visible
 from tests.support.cli.reflowing import ReflowingTerminal
 from tests.support.cli.terminals import Terminal
 
+pytestmark = pytest.mark.slow
+
 PROSE = "The quick brown fox jumps over the lazy dog, and **boldly** so, with `code_in_it` and *no* regret at all. "
 SAMPLE = """\
 # A title

@@ -17,6 +17,8 @@ from llmrun.hub.local import paths
 from llmrun.hub.local.safe_writes import make_folder
 from llmrun.hub.names.file_names import safe_segments
 
+pytestmark = pytest.mark.slow
+
 SHA256, COMMIT = "a" * 64, "b" * 40
 HOSTILE = (
     *("", ".", "..", "../x", "a/../../x", "/etc/passwd", "a//b", "a/", "/a", "~", "~root/x", "$HOME/x", "a\0b", "a\nb"),

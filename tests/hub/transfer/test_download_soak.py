@@ -6,6 +6,8 @@ import pytest
 
 from tests.soak.download_soak import Soak
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("what", "count"), [("cuts", 10), ("kills", 1), ("lies", 60), ("rivals", 1), ("disk", 5)])
 def test_whatever_happens_to_a_download_the_model_is_whole_or_not_there(what: str, count: int) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import ast
+import functools
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
 from unittest import mock
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from llmrun import kernels
 from llmrun.backends.base import KV_TYPES
 from llmrun.backends.cpu.lowering.lower import lower
 from llmrun.backends.cpu.team import Team
@@ -39,6 +45,8 @@ EXPERT_TYPES = ("q8_0", "q4_k", "q6_k", "mxfp4")
 
 _HEAD = {"head_size": 48, "value_size": 48}
 
+LEVELS_HERE = tuple(level.name for level in host_levels())  # best first
+
 # Every kernel there is; test_instructions.py holds this list against the sources.
 ALL_KERNELS = (
     *(KernelName.of("linear.int8", "linear", weight=kind) for kind in PACKED_NAMES),
@@ -49,7 +57,7 @@ ALL_KERNELS = (
     *(KernelName.of("attention.rope", "rope_store", **_HEAD, kv_type=kv_type) for kv_type in KV_TYPES),
     *(KernelName.of("attention.rope", "rotate", head_size=64, kv_type=kv_type) for kv_type in KV_TYPES),
     *(KernelName.of("attention.attention", "attention", **_HEAD, group=1, kv_type=kv_type) for kv_type in KV_TYPES),
-    KernelName.of("attention.attention", "attention", **_HEAD, group=3, kv_type="f16"),
+    KernelName.of("attention.attention", "attention", head_size=64, value_size=64, group=3, kv_type="f16"),
     KernelName.of("attention.attention", "capped_attention", **_HEAD, group=1, kv_type="f16"),
     KernelName.of("attention.attention", "merge", value_size=48),
     *(KernelName.of("rows.norms", name) for name in ("rmsnorm", "layernorm")),
@@ -71,17 +79,6 @@ ALL_KERNELS = (
     *(KernelName.of("limits", name) for name in ("read", "multiply")),
 )
 
-# Plain processors of every level, whose code is disassembled.
-X86_LINUX, ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
-TARGETS = {
-    "portable": Target(PORTABLE, X86_LINUX, "x86-64", ""),
-    "avx2": Target(AVX2, X86_LINUX, AVX2.baseline, ""),
-    "avxvnni": Target(AVX_VNNI, X86_LINUX, AVX_VNNI.baseline, AVX_VNNI.baseline_features),
-    "avx512vnni": Target(AVX512_VNNI, X86_LINUX, AVX512_VNNI.baseline, ""),
-    "neondot": Target(NEON_DOT, ARM_LINUX, NEON_DOT.baseline, ""),
-}
-
-LEVELS_HERE = tuple(level.name for level in host_levels())  # best first
 EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the most one float32 rounding is off, relatively
 
 
@@ -91,11 +88,79 @@ def target_of(level_name: str) -> Target:
     return target_for(next(level for level in levels if level.name == level_name), levels[0])
 
 
+# A plain processor of every level.
+X86_LINUX, ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+PLAIN_TARGETS = {
+    "portable": Target(PORTABLE, X86_LINUX, "x86-64", ""),
+    "avx2": Target(AVX2, X86_LINUX, AVX2.baseline, ""),
+    "avxvnni": Target(AVX_VNNI, X86_LINUX, AVX_VNNI.baseline, AVX_VNNI.baseline_features),
+    "avx512vnni": Target(AVX512_VNNI, X86_LINUX, AVX512_VNNI.baseline, ""),
+    "neondot": Target(NEON_DOT, ARM_LINUX, NEON_DOT.baseline, ""),
+}
+# Those whose code is disassembled: this processor's own, whose objects other tests run, and plain ones of the rest.
+TARGETS = {
+    name: target_of(name) if name in LEVELS_HERE and platform.machine() in ("x86_64", "AMD64") else plain
+    for name, plain in PLAIN_TARGETS.items()
+}
+
+
+@functools.cache
+def _takes_level(module: str, function: str) -> bool:
+    """Whether a kernel's source asks for the level: only families can."""
+    found = next(
+        node
+        for node in ast.parse(
+            (Path(kernels.__path__[0]) / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        ).body
+        if isinstance(node, ast.FunctionDef) and node.name == function
+    )
+    return "level" in {argument.arg for argument in found.args.args}
+
+
+def stand_in(name: KernelName, level: str) -> str:
+    """The level whose kernel does for this one's: compiling both would prove nothing more.
+
+    A kernel that never asks for its level is compiled for the best here, the lowest and another architecture. AVX-VNNI
+    adds one instruction to AVX2, which kernels get from dots.py alone.
+    """
+    if level in (LEVELS_HERE[0], "portable", "neondot"):
+        return level
+    if not _takes_level(name.module, name.function):
+        return LEVELS_HERE[0]
+    if level == "avxvnni" and "kernels.code.dots" not in store.sources(name.module):
+        return "avx2"
+    return level
+
+
+def own_kernels(names: Iterable[KernelName], level: str) -> list[KernelName]:
+    """Those for which no other level stands in."""
+    return [name for name in names if stand_in(name, level) == level]
+
+
 @contextmanager
 def at_level(level_name: str) -> Iterator[None]:
-    """Kernels loaded inside belong to another level that this processor runs."""
-    target = target_of(level_name)
-    with mock.patch.object(store, "host_target", return_value=target):
+    """Kernels loaded inside belong to another level that this processor runs, or to one that stands in for it."""
+    target, images, link = target_of(level_name), store._images, store._link
+
+    def groups(names: Iterable[KernelName]) -> Iterator[tuple[list[KernelName], Target]]:
+        for level, group in groupby(sorted(names, key=by_stand_in), by_stand_in):
+            yield list(group), target_of(level)
+
+    def by_stand_in(name: KernelName) -> str:
+        return stand_in(name, level_name)
+
+    def images_of(names: Sequence[KernelName], _: Target, progress: store.Progress | None) -> dict[KernelName, bytes]:
+        return {name: image for group, of in groups(names) for name, image in images(group, of, progress).items()}
+
+    def link_all(found: dict[KernelName, bytes], _: Target) -> dict[KernelName, int]:
+        linked = (link({name: found[name] for name in group}, of) for group, of in groups(found))
+        return {name: address for addresses in linked for name, address in addresses.items()}
+
+    with (
+        mock.patch.object(store, "host_target", return_value=target),
+        mock.patch.object(store, "_images", images_of),
+        mock.patch.object(store, "_link", link_all),
+    ):
         yield
 
 
@@ -109,7 +174,7 @@ def run_kernel(
     flags: int = 0,
 ) -> None:
     """One kernel over an op record with `words` as its arguments; `step` holds the words of the step record."""
-    kernel = load_kernels([name], target=target_of(level))[name]
+    kernel = load_kernels([name], target=target_of(stand_in(name, level)))[name]
     claim = np.zeros(8, np.int64)
     op = np.zeros(records.OP_WORDS, np.int64)
     first = records.OP_ARGS // records.WORD
