@@ -23,10 +23,6 @@ def _explain_to_nobody(words: str) -> None:
     """Drop the explanation."""
 
 
-def _do_nothing() -> None:
-    """There is no other work."""
-
-
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
     """How to open a model. Made once, by whoever read the flags, and handed as it is to the backend.
@@ -39,7 +35,6 @@ class OpenOptions:
     gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; for backends that use GPUs
     progress       is told how far loading, or compiling, has come
     explain        is told in a few words which backend "auto" chose, and why
-    meanwhile      other work, which a backend may call while it reads weights: there it costs no time
     """
 
     backend: str = AUTO
@@ -50,7 +45,6 @@ class OpenOptions:
     gpu_layers: int | str = AUTO
     progress: Progress | None = None
     explain: Callable[[str], None] = _explain_to_nobody
-    meanwhile: Callable[[], None] = _do_nothing
 
     def without_gpus(self) -> OpenOptions:
         """The same options with no layer on a GPU."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,10 +52,8 @@ def lasting_name(settings: Settings) -> str:
 
 
 @contextmanager
-def open_model(
-    settings: Settings, *, chat_template: str | None, meanwhile: Callable[[], None] = lambda: None
-) -> Iterator[OpenModel]:
-    """Find the model's file, fetching it if need be, and open it; `meanwhile` may be called while weights are read.
+def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool) -> Iterator[OpenModel]:
+    """Find the model's file, fetching it if need be, and open it; `will_chat` is for Engine.open.
     A model behind a server is opened where it is, without what concerns models that run here.
 
     Raises every LlmrunError of hub and engine.
@@ -75,9 +73,10 @@ def open_model(
         with kernel_warnings_told(out.note), _smaller_ones_named(found.entry):
             engine = Engine.open(
                 found.path,
-                _options(settings, meanwhile),
+                _options(settings),
                 chat_template=chat_template,
                 thinking_tags=found.entry.thinking if found.entry else None,
+                will_chat=will_chat,
             )
         held.enter_context(engine)
         out.clear_progress()
@@ -88,7 +87,7 @@ def open_model(
         yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))
 
 
-def _options(settings: Settings, meanwhile: Callable[[], None]) -> OpenOptions:
+def _options(settings: Settings) -> OpenOptions:
     return OpenOptions(
         backend=settings.backend,
         context_size=settings.ctx_size,
@@ -97,7 +96,6 @@ def _options(settings: Settings, meanwhile: Callable[[], None]) -> OpenOptions:
         gpu_layers=settings.gpu_layers,
         progress=show_loading,
         explain=lambda words: out.detail(f"backend    {words}"),
-        meanwhile=meanwhile,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import Event, Request
-    from llmrun.engine.template import ChatTemplate
+    from llmrun.engine.templates.chat_template import ChatTemplate
     from llmrun.engine.thinking.prompting import ModelThinking
     from llmrun.types import ModelInfo
 

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -24,7 +25,8 @@ from llmrun.engine.requests import (
     never_drawing,
 )
 from llmrun.engine.slots import SequenceSlots, Slot
-from llmrun.engine.template import ChatTemplate, choose_template
+from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
+from llmrun.engine.templates.process import TemplateProcess
 from llmrun.engine.thinking.decoder import ThinkingDecoder
 from llmrun.engine.thinking.prompting import ModelThinking
 from llmrun.errors import Cancelled, ContextExceeded, KVFull, ModelFileError, TemplateRefused, UsageError
@@ -56,14 +58,16 @@ class Engine:
         *,
         chat_template: str | None = None,
         thinking_tags: Sequence[str] | None = None,
+        templates: TemplateProcess | None = None,
         load_s: float = 0.0,
         rows_per_step: int = ROWS_PER_STEP,
     ) -> None:
-        """Take over an open backend, and close it in `close`.
+        """Take over an open backend and `templates`, and close both in `close`.
 
         chat_template  Jinja source that replaces the model's own
         thinking_tags  the two around what the model thinks, for one whose template does not tell; () where it never
                        thinks
+        templates      runs the chat template; default: one that starts when it is needed
         load_s         seconds it took to open the backend, for the timings
         rows_per_step  prompt tokens to run in one step; the answers do not depend on it
         """
@@ -80,7 +84,8 @@ class Engine:
         self._cancel_wishes: deque[int] = deque()  # ids of requests
         self.load_s = load_s
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
-        self.thinking = ModelThinking(self.template, backend.tokenizer, thinking_tags)
+        self._templates = templates or TemplateProcess()
+        self.thinking = ModelThinking(self.template, backend.tokenizer, self._templates, thinking_tags)
 
     @classmethod
     def open(
@@ -90,22 +95,30 @@ class Engine:
         *,
         chat_template: str | None = None,
         thinking_tags: Sequence[str] | None = None,
+        will_chat: bool = False,
     ) -> Engine:
         """Open a GGUF file on the backend that `options` name, or on the best one.
 
-        `chat_template` is Jinja source (not a path), `thinking_tags` as in Engine. Raises ModelFileError,
-        UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
+        `chat_template` is Jinja source (not a path), `thinking_tags` as in Engine. Where it `will_chat`, the process
+        that renders chat templates starts while the weights load. Raises ModelFileError, UnsupportedModel, DoesNotFit,
+        BackendCrashed, UsageError.
         """
         from llmrun.backends.select import open_backend
 
         started = time.perf_counter()
-        opened = open_backend(path, options)
-        try:
+        with ExitStack() as on_failure:  # threads and processes would live on
+            templates = TemplateProcess()
+            on_failure.callback(templates.close)
+            if will_chat:
+                templates.start()
+            opened = open_backend(path, options)
+            on_failure.callback(opened.close)
             loaded = time.perf_counter() - started
-            return cls(opened, chat_template=chat_template, thinking_tags=thinking_tags, load_s=loaded)
-        except BaseException:
-            opened.close()  # its threads, or its process, would live on
-            raise
+            engine = cls(
+                opened, chat_template=chat_template, thinking_tags=thinking_tags, templates=templates, load_s=loaded
+            )
+            on_failure.pop_all()
+            return engine
 
     @property
     def info(self) -> ModelInfo:
@@ -213,6 +226,7 @@ class Engine:
     def close(self) -> None:
         """Drop all requests and close the backend. Idempotent."""
         self._drop_all()
+        self._templates.close()
         self._backend.close()
 
     def __enter__(self) -> Engine:
@@ -237,7 +251,7 @@ class Engine:
                 hint="prompt it as it is with --raw, or give it a template with --chat-template FILE",
             )
         think = False if request.think_budget == 0 else request.think
-        rendered = self.template.render(self.thinking.asked(prompt, think), self.tokenizer)
+        rendered = self.template.render(self.thinking.asked(prompt, think), self.tokenizer, self._templates)
         if not prompt.add_generation_prompt:
             return self.tokenizer.encode_rendered(rendered).tolist(), ThinkingDecoder(request.stop)
         beginning = self.thinking.begun(rendered, think)

@@ -36,7 +36,7 @@ from llmrun.remote.url import parse_endpoint
 from llmrun.types import FinishReason, ModelInfo
 
 if TYPE_CHECKING:
-    from llmrun.engine.template import ChatTemplate
+    from llmrun.engine.templates.chat_template import ChatTemplate
     from llmrun.engine.thinking.prompting import ModelThinking
     from llmrun.remote.stream import Chunk, Usage
 

@@ -48,7 +48,7 @@ class CpuBackend:
     """Backend over llmrun's kernels."""
 
     def __init__(self, file: GGUFFile, options: OpenOptions) -> None:
-        """Open a model. `options.meanwhile` is called while the weights are read and packed."""
+        """Open a model. Raises ModelFileError, UnsupportedModel, DoesNotFit."""
         architecture = architecture_of(file)
         config = architecture.read_config(file)
         vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
@@ -77,7 +77,6 @@ class CpuBackend:
         self.lowered.link()
         with filling(packed, n_threads) as weights:
             self.tokenizer: Tokenizer = load_tokenizer(file)
-            options.meanwhile()
             weights.finish(_load_progress(options.progress))
         file.check_unchanged()
         by_window = {

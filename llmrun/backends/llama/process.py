@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -183,7 +182,7 @@ class LlamaProcess:
         reasons = _REASON.findall(self._last_words.decode(errors="replace"))
         why = f": {shown(reasons[-1].strip(), 200)}" if reasons else ""
         return BackendCrashed(
-            f"llama.cpp died while {doing}: {_how(status)}{why}",
+            f"llama.cpp died while {doing}: {child_processes.ending(status)}{why}",
             hint="the CPU engine may run this model: --backend cpu",
         )
 
@@ -207,15 +206,6 @@ def _started(memory: SharedMemory) -> subprocess.Popen[bytes]:
         # GGML_NO_BACKTRACE: or a dying llama.cpp starts a debugger on itself.
         env={**child_processes.environment(), "GGML_NO_BACKTRACE": "1"},
     )
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

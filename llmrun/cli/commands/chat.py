@@ -69,10 +69,8 @@ def command(
             if event != ModelChanged(record.conversation.model):
                 record.add(event)
         from llmrun.cli.open_model import open_model
-        from llmrun.engine.template import prepare_rendering
 
-        opening = open_model(_for_opening(settings, record), chat_template=template, meanwhile=prepare_rendering)
-        with opening as opened:
+        with open_model(_for_opening(settings, record), chat_template=template, will_chat=True) as opened:
             return _talk(opened, store, record, flags, variables)
 
 

@@ -73,10 +73,8 @@ def command(
     from llmrun.cli.open_model import open_model
     from llmrun.cli.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
-    from llmrun.engine.template import prepare_rendering
 
-    prepare = _nothing if raw else prepare_rendering
-    with open_model(settings, chat_template=template, meanwhile=prepare) as opened:
+    with open_model(settings, chat_template=template, will_chat=not raw) as opened:
         sampling = replace(
             opened.default_sampling,
             **settings.sampling,
@@ -99,7 +97,3 @@ def command(
         )
         hidden = settings.hide_thinking
         return answer(opened.engine, request, model=opened.name, as_json=json_output, hide_thinking=hidden)
-
-
-def _nothing() -> None:
-    """A raw prompt needs no template."""

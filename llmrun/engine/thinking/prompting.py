@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from llmrun.engine.templates.abilities import TemplateAbilities
 from llmrun.engine.thinking.decoder import Spelling, spelled
 from llmrun.engine.thinking.styles import recognised_style
 from llmrun.errors import UsageError
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llmrun.engine.requests import ChatPrompt
-    from llmrun.engine.template import ChatTemplate
+    from llmrun.engine.templates.chat_template import ChatTemplate
+    from llmrun.engine.templates.process import TemplateProcess
     from llmrun.engine.thinking.styles import ThinkingStyle
     from llmrun.tokenizers.base import Tokenizer
 
@@ -37,17 +39,25 @@ class ModelThinking:
     trying the template does: a raw prompt never asks."""
 
     def __init__(
-        self, template: ChatTemplate | None, tokenizer: Tokenizer, known_pair: Sequence[str] | None = None
+        self,
+        template: ChatTemplate | None,
+        tokenizer: Tokenizer,
+        process: TemplateProcess,
+        known_pair: Sequence[str] | None = None,
     ) -> None:
-        """`known_pair`: the two tags of a model whose template does not tell them; () for one that does not think."""
+        """`process` tries the template. `known_pair`: the two tags of a model whose template does not tell them; () for
+        one that does not think."""
         self._source = template.source if template else None
         self._tokenizer = tokenizer
+        self._process = process
         self._known_pair = known_pair
 
     @cached_property
     def style(self) -> ThinkingStyle | None:
         """None: none is recognised, and all it writes is its answer."""
-        return recognised_style(self._source, self._tokenizer, self._known_pair) if self._source is not None else None
+        if self._source is None:
+            return None
+        return recognised_style(self._source, self._tokenizer, self._known_pair, lambda: self._abilities.thinking_tags)
 
     @cached_property
     def spelling(self) -> Spelling | None:
@@ -98,7 +108,10 @@ class ModelThinking:
         closed = any(end.endswith(text.strip()) for text in (*style.closing, style.ending))
         return Beginning(rendered, opened=end.endswith(style.opening), may_close=not closed and not style.guessed)
 
-    def _variables(self, *, on: bool) -> dict[str, object]:
-        from llmrun.engine.abilities import reasoning_variables
+    @cached_property
+    def _abilities(self) -> TemplateAbilities:
+        return self._process.abilities(self._source) if self._source else TemplateAbilities()
 
-        return reasoning_variables(self._source, on) if self._source else {}
+    def _variables(self, *, on: bool) -> dict[str, object]:
+        """What switches thinking on or off; empty where the template knows no switch, or needs none to think."""
+        return dict(self._abilities.reasoning_on if on else self._abilities.reasoning_off)

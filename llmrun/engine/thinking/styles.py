@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmrun.engine.abilities import ThinkingTags
+    from llmrun.engine.templates.abilities import ThinkingTags
     from llmrun.tokenizers.base import Tokenizer
 
 
@@ -120,19 +120,19 @@ STYLES = (
 
 
 def recognised_style(
-    template: str | None, tokenizer: Tokenizer, known_pair: Sequence[str] | None
+    template: str | None,
+    tokenizer: Tokenizer,
+    known_pair: Sequence[str] | None,
+    tried: Callable[[], ThinkingTags | None],
 ) -> ThinkingStyle | None:
-    """How a model marks its thinking: as its template says, else as is known of it by name (`known_pair`: its two
-    tags, or none), else as its vocabulary gives away by having both tags as tokens. None: it does not think, or nobody
-    knows."""
+    """How a model marks its thinking: as its template says, or shows when it is `tried`; else as is known of it by name
+    (`known_pair`: its two tags, or none), else as its vocabulary gives away by having both tags as tokens. None: it
+    does not think, or nobody knows."""
     for style in STYLES:
         if template and all(text in template for text in style.known_by or (style.opening, style.closing[0])):
             return style
-    if template and _SPEAKS_OF_THINKING.search(template):
-        from llmrun.engine.abilities import abilities_of  # tries the template: 20 to 200 ms
-
-        if tags := abilities_of(template).thinking_tags:
-            return _style_of_tags(tags)
+    if template and _SPEAKS_OF_THINKING.search(template) and (tags := tried()):
+        return _style_of_tags(tags)
     if known_pair is not None:
         return pair_style(*known_pair) if known_pair else None
     for opening, closing in _PAIRS_OF_TOKENS:

@@ -82,10 +82,3 @@ def test_an_error_beside_the_packing_leaves_no_thread(tmp_path: Path, error: typ
     with open_gguf(path) as file, mock.patch.object(backend, "load_tokenizer", side_effect=error), pytest.raises(error):
         CpuBackend(file, OpenOptions(context_size=32))
     assert threading.active_count() == before
-
-
-def test_other_work_is_done_once_and_before_the_model_is_open(tmp_path: Path) -> None:
-    done: list[str] = []
-    with open_gguf(tiny_llama(tmp_path / "tiny.gguf")) as file:
-        CpuBackend(file, OpenOptions(context_size=32, meanwhile=lambda: done.append("imports"))).close()
-    assert done == ["imports"]

@@ -7,21 +7,28 @@ from pathlib import Path
 import pytest
 
 from llmrun.backends.scripted.tokenizer import ScriptedTokenizer
-from llmrun.engine.abilities import abilities_of
 from llmrun.engine.requests import ChatPrompt
-from llmrun.engine.template import ChatTemplate
+from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.engine.thinking import prompting
 from llmrun.engine.thinking.prompting import ModelThinking
 from llmrun.engine.thinking.styles import STYLES, ThinkingStyle, pair_style, recognised_style
 from tests.support.models.downloads import llama_cpp_source
+from tests.support.templates.template_runs import PROCESS
+
+
+def known_style(
+    source: str, tokenizer: ScriptedTokenizer, known_pair: tuple[str, ...] | None = None
+) -> ThinkingStyle | None:
+    return recognised_style(source, tokenizer, known_pair, lambda: PROCESS.abilities(source).thinking_tags)
+
 
 TEMPLATES = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
-THINKING = [path for path in TEMPLATES if recognised_style(path.read_text(), ScriptedTokenizer(), None)]
+THINKING = [path for path in TEMPLATES if known_style(path.read_text(), ScriptedTokenizer())]
 names = pytest.mark.parametrize("path", THINKING, ids=lambda path: path.stem)
 
 
 def thinking(source: str) -> ModelThinking:
-    return ModelThinking(ChatTemplate(source, "model", "t"), ScriptedTokenizer())
+    return ModelThinking(ChatTemplate(source, "model", "t"), ScriptedTokenizer(), PROCESS)
 
 
 def test_most_of_the_real_templates_are_of_models_that_think() -> None:
@@ -31,8 +38,8 @@ def test_most_of_the_real_templates_are_of_models_that_think() -> None:
 @names
 def test_the_table_says_what_the_template_does_when_it_is_tried(path: Path) -> None:
     source = path.read_text()
-    style = recognised_style(source, ScriptedTokenizer(), None)
-    tags = abilities_of(source).thinking_tags
+    style = known_style(source, ScriptedTokenizer())
+    tags = PROCESS.abilities(source).thinking_tags
     assert style
     assert tags
     assert (style.opening, tags.closing) == (tags.opening, style.closing[0])
@@ -46,7 +53,7 @@ def test_a_prompt_that_asks_for_no_thinking_begins_none(path: Path) -> None:
     source = path.read_text()
     known = thinking(source)
     prompt = ChatPrompt([{"role": "user", "content": "Is it so?"}])
-    rendered = ChatTemplate(source, "model", "t").render(known.asked(prompt, False), ScriptedTokenizer())
+    rendered = ChatTemplate(source, "model", "t").render(known.asked(prompt, False), ScriptedTokenizer(), PROCESS)
     beginning = known.begun(rendered, False)
     assert not beginning.opened
     assert known.has_switch or not beginning.may_close  # closed in the prompt, by us
@@ -67,16 +74,17 @@ def test_two_tags_alone_make_a_style() -> None:
 
 def test_a_vocabulary_may_give_the_tags_away() -> None:
     tokens = ScriptedTokenizer(more_control_tokens=("[THINK]", "[/THINK]"))
-    style = recognised_style("{{ messages[0].content }}", tokens, None)
+    style = known_style("{{ messages[0].content }}", tokens)
     assert style
     assert style.opening == "[THINK]"
-    assert recognised_style("{{ messages[0].content }}", ScriptedTokenizer(), None) is None
-    assert recognised_style("{{ messages[0].content }}", tokens, ()) is None  # known not to think
+    assert known_style("{{ messages[0].content }}", ScriptedTokenizer()) is None
+    assert known_style("{{ messages[0].content }}", tokens, ()) is None  # known not to think
 
 
 def test_where_the_vocabulary_alone_speaks_of_thinking_the_prompt_says_nothing_of_it() -> None:
     tokens = ScriptedTokenizer(more_control_tokens=("<think>", "</think>"))
-    beginning = ModelThinking(ChatTemplate("{{ messages[0].content }}", "model", "t"), tokens).begun("Why?", False)
+    template = ChatTemplate("{{ messages[0].content }}", "model", "t")
+    beginning = ModelThinking(template, tokens, PROCESS).begun("Why?", False)
     assert (beginning.text, beginning.may_close) == ("Why?", False)
 
 

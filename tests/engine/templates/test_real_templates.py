@@ -12,12 +12,12 @@ import pytest
 from llama_cpp import llama_chat_format
 
 from llmrun.backends.scripted.tokenizer import CONTROL_TOKENS, ScriptedTokenizer
-from llmrun.engine.abilities import reasoning_variables
 from llmrun.engine.requests import ChatPrompt
-from llmrun.engine.template import ChatTemplate
-from llmrun.engine.templating import globals as templating_globals
+from llmrun.engine.templates import process
+from llmrun.engine.templates.chat_template import ChatTemplate
 from llmrun.errors import TemplateRefused
 from tests.support.models.downloads import llama_cpp_source
+from tests.support.templates.template_runs import PROCESS
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +119,7 @@ class FixedClock(datetime):
 
 @pytest.fixture(autouse=True)
 def _fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templating_globals, "datetime", FixedClock)
+    monkeypatch.setattr(process, "datetime", FixedClock)
     monkeypatch.setattr(llama_chat_format, "datetime", FixedClock)
 
 
@@ -143,7 +143,8 @@ def tokenizer_of(path: Path) -> ScriptedTokenizer:
 
 
 def ours(path: Path, conversation: dict[str, Any]) -> str:
-    return ChatTemplate(source_of(path), "model", path.stem).render(ChatPrompt(**conversation), tokenizer_of(path))
+    template = ChatTemplate(source_of(path), "model", path.stem)
+    return template.render(ChatPrompt(**conversation), tokenizer_of(path), PROCESS)
 
 
 @cache
@@ -181,8 +182,8 @@ def as_transformers_names_it(message: dict[str, Any]) -> dict[str, Any]:
 def conversations_of(path: Path) -> dict[str, dict[str, Any]]:
     """All of them, and some again with thinking switched on and off."""
     found = {**CONVERSATIONS}
-    for on in (True, False):
-        switch = reasoning_variables(source_of(path), on)
+    abilities = PROCESS.abilities(source_of(path))
+    for switch in (abilities.reasoning_on, abilities.reasoning_off):
         if switch:
             found |= {f"{name}, {switch}": {**CONVERSATIONS[name], "template_kwargs": switch} for name in SWITCHED}
     return found

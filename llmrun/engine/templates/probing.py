@@ -2,95 +2,27 @@
 
 A template is rendered with small conversations whose texts are marks, and what it made of the marks tells how it
 writes past thinking, and what a variable of its own changes in the end of a prompt, where the answer begins. It is
-read only for the names to try. The first time takes 5 to 120 ms of CPU for the real templates, 35 on average, half of
-it compiling, which the prompt needs anyway; and 2.5 s at most for a hostile one.
+read only for the names to try. All this happens in the process that renders, as one request.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import takewhile
-from time import thread_time
-from typing import TYPE_CHECKING, Any
+from time import process_time
+from typing import Any
 
-from llmrun.errors import TemplateRefused
-
-if TYPE_CHECKING:
-    from llmrun.engine.templating.mentions import Constant
-
-
-@dataclass(frozen=True, slots=True)
-class ThinkingTags:
-    """The text around thinking and, where the template marks that too, around the answer after it.
-
-    No tag begins or ends with whitespace; around them there may be any. Any of them can be several tokens.
-
-    opening         "<think>", "[THINK]", "<|channel|>analysis<|message|>" (gpt-oss), "<|channel>thought" (Gemma 4)
-    closing         "</think>", "[/THINK]", "<|end|>", "<channel|>"
-    answer_opening  "", "<|START_RESPONSE|>", "<|start|>assistant<|channel|>final<|message|>"
-    answer_closing  "", "<|END_RESPONSE|>": what comes after the answer, before the token that ends the turn
-    """
-
-    opening: str
-    closing: str
-    answer_opening: str = ""
-    answer_closing: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateAbilities:
-    """All False, empty and None for a template that refuses every conversation tried.
-
-    system            a system message shows in the prompt
-    tools             tools show in the prompt
-    reasoning_on      variables that switch thinking on, for `ChatPrompt.template_kwargs`; may be empty where it is on
-                      when nothing is said
-    reasoning_off     variables that switch it off; empty: the template knows no switch
-    thinks            whether the template, when nothing is said, lets the model think; None: it does not tell
-    thinking_tags     None: the template does not tell
-    reasoning_key     the key of an assistant message under which the template looks for its past thinking, such as
-                      "reasoning_content" or "thinking"; None: under none
-    """
-
-    system: bool = False
-    tools: bool = False
-    reasoning_on: Mapping[str, object] = field(default_factory=dict)
-    reasoning_off: Mapping[str, object] = field(default_factory=dict)
-    thinks: bool | None = None
-    thinking_tags: ThinkingTags | None = None
-    reasoning_key: str | None = None
-
-
-def reasoning_variables(source: str, on: bool) -> dict[str, object]:
-    """Variables for `ChatPrompt.template_kwargs` that switch thinking on or off in a template.
-
-    Empty where the template knows no switch: `abilities_of(source).reasoning_off` is empty then. Empty also for `on`
-    where thinking is on as long as it is not switched off.
-    """
-    abilities = abilities_of(source)
-    return dict(abilities.reasoning_on if on else abilities.reasoning_off)
-
-
-def begins_thinking(rendered: str, tags: ThinkingTags) -> bool:
-    """Whether a prompt ends in an opened thinking: the answer begins within it, without an opening tag of its own."""
-    return rendered.rstrip().endswith(tags.opening)
-
+from llmrun.engine.templates.abilities import TemplateAbilities, ThinkingTags
+from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, render
+from llmrun.engine.templates.mentions import Constant, mentions
 
 _SECONDS = 1.0  # of CPU for all tries together; then it is left at what is known
-_ASKED, _THOUGHT, _SAID, _RULED, _TOOL, _WORD = "Qzask", "Qzthought", "Qzsaid", "Qzrule", "qztool", "qzword"
+_ASKED, _THOUGHT, _SAID, _TOOL, _WORD = "Qzask", "Qzthought", "Qzsaid", "qztool", "qzword"
 _USER = {"role": "user", "content": _ASKED}
 _CALL = {"id": "callabcde", "type": "function", "function": {"name": _TOOL, "arguments": {"a": "b"}}}
-_TOOL_SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": _TOOL,
-        "description": "d",
-        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "d"}}, "required": []},
-    },
-}
 _MARKUP = r"(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\])"
 _LAST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP}|\w{{1,20}})?\Z")  # "<think>", "<|open|>think<|sep|>"
 _FIRST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP})?")
@@ -100,29 +32,13 @@ _LONGEST_TAG = 200  # characters
 _CLOSED, _FREE, _OPENED = range(3)  # how a prompt ends: thinking is over, the model decides, it has begun
 
 
-@lru_cache(maxsize=16)
-def abilities_of(source: str) -> TemplateAbilities:
-    """What the template can do. Raises nothing: a template that cannot be rendered can do nothing."""
-    from llmrun.engine.sandbox import thinking_mentions  # Jinja2: see prepare_rendering
-
+def probe(source: str) -> TemplateAbilities:
+    """What the template can do. Raises TemplateFailed for what is no template, MemoryError and RecursionError."""
     tries = _Tries(source)
-    try:
-        named = thinking_mentions(source)
-    except TemplateRefused:
-        return TemplateAbilities()
-    tags, key = _tags_and_key(tries, named.keys, named.variables)
-    tags = tags or _written_tags(named.texts)
-    ruled = [{"role": "system", "content": _RULED}, _USER]
+    named = mentions(source)
+    tags = _tags(tries, named.keys, named.variables) or _written_tags(named.texts)
     switch = _switch(tries, named.variables, tags)
-    return TemplateAbilities(
-        system=tries.shows(_RULED, ruled) or tries.shows(_RULED, ruled, tools=[_TOOL_SCHEMA]),
-        tools=tries.shows(_TOOL, [_USER], tools=[_TOOL_SCHEMA]),
-        reasoning_on=switch.on if switch else {},
-        reasoning_off=switch.off if switch else {},
-        thinks=_thinks(tries, switch, tags),
-        thinking_tags=tags,
-        reasoning_key=key,
-    )
+    return TemplateAbilities(switch.on, switch.off, tags) if switch else TemplateAbilities(thinking_tags=tags)
 
 
 class _Tries:
@@ -130,22 +46,17 @@ class _Tries:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._deadline = thread_time() + _SECONDS
+        self._deadline = process_time() + _SECONDS
 
     def text(self, messages: Sequence[Mapping[str, object]], **variables: object) -> str | None:
         """None when the template refuses, or when there is no time left to ask it."""
-        from llmrun.engine.sandbox import render
-
-        if thread_time() > self._deadline:
+        if process_time() > self._deadline:
             return None
         given = {"bos_token": "", "eos_token": "", "tools": None, "add_generation_prompt": True}
         try:
-            return render(self._source, "abilities", {**given, **variables, "messages": [*messages]})
-        except TemplateRefused:
+            return render(self._source, {**given, **variables, "messages": [*messages]}, datetime.now())
+        except (ConversationRefused, TemplateFailed, RecursionError):
             return None
-
-    def shows(self, mark: str, messages: Sequence[Mapping[str, object]], **variables: object) -> bool:
-        return mark in (self.text(messages, **variables) or "")
 
     def prompt(self, variables: Mapping[str, object] | None = None) -> str | None:
         """What one question becomes."""
@@ -155,41 +66,36 @@ class _Tries:
 # --- past thinking, and the tags around it
 
 
-def _tags_and_key(
-    tries: _Tries, keys: Sequence[str], variables: Mapping[str, Sequence[Constant]]
-) -> tuple[ThinkingTags | None, str | None]:
+def _tags(tries: _Tries, keys: Sequence[str], variables: Mapping[str, Sequence[Constant]]) -> ThinkingTags | None:
     """By an answer with its thinking: alone, then with a tool call, as some write it only then."""
     switched_on = dict.fromkeys(variables, True)
     for given in ({}, switched_on) if switched_on else ({},):
         prompt = tries.prompt(given)
         plain = tries.text([_USER, {"role": "assistant", "content": _SAID}], **_past(given))
-        for key, message in _answers(keys):
+        for message in _answers(keys):
             text = tries.text([_USER, message], **_past(given))
             if text is not None and _THOUGHT in text and prompt is not None and not _REPEATED.search(text):
-                return _tags(text, prompt, plain or ""), key
-    return None, None
+                return _tags_in(text, prompt, plain or "")
+    return None
 
 
 def _past(variables: Mapping[str, object]) -> dict[str, Any]:
     return {**variables, "add_generation_prompt": False}
 
 
-def _answers(keys: Sequence[str]) -> list[tuple[str | None, dict[str, Any]]]:
-    """Answers with their thinking, each with the key it is under; the key most programs send comes first."""
-    found: list[tuple[str | None, dict[str, Any]]] = []
+def _answers(keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Answers with their thinking, under each key; the key most programs send comes first."""
+    found: list[dict[str, Any]] = []
     ordered = sorted(keys, key=lambda key: key != "reasoning_content")
     for calls in ({}, {"tool_calls": [_CALL]}):
-        for key in ordered:
-            content = "" if calls else _SAID  # gpt-oss takes only one of both with a call
-            found.append((key, {"role": "assistant", "content": content, key: _THOUGHT, **calls}))
+        content = "" if calls else _SAID  # gpt-oss takes only one of both with a call
+        found += [{"role": "assistant", "content": content, key: _THOUGHT, **calls} for key in ordered]
     parts = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _SAID}]
     blocks = [{"type": "thoughts", "text": _THOUGHT}, {"type": "response", "text": _SAID}]
-    found.append((None, {"role": "assistant", "content": parts}))
-    found.append((None, {"role": "assistant", "content": {"blocks": blocks}}))
-    return found
+    return [*found, {"role": "assistant", "content": parts}, {"role": "assistant", "content": {"blocks": blocks}}]
 
 
-def _tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
+def _tags_in(text: str, prompt: str, plain: str) -> ThinkingTags | None:
     """The tags in a conversation whose last message has thinking.
 
     prompt  the same question when an answer is to begin
@@ -302,13 +208,3 @@ def _ending(text: str | None, tags: ThinkingTags | None) -> int:
         return _OPENED
     emptied = any(after.lstrip().startswith(tags.closing) for after in end.split(tags.opening)[1:])
     return _CLOSED if emptied or end.endswith(tags.closing) else _FREE
-
-
-def _thinks(tries: _Tries, switch: _Switch | None, tags: ThinkingTags | None) -> bool | None:
-    plain = tries.prompt()
-    ending = _ending(plain, tags)
-    if ending != _FREE:
-        return ending == _OPENED
-    if switch is None or plain is None:
-        return None
-    return True if plain == tries.prompt(switch.on) else False if plain == tries.prompt(switch.off) else None

@@ -5,15 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jinja2 import nodes
 
-from llmrun.engine.templating.budget import OverBudget
-from llmrun.engine.templating.source import LONGEST_SOURCE
-
-if TYPE_CHECKING:
-    from jinja2.environment import Environment
+from llmrun.engine.templates.jinja import parse
 
 Constant = str | int | bool
 _OF_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
@@ -35,14 +30,12 @@ class Mentions:
     texts: list[str]
 
 
-def mentions(environment: Environment, source: str) -> Mentions:
-    """Raises OverBudget, or what Jinja2 raises for what is no template."""
-    if len(source) > LONGEST_SOURCE:
-        raise OverBudget(f"its source has {len(source):,} characters, limit {LONGEST_SOURCE:,}")
+def mentions(source: str) -> Mentions:
+    """Raises TemplateFailed for what is no template, MemoryError and RecursionError."""
     variables: dict[str, list[Constant]] = {}
     keys: dict[str, None] = {}
     texts: list[str] = []
-    for node in _walk(environment.parse(source)):
+    for node in _walk(parse(source)):
         if isinstance(node, nodes.Name) and node.ctx == "load" and _OF_THINKING.search(node.name):
             variables.setdefault(node.name, [])
         elif isinstance(node, nodes.Compare | nodes.Assign):

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmrun.engine.families import family_of
+from llmrun.engine.templates.families import family_of
 from llmrun.errors import BadGGUF, TemplateRefused, UsageError
 
 if TYPE_CHECKING:
     from llmrun.engine.requests import ChatPrompt
+    from llmrun.engine.templates.process import TemplateProcess
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import ModelInfo
 
@@ -39,16 +40,14 @@ class ChatTemplate:
     name: str
     tool_source: str | None = None
 
-    def render(self, prompt: ChatPrompt, tokenizer: Tokenizer) -> str:
-        """The conversation as text for `tokenizer.encode_rendered`.
+    def render(self, prompt: ChatPrompt, tokenizer: Tokenizer, process: TemplateProcess) -> str:
+        """Write the conversation as text for `tokenizer.encode_rendered`.
 
         Every string of messages, tools and template_kwargs is protected, so that only the template's own words can
         become control tokens. An answer to be continued ends the text: nothing comes after its last word. Raises
         TemplateRefused for all that can go wrong in a template, and UsageError when template_kwargs sets what is set
         here.
         """
-        from llmrun.engine.sandbox import render  # see prepare_rendering
-
         variables: dict[str, Any] = {
             "add_generation_prompt": prompt.add_generation_prompt,
             "bos_token": _spelled(tokenizer, tokenizer.bos_id),
@@ -65,7 +64,7 @@ class ChatTemplate:
                 raise UsageError(f"not for the template's extra variables: {name}: it is set from the conversation")
         source = self.tool_source if prompt.tools and self.tool_source else self.source
         continued = _mark_continued(messages) if not prompt.add_generation_prompt else None
-        text = render(source, self.name, {"documents": None, **extra, **variables})
+        text = process.render(source, self.name, {"documents": None, **extra, **variables})
         return text if continued is None else self._cut(text, continued)
 
     def _cut(self, text: str, continued: str) -> str:
@@ -75,11 +74,6 @@ class ChatTemplate:
             raise TemplateRefused(f"chat template leaves out some of the answer to be continued: {self.name}")
         trims = not text.startswith(_GOES_ON, end)
         return text[:end].rstrip() if trims else text[:end]
-
-
-def prepare_rendering() -> None:
-    """Import what `ChatTemplate.render` needs, where there is time for it: Jinja2 takes 35 to 100 ms."""
-    import llmrun.engine.sandbox  # noqa: F401
 
 
 def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) -> ChatTemplate | None:

@@ -1,0 +1,111 @@
+"""Jinja2's own sandbox, set up as `transformers` sets up its own. Only worker.py and its helpers import this."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import nodes
+from jinja2.environment import Template
+from jinja2.exceptions import TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_FILENAME = "<template>"  # Jinja2's, for code without a file
+_LONGEST_WORDS = 10_000  # characters of an error
+
+
+class ConversationRefused(Exception):  # named for what the template says, which is not an error of ours
+    """`raise_exception` was called."""
+
+
+class TemplateFailed(Exception):
+    """The template is no template, or it went wrong. Its text says where and why."""
+
+
+class GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the model said, for training. Here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def render(source: str, variables: Mapping[str, Any], now: datetime) -> str:
+    """The text a template makes at a time.
+
+    Raises ConversationRefused, TemplateFailed, MemoryError and RecursionError.
+    """
+    template = None
+    try:
+        template = _compiled(source)
+        context = template.new_context({"strftime_now": now.strftime, **variables})
+        return "".join(template.root_render_func(context))
+    except (ConversationRefused, MemoryError, RecursionError):
+        raise
+    except Exception as error:
+        raise TemplateFailed(_place(error, template) + _words(error)) from error
+
+
+def parse(source: str) -> nodes.Template:
+    """The syntax tree of a template. Raises TemplateFailed, MemoryError and RecursionError."""
+    try:
+        return _ENVIRONMENT.parse(source)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:
+        raise TemplateFailed(_place(error, None) + _words(error)) from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as the filter of `transformers` writes it; Jinja2's own would escape `<`, `>`, `&` and `'` for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise ConversationRefused(str(message)[:_LONGEST_WORDS])
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> Template:
+    return _ENVIRONMENT.from_string(source)
+
+
+def _place(error: Exception, template: Template | None) -> str:
+    """ "line 7: ", when it is known."""
+    line = error.lineno if isinstance(error, TemplateSyntaxError) else None
+    trace = error.__traceback__
+    while trace is not None and template is not None:
+        if trace.tb_frame.f_code.co_filename == _FILENAME:
+            line = template.get_corresponding_lineno(trace.tb_lineno)
+        trace = trace.tb_next
+    return f"line {line}: " if line else ""
+
+
+def _words(error: Exception) -> str:
+    words = str(error.msg if isinstance(error, SyntaxError) else error)
+    return words[:_LONGEST_WORDS] or type(error).__name__

@@ -1,0 +1,352 @@
+"""The process that runs templates: what it may need, what it may see, and what the user reads when it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, tzinfo
+from typing import Any
+
+import psutil
+import pytest
+
+from llmrun import child_processes
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.scripted.backend import ScriptedBackend, echo
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import ChatPrompt, Request
+from llmrun.engine.templates import process as module
+from llmrun.engine.templates.abilities import TemplateAbilities
+from llmrun.engine.templates.frames import FrameTooLong, decoded, encoded, read_frame, write_frame
+from llmrun.engine.templates.process import Limits, TemplateProcess
+from llmrun.errors import LlmrunError, TemplateRefused
+from tests.support.models.downloads import llama_cpp_source
+from tests.support.templates.hostile_templates import HARMLESS, HOSTILE
+from tests.support.templates.template_drafts import hostile_draft
+from tests.support.templates.template_runs import Ended, ended_all
+
+QUICK = Limits(cpu_s=0.05)  # of what runs for ever, the tests wait for the end
+DRAFTS = 200  # scripts/soak_templates renders a hundred thousand
+SEED = 2
+FOR_EVER = "{% for i in range(99999) %}\n{% for j in range(99999) %}{% endfor %}{% endfor %}"
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture
+def process() -> Iterator[TemplateProcess]:
+    made = TemplateProcess(Limits(cpu_s=0.5))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[TemplateProcess]:
+    """With the limits that users have."""
+    made = TemplateProcess()
+    yield made
+    made.close()
+
+
+def refusal(process: TemplateProcess, source: str, **variables: Any) -> str:
+    with pytest.raises(TemplateRefused) as refused:
+        process.render(source, "t.jinja", variables)
+    message = str(refused.value)
+    assert "\n" not in message
+    assert len(message) < 300
+    assert refused.value.exit_code == 9
+    return message
+
+
+def child(process: TemplateProcess) -> psutil.Process:
+    """The one process that this one has started, once it is ready."""
+    process.render("", "t.jinja", {})
+    return psutil.Process(process._running().pid)
+
+
+# --- hostile templates
+
+
+@pytest.fixture(scope="module")
+def hostile() -> dict[str, Ended]:
+    return dict(zip(HOSTILE, ended_all([*HOSTILE.values()], QUICK), strict=True))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_refused_in_one_line(name: str, hostile: dict[str, Ended]) -> None:
+    assert hostile[name].well, hostile[name]
+    assert hostile[name].outcome == "refused" or name in HARMLESS
+
+
+def test_random_ones_end_in_text_or_are_refused() -> None:
+    paths = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
+    real = [path.read_text(encoding="utf-8") for path in paths]
+    results = ended_all([hostile_draft(SEED, case, real) for case in range(DRAFTS)], QUICK)
+    assert [(case, result) for case, result in enumerate(results) if not result.well] == []
+    # Drafts that were all broken at the first tag, or all harmless, would test nothing.
+    assert sum(result.outcome == "text" for result in results) > DRAFTS // 10
+    assert sum("chat template refused" in result.said for result in results) > DRAFTS // 20
+
+
+# --- what is said
+
+SAID = {
+    "time": (FOR_EVER, "chat template refused: t.jinja: it takes longer than 0.5 s"),
+    "memory": ("{{ 'a' * 10**9 }}", "chat template refused: t.jinja: it needs more than 256 MB of memory"),
+    "output": ("{{ 'a' * 20000000 }}", "chat template refused: t.jinja: the text it makes has more than 16,77"),
+    "depth": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "it is nested too deeply, or calls itself"),
+    "source": ("{{ " + "(" * 60000 + ")" * 60000 + " }}", "it is nested too deeply, or calls itself"),
+    "place": ("a\n\n{{ 1 / 0 }}", "chat template failed: t.jinja: line 3: division by zero"),
+    "long words": ("{{ raise_exception('\x1b a\nb' * 9999) }}", "chat template refuses this conversation: t.jinja: "),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_refusal_says_what_was_too_much_and_where(name: str, process: TemplateProcess) -> None:
+    source, words = SAID[name]
+    assert words in refusal(process, source)
+    assert process.render("{{ 1 }}", "t.jinja", {}) == "1"
+
+
+def test_a_template_has_two_seconds_of_processor_time(patient: TemplateProcess) -> None:
+    before = time.process_time()
+    assert refusal(patient, FOR_EVER).endswith("it takes longer than 2.0 s")
+    assert time.process_time() - before < 1.0  # this process only looks now and then
+
+
+def test_memory_is_looked_at_where_the_system_has_no_limit(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows: `resource` cannot be imported."""
+    found = child_processes.isolated_command
+
+    def without_resource(name: str) -> list[str]:
+        command = found(name)
+        program = command.index("-c") + 1
+        return [
+            *command[:program],
+            "import sys; sys.modules['resource'] = None;" + command[program],
+            *command[program + 1 :],
+        ]
+
+    monkeypatch.setattr(child_processes, "isolated_command", without_resource)
+    hoard = (
+        "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l, 'a' * 100000 ~ i] %}{% endfor %}"
+    )
+    slow = TemplateProcess(Limits(cpu_s=60.0))
+    try:
+        assert refusal(slow, hoard).endswith("it needs more than 256 MB of memory")
+        assert "longer than" in refusal(process, FOR_EVER)
+    finally:
+        slow.close()
+
+
+# --- what is only large
+
+
+@pytest.mark.parametrize("letter", ["a", "\n", "é", "🙂"])
+def test_a_message_of_five_million_characters_is_rendered(letter: str, patient: TemplateProcess) -> None:
+    content = letter * 5_000_000
+    source = (
+        "{% for m in messages %}{% if 'x' in m.content or m.content.startswith('</think>') %}{% break %}{% endif %}"
+        "{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] + '｜' }}{{ m.content | trim ~ '' }}{% endfor %}"
+    )
+    text = patient.render(source, "t.jinja", {"messages": [{"role": "user", "content": content}]})
+    assert text.startswith("<|user|>" + content + "｜")
+    assert patient.render("{{ m | tojson }}", "t.jinja", {"m": letter * 1_000_000})[-1] == '"'
+
+
+def test_texts_arrive_and_return_as_they_are(patient: TemplateProcess) -> None:
+    odd = "\x00\r\n\u2028\ufdd0\udcff\ud83d\U0010ffff"
+    assert patient.render("{{ t }}|{{ d['" + "k" + "'] }}", "t.jinja", {"t": odd, "d": {"k": odd}}) == f"{odd}|{odd}"
+    values = {"i": 2**70, "f": 1e-300, "n": None, "b": True, "l": [1, [2]], "inf": float("inf")}
+    expected = f"{2**70} 1e-300 None True [1, [2]] inf"
+    assert patient.render("{{ i }} {{ f }} {{ n }} {{ b }} {{ l }} {{ inf }}", "t.jinja", values) == expected
+
+
+def test_looking_back_through_a_thousand_messages_is_allowed(patient: TemplateProcess) -> None:
+    source = (
+        "{% for m in messages %}{% set ns = namespace(n=0) %}{% for i in range(loop.index0, -1, -1) %}"
+        "{% if ns.n %}{% if messages[i].role == 'user' %}{% set ns.n = i %}{% endif %}{% endif %}{% endfor %}"
+        "{{ ns.n }},{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "x"}] * 1000
+    assert patient.render(source, "t.jinja", {"messages": messages}) == "0," * 1000
+
+
+# --- one process
+
+
+def test_one_process_runs_many_templates(process: TemplateProcess) -> None:
+    first = child(process).pid
+    for source in ("{{ 1 / 0 }}", "{% if %}", "{{ raise_exception('no') }}"):
+        refusal(process, source)
+    assert child(process).pid == first
+
+
+def test_a_longer_conversation_gets_a_process_with_more_memory(process: TemplateProcess) -> None:
+    first = child(process).pid
+    process.render("{{ m | length }}", "t.jinja", {"m": "a" * 10_000_000})
+    second = child(process).pid
+    assert second != first
+    assert "more than 400 MB" in refusal(process, "{{ 'a' * 10**9 }}")
+
+
+def test_it_starts_again_when_somebody_has_ended_it(process: TemplateProcess) -> None:
+    for _ in range(2):
+        running = child(process)
+        running.kill()
+        running.wait()
+        assert process.render("{{ 1 }}", "t.jinja", {}) == "1"
+
+
+def test_what_asks_can_be_interrupted(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = child(process)
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_watch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            process.render(FOR_EVER, "t.jinja", {})
+    assert not running.is_running()
+    assert process.render("{{ 1 }}", "t.jinja", {}) == "1"
+
+
+def test_an_engine_ends_it() -> None:
+    process = TemplateProcess()
+    running = child(process)
+    with Engine(ScriptedBackend(echo), templates=process) as engine:
+        engine.submit(Request(ChatPrompt([{"role": "user", "content": "hi"}])))
+        assert running.is_running()
+    assert not running.is_running()
+
+
+def test_an_engine_that_cannot_be_opened_leaves_none(tmp_path: Any) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+    before = psutil.Process().children()
+    with pytest.raises(LlmrunError):
+        Engine.open(tmp_path / "bad.gguf", OpenOptions(backend="cpu"), will_chat=True)
+    assert psutil.Process().children() == before
+
+
+def test_it_does_not_outlive_the_one_that_started_it() -> None:
+    program = (
+        "import os; from llmrun.engine.templates.process import TemplateProcess; process = TemplateProcess();"
+        "process.render('', 't', {}); print(process._running().pid, flush=True); os._exit(1)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    running = int(done.stdout)
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(running) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not psutil.pid_exists(running)
+
+
+# --- what it may see
+
+
+@linux
+def test_it_has_no_environment_no_files_and_the_systems_limits(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMRUN_SECRET", "x")
+    with open(os.devnull) as held:  # noqa: PTH123
+        os.set_inheritable(held.fileno(), True)
+        running = child(process)
+    assert {*running.environ()} <= {"LC_CTYPE", *child_processes._NEEDED_TO_START}
+    assert sorted(os.listdir(f"/proc/{running.pid}/fd")) == ["0", "1", "2"]  # noqa: PTH208
+    assert os.getsid(running.pid) == running.pid  # a terminal's Ctrl-C is not for it
+    assert running.rlimit(psutil.RLIMIT_AS) == (256_000_000, 256_000_000)
+    assert running.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
+    assert 0 < running.rlimit(psutil.RLIMIT_CPU)[0] < 10
+
+
+def test_its_clock_is_ours(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know the user's TZ."""
+
+    class FixedClock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> FixedClock:
+            return cls(2026, 2, 3, 4, 5, 6)
+
+    monkeypatch.setattr(module, "datetime", FixedClock)
+    assert process.render("{{ strftime_now('%d %b %Y %H:%M') }}", "t.jinja", {}) == "03 Feb 2026 04:05"
+
+
+def test_it_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, llmrun.engine.templates.worker, llmrun.engine.templates.probing;"
+        "print(*[name for name in ('numpy', 'psutil', 'numba', 'typer') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+# --- a process that is not what it should be: a program in its place
+
+ODD = {
+    "is never ready": ("time.sleep(60)", "it is not done after 1 s"),
+    "dies before it is ready": ("sys.exit(3)", "its process ended: exit status 3"),
+    "is ready with a flood": ("out(b'hello' * 99)", "the text it makes has more than"),
+    "says nothing": ("ready(); read(); read(); time.sleep(60)", "it is not done after 1 s"),
+    "does not listen": ("ready(); time.sleep(60)", "it is not done after 1 s"),
+    "is killed": ("ready(); read(); read(); os.kill(os.getpid(), 9)", "its process ended: SIGKILL"),
+    "says half of it": ("ready(); read(); read(); out(b'[')", "its process ended: exit status 0"),
+    "says no JSON": ("answer(b'{')", "an answer that means nothing"),
+    "says no text": ("answer(b'\\xff')", "an answer that means nothing"),
+    "says JSON too deep": ("answer(b'[' * 99999)", "an answer that means nothing"),
+    "says a number": ("answer(b'7')", "an answer that means nothing"),
+    "says no kind": ("answer(b'[[], {}]')", "an answer that means nothing"),
+    "says another kind": ("answer(b'[\"abilities\", {}]')", "an answer that means nothing"),
+    "says a text that is none": ("answer(b'[\"text\", 7]')", "an answer that means nothing"),
+    "says a refusal that is none": ("answer(b'[\"failed\", [[]]]')", "chat template failed: t.jinja: [[]]"),
+}
+HELPERS = """
+import os, sys, time
+def read(): return sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), 'big'))
+def out(data): sys.stdout.buffer.write(data); sys.stdout.buffer.flush()
+def ready(): out(bytes(8))
+def answer(data): ready(); read(); read(); out(len(data).to_bytes(8, 'big') + data); read()
+"""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_whatever_it_does_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, words = ODD[name]
+    command = [sys.executable, "-c", HELPERS + program]
+    monkeypatch.setattr(child_processes, "isolated_command", lambda _: command)
+    process = TemplateProcess(Limits(wall_s=1.0 if "after 1 s" in words else 30.0))
+    assert words in refusal(process, "{{ x }}", x="a" * 100_000)  # more than a pipe holds
+    assert process.abilities("{{ x }}") == TemplateAbilities()
+    process.close()
+
+
+def test_a_process_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_processes, "isolated_command", lambda _: ["/no/such/python"])
+    with pytest.raises(LlmrunError, match=r"cannot start a process for templates: .*No such file"):
+        TemplateProcess().start()
+
+
+# --- frames
+
+
+def test_frames_are_read_as_they_were_written(tmp_path: Any) -> None:
+    path = tmp_path / "frames"
+    values = [{}, ["é\ud800", 2**70], "x" * 100_000]
+    with path.open("wb") as stream:
+        for value in values:
+            write_frame(stream, encoded(value))
+    with path.open("rb") as stream:
+        assert [decoded(read_frame(stream) or b"") for _ in values] == values
+        assert read_frame(stream) is None
+    with path.open("rb") as stream:
+        assert read_frame(stream, 2) == b"{}"
+        with pytest.raises(FrameTooLong):
+            read_frame(stream, 10)
+    path.write_bytes(path.read_bytes()[:-1])
+    with path.open("rb") as stream:
+        assert [read_frame(stream) is None for _ in values] == [False, False, True]
