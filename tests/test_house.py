@@ -120,9 +120,11 @@ def import_graph() -> Mapping[str, set[str]]:
     """Module -> the modules of the package that it imports, type-only and lazy ones too; of all files."""
     parts = {path: path.relative_to(ROOT).with_suffix("").parts for path in FILES}
     names = {path: ".".join(of[:-1] if of[-1] == "__init__" else of) for path, of in parts.items()}
-    known = set(names.values())
+    known = set(names.values()) - {"llmrun"}  # the package itself holds the version, and hands out Engine when asked
     graph: dict[str, set[str]] = {}
     for path, name in names.items():
+        if name not in known:
+            continue
         imported = {module for module, _ in imported_modules(path.read_text(encoding="utf-8"), parts[path][:-1])}
         folders = {module for module in imported if any(other.startswith(f"{module}.") for other in imported)}
         graph[name] = (imported & known) - folders - {name}

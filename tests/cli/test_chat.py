@@ -292,6 +292,15 @@ def test_a_hostile_conversation_is_one_line_and_stays_as_it_is(tmp_path: Path, d
     assert b"cannot be read: conversation is damaged" in chat(tmp_path, turns="/load\n").stderr
 
 
+def test_a_chat_from_a_pipe_imports_nothing_that_draws(tmp_path: Path) -> None:
+    env = {"LLMRUN_DATA_DIR": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONPROFILEIMPORTTIME": "1"}
+    done = llmrun("chat", "--backend", "scripted", stdin=b"**hi**\n", env=env)
+    assert done.stdout == b"You said: **hi**\n"
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
+    assert "llmrun.cli.chatting.plain" in imported
+    assert not imported & {"rich", "markdown_it", "pygments", "prompt_toolkit"}
+
+
 def test_a_home_that_cannot_be_written_is_one_note(tmp_path: Path) -> None:
     env = {"HOME": "/dev/null", "PATH": os.environ["PATH"]}
     done = llmrun("chat", "--backend", "scripted", stdin=b"one\ntwo\n", env=env)
@@ -317,7 +326,7 @@ def test_a_pipe_holds_no_escape_byte(tmp_path: Path) -> None:
 
 def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_path: Path) -> None:
     from llmrun.backends.scripted.backend import ScriptedBackend, echo
-    from llmrun.cli.chatting.record import Record
+    from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.commands.chat import _talk
     from llmrun.cli.flags import AnswerFlags
@@ -331,7 +340,7 @@ def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_p
         engine.template = None
         opened = OpenModel(engine, "m", SamplingParams())
         with pytest.raises(TemplateRefused) as refused:
-            _talk(opened, store, Record(store, new_conversation("m")), AnswerFlags(), {})
+            _talk(opened, store, ConversationRecord(store, new_conversation("m")), AnswerFlags(), {})
     assert "--chat-template FILE" in refused.value.hint
 
 

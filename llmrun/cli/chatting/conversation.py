@@ -14,12 +14,12 @@ from llmrun.cli.chatting.events import (
     AnswerBegan,
     AnswerEnded,
     AnswerWent,
-    Asked,
     Began,
     Cleared,
     Event,
     ModelChanged,
     PreferenceSet,
+    QuestionAsked,
     SystemSet,
     Thought,
     Undone,
@@ -38,7 +38,7 @@ class Exchange:
     """A question and its answer. `began` is None while there is no answer, `ended` while it has not ended. `thoughts`
     are what the model thought for the answer."""
 
-    asked: Asked
+    asked: QuestionAsked
     began: AnswerBegan | None = None
     thoughts: list[str] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Conversation:
                 self.preferences.pop(name, None)
                 if value is not None:
                     self.preferences[name] = value
-            case Asked():
+            case QuestionAsked():
                 if self.unanswered is not None:
                     raise Misplaced("a question before the last one was answered")
                 self.exchanges.append(Exchange(event))

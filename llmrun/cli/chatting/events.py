@@ -57,7 +57,7 @@ class PreferenceSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionAsked:
     """The user's turn, written down before the model sees it."""
 
     text: str
@@ -113,7 +113,7 @@ Event = (
     | ModelChanged
     | SystemSet
     | PreferenceSet
-    | Asked
+    | QuestionAsked
     | AnswerBegan
     | Thought
     | AnswerWent
@@ -127,7 +127,7 @@ _KINDS: Mapping[str, type[Event]] = {
     "model": ModelChanged,
     "system": SystemSet,
     "set": PreferenceSet,
-    "question": Asked,
+    "question": QuestionAsked,
     "answer": AnswerBegan,
     "thought": Thought,
     "text": AnswerWent,

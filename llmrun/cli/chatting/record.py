@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmrun.cli.chatting.conversation import Conversation
-from llmrun.cli.chatting.events import FORMAT, AnswerBegan, Asked, Event
+from llmrun.cli.chatting.events import FORMAT, AnswerBegan, Event, QuestionAsked
 from llmrun.cli.chatting.journal import InUse, Journal, Lock, lock_journal
 from llmrun.cli.chatting.store import Recording, Store, read_conversation
 from llmrun.cli.output import out
 
 
-class Record:
+class ConversationRecord:
     """Every event goes through `add`: it happens, and it is written down.
 
     A conversation gets a file of its own with its first new question or answer. When that cannot be written, one note
@@ -32,7 +32,7 @@ class Record:
         try:
             if self._journal is not None:
                 self._journal.write(event)
-            elif isinstance(event, Asked | AnswerBegan):
+            elif isinstance(event, QuestionAsked | AnswerBegan):
                 self._journal = self._store.begin(self.conversation)
         except OSError as error:
             self._give_up(self._journal.path if self._journal else self._store.folder, error)
@@ -54,12 +54,12 @@ class Record:
         out.note(f"this conversation is not saved from here on: {path}: {error.strerror or error}")
 
 
-def take_up(store: Store, path: Path) -> tuple[Record, Recording]:
+def take_up(store: Store, path: Path) -> tuple[ConversationRecord, Recording]:
     """Go on with a conversation from a file: in that file, if it is a journal of today's format that nobody else
     writes to, else in a new one. Raises LlmrunError when it is damaged, and OSError when it cannot be read."""
     if store.is_saved_copy(path):
         found = read_conversation(path)
-        return Record(store, found.conversation), found
+        return ConversationRecord(store, found.conversation), found
     lock = None
     try:
         lock = lock_journal(path)
@@ -74,7 +74,7 @@ def take_up(store: Store, path: Path) -> tuple[Record, Recording]:
         if lock:
             lock.release()
         raise
-    return Record(store, found.conversation, journal), found
+    return ConversationRecord(store, found.conversation, journal), found
 
 
 def _opened(found: Recording, lock: Lock) -> Journal | None:

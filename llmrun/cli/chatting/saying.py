@@ -10,7 +10,7 @@ from llmrun.cli.output import out
 from llmrun.cli.thinking import CertainAnswer, ThinkingView
 
 if TYPE_CHECKING:
-    from llmrun.cli.chatting.record import Record
+    from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import AnswerView
     from llmrun.engine.requests import Finished, TextDelta
 
@@ -19,7 +19,7 @@ class Saying:
     """One answer to the last question. It begins with its first text that is no thinking, so that an answer stopped
     before leaves what there was as it was; left by an error, it ends as failed."""
 
-    def __init__(self, record: Record, view: AnswerView, seed: int, *, hide_thinking: bool = False) -> None:
+    def __init__(self, record: ConversationRecord, view: AnswerView, seed: int, *, hide_thinking: bool = False) -> None:
         self._record = record
         self._view = view
         self._seed = seed

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llmrun.cli.chatting import blocks
-from llmrun.cli.chatting.commands import command_for
 from llmrun.cli.chatting.conversation import now
-from llmrun.cli.chatting.events import Asked, ModelChanged, Undone
+from llmrun.cli.chatting.events import ModelChanged, QuestionAsked, Undone
 from llmrun.cli.chatting.journal import ConversationFileError
 from llmrun.cli.chatting.preferences import CONTEXT, STOP
 from llmrun.cli.chatting.saying import Saying
@@ -32,7 +31,7 @@ from llmrun.types import FinishReason
 if TYPE_CHECKING:
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.preferences import Value
-    from llmrun.cli.chatting.record import Record
+    from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import AnswerView, Turns
     from llmrun.cli.chatting.signals import Signals
     from llmrun.cli.chatting.store import Store
@@ -53,12 +52,20 @@ UNDO_OR_CLEAR = "/undo takes back the last exchange, /clear starts over"
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
 
 
+class RunnableCommand(Protocol):
+    """A slash command: `run` gets the chat, and what follows the command's name."""
+
+    @property
+    def run(self) -> Callable[[Chat, str], None]: ...
+
+
 class Chat:
     """One conversation at a time with one open model.
 
-    record    the conversation, and the file it is saved in
-    settings  what holds for what the conversation does not set itself
-    variables more variables for the chat template
+    record       the conversation, and the file it is saved in
+    settings     the values of everything that the conversation does not set itself
+    variables    more variables for the chat template
+    command_for  finds a slash command by its name; raises UsageError for an unknown one
     """
 
     def __init__(
@@ -66,12 +73,13 @@ class Chat:
         opened: OpenModel,
         *,
         store: Store,
-        record: Record,
+        record: ConversationRecord,
         settings: Settings,
         variables: Mapping[str, Any],
         turns: Turns,
         view: AnswerView,
         signals: Signals,
+        command_for: Callable[[str], RunnableCommand],
     ) -> None:
         self.engine: Answering = opened.engine
         self.model = opened.name
@@ -84,6 +92,7 @@ class Chat:
         self._turns = turns
         self._view = view
         self._signals = signals
+        self._command_for = command_for
         self._lasting_model = record.conversation.model
         self._draft = ""
         self._over = False
@@ -121,7 +130,7 @@ class Chat:
         if block is not None:
             self._ask(block)
         elif command := _COMMAND.fullmatch(typed):
-            command_for(command["name"]).run(self, command["argument"].strip())
+            self._command_for(command["name"]).run(self, command["argument"].strip())
         elif line.startswith("/"):
             self._ask(line.removeprefix("/") if typed.startswith("//") else line)
         else:
@@ -130,7 +139,7 @@ class Chat:
     def _ask(self, question: str) -> None:
         if not question.strip():
             return
-        self.record.add(Asked(checked_text(question, "question"), now()))
+        self.record.add(QuestionAsked(checked_text(question, "question"), now()))
         self._answer(self._new_seed())
 
     # What commands ask for
@@ -175,7 +184,7 @@ class Chat:
         """Let the next prompt begin with this text."""
         self._draft = draft
 
-    def go_on_with(self, record: Record) -> None:
+    def go_on_with(self, record: ConversationRecord) -> None:
         """Leave this conversation, which stays saved, for another one, with the model that is open."""
         self.record.close()
         self.record = record

@@ -30,7 +30,7 @@ from llmrun.settings import RULES, Settings, load_settings, with_values
 if TYPE_CHECKING:
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Event
-    from llmrun.cli.chatting.record import Record
+    from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import AnswerView, Completions, Turns
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.open_model import OpenModel
@@ -101,17 +101,17 @@ def _unsaid(flags: AnswerFlags) -> Settings:
     return load_settings({key: value for key, value in flags.given().items() if key not in NAMES})
 
 
-def _new(store: Store, settings: Settings) -> Record:
+def _new(store: Store, settings: Settings) -> ConversationRecord:
     from llmrun.cli.chatting.conversation import new_conversation
-    from llmrun.cli.chatting.record import Record
+    from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.open_model import lasting_name
 
     conversation = new_conversation(lasting_name(settings))
     conversation.system = settings.system
-    return Record(store, conversation)
+    return ConversationRecord(store, conversation)
 
 
-def _last(store: Store) -> Record:
+def _last(store: Store) -> ConversationRecord:
     from llmrun.cli.chatting.actions import summary
     from llmrun.cli.chatting.record import take_up
 
@@ -123,14 +123,16 @@ def _last(store: Store) -> Record:
     return record
 
 
-def _for_opening(settings: Settings, record: Record) -> Settings:
+def _for_opening(settings: Settings, record: ConversationRecord) -> Settings:
     conversation = record.conversation
     chosen = {key: value for key, value in conversation.preferences.items() if key in RULES}
     return with_values(settings, {"model": conversation.model, **chosen})
 
 
-def _talk(opened: OpenModel, store: Store, record: Record, flags: AnswerFlags, variables: Mapping[str, Any]) -> int:
-    from llmrun.cli.chatting.commands import completions
+def _talk(
+    opened: OpenModel, store: Store, record: ConversationRecord, flags: AnswerFlags, variables: Mapping[str, Any]
+) -> int:
+    from llmrun.cli.chatting.commands import command_for, completions
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
     from llmrun.cli.thinking import check_thinking
@@ -157,6 +159,7 @@ def _talk(opened: OpenModel, store: Store, record: Record, flags: AnswerFlags, v
             turns=turns,
             view=_view(),
             signals=signals,
+            command_for=command_for,
         )
         if turns.interactive:
             out.fields([*_introduction(opened.name, engine.info), "/help lists the commands"])

@@ -1,4 +1,4 @@
-"""Colors for code, line by line."""
+"""Code in answers: its colors, and that they change nothing else."""
 
 from __future__ import annotations
 
@@ -6,86 +6,100 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.cli.chatting.markdown.code import COMMENT, KEYWORD, NUMBER, STRING, Colors
-from llmrun.cli.chatting.markdown.languages import language_of
-from llmrun.cli.chatting.markdown.rows import Span, plain
+from llmrun.cli.chatting.markdown import MarkdownView
+from tests.support.cli.terminals import Terminal
 
-LANGUAGES = ["python", "js", "c", "rust", "sql", "html", "lua", "bash", "diff", "no such language", ""]
-CODE = st.lists(
-    st.sampled_from(['"', "'", '"""', "`", "#", "//", "/*", "*/", "<!--", "-->", "\\", "if", "1e5", " ", "x"])
+LANGUAGES = [
+    "python",
+    "js",
+    "c++",
+    "c#",
+    "bash",
+    "json",
+    "html",
+    "sql",
+    "diff",
+    "yaml",
+    "rust",
+    "console",
+    "pycon",
+    "",
+    "?",
+]
+SIGNS = [
+    "def ",
+    "x",
+    "'",
+    '"',
+    '"""',
+    "/*",
+    "*/",
+    "# ",
+    "//",
+    "\n",
+    "\n\n",
+    "    ",
+    "<a ",
+    "$ ",
+    ">>> ",
+    "+",
+    "-",
+    "{",
+    "}",
+    "0",
+    "é",
+]
+
+
+def written(pieces: list[str], *, lines: int = 24) -> Terminal:
+    terminal = Terminal(80, lines)
+    now = 0.0
+    view = MarkdownView(color=True, write=terminal.write, size=terminal.size, clock=lambda: now)
+    for piece in pieces:
+        now += 1
+        view.text(piece)
+    view.end()
+    return terminal
+
+
+@given(st.sampled_from(LANGUAGES), st.lists(st.sampled_from(SIGNS), min_size=1, max_size=30).map("".join))
+def test_no_language_changes_the_text(language: str, code: str) -> None:
+    shown = written([f"```{language}\n{code}\n```\nend"]).rows()
+    assert shown[1:-3] == [line.rstrip() for line in code.split("\n")]
+
+
+@pytest.mark.parametrize(
+    ("language", "line", "color"),
+    [
+        ("python", "def f(): pass", "magenta"),
+        ("python", "'text'", "green"),
+        ("py", "123", "cyan"),
+        ("javascript", "'text'", "green"),
+        ("c", "return x;", "magenta"),
+        ("python:main.py", "import os", "magenta"),
+        ("diff", "-gone", "red"),
+        ("diff", "+new", "green"),
+        ("of-nobody", "def f(): pass", "default"),
+    ],
 )
+def test_what_helps_reading_is_colored(language: str, line: str, color: str) -> None:
+    cells = written([f"```{language}\n{line}\n```"]).cells()[1]
+    assert cells[0].fg == color
+    assert all(cell.bg == "default" for cell in cells)
 
 
-def colored(language: str, *lines: str) -> list[list[Span]]:
-    colors = Colors(language, color=True)
-    return [list(colors.line(line)) for line in lines]
-
-
-@given(st.sampled_from(LANGUAGES), st.lists(CODE.map("".join), max_size=6))
-def test_colors_change_no_character(language: str, lines: list[str]) -> None:
-    assert [plain(line) for line in colored(language, *lines)] == lines
-
-
-@given(st.sampled_from(LANGUAGES), st.lists(CODE.map("".join), max_size=6))
-def test_the_rest_of_a_block_is_colored_the_same_when_its_beginning_is_gone(language: str, lines: list[str]) -> None:
-    whole = Colors(language, color=True)
-    for line in lines:
-        rest = Colors(language, color=True, until=whole.until)
-        assert rest.line(line) == whole.line(line)
-        assert rest.until == whole.until
-
-
-def test_python() -> None:
-    assert colored("python", 'def f(x1): return "a" + 12  # why') == [
-        [
-            *(
-                ("def", KEYWORD),
-                (" ", ""),
-                ("f", ""),
-                ("(", ""),
-                ("x1", ""),
-                ("): ", ""),
-                ("return", KEYWORD),
-                (" ", ""),
-            ),
-            *(('"a"', STRING), (" + ", ""), ("12", NUMBER), ("  ", ""), ("# why", COMMENT)),
-        ]
-    ]
-
-
-def test_a_string_and_a_comment_go_on_over_lines() -> None:
-    assert colored("py", '"""if', "for", 'not""" if') == [
-        [('"""if', STRING)],
-        [("for", STRING)],
-        [('not"""', STRING), (" ", ""), ("if", KEYWORD)],
-    ]
-    assert colored("c", "/* if", "int */ int") == [
-        [("/* if", COMMENT)],
-        [("int */", COMMENT), (" ", ""), ("int", KEYWORD)],
-    ]
-
-
-def test_an_apostrophe_is_no_string() -> None:
-    assert colored("rust", "fn f<'a>(x: &'a str)")[0][0] == ("fn", KEYWORD)
-    assert ("don't", STRING) not in colored("python", "don't")[0]
-
-
-def test_a_changed_line_of_a_diff_has_one_color() -> None:
-    added, removed, kept = colored("diff", "+a = 1", "-a = 2", " a")
-    assert len(added) == len(removed) == 1
-    assert added[0][1] != removed[0][1] != kept[0][1] == ""
-
-
-@pytest.mark.parametrize("language", ["python", "nothing we know"])
-def test_without_color_there_is_none(language: str) -> None:
-    assert Colors(language, color=False).line("if 1: # x") == (("if 1: # x", ""),)
-
-
-def test_a_very_long_line_is_data() -> None:
-    line = '"\\"' * 2000
-    assert colored("python", line) == [[(line, "")]]
-
-
-def test_languages_are_known_by_their_short_names() -> None:
-    for name in ("py", "JS", "c++", "Rust", "sh", "yml"):
-        assert language_of(name) is not None
+def test_code_higher_than_the_terminal_scrolls_line_by_line_and_keeps_its_colors() -> None:
+    """Its first lines can be read in the scrollback while the last ones are still to come."""
+    lines = [f"x{n} = 'a'  # note" for n in range(200)]
+    terminal = Terminal(80, 10)
+    now = 0.0
+    view = MarkdownView(color=True, write=terminal.write, size=terminal.size, clock=lambda: now)
+    view.text("```python\n")
+    for number, line in enumerate(lines):
+        now += 1
+        view.text(f"{line}\n")
+        assert terminal.rows()[1:] == lines[: number + 1]
+    view.end()
+    rows = terminal.cells()[1:-1]
+    assert len(rows) == 200
+    assert {row["".join(cell.data for cell in row).index("'")].fg for row in rows} == {"green"}

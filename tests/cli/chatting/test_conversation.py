@@ -12,10 +12,10 @@ from llmrun.cli.chatting.events import (
     AnswerBegan,
     AnswerEnded,
     AnswerWent,
-    Asked,
     Cleared,
     Event,
     PreferenceSet,
+    QuestionAsked,
     SystemSet,
     Thought,
     Undone,
@@ -33,10 +33,12 @@ def after(*later: Event) -> Conversation:
 
 
 def test_the_engine_is_given_everything_but_the_answer_it_is_to_write() -> None:
-    conversation = after(SystemSet("brief"), Asked("a", ""), AnswerBegan(1), AnswerWent("A"), AnswerWent("!"), ENDED)
+    conversation = after(
+        SystemSet("brief"), QuestionAsked("a", ""), AnswerBegan(1), AnswerWent("A"), AnswerWent("!"), ENDED
+    )
     first = [{"role": "system", "content": "brief"}, {"role": "user", "content": "a"}]
     assert conversation.messages == first
-    conversation.apply(Asked("b", ""))
+    conversation.apply(QuestionAsked("b", ""))
     assert conversation.messages == [
         *first,
         {"role": "assistant", "content": "A!"},
@@ -45,34 +47,38 @@ def test_the_engine_is_given_everything_but_the_answer_it_is_to_write() -> None:
 
 
 def test_an_empty_system_prompt_is_one_and_none_is_none() -> None:
-    assert after(SystemSet(""), Asked("a", "")).messages[0] == {"role": "system", "content": ""}
-    assert after(SystemSet("x"), SystemSet(None), Asked("a", "")).messages == [{"role": "user", "content": "a"}]
+    assert after(SystemSet(""), QuestionAsked("a", "")).messages[0] == {"role": "system", "content": ""}
+    assert after(SystemSet("x"), SystemSet(None), QuestionAsked("a", "")).messages == [{"role": "user", "content": "a"}]
 
 
 def test_a_second_answer_takes_the_place_of_the_first() -> None:
-    conversation = after(Asked("a", ""), AnswerBegan(1), AnswerWent("A"), ENDED, AnswerBegan(2), AnswerWent("B"))
+    conversation = after(
+        QuestionAsked("a", ""), AnswerBegan(1), AnswerWent("A"), ENDED, AnswerBegan(2), AnswerWent("B")
+    )
     (exchange,) = conversation.exchanges
     assert (exchange.answer, exchange.ended) == ("B", None)
 
 
 def test_thinking_is_kept_apart_and_belongs_to_its_answer() -> None:
-    conversation = after(Asked("a", ""), AnswerBegan(1), Thought("hm"), Thought("!"), AnswerWent("A"), ENDED)
-    conversation.apply(Asked("b", ""))
+    conversation = after(QuestionAsked("a", ""), AnswerBegan(1), Thought("hm"), Thought("!"), AnswerWent("A"), ENDED)
+    conversation.apply(QuestionAsked("b", ""))
     assert conversation.messages[1] == {"role": "assistant", "content": "A", "reasoning_content": "hm!"}
     assert conversation.message_count == 3
-    again = after(Asked("a", ""), AnswerBegan(1), Thought("hm"), ENDED, AnswerBegan(2), AnswerWent("B"))
+    again = after(QuestionAsked("a", ""), AnswerBegan(1), Thought("hm"), ENDED, AnswerBegan(2), AnswerWent("B"))
     assert (again.exchanges[0].thinking, again.exchanges[0].answer) == ("", "B")
 
 
 def test_undo_takes_back_the_last_question_and_its_answer() -> None:
-    conversation = after(Asked("a", ""), AnswerBegan(1), ENDED, Asked("b", ""), AnswerBegan(2), AnswerWent("B"))
+    conversation = after(
+        QuestionAsked("a", ""), AnswerBegan(1), ENDED, QuestionAsked("b", ""), AnswerBegan(2), AnswerWent("B")
+    )
     conversation.apply(Undone())
     assert [one.question for one in conversation.exchanges] == ["a"]
     assert conversation.context_used == 12
 
 
 def test_clear_keeps_the_system_prompt_and_the_settings() -> None:
-    conversation = after(SystemSet("brief"), PreferenceSet("top_k", 3), Asked("a", ""), Cleared())
+    conversation = after(SystemSet("brief"), PreferenceSet("top_k", 3), QuestionAsked("a", ""), Cleared())
     assert conversation.exchanges == []
     assert conversation.context_used == 0
     assert (conversation.system, conversation.preferences) == ("brief", {"top_k": 3})
@@ -83,8 +89,8 @@ def test_a_preference_set_to_nothing_is_gone() -> None:
 
 
 def test_a_title_is_the_first_question_on_one_short_line() -> None:
-    assert after(Asked(" why\n is  it?\n", "")).title == "why is it?"
-    assert len(after(Asked("x" * 500, "")).title) == TITLE_CHARACTERS
+    assert after(QuestionAsked(" why\n is  it?\n", "")).title == "why is it?"
+    assert len(after(QuestionAsked("x" * 500, "")).title) == TITLE_CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -93,12 +99,12 @@ def test_a_title_is_the_first_question_on_one_short_line() -> None:
         (Undone(),),
         (AnswerBegan(1),),
         (AnswerWent("x"),),
-        (Asked("a", ""), AnswerWent("x")),
-        (Asked("a", ""), Thought("x")),
-        (Asked("a", ""), ENDED),
-        (Asked("a", ""), Asked("b", "")),
-        (Asked("a", ""), AnswerBegan(1), ENDED, ENDED),
-        (Asked("a", ""), AnswerBegan(1), ENDED, AnswerWent("late")),
+        (QuestionAsked("a", ""), AnswerWent("x")),
+        (QuestionAsked("a", ""), Thought("x")),
+        (QuestionAsked("a", ""), ENDED),
+        (QuestionAsked("a", ""), QuestionAsked("b", "")),
+        (QuestionAsked("a", ""), AnswerBegan(1), ENDED, ENDED),
+        (QuestionAsked("a", ""), AnswerBegan(1), ENDED, AnswerWent("late")),
         (new_conversation("m").began,),
     ],
 )

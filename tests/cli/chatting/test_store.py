@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmrun.cli.chatting.conversation import Conversation, new_conversation
-from llmrun.cli.chatting.events import FORMAT, AnswerBegan, AnswerWent, Asked, Event, Thought, Undone, to_line
+from llmrun.cli.chatting.events import FORMAT, AnswerBegan, AnswerWent, Event, QuestionAsked, Thought, Undone, to_line
 from llmrun.cli.chatting.journal import ConversationFileError, InUse, Journal, lock_journal
-from llmrun.cli.chatting.record import Record, take_up
+from llmrun.cli.chatting.record import ConversationRecord, take_up
 from llmrun.cli.chatting.store import LARGEST_FILE, Store, checked_name, read_conversation
 from llmrun.errors import UsageError
 from tests.support.cli.commands import ROOT
@@ -29,12 +29,12 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "conversations")
 
 
-def asked(text: str = "why?") -> Asked:
-    return Asked(text, "2026-01-01T00:00:00Z")
+def asked(text: str = "why?") -> QuestionAsked:
+    return QuestionAsked(text, "2026-01-01T00:00:00Z")
 
 
-def recorded(store: Store, *later: Event) -> Record:
-    record = Record(store, new_conversation("m"))
+def recorded(store: Store, *later: Event) -> ConversationRecord:
+    record = ConversationRecord(store, new_conversation("m"))
     for event in later:
         record.add(event)
     return record
@@ -294,11 +294,11 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from llmrun.cli.chatting.conversation import new_conversation
-from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, Asked
-from llmrun.cli.chatting.record import Record
+from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, QuestionAsked
+from llmrun.cli.chatting.record import ConversationRecord
 from llmrun.cli.chatting.store import Store, read_conversation
-record = Record(Store(Path(sys.argv[1])), new_conversation("m"))
-record.add(Asked("why?", ""))
+record = ConversationRecord(Store(Path(sys.argv[1])), new_conversation("m"))
+record.add(QuestionAsked("why?", ""))
 path = record.path
 resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, resource.RLIM_INFINITY))
 record.add(AnswerBegan(1))
@@ -322,7 +322,7 @@ def test_a_full_disk_is_one_note_and_the_chat_goes_on(store: Store) -> None:
 
 @pytest.mark.parametrize("folder", ["/dev/null/conversations", "/proc/conversations"])
 def test_a_folder_that_cannot_be_made_is_one_note(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    record = Record(Store(Path(folder)), new_conversation("m"))
+    record = ConversationRecord(Store(Path(folder)), new_conversation("m"))
     record.add(asked())
     record.add(AnswerBegan(1))
     record.add(AnswerWent("on"))

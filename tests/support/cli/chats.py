@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.backends.scripted.backend import ScriptedBackend, echo
+from llmrun.cli.chatting.commands import command_for
 from llmrun.cli.chatting.conversation import new_conversation
-from llmrun.cli.chatting.record import Record
+from llmrun.cli.chatting.record import ConversationRecord
 from llmrun.cli.chatting.screen import Meter
 from llmrun.cli.chatting.session import Chat
 from llmrun.cli.chatting.signals import Signals
@@ -142,14 +143,14 @@ def session(
     data: Path,
     *,
     backend: ScriptedBackend | None = None,
-    record: Record | None = None,
+    record: ConversationRecord | None = None,
     settings: Settings | None = None,
     interactive: bool = True,
 ) -> Iterator[Session]:
     """A session on a scripted backend that echoes (or on the one given), its conversations under `data`."""
     backend = backend or ScriptedBackend(echo)
     store = Store(data / "conversations")
-    record = record or Record(store, new_conversation("scripted"))
+    record = record or ConversationRecord(store, new_conversation("scripted"))
     turns, view = ListedTurns([], interactive=interactive), ListedView()
     with Engine(backend) as engine, Signals(engine.cancel_current, turns.restore) as signals:
         chat = Chat(
@@ -161,6 +162,7 @@ def session(
             turns=turns,
             view=view,
             signals=signals,
+            command_for=command_for,
         )
         try:
             yield Session(chat, turns, view, backend)

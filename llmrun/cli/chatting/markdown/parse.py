@@ -1,97 +1,135 @@
-"""Markdown into blocks, by markdown-it, the parser of CommonMark; with what a stream and a terminal ask of it.
+"""Splits an answer into blocks with markdown-it, and says which blocks no further text can change.
 
-- Nothing later in a text changes what an earlier block means: link references and underlined headings are off (a
-  paragraph followed by `---` is a paragraph and a rule, as models mean it), and a line that goes on for long without
-  a bar heads no table.
-- HTML is text.
-- A backslash stays before brackets and punctuation that only LaTeX escapes: `\\(x^2\\)` is shown as it was written.
+Some rules of Markdown are changed, for streams and for what models mean:
+
+- Link references and underlined headings are off, so that no text changes the meaning of an earlier block. `---` below
+  a paragraph is a rule.
+- A table's first line has a bar among its first characters and does not begin like another block.
+- Cells beyond the last column of a table are kept in that column.
+- HTML is text, and a backslash stays before what only LaTeX escapes: `\\(x^2\\)`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
 
-from llmrun.cli.chatting.markdown.rows import shown
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock, table
+from markdown_it.rules_inline import StateInline, escape
+from markdown_it.token import Token
 
-if TYPE_CHECKING:
-    from markdown_it import MarkdownIt
-    from markdown_it.rules_block import StateBlock
-    from markdown_it.rules_inline import StateInline
-    from markdown_it.token import Token
-
-DEEPEST = 18  # levels of nesting; the parser leaves out what is two deeper than this
-HEAD_OF_A_TABLE = 40  # characters, in which a table's first line must have a bar
-_MARKER = re.compile(r"#{1,6}\s|>|[-+*]\s|\d{1,9}[.)]\s|```|~~~")  # what a line cannot begin with to head a table
+HEAD_OF_A_TABLE = 40  # characters; a table's first line must have a bar among them
+_DEEPEST = 18  # levels of nesting; markdown-it drops what is two levels deeper
+_MARKER = re.compile(r"#{1,6}\s|>|[-+*]\s|\d{1,9}[.)]\s|```|~~~")
 _NUMBER = re.compile(r"\d{1,9}[.)]?")
+_BAR = re.compile(r"(?<!\\)\|")
 _LATEX = frozenset("()[]{}\\,;:!")
 
 
-class Block(NamedTuple):
-    """A token with what stands between it and its closing one; for a token without a closing one, nothing.
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A top-level block, or one item of a top-level list.
 
-    first, last  its lines in the source, the second one exclusive
+    tokens     markdown-it's, complete in themselves: an item is in a list of its own
+    first      its first line in the source
+    number     an item's number; for any other block it means nothing
+    continues  it is an item, and not the first one of its list
     """
 
-    token: Token
-    inside: Sequence[Token]
+    tokens: Sequence[Token]
     first: int
-    last: int
+    number: int = 0
+    continues: bool = False
 
     @property
     def kind(self) -> str:
-        return self.token.type.removesuffix("_open")
+        """`paragraph_open`, `fence`, `bullet_list_open` and so on."""
+        return self.tokens[0].type
 
     @property
-    def is_bare(self) -> bool:
-        """Whether there is no text in it yet: a rule, the first line of a fence, a marker alone."""
-        return not any(token.content for token in self.inside if token.type == "inline")
-
-    @property
-    def is_number(self) -> bool:
-        """Whether it is a paragraph that may become the next item of a numbered list."""
-        return self.kind == "paragraph" and _NUMBER.fullmatch(self.inside[0].content) is not None
-
-    @property
-    def language(self) -> str:
-        """What a code block says it is, as it may be shown; "" when it does not say."""
-        words = shown(self.token.info).split()
-        return words[0] if words else ""
-
-    @property
-    def code_lines(self) -> list[str]:
-        """The lines of a code block. A last line without an end is one too."""
-        lines = self.token.content.split("\n")
-        return lines if lines[-1] else lines[:-1]
+    def has_text(self) -> bool:
+        """False for a rule, the first line of a fence, and a marker alone."""
+        return any(token.content for token in self.tokens if token.type == "inline")
 
 
-def parsed(source: str) -> list[Block]:
-    """The top blocks of a text, in order."""
-    return blocks_of(_parser().parse(source))
-
-
-def blocks_of(tokens: Sequence[Token]) -> list[Block]:
-    """The blocks of one level."""
+def blocks_of(source: str, continued: Block | None = None) -> list[Block]:
+    """Parse a text into its blocks, in order. `continued` is the item that the text began with when it was cut off."""
+    lines = source.split("\n")
     blocks: list[Block] = []
-    at = 0
-    while at < len(tokens):
-        token = tokens[at]
-        end = at
-        if token.nesting == 1:
-            end = next(i for i in range(at + 1, len(tokens)) if tokens[i].level == token.level)
-        first, last = token.map or (0, 0)
-        blocks.append(Block(token, tokens[at + 1 : end], first, last))
-        at = end + 1
+    for tokens in _siblings(_parser().parse(source)):
+        first, last = tokens[0].map or (0, 0)
+        if any(token.level >= _DEEPEST for token in tokens):
+            blocks.append(Block(_as_written(lines[first:last]), first))
+        elif tokens[0].type in ("bullet_list_open", "ordered_list_open"):
+            blocks.extend(_items(tokens, lines, None if blocks else continued))
+        else:
+            blocks.append(Block(tokens, first))
     return blocks
+
+
+def first_unfinished(blocks: Sequence[Block], lines: Sequence[str]) -> int:
+    """The index of the first block that more text may change; `lines` are the source's.
+
+    It is the last one, or the one before when the last one may become part of that: after "text", the line "#" is an
+    empty heading, but "#1" continues the paragraph; after a list, "2" may become the next number.
+    """
+    last = len(blocks) - 1
+    if last < 1:
+        return last
+    block = blocks[last]
+    grows = block.first == len(lines) - 1
+    undecided = block.first == len(lines) - 2 if block.kind == "table_open" else grows and not block.has_text
+    number = grows and block.kind == "paragraph_open" and _NUMBER.fullmatch(block.tokens[1].content)
+    return last - 1 if number or (undecided and not follows_blank(block.first, lines)) else last
+
+
+def follows_blank(line: int, lines: Sequence[str]) -> bool:
+    """Whether a blank line stands before this one in the source."""
+    return line > 0 and not lines[line - 1].strip(" \t>")
+
+
+def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
+    """The parts of one level: each is a single token, or an opening token up to its closing one."""
+    depth = begin = 0
+    for at, token in enumerate(tokens):
+        depth += token.nesting
+        if depth == 0:
+            yield tokens[begin : at + 1]
+            begin = at + 1
+
+
+def _items(tokens: Sequence[Token], lines: Sequence[str], continued: Block | None) -> Iterator[Block]:
+    """The items of a list, or the list as one block if an item is indented: alone, that might mean something else."""
+    opening, *inside, closing = tokens
+    if continued is not None and continued.kind == opening.type:
+        number, continues = continued.number, continued.continues
+    else:
+        number, continues = int(str(opening.attrs.get("start", 1))), False
+    items = list(_siblings(inside))
+    firsts = [(item[0].map or (0, 0))[0] for item in items]
+    if any(lines[first][:1].isspace() for first in firsts):
+        items, firsts = [inside], firsts[:1]
+    for item, first in zip(items, firsts, strict=True):
+        opened = copy(opening)
+        opened.attrs, opened.map = {"start": number}, [first, first]
+        yield Block([opened, *item, closing], first, number, continues)
+        number, continues = number + 1, True
+
+
+def _as_written(lines: Sequence[str]) -> Sequence[Token]:
+    """A paragraph of source text, for what is nested too deeply to be parsed."""
+    text = "\n".join(line.strip() for line in lines)
+    content = Token("inline", "", 0, content=text, children=[Token("text", "", 0, content=text)])
+    return [Token("paragraph_open", "p", 1), content, Token("paragraph_close", "p", -1)]
 
 
 @cache
 def _parser() -> MarkdownIt:
-    from markdown_it import MarkdownIt
-
-    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": DEEPEST + 2})
+    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPEST + 2})
     parser.enable(["table", "strikethrough"]).disable(["reference", "lheading", "html_block", "html_inline"])
     parser.inline.ruler.at("escape", _escape)
     parser.block.ruler.at("table", _table, {"alt": ["paragraph", "reference"]})
@@ -99,16 +137,29 @@ def _parser() -> MarkdownIt:
 
 
 def _table(state: StateBlock, first: int, last: int, silent: bool) -> bool:
-    from markdown_it.rules_block import table
-
     begin = state.bMarks[first] + state.tShift[first]
     head = state.src[begin : min(state.eMarks[first], begin + HEAD_OF_A_TABLE)]
-    return "|" in head and not _MARKER.match(head) and table(state, first, last, silent)
+    before = len(state.tokens)
+    if "|" not in head or _MARKER.match(head) or not table(state, first, last, silent):
+        return False
+    for row in _siblings(state.tokens[before + 1 : -1]) if not silent else ():
+        for line in _siblings(row[1:-1]):
+            _keep_extra_cells(state, line)
+    return True
+
+
+def _keep_extra_cells(state: StateBlock, line: Sequence[Token]) -> None:
+    """Put cells beyond the last column into that column; GFM drops them."""
+    number = (line[0].map or (0, 0))[0]
+    source = state.src[state.bMarks[number] + state.tShift[number] : state.eMarks[number]].strip()
+    written = _BAR.split(source.removeprefix("|"))
+    cells = [token for token in line if token.type == "inline"]
+    extra = [cell.strip() for cell in written[len(cells) :]]
+    if any(extra):
+        cells[-1].content = " | ".join([cells[-1].content, *extra]).rstrip(" |")
 
 
 def _escape(state: StateInline, silent: bool) -> bool:
-    from markdown_it.rules_inline import escape
-
     pair = state.src[state.pos : state.pos + 2]
     if len(pair) < 2 or pair[0] != "\\" or pair[1] not in _LATEX:
         return escape(state, silent)

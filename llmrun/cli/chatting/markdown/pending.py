@@ -1,170 +1,162 @@
-"""The part of an answer that is not on the screen for good, and what of it can be written now."""
+"""The blocks of an answer that are not finished, and how much of them is on the screen for good."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import re
+from collections.abc import Sequence
 
-from llmrun.cli.chatting.markdown.code import Colors
-from llmrun.cli.chatting.markdown.layout import Layout, Rendered, Resumed, code_text
-from llmrun.cli.chatting.markdown.parse import HEAD_OF_A_TABLE, Block, blocks_of, parsed
-from llmrun.cli.chatting.markdown.rows import Row, ink, plain
-from llmrun.cli.terminal import width as columns
+from markdown_it.token import Token
 
-_CUT_AT = 500  # characters of the source; parsing and laying out that much takes half a millisecond
-_NEEDLE = 24  # characters by which a row is found in the source, ...
-_ROWS_TRIED = 4  # ... and where it is looked for before giving up: text may be in several places, and hidden by signs
-_PLACES_TRIED = 8
-_UNSAFE_ENDS = frozenset("*_~`[]()!<>&\\|")  # what stands before a cut decides what a sign behind it means
+from llmrun.cli.chatting.markdown.elements import WIDEST_TEXT, Renderer
+from llmrun.cli.chatting.markdown.parse import HEAD_OF_A_TABLE, Block, blocks_of, first_unfinished, follows_blank
+from llmrun.cli.chatting.markdown.rows import Row, columns_of, folded, ink, without_beginning, without_last_word
+from llmrun.cli.chatting.markdown.tokens import prepared
+
+_LINES_CUT = 50
+_ROOM_TO_GROW = 10  # columns that a word is expected to need
 
 
-class Progress(NamedTuple):
-    """done     rows that nothing can change any more, to be written once
-    alive    rows below them, to be drawn
-    certain  the weight of those that are alive whose text will be the same, though it may be broken elsewhere
-    """
-
-    done: list[Row]
-    alive: list[Row]
-    certain: int
-
-
-@dataclass(slots=True)
 class Pending:
-    """Source that grows at its end, and is cut off at its beginning when that is written.
+    """Source that grows at its end, and is cut off at its beginning when blocks are finished.
 
-    source   what is left; it begins with the block that is being written
-    resumed  what is gone of that block
-    written  the weight of the block's first rows, of those that its source still has, that have been written
+    source  what is left; it begins with a top-level block that is not finished
     """
 
-    color: bool
-    source: str = ""
-    resumed: Resumed = field(default_factory=Resumed)
-    written: int = 0
-    _cut_at: int = _CUT_AT
+    def __init__(self, *, color: bool) -> None:
+        self.source = ""
+        self._color = color
+        self._renderer = Renderer(color=color)
+        self._begun = False  # something has been written
+        self._first: Block | None = None  # what the source began with when it was cut off
+        self._left = ""  # ink of the first unfinished block that stays on the screen, see `leave`
+        self._drawn = ""  # ink of the first unfinished block that is on the screen now
+        self._drawn_rows = 0
+        self._gone = 0  # rows of the first unfinished block that are on the screen for good
 
-    def advance(self, width: int, *, is_open: bool) -> Progress:
-        """Lay out what is left. `is_open`: more text may come; otherwise all of it is done."""
-        blocks = parsed(self.source)
+    def advance(self, width: int, room: int, *, is_open: bool) -> tuple[list[Row], list[Row]]:
+        """Render what is left, in rows of at most `width` columns. Without `is_open`, all of it is finished.
+
+        Returns rows to be written for good, and at most `room` rows below them to be drawn until the next call.
+        """
+        lines = self.source.split("\n")
+        blocks = blocks_of(self.source, self._first)
+        self._drawn, self._drawn_rows = "", 0
         if not blocks:
-            return Progress([], [], 0)
-        layout = Layout(self.source, self.color)
-        first_open = layout.open_from(blocks) if is_open else len(blocks)
-        if first_open > 0:
-            done = self._close(layout, blocks[:first_open], width)
-            self.source = "\n".join(layout.lines[blocks[first_open].first :]) if is_open else ""
-            self.resumed, self.written, self._cut_at = Resumed(gap=True), 0, _CUT_AT
-            rest = self.advance(width, is_open=is_open)
-            return Progress(done + rest.done, rest.alive, rest.certain)
-        first = _rendered(layout, blocks[0], width, self.resumed, is_open=True)
-        fresh = _without(first.rows, self.written)
-        final = max(0, first.final - (len(first.rows) - len(fresh)))
-        done, alive = fresh[:final], fresh[final:]
-        self.written += weight(done)
-        certain = min(weight(alive), max(0, first.certain - self.written)) if len(blocks) == 1 else 0
-        for block in blocks[1:]:
-            alive += _rendered(layout, block, width, Resumed(gap=True), is_open=True).rows
-        if len(blocks) == 1 and len(self.source) >= self._cut_at:
-            self._cut(layout, blocks[0], first, width)
-        return Progress(done, alive, certain)
+            return [], []
+        first_open = first_unfinished(blocks, lines) if is_open else len(blocks)
+        done: list[Row] = []
+        for block in blocks[:first_open]:
+            rows = self._rows(block, lines, width)
+            done += without_beginning(rows, self._covered("".join(map(ink, rows))))
+            self._begun, self._left = True, ""
+        alive: list[Row] = []
+        if first_open < len(blocks):
+            block = blocks[first_open]
+            more, alive = self._unfinished(block, blocks[first_open + 1 :], lines, width, room)
+            done += more
+            if first_open:
+                blank = [""] if follows_blank(block.first, lines) else []
+                self.source, self._first = "\n".join([*blank, *lines[block.first :]]), block
+            elif block.kind == "fence" and self._gone > _LINES_CUT:
+                self._cut_code(block, lines, width)
+        else:
+            self.source, self._first = "", None
+        return done, alive
 
-    def _close(self, layout: Layout, blocks: list[Block], width: int) -> list[Row]:
-        rows: list[Row] = []
-        for at, block in enumerate(blocks):
-            resumed = Resumed(gap=True) if at else self.resumed
-            rows += _rendered(layout, block, width, resumed, is_open=False).rows
-        return _without(rows, self.written)
+    def leave(self) -> int:
+        """Keep the rows that were drawn last on the screen for good, and return their number.
 
-    def _cut(self, layout: Layout, block: Block, before: Rendered, width: int) -> None:
-        """Cut off what is written of a long block. A cut is believed when the rest has the same rows as before."""
-        for source, resumed in _cuts(layout, block, before, self.resumed):
-            blocks = parsed(source)
-            if len(blocks) != 1:
-                continue
-            after = _rendered(Layout(source, self.color), blocks[0], width, resumed, is_open=True)
-            gone = len(before.rows) - len(after.rows)
-            lost = weight(before.rows[:gone])
-            same = gone > 0 and after.rows == before.rows[gone:] and after.final == before.final - gone
-            if same and lost <= self.written:
-                self.source, self.resumed = source, resumed
-                self.written -= lost
-                break
-        self._cut_at = len(self.source) + _CUT_AT
+        Called when the terminal has become too narrow for them. Later rows then continue behind the text that they
+        show, as far as that text has not changed. Returns 0 and keeps none for a table, whose text would be in other
+        places at another width, and for a block whose first rows are hidden.
+        """
+        if self._drawn:
+            self._left = self._drawn
+        return self._drawn_rows
 
+    def _unfinished(
+        self, block: Block, others: Sequence[Block], lines: list[str], width: int, room: int
+    ) -> tuple[list[Row], list[Row]]:
+        """Do what `advance` does for the first unfinished block, and for others that may become a part of it."""
+        all_rows = self._rows(block, lines, width)
+        if block.kind == "fence":
+            all_rows.pop()  # the rule below it
+        whole = "".join(map(ink, all_rows))
+        covered = self._covered(whole)
+        rows = without_beginning(all_rows, covered)
+        certain = _certain_rows(block, len(all_rows)) - (len(all_rows) - len(rows))
+        below = [
+            part for other in others for row in self._rows(other, lines, width, gap=True) for part in folded(row, width)
+        ]
+        drawn = [list(folded(row, width)) for row in rows]
+        done: list[Row] = []
+        while certain > 0 and sum(map(len, drawn)) + len(below) > room:
+            covered += len(ink(rows[0]))
+            self._left = whole[:covered]
+            done.append(rows.pop(0))
+            drawn.pop(0)
+            certain -= 1
+        self._gone = len(all_rows) - len(rows)
+        alive = [part for parts in drawn for part in parts]
+        if alive and not others and lines[-1][-1:].strip():
+            alive[-1] = _without_growing_word(alive[-1], width)
+        if block.kind != "table_open" and len(alive) + len(below) <= room:
+            self._drawn = whole[:covered] + "".join(map(ink, alive))
+            self._drawn_rows = len(alive)
+        alive += below
+        return done, alive[-room:] if room > 0 else []
 
-def weight(rows: list[Row]) -> int:
-    return sum(row.weight for row in rows)
+    def _cut_code(self, block: Block, lines: list[str], width: int) -> None:
+        """Cut off lines of code that are written, if the others look the same without them."""
+        before = self._rows(block, lines, width)
+        head = 1 if before[0] else 2  # rows above the code
+        written = self._gone - head
+        rest = [*lines[: block.first + 1], *lines[block.first + 1 + written :]]
+        after = self._rows(blocks_of("\n".join(rest))[0], rest, width)
+        if after[head:] == before[head + written :]:
+            gone = sum(len(ink(row)) for row in before[: head + written])
+            self.source, self._left = "\n".join(rest), "".join(map(ink, after[:head])) + self._left[gone:]
 
+    def _rows(self, block: Block, lines: list[str], width: int, *, gap: bool = False) -> list[Row]:
+        rows = self._renderer.rows(prepared(block.tokens, lines, color=self._color), width)
+        if (self._begun or gap) and (not block.continues or follows_blank(block.first, lines)):
+            rows.insert(0, [])
+        return rows
 
-def _rendered(layout: Layout, block: Block, width: int, resumed: Resumed, *, is_open: bool) -> Rendered:
-    part = layout.block(block, width, is_open=is_open, resumed=resumed)
-    if not resumed.gap:
-        return part
-    gap = Rendered.closed([Row()])
-    gap.add(part, certain=True)
-    return gap
-
-
-def _without(rows: list[Row], written: int) -> list[Row]:
-    """The rows less their first ones of that weight. After a change of width that may end in the middle of a row."""
-    for at, row in enumerate(rows):
-        if written <= 0:
-            return rows[at:]
-        if row.weight > written:
-            return [_rest_of(row, written), *rows[at + 1 :]]
-        written -= row.weight
-    return []
-
-
-def _rest_of(row: Row, written: int) -> Row:
-    """The row behind its first characters, as many as are written; blanks stand where its lead was."""
-    body = []
-    for text, style in row.body:
-        begin = 0
-        while written and begin < len(text):
-            written -= ink(text[begin])
-            begin += 1
-        if rest := text[begin:]:
-            body.append((rest, style))
-    return Row(tuple(body), ((" " * columns(plain(row.lead)), ""),))
-
-
-def _cuts(layout: Layout, block: Block, rendered: Rendered, resumed: Resumed) -> Iterator[tuple[str, Resumed]]:
-    """Sources that the block may go on with, and what has to be known of what is gone."""
-    if block.kind in ("bullet_list", "ordered_list"):
-        items = blocks_of(block.inside)
-        gone = layout.open_from(items)
-        first = int(str(block.token.attrs.get("start", 1))) if resumed.number is None else resumed.number
-        yield "\n".join(layout.lines[items[gone].first :]), Resumed(number=first + gone)
-    elif block.kind == "fence":
-        yield _code_cut(layout, block, resumed)
-    elif block.kind == "paragraph":
-        yield from _paragraph_cuts(layout, rendered, resumed)
+    def _covered(self, text: str) -> int:
+        """Return how many of the block's first characters are on the screen for good and have not changed since."""
+        pairs = zip(self._left, text, strict=False)
+        return next((at for at, (left, now) in enumerate(pairs) if left != now), min(len(self._left), len(text)))
 
 
-def _code_cut(layout: Layout, block: Block, resumed: Resumed) -> tuple[str, Resumed]:
-    """The line that opens the block, and the line that is growing."""
-    opening, *lines = layout.lines[block.first :]
-    colors = Colors(block.language, color=layout.color, until=resumed.until)
-    for line in block.code_lines[: len(lines) - 1]:
-        colors.line(code_text(line))
-    return f"{opening}\n{lines[-1] if lines else ''}", Resumed(code=True, until=colors.until)
+# Signs in text that may still become markup, and what the next character may make a longer run or a part of it.
+_UNDECIDED = re.compile(r"[*_~`\[\]<&\\|]")
+_MAY_GO_ON = ("*", "_", "~", "`", "!")
 
 
-def _paragraph_cuts(layout: Layout, rendered: Rendered, resumed: Resumed) -> Iterator[tuple[str, Resumed]]:
-    """Behind the rows that are final. A word stands in for what is gone, so that what follows still is a paragraph."""
-    for row in range(rendered.final, max(0, rendered.final - _ROWS_TRIED), -1):
-        rest = rendered.rows[row:]
-        needle = rest[0].body[0][0][:_NEEDLE] if rest and rest[0].body else ""
-        end = len(layout.source) - sum(len(plain(part.body)) for part in rest) + len(needle)
-        for _ in range(_PLACES_TRIED if needle else 0):
-            at = layout.source.rfind(needle, 1, end)
-            if at < 0:
-                break
-            before = layout.source[at - 1]
-            if before not in _UNSAFE_ENDS:
-                word = "A" * HEAD_OF_A_TABLE + before
-                yield word + layout.source[at:], Resumed(skip=len(word))
-            end = at + len(needle) - 1
+def _certain_rows(block: Block, rows: int) -> int:
+    """Return how many of an unfinished block's first rows no further text can change."""
+    if block.kind == "fence":
+        return rows - 1
+    return rows - 2 if block.kind == "paragraph_open" and _is_decided(block.tokens[1]) else 0
+
+
+def _is_decided(text: Token) -> bool:
+    """Return whether a paragraph's text can only grow. Its last line must not be able to become a table's head."""
+    if len(text.content.rpartition("\n")[2]) < HEAD_OF_A_TABLE or text.content.endswith(_MAY_GO_ON):
+        return False
+    for child in text.children or []:
+        written = child.content if child.type == "text" else f"{child.content}{child.attrs or ''}"
+        if child.type != "code_inline" and _UNDECIDED.search(written):
+            return False
+    return True
+
+
+def _without_growing_word(row: Row, limit: int) -> Row:
+    """Leave out the row's last word if it begins so near the end that it may soon have to jump to the next row.
+
+    Rows then only grow, which a terminal that is changing its width confuses least.
+    """
+    limit = min(limit, WIDEST_TEXT)
+    shorter = without_last_word(row)
+    return shorter if shorter and columns_of(shorter) + min(_ROOM_TO_GROW, limit // 4) > limit else row

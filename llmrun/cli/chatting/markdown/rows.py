@@ -1,71 +1,61 @@
-"""Rows of a terminal: text in spans of one style, broken into rows, and turned into what is written."""
+"""Rows of a terminal: wrapped, cut, and turned into what is written."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+
+from rich.color import ColorSystem
+from rich.segment import Segment
+from rich.text import Text
 
 from llmrun.cli.terminal import visible, visible_line, width
 
-Span = tuple[str, str]  # text, and the SGR parameters that it is shown with: "1;4", or "" for plain
-Spans = tuple[Span, ...]
-
-BOLD = "1"
-DIM = "2"
-ITALIC = "3"
-UNDERLINED = "4"
-STRUCK = "9"
+Row = list[Segment]
 
 _MOST_MARKS = 8  # on one character; the scripts that stack the most need five
+_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # blanks and lines, which depend on the terminal's width
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row. `lead` is what the layout puts there (indentation, bullets, rules), `body` is the text's own."""
-
-    body: Spans = ()
-    lead: Spans = ()
-
-    @property
-    def weight(self) -> int:
-        """How much of the text stands here, in a measure that no other width of the terminal changes."""
-        return max(1, sum(ink(text) for text, _ in self.body))
-
-
-def ink(text: str) -> int:
-    """The characters of a text that are not blanks or newlines."""
-    return len(text) - text.count(" ") - text.count("\n")
-
-
-def plain(spans: Iterable[Span]) -> str:
-    return "".join(text for text, _ in spans)
-
-
-def styled(spans: Iterable[Span], style: str) -> Spans:
-    """The spans with one more attribute."""
-    return tuple((text, f"{before};{style}" if before else style) for text, before in spans)
-
-
-def encoded(row: Row) -> str:
-    """What is written to the terminal for a row: the one door between foreign text and the screen."""
-    parts = []
-    for text, style in row.lead + row.body:
-        safe = visible_line(text)
-        parts.append(f"\x1b[{style}m{safe}\x1b[0m" if style else safe)
-    return "".join(parts)
+def plain(row: Row) -> str:
+    return "".join(segment.text for segment in row)
 
 
 def columns_of(row: Row) -> int:
-    return width(plain(row.lead)) + width(plain(row.body))
+    return width(plain(row))
+
+
+def ink(row: Row) -> str:
+    """Return the row's text without what the layout adds. Joined over a block's rows, it is the same at any width."""
+    return plain(row).translate(_LAYOUT) or "\n"
+
+
+def rows_of(segments: Iterable[Segment]) -> list[Row]:
+    """Split what Rich has rendered into rows, without trailing blanks and without blank rows at the beginning."""
+    rows: list[Row] = []
+    for line in Segment.split_lines(segments):
+        row = list(Segment.simplify(line))
+        while row and not (text := row[-1].text.rstrip(" ")):
+            row.pop()
+        if row:
+            row[-1] = Segment(text, row[-1].style)
+        if row or rows:
+            rows.append(row)
+    return rows
+
+
+def encoded(row: Row, *, color: bool) -> str:
+    """Return what is written to the terminal for a row. All foreign text passes through here."""
+    parts = []
+    for text, style, _ in row:
+        safe = visible_line(text)
+        parts.append(style.render(safe, color_system=ColorSystem.STANDARD) if style and color else safe)
+    return "".join(parts)
 
 
 def shown(text: str) -> str:
-    """Text as it may be shown: control characters visible, tabs as blanks, and no character buried under marks.
-
-    Asked for again after Markdown, whose entities (`&#27;`) hide a control character from any earlier look.
-    """
+    """Make text safe to show: control characters visible, tabs as blanks, and no character buried under marks."""
     text = visible(text).replace("\t", " ")
     return text if text.isascii() else _MARKS.sub(_thinned, text)
 
@@ -76,7 +66,7 @@ _MARKS = re.compile(
 
 
 def _thinned(run: re.Match[str]) -> str:
-    """Marks beyond the most that one character may carry, by number."""
+    """Show marks beyond the most that one character may carry by number."""
     written = []
     marks = 0
     for character in run[0]:
@@ -85,18 +75,61 @@ def _thinned(run: re.Match[str]) -> str:
     return "".join(written)
 
 
-def wrapped(spans: Spans, limit: int) -> list[Spans]:
-    """Rows of at most `limit` columns, broken at blanks; a word that is longer has its rows to itself.
+def cut(row: Row, at: int) -> tuple[Row, Row]:
+    """Split a row behind its first `at` characters."""
+    for number, (text, style, _) in enumerate(row):
+        if at < len(text):
+            return [*row[:number], Segment(text[:at], style)], [Segment(text[at:], style), *row[number + 1 :]]
+        at -= len(text)
+    return row, []
 
-    Each row is filled before the next begins, so that text that grows at its end changes no row but the last two.
-    An empty text is one empty row.
+
+def folded(row: Row, limit: int) -> Iterator[Row]:
+    """Break a row into rows of at most `limit` columns, anywhere and with every blank kept."""
+    *others, _ = _chopped(plain(row), 0, limit) if columns_of(row) > limit else [(0, 0)]
+    for begin, end in others:
+        first, row = cut(row, end - begin)
+        yield first
+    yield row
+
+
+def without_beginning(rows: list[Row], count: int) -> list[Row]:
+    """Leave out the first `count` characters of the rows' ink, which may end in the middle of a row."""
+    for number, row in enumerate(rows):
+        if count <= 0:
+            return rows[number:]
+        marks = ink(row)
+        if len(marks) > count:
+            at = 0
+            while count:
+                count -= plain(row)[at].translate(_LAYOUT) != ""
+                at += 1
+            return [cut(row, at)[1], *rows[number + 1 :]]
+        count -= len(marks)
+    return []
+
+
+def without_last_word(row: Row) -> Row | None:
+    """Leave out the row's last word. Returns None if its last segment is a single word."""
+    if not row:
+        return None
+    text, style, _ = row[-1]
+    before, blank, _ = text.rpartition(" ")
+    return [*row[:-1], Segment(before.rstrip(" "), style)] if blank else None
+
+
+def wrapped(text: Text, limit: int) -> Iterator[Text]:
+    """Break text into rows of at most `limit` columns at its newlines and blanks; longer words have their own rows.
+
+    Rich breaks neither Chinese nor Japanese inside a sentence until it has to, and keeps no punctuation from beginning
+    a row. Each row is filled before the next begins, so that text that grows at its end changes only the last two.
     """
-    return _sliced(spans, _filled(plain(spans), limit))
-
-
-def folded(spans: Spans, limit: int) -> list[Spans]:
-    """Rows of at most `limit` columns, broken anywhere and with every blank kept, as code has to be."""
-    return _sliced(spans, list(_chopped(plain(spans), 0, limit)))
+    for line in text.split("\n", allow_blank=True):
+        begins = [begin for begin, _ in _filled(line.plain, limit)]
+        for row in line.divide(begins)[1:]:
+            row.rstrip()
+            row.no_wrap, row.overflow = True, "ignore"
+            yield row
 
 
 # A character of two columns is a word of its own (Chinese and Japanese have no blanks), with the closing punctuation
@@ -127,7 +160,7 @@ def _filled(text: str, limit: int) -> list[tuple[int, int]]:
     return [*rows, (begin, end)]
 
 
-def _chopped(text: str, start: int, limit: int) -> Iterable[tuple[int, int]]:
+def _chopped(text: str, start: int, limit: int) -> Iterator[tuple[int, int]]:
     begin = used = 0
     for at, character in enumerate(text):
         size = width(character)
@@ -136,23 +169,3 @@ def _chopped(text: str, start: int, limit: int) -> Iterable[tuple[int, int]]:
             begin, used = at, 0
         used += size
     yield start + begin, start + len(text)
-
-
-def _sliced(spans: Spans, cuts: Sequence[tuple[int, int]]) -> list[Spans]:
-    """The parts of styled text that lie between each pair of offsets, which are in order."""
-    rows: list[Spans] = []
-    first = offset = 0  # the span at hand, and where it begins
-    for begin, end in cuts:
-        row: list[Span] = []
-        while first < len(spans) and offset + len(spans[first][0]) <= begin:
-            offset += len(spans[first][0])
-            first += 1
-        at, where = first, offset
-        while at < len(spans) and where < end:
-            text, style = spans[at]
-            if part := text[max(0, begin - where) : end - where]:
-                row.append((part, style))
-            where += len(text)
-            at += 1
-        rows.append(tuple(row))
-    return rows

@@ -1,0 +1,238 @@
+"""What the blocks of an answer look like. Rich draws them; the elements that it would draw otherwise are here.
+
+The terminal's own colors are used, and no background, so that answers can be read on light and on dark. Code begins in
+the first column and is not broken, so that it can be copied.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from typing import ClassVar
+
+from markdown_it.token import Token
+from rich import box, markdown
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.containers import Renderables
+from rich.segment import Segment
+from rich.style import Style
+from rich.syntax import ANSISyntaxTheme, Syntax
+from rich.table import Table
+from rich.text import Text
+from rich.theme import Theme
+
+from llmrun.cli.chatting.markdown.rows import Row, rows_of, wrapped
+
+WIDEST_TEXT = 100  # columns; longer lines are hard to read. Code and tables may be wider
+_NARROWEST = 8  # columns that a cell, or what is nested, is worth being read in
+_RULE = 30  # columns
+_LONGEST_LINE = 2000  # characters of code; what is longer is data, and Pygments may take long for it
+_LONGEST_CODE = 50_000
+_LANGUAGE = re.compile(r"[\w+#-]*")
+_DIM = Style(dim=True)
+
+_THEME = Theme(
+    {
+        "markdown.h1": "bold underline",
+        "markdown.h2": "bold",
+        **{f"markdown.h{level}": "bold italic" for level in range(3, 7)},
+        "markdown.code": "cyan",
+        "markdown.link_url": "dim underline",
+        "markdown.block_quote": "none",
+    }
+)
+_CODE_COLORS = ANSISyntaxTheme(
+    {
+        ("Comment",): _DIM,
+        ("Comment", "Preproc"): Style(color="magenta"),
+        ("Keyword",): Style(color="magenta"),
+        ("Operator", "Word"): Style(color="magenta"),
+        ("Name", "Decorator"): Style(color="magenta"),
+        ("Name", "Tag"): Style(color="cyan"),
+        ("Literal", "String"): Style(color="green"),
+        ("Literal", "Number"): Style(color="cyan"),
+        ("Generic", "Inserted"): Style(color="green"),
+        ("Generic", "Deleted"): Style(color="red"),
+        ("Generic", "Subheading"): Style(color="cyan"),
+    }
+)
+
+
+class _Paragraph(markdown.Paragraph):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from wrapped(self.text, min(options.max_width, WIDEST_TEXT))
+
+
+class _Heading(markdown.Heading):
+    """At the left and without a box. Without color it keeps its signs."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        signs = "" if console.color_system else "#" * int(self.tag[1:]) + " "
+        yield from wrapped(Text(signs) + self.text, min(options.max_width, WIDEST_TEXT))
+
+
+class _CodeBlock(markdown.CodeBlock):
+    """Code between two rules, of which the first one says its language. An indented block has no rules."""
+
+    def __init__(self, token: Token) -> None:
+        super().__init__("", "")
+        self._fenced = token.type == "fence"
+        self._info = token.info
+
+    @classmethod
+    def create(cls, markdown: markdown.Markdown, token: Token) -> _CodeBlock:
+        return cls(token)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._fenced:
+            label = f"── {self._info} " if self._info else ""
+            yield _rule(options, label)
+        # The line that is growing has no colors, so that the lines above are colored once.
+        code, ended, growing = self.text.plain.rpartition("\n")
+        if ended:
+            language = _LANGUAGE.match(self._info) if console.color_system else None
+            yield from _highlighted(code, language[0] if language else "", console)
+        if growing:
+            yield from (Segment(growing), Segment.line())
+        if self._fenced:
+            yield _rule(options)
+
+
+@lru_cache(maxsize=4)
+def _highlighted(code: str, language: str, console: Console) -> Sequence[Segment]:
+    text = Text(code)
+    if language and len(code) <= _LONGEST_CODE and max(map(len, code.split("\n"))) <= _LONGEST_LINE:
+        colored = Syntax(code, language, theme=_CODE_COLORS).highlight(f"{code}\n")
+        colored.right_crop(1)
+        if colored.plain == code:  # a lexer is trusted with colors, not with the text
+            text = colored
+    return tuple(text.render(console, end="\n"))
+
+
+def _rule(options: ConsoleOptions, label: str = "") -> Text:
+    dashes = max(2, min(_RULE, options.max_width) - cell_len(label))
+    return Text(label + "─" * dashes, _DIM, no_wrap=True, overflow="ignore")
+
+
+class _Rule(markdown.HorizontalRule):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _rule(options)
+
+
+class _Blank(markdown.MarkdownElement):
+    """A blank row, where the source has a blank line inside a list or a quote."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text()
+
+
+class _List(markdown.ListElement):
+    def __init__(self, list_type: str, list_start: int | None) -> None:
+        super().__init__(list_type, list_start)
+        self._children: list[markdown.MarkdownElement] = []
+
+    def on_child_close(self, context: markdown.MarkdownContext, child: markdown.MarkdownElement) -> bool:
+        self._children.append(child)
+        return False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        number = self.list_start or 0
+        for child in self._children:
+            if isinstance(child, markdown.ListItem):
+                marker = "• " if self.list_type == "bullet_list_open" else f"{number}. "
+                number += 1
+                yield from _beside(marker, " " * len(marker), child.elements, console, options)
+            else:
+                yield child
+
+
+class _Quote(markdown.BlockQuote):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from _beside("│ ", "│ ", self.elements, console, options)
+
+
+def _beside(first: str, others: str, elements: Renderables, console: Console, options: ConsoleOptions) -> RenderResult:
+    """Elements with a sign before their first row and one before the others; below the sign, where there is no room.
+
+    Rich's own list items cut off what does not fit, which code does not have to.
+    """
+    room = options.max_width - len(first)
+    inside = console.render(elements, options.update(width=room if room >= _NARROWEST else options.max_width))
+    lines = list(Segment.split_lines(inside))
+    if room < _NARROWEST or not lines:
+        yield Text(first, _DIM)
+    for number, line in enumerate(lines):
+        if room >= _NARROWEST:
+            yield Segment(others if number else first, _DIM)
+        yield from line
+        yield Segment.line()
+
+
+class _Table(markdown.TableElement):
+    """Side by side where it fits, with the cells wrapped; one cell a line where it does not."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        head = [cell.content for cell in self.header.row.cells] if self.header and self.header.row else []
+        body = [[cell.content for cell in row.cells] for row in self.body.rows] if self.body else []
+        least = [min(_NARROWEST, max(map(cell_len, map(str, column)))) for column in zip(head, *body, strict=True)]
+        if sum(least) + 3 * (len(least) - 1) > options.max_width:
+            yield from _stacked(head, body, options.max_width)
+            return
+        table = Table(box=box.MINIMAL, show_edge=False, pad_edge=False, border_style=_DIM)
+        for name, size in zip(head, least, strict=True):
+            table.add_column(name, min_width=size, overflow="fold")
+        for row in body:
+            table.add_row(*row)
+        yield table
+
+
+def _stacked(head: Sequence[Text], body: Sequence[Sequence[Text]], limit: int) -> RenderResult:
+    """Every cell on a line of its own, after the name of its column; a blank row between the table's lines."""
+    for number, line in enumerate(body or [[]]):
+        if number:
+            yield Text()
+        for name, cell in zip_longest(head, line):
+            yield from wrapped(Text.assemble(name, ": ", cell) if name and cell is not None else name or cell, limit)
+
+
+class _Answer(markdown.Markdown):
+    elements: ClassVar[dict[str, type[markdown.MarkdownElement]]] = {
+        **markdown.Markdown.elements,
+        "paragraph_open": _Paragraph,
+        "heading_open": _Heading,
+        "fence": _CodeBlock,
+        "code_block": _CodeBlock,
+        "blockquote_open": _Quote,
+        "hr": _Rule,
+        "bullet_list_open": _List,
+        "ordered_list_open": _List,
+        "table_open": _Table,
+        "blank": _Blank,
+    }
+    inlines = markdown.Markdown.inlines | {"link_url"}
+
+
+class Renderer:
+    """Renders blocks as rows."""
+
+    def __init__(self, *, color: bool) -> None:
+        self._console = Console(
+            file=io.StringIO(),
+            force_terminal=True,
+            color_system="standard" if color else None,
+            theme=_THEME,
+            width=80,
+            height=25,
+            legacy_windows=False,
+        )
+        self._answer = _Answer("", hyperlinks=False)
+
+    def rows(self, tokens: list[Token], width: int) -> list[Row]:
+        """Render prepared tokens (see tokens.py) as rows of at most `width` columns; code may be wider."""
+        self._answer.parsed = tokens
+        options = self._console.options.update(width=width, height=None)
+        return rows_of(self._console.render(self._answer, options))
