@@ -38,7 +38,7 @@ def read_config(file: GGUFFile) -> Config:
 
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
-    rope = w.rope(Pairing.ADJACENT)
+    rope = w.rope(Pairing.INTERLEAVED)
     x = w.embed()
     for layer in range(c.layers):
         block = f"blk.{layer}"

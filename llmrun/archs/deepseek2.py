@@ -5,7 +5,7 @@ DeepSeek V2 Lite, GLM-4.7-Flash, GigaChat 3, Kanana 2. Newer files have the matr
 (attn_k_b, attn_v_b): queries times the first are compared with the latent features themselves, so that all heads share
 one, and the cache is small. Older files have it as it was trained (attn_kv_b): keys and values of every head are made.
 
-A head's features that are turned by position come first here; in the file they are last.
+A head's features that are rotated by position come first here; in the file they are last.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from llmrun.archs.parts.hyperparameters import MOST_WIDTH, Hyperparameters, laye
 from llmrun.archs.parts.keys import VECTOR, Keys
 from llmrun.archs.parts.writer import PlanWriter
 from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.ops import Gating
+from llmrun.plan.ops.experts import Gating
 from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.archs.parts.rope_settings import RopeSettings
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.plan.ops import Value
     from llmrun.plan.plan import Plan
     from llmrun.plan.rope import Rope
+    from llmrun.plan.values import Value
 
 # GLM-4.7-Flash, by its layers (with or without one that looks ahead) and its vocabulary: files of it are older than the
 # key that says how its experts are weighed.
@@ -49,7 +49,7 @@ _MOST_SCALE = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """Of a head's features, `rope.dimensions` are turned and the others are `plain`.
+    """Of a head's features, `rope.dimensions` are rotated and the others are `plain`.
 
     absorbed      keys and values are the latent features themselves
     latent        features that keys and values of all heads are made of
@@ -73,17 +73,17 @@ class Config(Hyperparameters):
     shared: int = 0
 
     @property
-    def turned(self) -> int:
+    def rotated(self) -> int:
         return self.rope.dimensions
 
     @property
     def plain(self) -> int:
-        return self.head_size - self.turned
+        return self.head_size - self.rotated
 
     @property
     def shape(self) -> AttentionShape:
         if self.absorbed:
-            return AttentionShape(self.heads, 1, self.turned + self.latent, value_size=self.latent)
+            return AttentionShape(self.heads, 1, self.rotated + self.latent, value_size=self.latent)
         return AttentionShape(self.heads, self.heads, self.head_size, value_size=self.value_size)
 
 
@@ -118,7 +118,7 @@ def read_config(file: GGUFFile) -> Config:
 def _check_heads(keys: Keys, c: Config) -> None:
     """What the file says of heads must be what it has: the cache is laid out by it."""
     if c.plain <= 0 or c.plain % VECTOR:
-        raise keys.unsupported(f"heads of {c.head_size} features of which {c.turned} are turned")
+        raise keys.unsupported(f"heads of {c.head_size} features of which {c.rotated} are rotated")
     kept = c.shape
     seen = {"head_count_kv": c.kv_heads}
     for kind in ("key", "value"):
@@ -139,7 +139,7 @@ def _yarn_multiplier(keys: Keys) -> float:
 
 
 def _with_own_magnitude(rope: RopeSettings, multiplier: float) -> RopeSettings:
-    """With a multiplier turned features keep their size: scores get YaRN's magnitude as a whole, twice."""
+    """With a multiplier rotated features keep their size: scores get YaRN's magnitude as a whole, twice."""
     if rope.yarn is None:
         return rope
     return replace(rope, yarn=replace(rope.yarn, log_multiplier=1.0 if multiplier else 0.0))
@@ -179,7 +179,7 @@ def _gating(keys: Keys, config: Config) -> Gating:
 
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
-    rope = c.rope.rope(file, Pairing.ADJACENT)
+    rope = c.rope.rope(file, Pairing.INTERLEAVED)
     x = w.embed()
     for layer in range(c.layers):
         block = f"blk.{layer}"
@@ -200,37 +200,37 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 def _absorbed_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) -> Value:
     """Values are the latent features that keys have too; heads make their own of what they have found."""
-    plain, turned = _queries(w, block, h, c)
-    q = w.plan.join(turned, w.head_linear(f"{block}.attn_k_b", plain, c.latent, c.heads), c.heads)
-    latent, turned = _latent(w, block, h, c)
-    k = w.plan.join(turned, latent, 1)
+    plain, rotated = _queries(w, block, h, c)
+    q = w.plan.concat(rotated, w.head_linear(f"{block}.attn_k_b", plain, c.latent, c.heads), c.heads)
+    latent, rotated = _latent(w, block, h, c)
+    k = w.plan.concat(rotated, latent, 1)
     a = w.plan.attention(q, k, latent, c.shape, rope, scale=c.scale)
     return w.head_linear(f"{block}.attn_v_b", a, c.value_size, c.heads)
 
 
 def _full_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) -> Value:
-    """What is turned of a key is the same for all heads."""
-    plain, turned = _queries(w, block, h, c)
-    q = w.plan.join(turned, plain, c.heads)
-    latent, turned = _latent(w, block, h, c)
+    """What is rotated of a key is the same for all heads."""
+    plain, rotated = _queries(w, block, h, c)
+    q = w.plan.concat(rotated, plain, c.heads)
+    latent, rotated = _latent(w, block, h, c)
     both = w.linear(f"{block}.attn_kv_b", latent, c.heads * (c.plain + c.value_size))
-    k = w.plan.join_to_each(turned, w.plan.columns(both, 0, c.plain, c.heads), c.heads)
-    v = w.plan.columns(both, c.plain, c.value_size, c.heads)
+    k = w.plan.concat_to_each(rotated, w.plan.slice(both, 0, c.plain, c.heads), c.heads)
+    v = w.plan.slice(both, c.plain, c.value_size, c.heads)
     return w.plan.attention(q, k, v, c.shape, rope, scale=c.scale)
 
 
 def _queries(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Value]:
-    """(what is plain of each head, what is to be turned)"""
+    """(what is plain of each head, what is to be rotated)"""
     if c.query_latent:
         latent = w.rmsnorm(f"{block}.attn_q_a_norm", w.linear(f"{block}.attn_q_a", h, c.query_latent))
         q = w.linear(f"{block}.attn_q_b", latent, c.heads * c.head_size)
     else:
         q = w.linear(f"{block}.attn_q", h, c.heads * c.head_size)
-    return w.plan.columns(q, 0, c.plain, c.heads), w.plan.columns(q, c.plain, c.turned, c.heads)
+    return w.plan.slice(q, 0, c.plain, c.heads), w.plan.slice(q, c.plain, c.rotated, c.heads)
 
 
 def _latent(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Value]:
-    """(what keys and values are made of, what is to be turned of keys)"""
-    both = w.linear(f"{block}.attn_kv_a_mqa", h, c.latent + c.turned)
-    latent = w.rmsnorm(f"{block}.attn_kv_a_norm", w.plan.columns(both, 0, c.latent))
-    return latent, w.plan.columns(both, c.latent, c.turned)
+    """(what keys and values are made of, what is to be rotated of keys)"""
+    both = w.linear(f"{block}.attn_kv_a_mqa", h, c.latent + c.rotated)
+    latent = w.rmsnorm(f"{block}.attn_kv_a_norm", w.plan.slice(both, 0, c.latent))
+    return latent, w.plan.slice(both, c.latent, c.rotated)

@@ -37,7 +37,7 @@ def read_config(file: GGUFFile) -> Config:
 
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
-    rope = w.rope(Pairing.HALVES)
+    rope = w.rope(Pairing.NEOX)
     x = w.embed()
     for layer in range(c.layers):
         block = f"blk.{layer}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llmrun.archs.parts.hyperparameters import Hyperparameters, refuse_experts
 from llmrun.archs.parts.keys import Keys
 from llmrun.archs.parts.writer import PlanWriter
-from llmrun.plan.ops import Activation
+from llmrun.plan.ops.activations import Activation
 from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def read_config(file: GGUFFile) -> Hyperparameters:
 
 def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     w = PlanWriter(file, config)
-    shape, rope = config.attention(), w.rope(Pairing.HALVES)
+    shape, rope = config.attention(), w.rope(Pairing.NEOX)
     x = w.embed(scale=config.width**0.5)
     for layer in range(config.layers):
         block = f"blk.{layer}"

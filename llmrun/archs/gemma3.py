@@ -11,7 +11,7 @@ from llmrun.archs.gemma2 import attention_scale
 from llmrun.archs.parts.hyperparameters import Hyperparameters, refuse_experts, windows_of
 from llmrun.archs.parts.keys import Keys
 from llmrun.archs.parts.writer import PlanWriter
-from llmrun.plan.ops import Activation
+from llmrun.plan.ops.activations import Activation
 from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def read_config(file: GGUFFile) -> Config:
 
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
-    rope = w.rope(Pairing.HALVES)
-    window_rope = c.rope.unscaled().with_base(c.window_base).rope(file, Pairing.HALVES)
+    rope = w.rope(Pairing.NEOX)
+    window_rope = c.rope.unscaled().with_base(c.window_base).rope(file, Pairing.NEOX)
     x = w.embed(scale=c.width**0.5)
     for layer in range(c.layers):
         block = f"blk.{layer}"

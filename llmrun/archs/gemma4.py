@@ -27,14 +27,14 @@ from llmrun.archs.parts.keys import Keys
 from llmrun.archs.parts.rope_settings import rotated_features
 from llmrun.archs.parts.writer import PlanWriter
 from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.ops import Activation
+from llmrun.plan.ops.activations import Activation
 from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
-    from llmrun.plan.ops import Value
     from llmrun.plan.plan import Plan
     from llmrun.plan.rope import Rope
+    from llmrun.plan.values import Value
 
 _LEAST_STORING = 2  # layers that store, where others look at theirs: llama.cpp ends the process of fewer
 
@@ -43,7 +43,7 @@ _LEAST_STORING = 2  # layers that store, where others look at theirs: llama.cpp 
 class Config(Hyperparameters):
     """shapes         of the heads of each layer
     feed_forwards  features of each layer's
-    window_rotated features of a head that are turned in layers with a window, `window_base` the base there
+    window_rotated features of a head that are rotated in layers with a window, `window_base` the base there
     storing        layers before the first that looks at what earlier ones have stored
     table_width    features for each layer in the second table; 0: there is none
     logit_cap      0: there is none
@@ -116,7 +116,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
     rope = None if all(shape.window for shape in c.shapes) else _rope_with_factors(w, c)
     window_settings = c.rope.unscaled().with_base(c.window_base).with_dimensions(c.window_rotated)
-    window_rope = window_settings.rope(file, Pairing.HALVES)
+    window_rope = window_settings.rope(file, Pairing.NEOX)
     x = w.embed(scale=sqrt(c.width))
     of_layers = _inputs_of_layers(w, c, x) if c.table_width else None
     for layer, shape in enumerate(c.shapes):
@@ -129,7 +129,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
         w.plan.add(w.rmsnorm(f"{block}.post_ffw_norm", y), to=x)
         if of_layers is not None:
             gate = w.linear(f"{block}.inp_gate", x, c.table_width)
-            mine = w.plan.columns(of_layers, layer * c.table_width, c.table_width)
+            mine = w.plan.slice(of_layers, layer * c.table_width, c.table_width)
             y = w.linear(f"{block}.proj", w.plan.gated(gate, mine, Activation.GELU), c.width)
             w.plan.add(w.rmsnorm(f"{block}.post_norm", y), to=x)
         scale = w.tensors.optional_vector(f"{block}.layer_output_scale.weight", 1)
@@ -142,9 +142,9 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 def _rope_with_factors(w: PlanWriter, c: Config) -> Rope:
-    """Of layers without a window. The factors, which say what is not turned, must be there."""
+    """Of layers without a window. The factors, which say what is not rotated, must be there."""
     w.tensors.vector("rope_freqs.weight", c.rope.dimensions // 2)
-    return w.rope(Pairing.HALVES)
+    return w.rope(Pairing.NEOX)
 
 
 def _inputs_of_layers(w: PlanWriter, c: Config, x: Value) -> Value:

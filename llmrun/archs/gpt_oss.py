@@ -9,7 +9,8 @@ from llmrun.archs.parts.experts import Experts, add_experts, expert_size, expert
 from llmrun.archs.parts.hyperparameters import Hyperparameters, windows_of
 from llmrun.archs.parts.keys import Keys
 from llmrun.archs.parts.writer import PlanWriter
-from llmrun.plan.ops import Activation, Gating
+from llmrun.plan.ops.activations import Activation
+from llmrun.plan.ops.experts import Gating
 from llmrun.plan.rope import Pairing
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def read_config(file: GGUFFile) -> Config:
 
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
-    rope = w.rope(Pairing.HALVES)
-    window_rope = rope if c.window_base == c.rope.base else c.rope.with_base(c.window_base).rope(file, Pairing.HALVES)
+    rope = w.rope(Pairing.NEOX)
+    window_rope = rope if c.window_base == c.rope.base else c.rope.with_base(c.window_base).rope(file, Pairing.NEOX)
     x = w.embed()
     for layer in range(c.layers):
         block = f"blk.{layer}"

@@ -37,7 +37,7 @@ def read_config(file: GGUFFile) -> Config:
 
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
-    shape, rope = c.attention(), w.rope(Pairing.ADJACENT)
+    shape, rope = c.attention(), w.rope(Pairing.INTERLEAVED)
     query_rope = rope if c.growth is None else replace(rope, growth=c.growth)
     x = w.embed()
     for layer in range(c.layers):

@@ -31,8 +31,8 @@ def read_config(file: GGUFFile) -> Config:
 
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
-    rope = w.rope(Pairing.HALVES)
-    window_rope = replace(c.rope.unscaled(), magnitude=1.0).rope(file, Pairing.HALVES)
+    rope = w.rope(Pairing.NEOX)
+    window_rope = replace(c.rope.unscaled(), magnitude=1.0).rope(file, Pairing.NEOX)
     x = w.embed()
     for layer in range(c.layers):
         block = f"blk.{layer}"

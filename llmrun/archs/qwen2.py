@@ -1,4 +1,4 @@
-"""The `qwen2` architecture: llama's form, with halves of a head turned against each other, and biases for
+"""The `qwen2` architecture: llama's form, with NeoX RoPE, and biases for
 queries, keys and values.
 
 Qwen2 and Qwen2.5.
@@ -26,7 +26,7 @@ def read_config(file: GGUFFile) -> Hyperparameters:
 
 def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     w = PlanWriter(file, config)
-    shape, rope = config.attention(), w.rope(Pairing.HALVES)
+    shape, rope = config.attention(), w.rope(Pairing.NEOX)
     x = w.embed()
     for layer in range(config.layers):
         block = f"blk.{layer}"

@@ -22,7 +22,7 @@ def read_config(file: GGUFFile) -> Hyperparameters:
 
 def plan(file: GGUFFile, config: Hyperparameters) -> Plan:
     w = PlanWriter(file, config)
-    shape, rope = config.attention(), w.rope(Pairing.HALVES)
+    shape, rope = config.attention(), w.rope(Pairing.NEOX)
     x = w.embed()
     for layer in range(config.layers):
         block = f"blk.{layer}"

@@ -28,7 +28,7 @@ def read_config(file: GGUFFile) -> Config:
 
 def plan(file: GGUFFile, config: Config) -> Plan:
     c, w = config, PlanWriter(file, config)
-    shape, rope = c.attention(), w.rope(Pairing.HALVES)
+    shape, rope = c.attention(), w.rope(Pairing.NEOX)
     x = w.embed()
     for layer in range(c.layers):
         block = f"blk.{layer}"

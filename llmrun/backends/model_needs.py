@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering.needs import StepShape, kv_position_bytes, needs_of, needs_of_step
+from llmrun.backends.cpu.lowering.needs import StepShape, kv_position_bytes
+from llmrun.backends.cpu.ops.registry import needs_of, needs_of_step
 from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.backends.sizing.layer_heads import head_sizes
 from llmrun.backends.sizing.layer_windows import layer_windows
 from llmrun.backends.sizing.layers_kept import layers_of, layers_run, storing_layers
 from llmrun.layouts.kv_blocks import Q8_0
-from llmrun.plan import ops
+from llmrun.plan.ops.attention import Attention
+from llmrun.plan.ops.linear import Product
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,8 +56,8 @@ class ModelNeeds:
 def needs_of_plan(plan: Plan, *, kv_type: str = "f16") -> ModelNeeds:
     """What the CPU engine reads and multiplies: weights as they are packed."""
     one, unasked = StepShape(1), StepShape(1, wanted=0)
-    shapes = [op.place.shape for op in plan.ops if isinstance(op, ops.Attention)]
-    linear = [needs_of(op, kv_type, unasked) for op in plan.ops if isinstance(op, ops.Product)]
+    shapes = [op.kv.shape for op in plan.ops if isinstance(op, Attention)]
+    linear = [needs_of(op, kv_type, unasked) for op in plan.ops if isinstance(op, Product)]
     return ModelNeeds(
         weight_bytes=needs_of_step(plan, kv_type, one).weight_bytes,
         kv_read=KVBytes.of_layers((shape.window, kv_position_bytes(shape, kv_type)) for shape in shapes),

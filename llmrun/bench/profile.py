@@ -18,11 +18,12 @@ import numpy as np
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
-from llmrun.backends.cpu.lowering.needs import Needs, StepShape, needs_of, quantizing_needs
+from llmrun.backends.cpu.lowering.needs import Needs, StepShape
+from llmrun.backends.cpu.ops.linear import quantizing_needs
+from llmrun.backends.cpu.ops.registry import CPU_OPS, needs_of
 from llmrun.backends.cpu.speeds.limits import Machine
-from llmrun.bench.op_kinds import KIND_OF, QUANTIZE
 from llmrun.gguf.reader import open_gguf
-from llmrun.plan import ops
+from llmrun.plan.ops.linear import Product
 from llmrun.types import Batch
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from llmrun.backends.cpu.timed_team import StepTimes
     from llmrun.plan.plan import Plan
 
+_QUANTIZE = "quantize"  # the kind of what makes the input of a product int8
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _IN_A_ROW = 8  # steps, at most, before the other kind of team has its turn
 _LEAST_TURNS = 3
@@ -289,7 +291,7 @@ class _Part:
 
 def _step_profile(backend: CpuBackend, measured: _Measured, limits: Limits) -> StepProfile:
     of_records = [
-        _Part(origin, kernel.module == "linear.quantize")
+        _Part(origin, kernel.function == "quantize")
         for origin, kernel in zip(backend.lowered.origins, backend.lowered.kernels, strict=True)
     ]
     parts = list(dict.fromkeys(of_records))
@@ -345,16 +347,16 @@ def _shapes(rows: int, depth: int) -> list[StepShape]:
 def _needs(backend: CpuBackend, part: _Part, step: StepShape) -> Needs:
     op = backend.plan.ops[part.origin]
     if part.quantizes:
-        assert isinstance(op, ops.Product)
+        assert isinstance(op, Product)
         return quantizing_needs(op, step)
     return needs_of(op, backend.info.kv_type, step)
 
 
 def _op_profile(plan: Plan, part: _Part, spent: Spent) -> OpProfile:
     op = plan.ops[part.origin]
-    matrix = ops.matrix_of(op)
+    matrix = op.matrix
     return OpProfile(
-        kind=QUANTIZE if part.quantizes else KIND_OF[type(op)],
+        kind=_QUANTIZE if part.quantizes else CPU_OPS[type(op)].name,
         layer=_layer(plan, part.origin),
         name=matrix.name if matrix else "",
         weight_type=matrix.kind if matrix and not part.quantizes else "",
@@ -364,7 +366,7 @@ def _op_profile(plan: Plan, part: _Part, spent: Spent) -> OpProfile:
 
 def _layer(plan: Plan, index: int) -> int | None:
     """By the name of the next matrix: an op without one prepares what it is multiplied by."""
-    names = (matrix.name for op in plan.ops[index:] if (matrix := ops.matrix_of(op)))
+    names = (matrix.name for op in plan.ops[index:] if (matrix := op.matrix))
     found = _LAYER.match(next(names, ""))
     return int(found[1]) if found else None
 

@@ -190,6 +190,13 @@ def _source(module: str) -> tuple[str, list[str]]:
     return hashlib.sha256(source).hexdigest(), _imported_files(source.decode())
 
 
+@functools.cache
+def _source_of(module: str) -> tuple[bytes, list[str]]:
+    """The source of a file and the files it imports, read once: most kernels share most of their files."""
+    source = _path_of(module).read_bytes()
+    return source, _imported_files(source.decode())
+
+
 def _imported_files(source: str) -> list[str]:
     """The files that a source imports from the rooms that machine code is made of, dotted from the package down."""
     files = []

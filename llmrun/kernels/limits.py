@@ -18,12 +18,11 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import kernel, kernel_family
 from llmrun.layouts import records
-from llmrun.layouts.limits import independent_sums
+from llmrun.layouts.limits import MultiplyWords, ReadWords, independent_sums
 from llmrun.layouts.packed_types import PACKED_TYPES
 
-ARG = records.OP_ARGS
-A_ADDRESS, A_CHUNKS, A_CHUNK_BYTES, A_RESULT = (ARG + 8 * i for i in range(4))
-A_ROUNDS, A_VECTORS, A_PRODUCTS = (ARG + 8 * i for i in range(3))
+_READ = records.offsets(ReadWords)
+_MULTIPLY = records.offsets(MultiplyWords)
 
 _LINE = 64
 _STREAM = 8  # lines read in a row
@@ -46,32 +45,32 @@ def _add_lines(typingctx: Any, total: Any, address: Any) -> Any:
 
 @kernel
 def read(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Read memory in chunks, each a whole number of 512 bytes. A_RESULT: 64 bytes for each thread."""
-    n_chunks, chunk_bytes = load_i64(op + A_CHUNKS), load_i64(op + A_CHUNK_BYTES)
+    """Read memory in chunks, each a whole number of 512 bytes. `results`: 64 bytes for each thread."""
+    n_chunks, chunk_bytes = load_i64(op + _READ.chunks), load_i64(op + _READ.chunk_bytes)
     total = simd.splat(types.float32(0))
     chunk = claim(op)
     while chunk < n_chunks:
-        start = load_i64(op + A_ADDRESS) + chunk * chunk_bytes
+        start = load_i64(op + _READ.address) + chunk * chunk_bytes
         for at in range(start, start + chunk_bytes, _STREAM * _LINE):
             total = _add_lines(total, at)
         chunk = claim(op)
-    simd.store_f32x16(load_i64(op + A_RESULT) + _LINE * thread, total)
+    simd.store_f32x16(load_i64(op + _READ.results) + _LINE * thread, total)
 
 
 @kernel_family
 def multiply(level: str) -> Callable[..., None]:
-    """Dot products of bytes with everything in registers, A_ROUNDS times. A_VECTORS: 64 bytes for each sum, weights;
-    A_PRODUCTS: as many for each thread, results."""
+    """Dot products of bytes with everything in registers, `rounds` times. `vectors`: 64 bytes for each sum, weights;
+    `results`: as many for each thread."""
     n_sums = independent_sums(level)
     load, add, store = _sums(level, n_sums)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        weights = load(load_i64(op + A_VECTORS))
+        weights = load(load_i64(op + _MULTIPLY.vectors))
         sums = weights
-        for number in range(load_i64(op + A_ROUNDS)):
+        for number in range(load_i64(op + _MULTIPLY.rounds)):
             sums = add(sums, weights, number)
-        store(load_i64(op + A_PRODUCTS) + _LINE * n_sums * thread, sums)
+        store(load_i64(op + _MULTIPLY.results) + _LINE * n_sums * thread, sums)
 
     return run
 

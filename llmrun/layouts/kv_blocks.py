@@ -9,8 +9,8 @@ The cache of a layer is an array of blocks of 32 positions; a row's block table 
 
 so that both products of attention run along vectors: of positions for keys, of features for values. In q8_0 a group is
 32 consecutive features of one position (the last group of a head whose size is no multiple of 32 has 16), and stands
-for its integers times its scale, which is the group's largest magnitude / 127, rounded to float16. Keys of q8_0 are
-spread out before (hadamard.py), and queries are spread to meet them.
+for its integers times its scale, which is the group's largest magnitude / 127, rounded to float16. Before that, keys
+of q8_0 are rotated by a Hadamard matrix (hadamard.py), and so are queries.
 """
 
 from __future__ import annotations

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 MOST_SUMS = 12
+
+
+class ReadWords(NamedTuple):
+    """The op record of `read`."""
+
+    address: int
+    chunks: int
+    chunk_bytes: int
+    results: int
+
+
+class MultiplyWords(NamedTuple):
+    """The op record of `multiply`."""
+
+    rounds: int
+    vectors: int
+    results: int
 
 
 def independent_sums(level: str) -> int:

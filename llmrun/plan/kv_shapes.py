@@ -56,8 +56,8 @@ KVShape = AttentionShape | ConvolutionShape
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the KV cache a layer keeps what it keeps: in the group of all layers of its shape, by number."""
+class LayerKV:
+    """Where one layer's keys and values are in the KV cache: its number in the group of all layers of its shape."""
 
     shape: KVShape
     group: int

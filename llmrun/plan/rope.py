@@ -1,4 +1,4 @@
-"""Rotary positions: by how much each pair of features is turned at each position."""
+"""Rotary positions: the angle by which each pair of features is rotated at each position."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Pairing(StrEnum):
     """Which features of a head make a pair."""
 
-    ADJACENT = "adjacent"  # 2i and 2i + 1: llama.cpp's "norm"
-    HALVES = "halves"  # i and i + pairs: its "neox"
+    INTERLEAVED = "interleaved"  # 2i and 2i + 1: llama.cpp's "norm"
+    NEOX = "neox"  # i and i + pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class Rope:
     """
 
     frequencies: NDArray[np.float64]
-    pairing: Pairing = Pairing.ADJACENT
+    pairing: Pairing = Pairing.INTERLEAVED
     magnitude: float = 1.0
     longer: tuple[int, Rope] | None = None
     growth: tuple[float, int] | None = None

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from llmrun.archs.registry import ARCHITECTURES
 from llmrun.errors import BadGGUF, UnsupportedModel
-from llmrun.kernels.rows import rowwise
 from llmrun.plan import reference
-from llmrun.plan.ops import Activate, Activation, Gated
+from llmrun.plan.ops import activations
+from llmrun.plan.ops.activations import Activate, Activation, Gated
 from tests.support.engine.runs import logits_in_steps
 from tests.support.models.fidelity import plan_of
 from tests.support.models.llama_cpp_oracle import LlamaCppModel
@@ -45,14 +45,14 @@ def activation_in_a_table(x: NDArray[np.float32], activation: Activation) -> NDA
     return np.where(np.abs(x) >= 10, exact, looked_up.astype(np.float32))
 
 
-EXACT_ACTIVATION = rowwise.activation_reference
+EXACT_ACTIVATION = activations.activation_reference
 
 
 @pytest.mark.parametrize("name", TINY_ARCHITECTURES)
 def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 5e-6 of the logits' spread (1.6e-6 was the most seen). A GELU that ggml looks up in float16 tips to
     the next one here and there: then a tenth of the positions, and all within 1e-3 (4.6e-4 was the most seen)."""
-    monkeypatch.setattr(rowwise, "activation_reference", activation_in_a_table)
+    monkeypatch.setattr(activations, "activation_reference", activation_in_a_table)
     path, tokens = tiny_architecture(tmp_path, name), tokens_of(name)
     with LlamaCppModel.oracle(path) as oracle:
         expected = oracle.logits(tokens)

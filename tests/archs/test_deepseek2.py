@@ -12,7 +12,8 @@ from llmrun.archs import deepseek2
 from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.ops import Attention, Gating, Route
+from llmrun.plan.ops.attention import Attention
+from llmrun.plan.ops.experts import Gating, Route
 from llmrun.plan.plan import Plan
 from tests.support.gguf.gguf_files import Tensor
 from tests.support.models.fidelity import plan_of
@@ -41,8 +42,8 @@ def attention_of(plan: Plan) -> Attention:
         (ABSORBED, {"expert_group_count": 4, "expert_group_used_count": 2}, UnsupportedModel, "chosen by groups"),
         (ABSORBED, {"expert_gating_func": 4}, UnsupportedModel, "a deepseek2.expert_gating_func of 4"),
         (ABSORBED, {"attention__kv_lora_rank": 24}, UnsupportedModel, "kv_lora_rank of 24, must be a multiple of 16"),
-        (ABSORBED, {"rope__dimension_count": 96}, UnsupportedModel, "heads of 96 features of which 96 are turned"),
-        (ABSORBED, {"rope__dimension_count": 90}, UnsupportedModel, "heads of 96 features of which 90 are turned"),
+        (ABSORBED, {"rope__dimension_count": 96}, UnsupportedModel, "heads of 96 features of which 96 are rotated"),
+        (ABSORBED, {"rope__dimension_count": 90}, UnsupportedModel, "heads of 96 features of which 90 are rotated"),
         (ABSORBED, {"attention__key_length": 48}, BadGGUF, "attention.key_length: 48 seen, must be 64"),
         (ABSORBED, {"attention__value_length": 48}, BadGGUF, "attention.value_length: 48 seen, must be 32"),
         (ABSORBED, {"attention__head_count_kv": 4}, BadGGUF, "attention.head_count_kv: 4 seen, must be 1"),

@@ -11,7 +11,8 @@ import pytest
 from llmrun.archs.registry import plan_of_header
 from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.gguf.reader import open_gguf
-from llmrun.plan.ops import Attention, Rotate
+from llmrun.plan.ops.attention import Attention
+from llmrun.plan.ops.rope import Rotate
 from tests.support.gguf.gguf_files import Tensor
 from tests.support.models.fidelity import plan_of
 from tests.support.models.tiny_architectures import tiny_architecture
@@ -21,7 +22,7 @@ from tests.support.models.tiny_models import changed_copy
 def test_the_last_layers_look_at_the_last_of_their_kind_that_stores(tmp_path: Path) -> None:
     """Of five layers three store: two with a window, one without."""
     plan = plan_of(tiny_architecture(tmp_path, "gemma4 fused"))
-    places = [(op.place.shape.window, op.place.layer) for op in plan.ops if isinstance(op, Attention)]
+    places = [(op.kv.shape.window, op.kv.layer) for op in plan.ops if isinstance(op, Attention)]
     assert places == [(16, 0), (16, 1), (0, 0), (16, 1), (0, 0)]
     assert [group.layers for group in plan.groups] == [2, 1]
     assert sum(isinstance(op, Rotate) for op in plan.ops) == 2

@@ -19,8 +19,11 @@ from llmrun.archs.registry import ARCHITECTURES, architecture_of
 from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
 from llmrun.gguf.reader import GGUFFile, open_gguf
 from llmrun.plan.matrix import SUPPORTED
-from llmrun.plan.ops import Attention, Linear, RmsNorm, Rows
+from llmrun.plan.ops.attention import Attention
+from llmrun.plan.ops.linear import Linear
+from llmrun.plan.ops.norms import RmsNorm
 from llmrun.plan.plan import Plan
+from llmrun.plan.values import Rows
 from llmrun.quants.registry import BY_NAME
 from llmrun.quants.weight_type import WeightType
 from tests.support.gguf.gguf_files import Tensor, llama3_rope_factors, tiny_llama
@@ -295,7 +298,7 @@ def test_the_plan_reads_like_the_model(tiny: GGUFFile) -> None:
     layer = ["RmsNorm", "Linear", "Linear", "Linear", "RopeStore", "Attention", "Linear"]
     layer += ["RmsNorm", "Linear", "Linear", "Gated", "Linear"]
     assert [type(op).__name__ for op in plan.ops] == ["Embed", *layer, *layer, "RmsNorm", "Linear"]
-    assert [op.place.layer for op in plan.ops if isinstance(op, Attention)] == [0, 1]
+    assert [op.kv.layer for op in plan.ops if isinstance(op, Attention)] == [0, 1]
     last = plan.ops[-1]
     assert isinstance(last, Linear)
     assert last.weight.name == "output.weight"

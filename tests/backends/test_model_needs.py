@@ -15,8 +15,8 @@ from llmrun.backends.sizing.kv_bytes import KVBytes
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops import Value
 from llmrun.plan.plan import Plan
+from llmrun.plan.values import Value
 from tests.support.backends.sliding_window import WINDOW, tiny_sliding_window
 from tests.support.gguf.gguf_files import Tensor, tiny_llama, tiny_vocabulary, write_gguf
 from tests.support.models.downloads import smollm2

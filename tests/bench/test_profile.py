@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
-from llmrun.backends.cpu.lowering.needs import Needs, StepShape, needs_of_step
+from llmrun.backends.cpu.lowering.needs import Needs, StepShape
+from llmrun.backends.cpu.ops.registry import needs_of_step
 from llmrun.backends.model_needs import needs_of_plan
-from llmrun.bench.op_kinds import KIND_OF
 from llmrun.bench.profile import Limits, OpProfile, Profile, Spent, StepProfile, profile
 from llmrun.gguf.reader import open_gguf
-from llmrun.plan.ops import Op
 from llmrun.plan.plan import Plan
 from tests.support.backends.seam_contract import batch_of, rows
 from tests.support.gguf.gguf_files import tiny_llama
@@ -64,10 +62,6 @@ def plan(path: Path) -> Plan:
         backend = CpuBackend(file, OpenOptions(context_size=64, threads=1))
     backend.close()
     return backend.plan
-
-
-def test_every_op_there_is_has_a_kind() -> None:
-    assert set(KIND_OF) == set(get_args(Op))
 
 
 def test_every_op_is_told_once_in_order_and_by_name(step: StepProfile) -> None:

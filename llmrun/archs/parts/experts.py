@@ -10,13 +10,14 @@ import numpy as np
 from llmrun.archs.parts.hyperparameters import MOST_WIDTH, feed_forward_of
 from llmrun.archs.parts.keys import MOST_LAYERS, Keys
 from llmrun.gguf.hyperparameters import MAX_EXPERTS
-from llmrun.plan.ops import Activation, Gating
+from llmrun.plan.ops.activations import Activation
+from llmrun.plan.ops.experts import Gating
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.archs.parts.writer import PlanWriter
-    from llmrun.plan.ops import Routing, Value
+    from llmrun.plan.values import Routing, Value
 
 _SIZE: Final = "expert_feed_forward_length"
 _GATINGS: Final = {1: Gating.SOFTMAX, 2: Gating.SIGMOID}

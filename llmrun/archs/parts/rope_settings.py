@@ -42,9 +42,9 @@ class YarnSettings:
 
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
-    """Of all layers that are turned in the same way.
+    """Of all layers that are rotated in the same way.
 
-    dimensions        features of a head that are turned, from the first on
+    dimensions        features of a head that are rotated, from the first on
     base              of the geometric series of frequencies
     factor            positions are divided by it, or with YaRN those of slow pairs
     yarn              None: all pairs are slowed alike
@@ -118,7 +118,7 @@ class RopeSettings:
 
     @property
     def magnitude_with_yarn(self) -> float:
-        """What turned features are multiplied by."""
+        """What rotated features are multiplied by."""
         return self.magnitude if self.yarn is None else self.magnitude * self._yarn_magnitude(self.yarn)
 
     def rope_of(self, tensors: Tensors, pairing: Pairing) -> Rope:
@@ -159,7 +159,7 @@ class RopeSettings:
 
 
 def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
-    """How many features of a head are turned. Raises BadGGUF."""
+    """How many features of a head are rotated. Raises BadGGUF."""
     dimensions = keys.integer(key, default, minimum=2, maximum=head_size)
     if dimensions % 2:
         raise keys.bad(key, f"{dimensions} seen, must be even")

@@ -9,7 +9,7 @@ from llmrun.archs.parts.keys import Keys
 
 if TYPE_CHECKING:
     from llmrun.archs.parts.writer import PlanWriter
-    from llmrun.plan.ops import Value
+    from llmrun.plan.values import Value
 
 _MOST_TAPS = 64  # 3 in real models
 _FEATURES_AT_ONCE = 16  # the kernel takes whole vectors

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmrun.archs.parts.tensors import Tensors
-from llmrun.plan.ops import Activation, Value
+from llmrun.plan.ops.activations import Activation
 from llmrun.plan.plan import Plan
+from llmrun.plan.values import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

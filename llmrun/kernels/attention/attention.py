@@ -15,42 +15,21 @@ is converted to float32 once for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numba import types
 
-from llmrun.kernels.attention.chunk import (
-    A_KV_HEADS,
-    A_OUT,
-    A_OUT_STRIDE,
-    A_PARTIAL_STRIDE,
-    A_PARTIALS,
-    A_QUERY,
-    A_QUERY_STRIDE,
-    A_SCRATCH,
-    A_SCRATCH_BYTES,
-    A_SINKS,
-    A_TABLES,
-    A_WINDOW,
-    ARG,
-    LOWEST,
-    chunk_of_tile,
-)
+from llmrun.kernels.attention.chunk import LOWEST, WORDS, chunk_of_tile
 from llmrun.kernels.code import simd
-from llmrun.kernels.code.curves import soft_cap_reference
 from llmrun.kernels.code.load_store import hidden, load_f32, load_i32, load_i64, store_f32
 from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, block_tables, claim, n_rows, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.layouts import records
 from llmrun.layouts.attention import CHUNK, NARROW_TILE_QUERIES, TILE_QUERIES, state_floats
 from llmrun.layouts.kv_blocks import HeadLayout
+from llmrun.plan.ops.attention import MergeWords
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-M_PARTIALS, M_PARTIAL_STRIDE, M_OUT, M_OUT_STRIDE, M_HEADS, M_SCRATCH, M_SCRATCH_BYTES = (ARG + 8 * i for i in range(7))
-M_WINDOW, M_SINKS = (ARG + 8 * i for i in range(7, 9))
+_MERGE = records.offsets(MergeWords)
 
 
 @kernel_family
@@ -99,21 +78,21 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        head_tiles = load_i64(op + A_KV_HEADS) * (group // heads)
-        query_stride = load_i64(op + A_QUERY_STRIDE)
-        out_stride = load_i64(op + A_OUT_STRIDE)
-        query0 = load_i64(op + A_QUERY) + private_row(op, step, thread, PRIVATE_INPUT) * query_stride
-        scratch = load_i64(op + A_SCRATCH) + thread * load_i64(op + A_SCRATCH_BYTES)
-        tables = block_tables(step, load_i64(op + A_TABLES))
+        head_tiles = load_i64(op + WORDS.kv_heads) * (group // heads)
+        query_stride = load_i64(op + WORDS.q_stride)
+        out_stride = load_i64(op + WORDS.out_stride)
+        query0 = load_i64(op + WORDS.q) + private_row(op, step, thread, PRIVATE_INPUT) * query_stride
+        scratch = load_i64(op + WORDS.scratch) + thread * load_i64(op + WORDS.scratch_bytes)
+        tables = block_tables(step, load_i64(op + WORDS.tables))
         positions = load_i64(step + records.STEP_POSITIONS)
         item = claim(op)
         if rows == 1:
             length = load_i32(positions) + 1
-            first_chunk = _first_chunk(length, load_i64(op + A_WINDOW))
+            first_chunk = _first_chunk(length, load_i64(op + WORDS.window))
             while item < head_tiles * (_end_chunk(length) - first_chunk):
                 tile = item % head_tiles
                 chunk = item // head_tiles
-                states = load_i64(op + A_PARTIALS) + chunk * load_i64(op + A_PARTIAL_STRIDE)
+                states = load_i64(op + WORDS.partials) + chunk * load_i64(op + WORDS.partial_stride)
                 states += tile * heads * state_bytes
                 chunk += first_chunk
                 kv_head = tile * heads // group
@@ -128,7 +107,7 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
             tile = item // row_tiles
             head = tile * heads
             query = query0 + first * query_stride + tile * query_bytes
-            out = load_i64(op + A_OUT) + first * out_stride + tile * out_bytes
+            out = load_i64(op + WORDS.out) + first * out_stride + tile * out_bytes
             if first + tile_rows <= rows and follow(tables, positions, first):
                 length = load_i32(positions + 4 * first) + 1
                 many_rows(op, query, out, load_i64(tables + 8 * first), length, head, head // group, scratch)
@@ -153,15 +132,16 @@ def merge(level: str, value_size: int) -> Callable[..., None]:
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         if n_rows(op, step) == 1:
-            scratch = load_i64(op + M_SCRATCH) + thread * load_i64(op + M_SCRATCH_BYTES)
-            out = load_i64(op + M_OUT) + private_row(op, step, thread, PRIVATE_OUTPUT) * load_i64(op + M_OUT_STRIDE)
+            scratch = load_i64(op + _MERGE.scratch) + thread * load_i64(op + _MERGE.scratch_bytes)
+            out_stride = load_i64(op + _MERGE.out_stride)
+            out = load_i64(op + _MERGE.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * out_stride
             length = load_i32(load_i64(step + records.STEP_POSITIONS)) + 1
-            for head in range(load_i64(op + M_HEADS)):
-                state = load_i64(op + M_PARTIALS) + head * state_bytes
-                begin(scratch, load_i64(op + M_SINKS), head)
-                for _ in range(_first_chunk(length, load_i64(op + M_WINDOW)), _end_chunk(length)):
+            for head in range(load_i64(op + _MERGE.heads)):
+                state = load_i64(op + _MERGE.partials) + head * state_bytes
+                begin(scratch, load_i64(op + _MERGE.sinks), head)
+                for _ in range(_first_chunk(length, load_i64(op + _MERGE.window)), _end_chunk(length)):
                     add(scratch, state)
-                    state += load_i64(op + M_PARTIAL_STRIDE)
+                    state += load_i64(op + _MERGE.partial_stride)
                 finish(scratch, out + 4 * head * value_size)
 
     return run
@@ -230,9 +210,9 @@ def _all_chunks(level: str, layout: HeadLayout, heads: int, rows: int, *, capped
     ) -> Any:
         later = scratch + 2 * 4 * queries * CHUNK
         states = later + queries * state_bytes
-        window = load_i64(op + A_WINDOW)
+        window = load_i64(op + WORDS.window)
         for index in range(hidden(queries)):
-            begin(states + index * state_bytes, load_i64(op + A_SINKS), head + index % heads)
+            begin(states + index * state_bytes, load_i64(op + WORDS.sinks), head + index % heads)
         for chunk in range(_first_chunk(length, window), _end_chunk(length + rows - 1)):
             one_chunk(op, query, table, length, chunk, kv_head, scratch, later)
             for index in range(hidden(queries)):
@@ -240,35 +220,7 @@ def _all_chunks(level: str, layout: HeadLayout, heads: int, rows: int, *, capped
                 if _first_chunk(row_length, window) <= chunk < _end_chunk(row_length):
                     add(states + index * state_bytes, later + index * state_bytes)
         for index in range(hidden(queries)):
-            to = out + index // heads * load_i64(op + A_OUT_STRIDE) + index % heads * 4 * value_size
+            to = out + index // heads * load_i64(op + WORDS.out_stride) + index % heads * 4 * value_size
             finish(states + index * state_bytes, to)
 
     return all_chunks
-
-
-def attention_reference(
-    q: NDArray[np.float32],
-    keys: NDArray[np.float32],
-    values: NDArray[np.float32],
-    scale: float,
-    soft_cap: float = 0.0,
-    sinks: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
-    """One row: q float32[heads, head size], keys float32[length, KV heads, head size], values float32[length, KV heads,
-    value size], the row's own position last; returns float32[heads, value size]. A plain softmax, exact where the
-    kernel's runs in blocks.
-    `soft_cap` and `sinks` as plan_ops.Attention has them."""
-    import numpy as np
-
-    group = len(q) // keys.shape[1]
-    keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
-    scores = np.einsum("hd,lhd->hl", q, keys, dtype=np.float32) * np.float32(scale)
-    if soft_cap:
-        scores = soft_cap_reference(scores, soft_cap)
-    if sinks is not None:
-        scores = np.concatenate([scores, sinks[:, None]], axis=1)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    weights = weights[:, : len(values)]
-    result: NDArray[np.float32] = np.einsum("hl,lhd->hd", weights, values, dtype=np.float32)
-    return result

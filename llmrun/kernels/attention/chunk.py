@@ -19,11 +19,9 @@ from llmrun.kernels.compiler import inline_function
 from llmrun.layouts import records
 from llmrun.layouts.attention import CHUNK, state_floats
 from llmrun.layouts.kv_blocks import BLOCK, GROUP, HeadLayout
+from llmrun.plan.ops.attention import AttentionWords
 
-ARG = records.OP_ARGS
-A_QUERY, A_QUERY_STRIDE, A_OUT, A_OUT_STRIDE, A_KV, A_BLOCK_BYTES, A_KV_HEADS, A_SCALE = (ARG + 8 * i for i in range(8))
-A_SCRATCH, A_SCRATCH_BYTES, A_PARTIALS, A_PARTIAL_STRIDE = (ARG + 8 * i for i in range(8, 12))
-A_TABLES, A_WINDOW, A_SINKS, A_SOFT_CAP = (ARG + 8 * i for i in range(12, 16))
+WORDS = records.offsets(AttentionWords)
 
 LOWEST = -3.0e38
 
@@ -49,13 +47,13 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
     @inline_function
     def run(op: Any, query: Any, table: Any, length: Any, chunk: Any, kv_head: Any, weights: Any, states: Any) -> Any:
         start = chunk * CHUNK
-        cache = load_i64(op + A_KV) + kv_head * head_bytes
-        block_bytes = load_i64(op + A_BLOCK_BYTES)
-        query_stride = load_i64(op + A_QUERY_STRIDE)
-        scale = load_f32(op + A_SCALE)
+        cache = load_i64(op + WORDS.cache) + kv_head * head_bytes
+        block_bytes = load_i64(op + WORDS.block_bytes)
+        query_stride = load_i64(op + WORDS.q_stride)
+        scale = load_f32(op + WORDS.scale)
         table += 4 * (start // BLOCK)
         # The first row sees the chunk's positions from `first` on, up to `end`; row i both i further, within the chunk.
-        first = length - load_i64(op + A_WINDOW) - start
+        first = length - load_i64(op + WORDS.window) - start
         end = length - start
         for block in range(max(first, 0) // BLOCK, (min(end + rows - 1, CHUNK) + BLOCK - 1) // BLOCK):
             keys = cache + load_i32(table + 4 * block) * block_bytes
@@ -71,7 +69,8 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
             row = index // heads
             row_first = max(first + row, 0)
             row_end = min(end + row, CHUNK)
-            soften(weights + 4 * CHUNK * index, row_first, row_end, load_f32(op + A_SOFT_CAP), state + 4 * value_size)
+            cap = load_f32(op + WORDS.soft_cap)
+            soften(weights + 4 * CHUNK * index, row_first, row_end, cap, state + 4 * value_size)
             for at in range(0, 4 * value_size, 64):
                 simd.store_f32x16(state + at, simd.splat(types.float32(0)))
             for position in range(row_first, min(row_end, first_of_all)):

@@ -1,14 +1,8 @@
-"""Keys are spread out before they are rounded to 8 bits.
-
-A few features of SmolLM2's keys are many times as large as the others, and set the scale of their group. A product with
-a Hadamard matrix (entries of 1 and -1, orthogonal but for a factor) makes all features of a group about as large; a
-query spread alike has the same product with the key. It takes the divergence that the q8_0 cache costs from 6.0e-4 to
-2.5e-4 nats; llama.cpp does so too, and has 3.0e-4. For values, which are more even, little would be won.
-"""
+"""The Hadamard rotation of keys and queries for a q8_0 cache; stored_kv.py says why, and has the twin."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -17,27 +11,20 @@ from numba.extending import intrinsic
 from llmrun.kernels.code import simd
 from llmrun.kernels.compiler import inline_function
 from llmrun.layouts.kv_blocks import GROUP
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-# Powers of two, with which products are exact: of a group of 32 they make 1/32 together, of one of 16 1/16.
-_KEY_FACTOR = 1 / 4
-_QUERY_FACTOR = {32: 1 / 8, 16: 1 / 4}
+from llmrun.plan.stored_kv import KEY_FACTORS, QUERY_FACTORS
 
 
-def spreading(head_size: int) -> tuple[Any, Any]:
-    """(spread a key, spread a query): each changes float32[head size] in memory."""
-    return _spread(head_size, dict.fromkeys(_QUERY_FACTOR, _KEY_FACTOR)), _spread(head_size, _QUERY_FACTOR)
+def hadamard_of(head_size: int) -> tuple[Any, Any]:
+    """(rotate a key, rotate a query): each changes float32[head size] in memory."""
+    return _rotation(head_size, KEY_FACTORS), _rotation(head_size, QUERY_FACTORS)
 
 
-def _spread(head_size: int, factors: dict[int, float]) -> Any:
+def _rotation(head_size: int, factors: dict[int, float]) -> Any:
     whole = head_size // GROUP * GROUP
     factor, last_factor = factors[GROUP], factors[simd.LANES]
 
     @inline_function
-    def spread(x: Any) -> Any:
+    def rotate(x: Any) -> Any:
         for feature in range(0, whole, GROUP):
             low = _hadamard(simd.load_f32x16(x + 4 * feature))
             high = _hadamard(simd.load_f32x16(x + 4 * feature + 64))
@@ -48,7 +35,7 @@ def _spread(head_size: int, factors: dict[int, float]) -> Any:
             last = _hadamard(simd.load_f32x16(x + 4 * whole))
             simd.store_f32x16(x + 4 * whole, simd.multiply(last, simd.splat(types.float32(last_factor))))
 
-    return spread
+    return rotate
 
 
 @intrinsic
@@ -65,31 +52,3 @@ def _hadamard(typingctx: Any, vector: Any) -> Any:
         return vector
 
     return simd.f32x16(simd.f32x16), codegen
-
-
-def spread_key_reference(keys: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32[..., head size]."""
-    return _spread_reference(keys, dict.fromkeys(_QUERY_FACTOR, _KEY_FACTOR))
-
-
-def spread_query_reference(queries: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32[..., head size]."""
-    return _spread_reference(queries, _QUERY_FACTOR)
-
-
-def _spread_reference(x: NDArray[np.float32], factors: dict[int, float]) -> NDArray[np.float32]:
-    import numpy as np
-
-    spread = np.empty_like(x)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for first in range(0, x.shape[-1], GROUP):
-            group = x[..., first : first + GROUP]
-            size = group.shape[-1]
-            lanes = np.arange(size)
-            distance = 1
-            while distance < size:
-                partners = group[..., lanes ^ distance]
-                group = np.where(lanes & distance, partners - group, partners + group)
-                distance *= 2
-            spread[..., first : first + GROUP] = group * np.float32(factors[size])
-    return spread

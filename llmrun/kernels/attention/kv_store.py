@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from llmrun.kernels.attention.hadamard import spread_key_reference, spread_query_reference
 from llmrun.kernels.code import simd
 from llmrun.kernels.compiler import inline_function
-from llmrun.layouts.kv_blocks import BLOCK, GROUP, Q8_0, HeadLayout, n_groups
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from llmrun.layouts.kv_blocks import BLOCK, GROUP, HeadLayout, n_groups
 
 
 def storing(level: str, layout: HeadLayout) -> tuple[Any, Any]:
-    """(store a key, store a value), both (float32[its size], the head's part of a block, place in the block)."""
+    """(store a key, store a value), both (float32[its size], the head's part of a block, slot in the block)."""
     return _storing_integers(level, layout) if layout.has_scales else _storing_halves(level, layout)
 
 
@@ -145,38 +140,5 @@ def _emit_store_apart(builder: Any, address: Any, vector: Any, element_bytes: in
         simd.emit_store(builder, address, vector)
         return
     for lane in range(simd.LANES):
-        place = simd.emit_offset(builder, address, element_bytes * stride * lane)
-        simd.emit_store(builder, place, builder.extract_element(vector, simd.I32(lane)))
-
-
-def entered_reference(
-    queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """(queries, keys, values) as attention meets them, once they are in the cache: float32[..., their size] each."""
-    if kv_type == Q8_0:
-        queries, keys = spread_query_reference(queries), spread_key_reference(keys)
-    return queries, stored_reference(keys, kv_type), stored_reference(values, kv_type)
-
-
-def stored_reference(values: NDArray[np.float32], kv_type: str) -> NDArray[np.float32]:
-    """What the cache gives back of float32[..., head size]."""
-    import numpy as np
-
-    if kv_type != Q8_0:
-        return values.astype(np.float16).astype(np.float32)
-    whole = values.shape[-1] // GROUP * GROUP
-    parts = [values[..., at : at + GROUP] for at in range(0, whole, GROUP)]
-    parts += [values[..., whole:]] if whole < values.shape[-1] else []
-    return np.concatenate([_group_reference(part) for part in parts], axis=-1)
-
-
-def _group_reference(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    import numpy as np
-
-    with np.errstate(all="ignore"):
-        largest = np.abs(values).max(-1, keepdims=True)
-        scale = (largest / np.float32(127)).astype(np.float16).astype(np.float32)
-        inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
-        integers = np.clip(np.rint(values * inverse), -127, 127)
-        result: NDArray[np.float32] = np.where(np.isfinite(scale), np.nan_to_num(integers) * scale, np.float32(np.nan))
-    return result
+        at = simd.emit_offset(builder, address, element_bytes * stride * lane)
+        simd.emit_store(builder, at, builder.extract_element(vector, simd.I32(lane)))

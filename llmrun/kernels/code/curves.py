@@ -1,18 +1,14 @@
-"""Smooth curves made of exp: sigmoid and tanh, of vectors in a kernel and of NumPy's arrays."""
+"""Smooth curves made of exp, of vectors in a kernel: sigmoid and tanh."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numba import types
 from numba.extending import intrinsic
 
 from llmrun.kernels.code import simd
 from llmrun.kernels.compiler import inline_function
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _BEND = 0.625
 # (tanh(x) / x - 1) / x^2 by powers of x^2 up to _BEND^2, fitted at Chebyshev's points: off by 6e-10 there.
@@ -67,19 +63,3 @@ def emit_tanh(builder: Any, level: str, x: Any) -> Any:
     sign = builder.and_(builder.bitcast(x, simd.I32X16), simd.constant(simd.I32X16, 0x80000000))
     large = builder.bitcast(builder.or_(builder.bitcast(large, simd.I32X16), sign), simd.F32X16)
     return builder.select(builder.fcmp_ordered("<", size, simd.constant(simd.F32X16, _BEND)), small, large)
-
-
-def sigmoid_reference(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    import numpy as np
-
-    e = np.exp(-np.abs(x))
-    top = np.where(x < 0, e, np.float32(1))
-    return (top / (np.float32(1) + e)).astype(np.float32)
-
-
-def soft_cap_reference(x: NDArray[np.float32], cap: float) -> NDArray[np.float32]:
-    """cap * tanh(x / cap)"""
-    import numpy as np
-
-    result: NDArray[np.float32] = np.float32(cap) * np.tanh(x / np.float32(cap))
-    return result

@@ -52,13 +52,13 @@ def emit_dots(
         if level != "avx512vnni":
             chains = chains[:1] * 2
         for index in range(sub * per_sub, (sub + 1) * per_sub):
-            chains[index & 1].add(weights[index], spread(builder, level, activations[index]))
+            chains[index & 1].add(weights[index], broadcast(builder, level, activations[index]))
         totals = [chain.total() for chain in dict.fromkeys(chains)]
         found.append(_emit_sum(builder, totals))
     return found
 
 
-def spread(builder: Any, level: str, activation: Any) -> Any:
+def broadcast(builder: Any, level: str, activation: Any) -> Any:
     """4 columns of activations, an i32, for every output of one vector of the level."""
     n_bytes = 64 // _SUMS[level].parts
     return builder.bitcast(simd.emit_splat(builder, activation, n_bytes // 4), ir.VectorType(I8, n_bytes))
@@ -79,7 +79,7 @@ class Sum(ABC):
         self._sums = _split(builder, start, self.parts)
 
     def add(self, weight: Any, activations: Any) -> None:
-        """weight <64 x i8>: 4 columns of 16 outputs; activations from `spread`."""
+        """weight <64 x i8>: 4 columns of 16 outputs; activations from `broadcast`."""
         for index, part in enumerate(_split(self._builder, weight, self.parts)):
             self._add_part(index, part, activations)
 

@@ -12,23 +12,10 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.experts.items import expert_items
-from llmrun.kernels.linear.parts import (
-    A_ADD,
-    A_BLOCKS,
-    A_GROUPS,
-    A_PANELS,
-    A_PANELS_STRIDE,
-    A_SCALE_STRIDE,
-    A_X_STRIDE,
-    A_Y,
-    A_Y_STRIDE,
-    linear_parts,
-)
+from llmrun.kernels.linear.parts import PRODUCT, linear_parts
 from llmrun.kernels.linear.tiles import tile
 from llmrun.layouts.packed_types import PACKED_TYPES
 from llmrun.layouts.tile_shapes import tile_shape
-
-A_ITEMS = A_PANELS_STRIDE + 8
 
 # From so many rows of an expert on its weights are unpacked. 128 experts of 768 x 2,048, 8 to a row, Q4_K, G products/s
 # on 2 threads in steps of 64, 128, 256 and 512 rows: from 5 on 165, 209, 287 and 388; 8 197, 253, 321 and 394; 12 193,
@@ -41,7 +28,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     """`weight`: a name of PACKED_TYPES."""
     packed = PACKED_TYPES[weight]
     groups, tile_rows = tile_shape(level)
-    head_of, n_items, expert_of, source_of, numbers_at = expert_items(A_ITEMS, A_GROUPS)
+    head_of, n_items, expert_of, source_of, numbers_at = expert_items(PRODUCT)
     unpack_group, multiply_row, activations_of, ask_for = linear_parts(level, packed)
     tile_zero, _, tile_block, tile_store = tile(level, packed, groups, tile_rows)
     panel_block = packed.panel_block_bytes
@@ -50,18 +37,18 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     def multiply_tile(op: Any, panel: Any, panel_bytes: Any, slot: Any, group: Any, n_here: Any) -> Any:
         """A tile of rows from a slot on times the panels of `n_here` groups of an expert, from `group` on."""
         x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, 0)
-        x_stride, scale_stride = load_i64(op + A_X_STRIDE), load_i64(op + A_SCALE_STRIDE)
+        x_stride, scale_stride = load_i64(op + PRODUCT.x_stride), load_i64(op + PRODUCT.scale_stride)
         numbers = numbers_at(op, slot)
         totals = tile_zero()
-        for block in range(load_i64(op + A_BLOCKS)):
+        for block in range(load_i64(op + PRODUCT.blocks)):
             totals = tile_block(
                 *(totals, block, panel + block * panel_block, panel_bytes),
                 *(x, x_scales, x_offsets, x_sums, x_half_sums, x_stride, scale_stride, numbers),
             )
-        y_stride = load_i64(op + A_Y_STRIDE)
+        y_stride = load_i64(op + PRODUCT.out_stride)
         for index in range(n_here):
-            to = load_i64(op + A_Y) + slot * y_stride + 64 * (group + index)
-            tile_store(totals, index, to, y_stride, load_i64(op + A_ADD))
+            to = load_i64(op + PRODUCT.out) + slot * y_stride + 64 * (group + index)
+            tile_store(totals, index, to, y_stride, load_i64(op + PRODUCT.adds))
 
     @inline_function
     def multiply_many(
@@ -69,8 +56,8 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     ) -> Any:
         """Slots from `first` to `end` times groups `start` to `stop` of an expert with `before` of others before it;
         asks for the weights that follow."""
-        panel_bytes = load_i64(op + A_BLOCKS) * panel_block
-        panel = load_i64(op + A_PANELS) + thread * load_i64(op + A_PANELS_STRIDE)
+        panel_bytes = load_i64(op + PRODUCT.blocks) * panel_block
+        panel = load_i64(op + PRODUCT.panels) + thread * load_i64(op + PRODUCT.panels_stride)
         n_tiles = (end - first + tile_rows - 1) // tile_rows
         for group in range(start, stop, groups):
             n_here = min(groups, stop - group)
@@ -97,20 +84,20 @@ def experts(level: str, weight: str) -> Callable[..., None]:
         stop: Any,
         following: Any,
     ) -> Any:
-        y_stride = load_i64(op + A_Y_STRIDE)
+        y_stride = load_i64(op + PRODUCT.out_stride)
         for group in range(start, stop):
             next_group = before + group + 1
             if group + 1 == stop:
                 next_group = following
             for slot in range(first, end):
                 row = source_of(op, step, thread, slot)
-                to = load_i64(op + A_Y) + slot * y_stride + 64 * group
+                to = load_i64(op + PRODUCT.out) + slot * y_stride + 64 * group
                 multiply_row(op, before + group, next_group, row, to)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         head = head_of(op, step, thread)
-        n_groups = load_i64(op + A_GROUPS)
+        n_groups = load_i64(op + PRODUCT.groups)
         end_item = n_items(op, head)
         item = claim(op)
         while item < end_item:

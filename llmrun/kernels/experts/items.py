@@ -9,8 +9,7 @@ from llmrun.kernels.code.work import PRIVATE_INPUT, n_rows, own_copy
 from llmrun.kernels.compiler import inline_function
 from llmrun.layouts import records
 from llmrun.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS
-
-WORDS = 5
+from llmrun.plan.ops.linear import FloatWords, IntegerWords
 
 
 class ExpertItems(NamedTuple):
@@ -23,12 +22,10 @@ class ExpertItems(NamedTuple):
     numbers_at: Any
 
 
-def expert_items(first_word: int, groups_word: int) -> ExpertItems:
-    """For a kernel with five words from one on: of the routing's tables head and bytes of a head; address of int32
-    [slots], where x has each; whether it has a row for each in a step of one row; and the groups of a chunk. Another
-    word has the groups of an expert."""
-    a_head, a_head_bytes, a_numbers, a_own_rows, a_chunk = (first_word + records.WORD * i for i in range(WORDS))
-    a_groups = groups_word
+def expert_items(words: IntegerWords | FloatWords) -> ExpertItems:
+    """`words`: the offsets of the kernel's words."""
+    a_head, a_head_bytes, a_numbers, a_own_rows = words.tables, words.tables_bytes, words.row_numbers, words.own_rows
+    a_chunk, a_groups = words.chunk, words.groups
 
     @inline_function
     def head_of(op: Any, step: Any, thread: Any) -> Any:

@@ -1,6 +1,6 @@
 """Which experts each row is sent to, with what weight, and the rows put in order by expert (expert_tables.py).
 
-Cheap, so in a step of one row every thread does it for itself (records.py). experts.py has the twin.
+Cheap, so in a step of one row every thread does it for itself (records.py).
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from llmrun.kernels.code.work import PRIVATE_INPUT, REPLICATED, first_item, n_ro
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.layouts import records
 from llmrun.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS, LEAST_SUM, SIGMOID, SOFTMAX, SOFTMAX_OF_CHOSEN
+from llmrun.plan.ops.experts import GroupWords, RouteWords
 
-ARG = records.OP_ARGS
+_ROUTE = records.offsets(RouteWords)
+_GROUP = records.offsets(GroupWords)
 
 # --- route ------------------------------------------------------------------------------------------------------------
-
-A_LOGITS, A_LOGITS_STRIDE, A_N_EXPERTS, A_USED, A_GATING, A_NORMALIZED, A_SCALE, A_BIAS = (
-    ARG + 8 * i for i in range(8)
-)
-A_SCRATCH, A_SCRATCH_STRIDE, A_CHOSEN, A_WEIGHTS, A_ROW_BYTES, A_EXPERT_SCALES = (ARG + 8 * i for i in range(8, 14))
 
 _NOWHERE = -1 << 31  # ranks of what is no expert, or no longer to be had: below that of a NaN
 _LAST = _NOWHERE + 1
@@ -148,11 +145,11 @@ def route(level: str) -> Callable[..., None]:
     @inline_function
     def finish(op: Any, chosen: Any, weights: Any, used: Any) -> Any:
         """Weights of a row: divided by their sum, times the scale, times their experts' own."""
-        if load_i64(op + A_GATING) == SOFTMAX_OF_CHOSEN:
+        if load_i64(op + _ROUTE.gating) == SOFTMAX_OF_CHOSEN:
             softmax(weights, used)
-        factor = simd.splat(load_f32(op + A_SCALE))
+        factor = simd.splat(load_f32(op + _ROUTE.scale))
         total = types.float32(1)
-        if load_i64(op + A_NORMALIZED) != 0:
+        if load_i64(op + _ROUTE.normalized) != 0:
             sums = simd.splat(types.float32(0))
             for at in range(0, used, 16):
                 weight = simd.load_f32x16(weights + 4 * at)
@@ -163,7 +160,7 @@ def route(level: str) -> Callable[..., None]:
         for at in range(0, used, 16):
             weight = simd.divide(simd.load_f32x16(weights + 4 * at), simd.splat(total))
             simd.store_f32x16(weights + 4 * at, simd.multiply(weight, factor))
-        scales = load_i64(op + A_EXPERT_SCALES)
+        scales = load_i64(op + _ROUTE.expert_scales)
         if scales != 0:
             for at in range(0, 4 * used, 4):
                 own = load_f32(scales + 4 * load_i32(chosen + at))
@@ -172,14 +169,14 @@ def route(level: str) -> Callable[..., None]:
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        count, used = load_i64(op + A_N_EXPERTS), load_i64(op + A_USED)
-        gating, bias = load_i64(op + A_GATING), load_i64(op + A_BIAS)
-        values = load_i64(op + A_SCRATCH) + thread * load_i64(op + A_SCRATCH_STRIDE)
+        count, used = load_i64(op + _ROUTE.experts), load_i64(op + _ROUTE.used)
+        gating, bias = load_i64(op + _ROUTE.gating), load_i64(op + _ROUTE.bias)
+        values = load_i64(op + _ROUTE.scratch) + thread * load_i64(op + _ROUTE.scratch_bytes)
         ranks = values + (4 * count + 63) // 64 * 64
         first, source = own_copy(op, step, thread, REPLICATED), own_copy(op, step, thread, PRIVATE_INPUT)
         row = first_item(op, step)
         while row < rows:
-            logits = load_i64(op + A_LOGITS) + (source + row) * load_i64(op + A_LOGITS_STRIDE)
+            logits = load_i64(op + _ROUTE.logits) + (source + row) * load_i64(op + _ROUTE.logits_stride)
             for at in range(0, count, 16):
                 simd.store_f32x16(values + 4 * at, simd.load_f32x16(logits + 4 * at))
             if gating == SOFTMAX:
@@ -191,8 +188,8 @@ def route(level: str) -> Callable[..., None]:
                 if bias != 0:
                     value = simd.add(value, simd.load_f32x16(bias + 4 * at))
                 _store_ranks(ranks + 4 * at, value, count - at)
-            to = (first + row) * load_i64(op + A_ROW_BYTES)
-            chosen, weights = load_i64(op + A_CHOSEN) + to, load_i64(op + A_WEIGHTS) + to
+            to = (first + row) * load_i64(op + _ROUTE.row_bytes)
+            chosen, weights = load_i64(op + _ROUTE.chosen) + to, load_i64(op + _ROUTE.weights) + to
             for index in range(used):
                 expert = highest(ranks, count)
                 store_i32(ranks + 4 * expert, _NOWHERE)
@@ -206,11 +203,6 @@ def route(level: str) -> Callable[..., None]:
 
 # --- group ------------------------------------------------------------------------------------------------------------
 
-A_HEAD, A_HEAD_BYTES, A_NEXT_SLOTS, A_TABLE_CHOSEN, A_SLOTS, A_SOURCES, A_EXPERTS, A_TABLE_ROW_BYTES = (
-    ARG + 8 * i for i in range(8)
-)
-A_TABLE_N_EXPERTS, A_TABLE_USED = (ARG + 8 * i for i in range(8, 10))
-
 
 @kernel
 def group(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -218,16 +210,14 @@ def group(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     if first_item(op, step) != 0:
         return
     rows = n_rows(op, step)
-    n_experts, used, row_bytes = (
-        load_i64(op + A_TABLE_N_EXPERTS),
-        load_i64(op + A_TABLE_USED),
-        load_i64(op + A_TABLE_ROW_BYTES),
-    )
+    n_experts, used = load_i64(op + _GROUP.n_experts), load_i64(op + _GROUP.used)
+    row_bytes = load_i64(op + _GROUP.row_bytes)
     copy = own_copy(op, step, thread, REPLICATED)
-    head = load_i64(op + A_HEAD) + copy * load_i64(op + A_HEAD_BYTES)
-    next_slots = head + load_i64(op + A_NEXT_SLOTS)
-    chosen, slots = load_i64(op + A_TABLE_CHOSEN) + copy * row_bytes, load_i64(op + A_SLOTS) + copy * row_bytes
-    sources, experts = load_i64(op + A_SOURCES) + copy * row_bytes, load_i64(op + A_EXPERTS) + copy * row_bytes
+    head = load_i64(op + _GROUP.head) + copy * load_i64(op + _GROUP.head_bytes)
+    next_slots = head + load_i64(op + _GROUP.next_slots)
+    chosen, slots = load_i64(op + _GROUP.chosen) + copy * row_bytes, load_i64(op + _GROUP.slots) + copy * row_bytes
+    sources = load_i64(op + _GROUP.sources) + copy * row_bytes
+    experts = load_i64(op + _GROUP.experts) + copy * row_bytes
     for expert in range(n_experts):
         store_i32(next_slots + 4 * expert, 0)
     for row in range(rows):

@@ -1,4 +1,4 @@
-"""What is done with the rows that experts made: a bias each, and what they add up to. experts.py has the twins."""
+"""What is done with the rows that experts made: a bias each, and what they add up to."""
 
 from __future__ import annotations
 
@@ -20,29 +20,27 @@ from llmrun.kernels.code.work import (
 )
 from llmrun.kernels.compiler import kernel
 from llmrun.layouts import records
+from llmrun.plan.ops.experts import CombineWords, ExpertBiasWords
 
-ARG = records.OP_ARGS
+_BIAS = records.offsets(ExpertBiasWords)
+_COMBINE = records.offsets(CombineWords)
 
 # --- bias -------------------------------------------------------------------------------------------------------------
-
-A_X, A_X_STRIDE, A_BIASED, A_BIASED_STRIDE, A_BIAS, A_BIAS_STRIDE, A_EXPERTS, A_EXPERTS_BYTES, A_WIDTH = (
-    ARG + 8 * i for i in range(9)
-)
 
 
 @kernel
 def bias(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """y = x + the bias of its expert."""
     slots = n_rows(op, step)
-    x_stride, y_stride = load_i64(op + A_X_STRIDE), load_i64(op + A_BIASED_STRIDE)
-    x0 = load_i64(op + A_X) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
-    y0 = load_i64(op + A_BIASED) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
+    x_stride, y_stride = load_i64(op + _BIAS.x_stride), load_i64(op + _BIAS.out_stride)
+    x0 = load_i64(op + _BIAS.x) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
+    y0 = load_i64(op + _BIAS.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
     copy = own_copy(op, step, thread, REPLICATED)
-    experts = load_i64(op + A_EXPERTS) + copy * load_i64(op + A_EXPERTS_BYTES)
+    experts = load_i64(op + _BIAS.experts) + copy * load_i64(op + _BIAS.row_bytes)
     slot = first_item(op, step)
     while slot < slots:
-        biases = load_i64(op + A_BIAS) + load_i32(experts + 4 * slot) * load_i64(op + A_BIAS_STRIDE)
-        for at in range(0, 4 * load_i64(op + A_WIDTH), 64):
+        biases = load_i64(op + _BIAS.bias) + load_i32(experts + 4 * slot) * load_i64(op + _BIAS.bias_stride)
+        for at in range(0, 4 * load_i64(op + _BIAS.width), 64):
             value = simd.load_f32x16(x0 + slot * x_stride + at)
             simd.store_f32x16(y0 + slot * y_stride + at, simd.add(value, simd.load_f32x16(biases + at)))
         slot = next_item(op, step, slot)
@@ -50,9 +48,6 @@ def bias(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 
 # --- combine ----------------------------------------------------------------------------------------------------------
 
-A_Y, A_Y_STRIDE, A_SLOTS, A_WEIGHTS, A_ROW_BYTES, A_USED, A_OUT, A_OUT_STRIDE, A_OUT_WIDTH, A_ADDS = (
-    ARG + 8 * i for i in range(10)
-)
 # Columns of an item. A row of 2,048 is shared by four threads; a claim is 50 ns, 512 columns of 8 experts are 300.
 COLUMNS = 512
 
@@ -61,21 +56,22 @@ COLUMNS = 512
 def combine(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """out = or += the sum of weight * y over the experts of a row, in their order. An item is some columns of a row, so
     that threads have a part each of the one row of a sum that they share."""
-    used, width, adds = load_i64(op + A_USED), load_i64(op + A_OUT_WIDTH), load_i64(op + A_ADDS)
+    used, width, adds = load_i64(op + _COMBINE.used), load_i64(op + _COMBINE.width), load_i64(op + _COMBINE.adds)
     copy = 0
     if load_i64(step + records.STEP_REPLICATED) != 0:
         copy = thread
-    y_stride = load_i64(op + A_Y_STRIDE)
-    y0 = load_i64(op + A_Y) + own_copy(op, step, thread, PRIVATE_INPUT) * used * y_stride
+    y_stride = load_i64(op + _COMBINE.y_stride)
+    y0 = load_i64(op + _COMBINE.y) + own_copy(op, step, thread, PRIVATE_INPUT) * used * y_stride
     n_chunks = (width + COLUMNS - 1) // COLUMNS
     end = n_rows(op, step) * n_chunks
-    out0 = load_i64(op + A_OUT) + private_row(op, step, thread, PRIVATE_OUTPUT) * load_i64(op + A_OUT_STRIDE)
+    out0 = load_i64(op + _COMBINE.out)
+    out0 += private_row(op, step, thread, PRIVATE_OUTPUT) * load_i64(op + _COMBINE.out_stride)
     item = first_item(op, step)
     while item < end:
         row, column = item // n_chunks, item % n_chunks * COLUMNS
-        table = (copy + row) * load_i64(op + A_ROW_BYTES)
-        slots, weights = load_i64(op + A_SLOTS) + table, load_i64(op + A_WEIGHTS) + table
-        out = out0 + row * load_i64(op + A_OUT_STRIDE)
+        table = (copy + row) * load_i64(op + _COMBINE.row_bytes)
+        slots, weights = load_i64(op + _COMBINE.slots) + table, load_i64(op + _COMBINE.weights) + table
+        out = out0 + row * load_i64(op + _COMBINE.out_stride)
         for at in range(4 * column, 4 * min(column + COLUMNS, width), 64):
             total = simd.splat(types.float32(0))
             for index in range(used):

@@ -18,21 +18,18 @@ from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64
 from llmrun.kernels.code.work import PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.layouts import records
-from llmrun.layouts.packed_types import PACKED_TYPES, PackedType
+from llmrun.layouts.packed_types import FLOAT_BYTES, PACKED_TYPES, PackedType
+from llmrun.layouts.records import offsets
+from llmrun.plan.ops.embedding import EmbedWords
 
-ARG = records.OP_ARGS
-A_TABLE, A_GROUP_BYTES, A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES, A_WIDTH, A_Y, A_Y_STRIDE = (
-    ARG + 8 * i for i in range(10)
-)
-A_SCALE = ARG + 8 * 10
+_EMBED = offsets(EmbedWords)
 
-_FLOAT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 _I32X4, _I8X16 = ir.VectorType(simd.I32, 4), ir.VectorType(simd.I8, 16)
 
 
 @kernel_family
 def embed(level: str, weight: str) -> Callable[..., None]:
-    unpack_row = _float_row(level, weight) if weight in _FLOAT_BYTES else _integer_row(level, weight)
+    unpack_row = _float_row(level, weight) if weight in FLOAT_BYTES else _integer_row(level, weight)
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
@@ -40,12 +37,13 @@ def embed(level: str, weight: str) -> Callable[..., None]:
         row = first_item(op, step)
         while row < rows:
             token = load_i32(load_i64(step + records.STEP_TOKENS) + 4 * row)
-            group = load_i64(op + A_TABLE) + token // 16 * load_i64(op + A_GROUP_BYTES)
-            y = load_i64(op + A_Y) + (row + private_row(op, step, thread, PRIVATE_OUTPUT)) * load_i64(op + A_Y_STRIDE)
+            group = load_i64(op + _EMBED.table) + token // 16 * load_i64(op + _EMBED.group_bytes)
+            y = load_i64(op + _EMBED.out)
+            y += (row + private_row(op, step, thread, PRIVATE_OUTPUT)) * load_i64(op + _EMBED.out_stride)
             unpack_row(op, group, token % 16, y)
-            scale = load_f32(op + A_SCALE)
+            scale = load_f32(op + _EMBED.scale)
             if scale != types.float32(1):
-                for at in range(0, 4 * load_i64(op + A_WIDTH), 64):
+                for at in range(0, 4 * load_i64(op + _EMBED.width), 64):
                     simd.store_f32x16(y + at, simd.multiply(simd.load_f32x16(y + at), simd.splat(scale)))
             row = next_item(op, step, row)
 
@@ -53,12 +51,12 @@ def embed(level: str, weight: str) -> Callable[..., None]:
 
 
 def _float_row(level: str, weight: str) -> Any:
-    size = _FLOAT_BYTES[weight]
+    size = FLOAT_BYTES[weight]
     unpack_one = _unpack_one(level, weight)
 
     @inline_function
     def unpack_row(op: Any, group: Any, lane: Any, y: Any) -> None:
-        for column in range(load_i64(op + A_WIDTH)):
+        for column in range(load_i64(op + _EMBED.width)):
             unpack_one(y + 4 * column, group + (16 * column + lane) * size)
 
     return unpack_row
@@ -69,12 +67,12 @@ def _integer_row(level: str, weight: str) -> Any:
 
     @inline_function
     def unpack_row(op: Any, group: Any, lane: Any, y: Any) -> None:
-        mins = group + load_i64(op + A_MINS)
-        upper_scales = group + load_i64(op + A_UPPER_SCALES)
-        upper_mins = group + load_i64(op + A_UPPER_MINS)
-        values = group + load_i64(op + A_VALUES)
-        more_values = group + load_i64(op + A_MORE_VALUES)
-        for block in range(load_i64(op + A_WIDTH) // 32):
+        mins = group + load_i64(op + _EMBED.mins)
+        upper_scales = group + load_i64(op + _EMBED.upper_scales)
+        upper_mins = group + load_i64(op + _EMBED.upper_mins)
+        values = group + load_i64(op + _EMBED.values)
+        more_values = group + load_i64(op + _EMBED.more_values)
+        for block in range(load_i64(op + _EMBED.width) // 32):
             unpack_block(y + 128 * block, lane, group, mins, upper_scales, upper_mins, values, more_values, block)
 
     return unpack_row

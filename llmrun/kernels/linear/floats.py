@@ -7,7 +7,7 @@ the latency of a fused multiply-add, and the same order for every tile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -18,25 +18,18 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row
 from llmrun.kernels.compiler import kernel, kernel_family
 from llmrun.layouts import records
+from llmrun.layouts.packed_types import FLOAT_BYTES
+from llmrun.plan.ops.linear import PARTIALS, FloatWords
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+PRODUCT = records.offsets(FloatWords)
 
-ARG = records.OP_ARGS
-A_WEIGHTS, A_GROUPS, A_COLUMNS, A_GROUP_BYTES, A_X, A_X_STRIDE = (ARG + 8 * i for i in range(6))
-A_Y, A_Y_STRIDE, A_ADD, A_CHUNK, A_LOGITS = (ARG + 8 * i for i in range(6, 11))
-
-PARTIALS = 4
 WIDE_TILE = 4  # 4 rows x 4 partial sums are 16 accumulators; 8 rows would be all 32 registers
-
-ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
 @kernel_family
 def linear(level: str, weight: str) -> Callable[..., None]:
     """`weight`: "f32", "f16" or "bf16". Columns are padded to a multiple of 4, with zero weights."""
-    element = ELEMENT_BYTES[weight]
+    element = FLOAT_BYTES[weight]
     wide = WIDE_TILE if level == "avx512vnni" else 1
     many_zero, many_columns, many_store = float_tile(level, weight, wide)
     one_zero, one_columns, one_store = float_tile(level, weight, 1)
@@ -44,21 +37,21 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        n_groups = load_i64(op + A_GROUPS)
-        columns = load_i64(op + A_COLUMNS)
-        group_bytes = load_i64(op + A_GROUP_BYTES)
-        x_stride = load_i64(op + A_X_STRIDE)
-        x0 = load_i64(op + A_X) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
-        y_stride = load_i64(op + A_Y_STRIDE)
-        y0 = load_i64(op + A_Y)
-        if load_i64(op + A_LOGITS) != 0:
+        n_groups = load_i64(op + PRODUCT.groups)
+        columns = load_i64(op + PRODUCT.columns)
+        group_bytes = load_i64(op + PRODUCT.group_bytes)
+        x_stride = load_i64(op + PRODUCT.x_stride)
+        x0 = load_i64(op + PRODUCT.x) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
+        y_stride = load_i64(op + PRODUCT.out_stride)
+        y0 = load_i64(op + PRODUCT.out)
+        if load_i64(op + PRODUCT.logits) != 0:
             y0 = load_i64(step + records.STEP_LOGITS)
-        added = load_i64(op + A_ADD)
-        chunk = load_i64(op + A_CHUNK)
+        added = load_i64(op + PRODUCT.adds)
+        chunk = load_i64(op + PRODUCT.chunk)
         start = claim(op) * chunk
         while start < n_groups:
             for group in range(start, min(start + chunk, n_groups)):
-                base = load_i64(op + A_WEIGHTS) + group * group_bytes
+                base = load_i64(op + PRODUCT.weights) + group * group_bytes
                 row = 0
                 while row + wide <= rows:
                     tile = many_zero()
@@ -93,7 +86,7 @@ def float_tile(level: str, weight: str, rows: int) -> tuple[Any, Any, Any]:
     """(zero, columns, store) for a tile of 16 outputs x `rows` rows with four partial sums each."""
     tile = simd.tile_type(rows * PARTIALS)
     word = types.int64
-    element = ELEMENT_BYTES[weight]
+    element = FLOAT_BYTES[weight]
 
     @intrinsic
     def zero(typingctx: Any) -> Any:
@@ -139,14 +132,3 @@ def float_tile(level: str, weight: str, rows: int) -> tuple[Any, Any, Any]:
         return types.void(tile, word, word, word), codegen
 
     return zero, columns, store
-
-
-def linear_reference(weights: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The same in NumPy: weights float32[n, k], x float32[rows, k]; returns float32[rows, n], partial sums in order."""
-    import numpy as np
-
-    partial = np.zeros((PARTIALS, len(x), len(weights)), np.float32)
-    for column in range(x.shape[1]):
-        partial[column % PARTIALS] += weights[None, :, column] * x[:, None, column]
-    result: NDArray[np.float32] = (partial[0] + partial[1]) + (partial[2] + partial[3])
-    return result

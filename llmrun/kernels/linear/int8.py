@@ -8,33 +8,16 @@ the tile nor on the thread that computes it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, claim, n_rows, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
-from llmrun.kernels.linear.parts import (
-    A_ADD,
-    A_BLOCKS,
-    A_CHUNK,
-    A_GROUPS,
-    A_LOGITS,
-    A_PANELS,
-    A_PANELS_STRIDE,
-    A_SCALE_STRIDE,
-    A_X_STRIDE,
-    A_Y,
-    A_Y_STRIDE,
-    linear_parts,
-)
+from llmrun.kernels.linear.parts import PRODUCT, linear_parts
 from llmrun.kernels.linear.tiles import tile
 from llmrun.layouts import records
 from llmrun.layouts.packed_types import PACKED_TYPES
 from llmrun.layouts.tile_shapes import MANY_ROWS, tile_shape
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 @kernel_family
@@ -50,24 +33,24 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     def multiply_tile(op: Any, panel: Any, panel_bytes: Any, row: Any, group: Any, n_here: Any, y: Any) -> Any:
         """A tile of rows from `row` on times the panels of the groups from `group` on, of which `n_here` exist."""
         x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, row)
-        x_stride, scale_stride = load_i64(op + A_X_STRIDE), load_i64(op + A_SCALE_STRIDE)
+        x_stride, scale_stride = load_i64(op + PRODUCT.x_stride), load_i64(op + PRODUCT.scale_stride)
         totals = tile_zero()
-        for block in range(load_i64(op + A_BLOCKS)):
+        for block in range(load_i64(op + PRODUCT.blocks)):
             totals = tile_block(
                 *(totals, block, panel + block * panel_block, panel_bytes),
                 *(x, x_scales, x_offsets, x_sums, x_half_sums, x_stride, scale_stride),
             )
-        y_stride = load_i64(op + A_Y_STRIDE)
+        y_stride = load_i64(op + PRODUCT.out_stride)
         for index in range(n_here):
             to = y + row * y_stride + 64 * (group + index)
-            tile_store(totals, index, to, y_stride, load_i64(op + A_ADD))
+            tile_store(totals, index, to, y_stride, load_i64(op + PRODUCT.adds))
 
     @inline_function
     def multiply_many(op: Any, rows: Any, thread: Any, y: Any) -> Any:
-        n_groups = load_i64(op + A_GROUPS)
+        n_groups = load_i64(op + PRODUCT.groups)
         n_tiles = rows // tile_rows
-        panel_bytes, y_stride = load_i64(op + A_BLOCKS) * panel_block, load_i64(op + A_Y_STRIDE)
-        panel = load_i64(op + A_PANELS) + thread * load_i64(op + A_PANELS_STRIDE)
+        panel_bytes, y_stride = load_i64(op + PRODUCT.blocks) * panel_block, load_i64(op + PRODUCT.out_stride)
+        panel = load_i64(op + PRODUCT.panels) + thread * load_i64(op + PRODUCT.panels_stride)
         group = claim(op) * groups
         while group < n_groups:
             next_group = claim(op) * groups
@@ -84,8 +67,8 @@ def linear(level: str, weight: str) -> Callable[..., None]:
 
     @inline_function
     def multiply_few(op: Any, rows: Any, first: Any, y: Any) -> Any:
-        n_groups = load_i64(op + A_GROUPS)
-        chunk, y_stride = load_i64(op + A_CHUNK), load_i64(op + A_Y_STRIDE)
+        n_groups = load_i64(op + PRODUCT.groups)
+        chunk, y_stride = load_i64(op + PRODUCT.chunk), load_i64(op + PRODUCT.out_stride)
         start = claim(op) * chunk
         while start < n_groups:
             # Claimed early, so that the end of this chunk asks for the weights of the thread's next one: 43 -> 46 to 56
@@ -103,8 +86,8 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        y = load_i64(op + A_Y)
-        if load_i64(op + A_LOGITS) != 0:
+        y = load_i64(op + PRODUCT.out)
+        if load_i64(op + PRODUCT.logits) != 0:
             y = load_i64(step + records.STEP_LOGITS)
         if rows < MANY_ROWS:
             multiply_few(op, rows, private_row(op, step, thread, PRIVATE_INPUT), y)
@@ -112,37 +95,3 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             multiply_many(op, rows, thread, y)
 
     return run
-
-
-def linear_reference(
-    integers: NDArray[np.int8],
-    scales: NDArray[np.float32],
-    mins: NDArray[np.float32] | None,
-    x: NDArray[np.int8],
-    x_scales: NDArray[np.float32],
-) -> NDArray[np.float32]:
-    """The same in NumPy. integers int8[n, blocks, 32] with the zero point taken off, scales and mins
-    float32[n, blocks, 1 or 2]: of a block or its halves; x int8[rows, blocks, 32], x_scales float32[rows, blocks].
-    Returns float32[rows, n].
-
-    The integers are equal to the kernel's; the sum over blocks is float32 in the same order, so the two differ only by
-    the fused multiply-add.
-    """
-    import numpy as np
-
-    sub_blocks = scales.shape[2]
-    halves = (-1, sub_blocks, 32 // sub_blocks)
-    weights, activations = (array.reshape(*array.shape[:1], *halves).astype(np.int32) for array in (integers, x))
-    x_sums = activations.sum(-1).astype(np.float32) * x_scales[..., None]
-    y = np.zeros((len(x), len(integers)), np.float32)
-    for block in range(integers.shape[1]):
-        dots = np.einsum("nsk,rsk->srn", weights[:, block], activations[:, block]).astype(np.float32)
-        if sub_blocks == 1:
-            y += dots[0] * (scales[None, :, block, 0] * x_scales[:, block, None])
-        else:
-            both = dots[0] * scales[None, :, block, 0] + dots[1] * scales[None, :, block, 1]
-            y += both * x_scales[:, block, None]
-        for sub in range(sub_blocks if mins is not None else 0):
-            assert mins is not None
-            y += mins[None, :, block, sub] * x_sums[:, block, sub, None]
-    return y

@@ -14,13 +14,9 @@ from llmrun.kernels.compiler import inline_function
 from llmrun.kernels.linear.tiles import single_row, unpacking
 from llmrun.layouts import records
 from llmrun.layouts.packed_types import PackedType
+from llmrun.plan.ops.linear import IntegerWords
 
-ARG = records.OP_ARGS
-A_WEIGHTS, A_GROUPS, A_BLOCKS, A_GROUP_BYTES = (ARG + 8 * i for i in range(4))
-A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES = (ARG + 8 * i for i in range(4, 9))
-A_X, A_X_STRIDE, A_SCALES, A_OFFSETS, A_SUMS, A_HALF_SUMS, A_SCALE_STRIDE = (ARG + 8 * i for i in range(9, 16))
-A_Y, A_Y_STRIDE, A_ADD, A_CHUNK, A_LOGITS = (ARG + 8 * i for i in range(16, 21))
-A_PANELS, A_PANELS_STRIDE = (ARG + 8 * i for i in range(21, 23))
+PRODUCT = records.offsets(IntegerWords)
 
 # How far ahead of a single row's product the weights are asked for. The planes of a group are several streams that end
 # and begin anew every 20 KB, which a processor's own prefetching follows late: 60,000 x 2,048 of Q4_0 and Q6_K on 2
@@ -48,31 +44,31 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
     @inline_function
     def planes_of(op: Any, group: Any) -> Any:
         """Addresses of a group's planes."""
-        base = load_i64(op + A_WEIGHTS) + group * load_i64(op + A_GROUP_BYTES)
-        upper_scales, upper_mins = base + load_i64(op + A_UPPER_SCALES), base + load_i64(op + A_UPPER_MINS)
-        values, more_values = base + load_i64(op + A_VALUES), base + load_i64(op + A_MORE_VALUES)
-        return base, base + load_i64(op + A_MINS), upper_scales, upper_mins, values, more_values
+        base = load_i64(op + PRODUCT.weights) + group * load_i64(op + PRODUCT.group_bytes)
+        upper_scales, upper_mins = base + load_i64(op + PRODUCT.upper_scales), base + load_i64(op + PRODUCT.upper_mins)
+        values, more_values = base + load_i64(op + PRODUCT.values), base + load_i64(op + PRODUCT.more_values)
+        return base, base + load_i64(op + PRODUCT.mins), upper_scales, upper_mins, values, more_values
 
     @inline_function
     def activations_of(op: Any, row: Any) -> Any:
         """Addresses of a row's integers, scales, offsets, sums and half sums."""
-        at = row * load_i64(op + A_SCALE_STRIDE)
-        x = load_i64(op + A_X) + row * load_i64(op + A_X_STRIDE)
-        scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
-        return x, scales, offsets, load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
+        at = row * load_i64(op + PRODUCT.scale_stride)
+        x = load_i64(op + PRODUCT.x) + row * load_i64(op + PRODUCT.x_stride)
+        scales, offsets = load_i64(op + PRODUCT.scales) + at, load_i64(op + PRODUCT.offsets) + at
+        return x, scales, offsets, load_i64(op + PRODUCT.sums) + at, load_i64(op + PRODUCT.half_sums) + 2 * at
 
     @inline_function
     def unpack_group(op: Any, group: Any, panel: Any) -> Any:
         scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
-        for block in range(load_i64(op + A_BLOCKS)):
+        for block in range(load_i64(op + PRODUCT.blocks)):
             to = panel + block * panel_block
             unpack_block(block, scales, mins, upper_scales, upper_mins, values, more_values, to)
 
     @inline_function
     def multiply_row(op: Any, group: Any, next_group: Any, row: Any, to: Any) -> Any:
         """A row times a group, written to an address; asks for weights of `next_group` towards the end."""
-        n_blocks = load_i64(op + A_BLOCKS)
-        to_next = (next_group - group) * load_i64(op + A_GROUP_BYTES)
+        n_blocks = load_i64(op + PRODUCT.blocks)
+        to_next = (next_group - group) * load_i64(op + PRODUCT.group_bytes)
         scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
         x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, row)
         lead = min(lead_blocks, n_blocks)
@@ -88,13 +84,13 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
                 *(total, block, scales, mins, upper_scales, upper_mins, values, more_values),
                 *(x, x_scales, x_offsets, x_sums, x_half_sums),
             )
-        row_store(total, to, load_i64(op + A_ADD))
+        row_store(total, to, load_i64(op + PRODUCT.adds))
 
     @inline_function
     def ask_for(op: Any, group: Any, n_groups: Any, part: Any, n_parts: Any) -> Any:
         """Ask for one of the equal parts of some groups' weights; for none where there are none."""
-        n_lines = n_groups * load_i64(op + A_GROUP_BYTES) // 64
-        first = load_i64(op + A_WEIGHTS) + group * load_i64(op + A_GROUP_BYTES)
+        n_lines = n_groups * load_i64(op + PRODUCT.group_bytes) // 64
+        first = load_i64(op + PRODUCT.weights) + group * load_i64(op + PRODUCT.group_bytes)
         for line in range(part * n_lines // n_parts, (part + 1) * n_lines // n_parts):
             simd.prefetch_line(first + 64 * line)
 

@@ -5,7 +5,7 @@ Cheap, so in a step of one row every thread runs it for itself (records.py).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -16,14 +16,9 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 from llmrun.kernels.compiler import kernel
 from llmrun.layouts import records
+from llmrun.plan.ops.linear import QuantizeWords
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-ARG = records.OP_ARGS
-A_X, A_X_STRIDE, A_Y, A_Y_STRIDE, A_SCALES, A_OFFSETS = (ARG + 8 * i for i in range(6))
-A_SUMS, A_HALF_SUMS, A_SCALE_STRIDE, A_BLOCKS = (ARG + 8 * i for i in range(6, 10))
+_QUANTIZE = records.offsets(QuantizeWords)
 # Blocks quantized at once: their maxima and sums are folded together, with a quarter of the shuffles. All of a prefill
 # of 256 tokens (1.24B), one block at a time 20 and 21 ms, so 15 and 13; the rest is reading from the outer caches.
 _TOGETHER = 16
@@ -116,19 +111,19 @@ def quantize(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
     """int8 per 32 values, and what dot products need of each block: its scale, -8 x its sum, scale x its sum, and minus
     the sum of each half."""
     rows = n_rows(op, step)
-    x_stride = load_i64(op + A_X_STRIDE)
-    y_stride = load_i64(op + A_Y_STRIDE)
-    scale_stride = load_i64(op + A_SCALE_STRIDE)
-    n_blocks = load_i64(op + A_BLOCKS)
-    x0 = load_i64(op + A_X) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
+    x_stride = load_i64(op + _QUANTIZE.x_stride)
+    y_stride = load_i64(op + _QUANTIZE.integers_stride)
+    scale_stride = load_i64(op + _QUANTIZE.scale_stride)
+    n_blocks = load_i64(op + _QUANTIZE.blocks)
+    x0 = load_i64(op + _QUANTIZE.x) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
     first = private_row(op, step, thread, PRIVATE_OUTPUT)
     row = first_item(op, step)
     while row < rows:
         x = x0 + row * x_stride
-        y = load_i64(op + A_Y) + (first + row) * y_stride
+        y = load_i64(op + _QUANTIZE.integers) + (first + row) * y_stride
         at = (first + row) * scale_stride
-        scales, offsets = load_i64(op + A_SCALES) + at, load_i64(op + A_OFFSETS) + at
-        sums, half_sums = load_i64(op + A_SUMS) + at, load_i64(op + A_HALF_SUMS) + 2 * at
+        scales, offsets = load_i64(op + _QUANTIZE.scales) + at, load_i64(op + _QUANTIZE.offsets) + at
+        sums, half_sums = load_i64(op + _QUANTIZE.sums) + at, load_i64(op + _QUANTIZE.half_sums) + 2 * at
         block = 0
         while block + _TOGETHER <= n_blocks:
             to = 4 * block
@@ -141,18 +136,3 @@ def quantize(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
             _quantize_one(x + 128 * block, y + 32 * block, scales + to, offsets + to, sums + to, half_sums + 2 * to)
             block += 1
         row = next_item(op, step, row)
-
-
-def quantize_reference(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """x float32[rows, width], width a multiple of 32.
-
-    Returns int8[rows, blocks, 32] and scales float32[rows, blocks].
-    """
-    import numpy as np
-
-    blocks = x.reshape(len(x), -1, 32)
-    largest = np.abs(blocks).max(-1)
-    alive = largest > np.float32(1e-36)
-    inverse = np.where(alive, np.float32(127) / np.where(alive, largest, np.float32(1)), np.float32(0))
-    integers = np.rint(blocks * inverse[..., None]).astype(np.int8)
-    return integers, np.where(alive, largest / np.float32(127), np.float32(0)).astype(np.float32)

@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from llmrun.kernels.code import simd, unpack
-from llmrun.kernels.code.dots import emit_dots, new_sum, spread
+from llmrun.kernels.code.dots import broadcast, emit_dots, new_sum
 from llmrun.kernels.linear.activations import Activations, emit_starts, emit_sums
 from llmrun.layouts.packed_types import PackedType
 
@@ -271,11 +271,11 @@ def _emit_tile(
     of `linear_reference`."""
     pairs = [(block, row) for block in blocks for row in x]
     x_scales = [row.load_scale(builder) for row in x]
-    spread_scales = [simd.emit_splat(builder, scale) for scale in x_scales] * len(blocks)
+    broadcast_scales = [simd.emit_splat(builder, scale) for scale in x_scales] * len(blocks)
     dots = [_emit_dots(builder, level, packed, blocks, x, sub) for sub in range(packed.sub_blocks)]
     if packed.sub_blocks == 1:
         products = [
-            builder.fmul(block.scales(0), scale) for (block, _), scale in zip(pairs, spread_scales, strict=True)
+            builder.fmul(block.scales(0), scale) for (block, _), scale in zip(pairs, broadcast_scales, strict=True)
         ]
         totals = [simd.emit_fma(builder, level, *three) for three in zip(dots[0], products, totals, strict=True)]
     else:
@@ -284,7 +284,7 @@ def _emit_tile(
             simd.emit_fma(builder, level, dot, block.scales(1), first)
             for dot, first, (block, _) in zip(dots[1], both, pairs, strict=True)
         ]
-        totals = [simd.emit_fma(builder, level, *three) for three in zip(both, spread_scales, totals, strict=True)]
+        totals = [simd.emit_fma(builder, level, *three) for three in zip(both, broadcast_scales, totals, strict=True)]
     if packed.mins:
         sums = [emit_sums(builder, packed, row, scale) for row, scale in zip(x, x_scales, strict=True)] * len(blocks)
         for sub in range(packed.sub_blocks):
@@ -310,7 +310,7 @@ def _emit_dots(
     for index in indices:
         weights = [block.weights(index) for block in blocks]
         for number, row in enumerate(x):
-            four = spread(builder, level, row.load_columns(builder, index))
+            four = broadcast(builder, level, row.load_columns(builder, index))
             for group, weight in enumerate(weights):
                 sums[group][number].add(weight, four)
     return [builder.sitofp(one.total(), simd.F32X16) for of_group in sums for one in of_group]

@@ -6,7 +6,7 @@ In a step of one row every thread runs them for itself (records.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -18,16 +18,10 @@ from llmrun.kernels.code.load_store import load_f32, load_i32, load_i64
 from llmrun.kernels.code.work import PRIVATE_INPUT, PRIVATE_OUTPUT, first_item, n_rows, next_item, private_row
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.layouts import records
+from llmrun.layouts.records import offsets
+from llmrun.plan.ops.norms import NormWords
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-ARG = records.OP_ARGS
-
-# HEADS: parts of a row that are normalized each for itself, of WIDTH features; a whole number of vectors if many.
-A_X, A_X_STRIDE, A_Y, A_Y_STRIDE, A_WEIGHT, A_WIDTH, A_EPSILON, A_GATHER, A_HEADS = (ARG + 8 * i for i in range(9))
-A_BIAS = A_HEADS  # of layernorm, which has no heads
+_NORM = offsets(NormWords)
 
 
 @intrinsic
@@ -42,17 +36,18 @@ def _root(typingctx: Any, value: Any) -> Any:
 
 @inline_function
 def _source(op: Any, step: Any, thread: Any, row: Any) -> Any:
-    """Address of the row of x that `row` of the output is made of: with GATHER the wanted row of that number."""
+    """Address of the row of x that `row` of the output is made of: with `gathers` the wanted row of that number."""
     source = row
-    if load_i64(op + A_GATHER) != 0:
+    if load_i64(op + _NORM.gathers) != 0:
         source = load_i32(load_i64(step + records.STEP_WANTED_ROWS) + 4 * row)
     source += private_row(op, step, thread, PRIVATE_INPUT)
-    return load_i64(op + A_X) + source * load_i64(op + A_X_STRIDE)
+    return load_i64(op + _NORM.x) + source * load_i64(op + _NORM.x_stride)
 
 
 @inline_function
 def _target(op: Any, step: Any, thread: Any, row: Any) -> Any:
-    return load_i64(op + A_Y) + (row + private_row(op, step, thread, PRIVATE_OUTPUT)) * load_i64(op + A_Y_STRIDE)
+    out = load_i64(op + _NORM.out)
+    return out + (row + private_row(op, step, thread, PRIVATE_OUTPUT)) * load_i64(op + _NORM.out_stride)
 
 
 @kernel_family
@@ -63,10 +58,10 @@ def rmsnorm(level: str) -> Callable[..., None]:
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        weight = load_i64(op + A_WEIGHT)
-        width = load_i64(op + A_WIDTH)
-        epsilon = load_f32(op + A_EPSILON)
-        heads = load_i64(op + A_HEADS)
+        weight = load_i64(op + _NORM.weight)
+        width = load_i64(op + _NORM.width)
+        epsilon = load_f32(op + _NORM.epsilon)
+        heads = load_i64(op + _NORM.heads)
         row = first_item(op, step)
         while row < rows:
             x = _source(op, step, thread, row)
@@ -97,10 +92,10 @@ def layernorm(level: str) -> Callable[..., None]:
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        weight = load_i64(op + A_WEIGHT)
-        bias = load_i64(op + A_BIAS)
-        width = load_i64(op + A_WIDTH)
-        epsilon = load_f32(op + A_EPSILON)
+        weight = load_i64(op + _NORM.weight)
+        bias = load_i64(op + _NORM.bias)
+        width = load_i64(op + _NORM.width)
+        epsilon = load_f32(op + _NORM.epsilon)
         row = first_item(op, step)
         while row < rows:
             x = _source(op, step, thread, row)
@@ -124,23 +119,3 @@ def layernorm(level: str) -> Callable[..., None]:
             row = next_item(op, step, row)
 
     return run
-
-
-def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.float32]:
-    """x float32[..., width], weight float32[width]; returns x's shape."""
-    import numpy as np
-
-    mean = np.square(x, dtype=np.float32).mean(-1, keepdims=True, dtype=np.float32)
-    result: NDArray[np.float32] = x * (np.float32(1) / np.sqrt(mean + np.float32(epsilon))) * weight
-    return result
-
-
-def layernorm_reference(
-    x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
-) -> NDArray[np.float32]:
-    """x float32[rows, width], weight and bias float32[width]; returns float32[rows, width]."""
-    import numpy as np
-
-    centred = x - x.mean(-1, keepdims=True, dtype=np.float32)
-    result = rmsnorm_reference(centred, weight, epsilon)
-    return result if bias is None else result + bias

@@ -6,14 +6,12 @@ zeros to whole vectors, and every one of them makes zeros of zeros.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numba import types
 
 from llmrun.kernels.code import curves, simd
-from llmrun.kernels.code.curves import sigmoid_reference
 from llmrun.kernels.code.load_store import load_f32, load_i64
 from llmrun.kernels.code.work import (
     PRIVATE_INPUT,
@@ -28,22 +26,16 @@ from llmrun.kernels.code.work import (
 )
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.layouts import records
-from llmrun.plan.ops import Activation
+from llmrun.layouts.records import offsets
+from llmrun.plan.ops.activations import CLAMP, CLAMPED_SLOPE, GELU_CUBIC, GELU_SLOPE, Activation, GatedWords
+from llmrun.plan.ops.logits import SoftCapWords
+from llmrun.plan.ops.rows import AddWords
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-ARG = records.OP_ARGS
+_GATED = offsets(GatedWords)
+_ADD = offsets(AddWords)
+_CAP = offsets(SoftCapWords)
 
 # --- activations -----------------------------------------------------------------------------------------------------
-
-A_GATE, A_GATE_STRIDE, A_UP, A_UP_STRIDE, A_GATED, A_GATED_STRIDE, A_GATED_WIDTH = (ARG + 8 * i for i in range(7))
-
-_GELU_CUBIC = 0.044715
-_GELU_SLOPE = math.sqrt(2 / math.pi)
-_CLAMP = 7.0
-_CLAMPED_SLOPE = 1.702
 
 
 @kernel_family
@@ -54,13 +46,13 @@ def gated(level: str, activation: str) -> Callable[..., None]:
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        gate_stride = load_i64(op + A_GATE_STRIDE)
-        up_stride = load_i64(op + A_UP_STRIDE)
-        y_stride = load_i64(op + A_GATED_STRIDE)
-        gate0 = load_i64(op + A_GATE) + private_row(op, step, thread, PRIVATE_INPUT) * gate_stride
-        up0 = load_i64(op + A_UP) + private_row(op, step, thread, PRIVATE_SECOND) * up_stride
-        y0 = load_i64(op + A_GATED) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
-        width = load_i64(op + A_GATED_WIDTH)
+        gate_stride = load_i64(op + _GATED.gate_stride)
+        up_stride = load_i64(op + _GATED.up_stride)
+        y_stride = load_i64(op + _GATED.out_stride)
+        gate0 = load_i64(op + _GATED.gate) + private_row(op, step, thread, PRIVATE_INPUT) * gate_stride
+        up0 = load_i64(op + _GATED.up) + private_row(op, step, thread, PRIVATE_SECOND) * up_stride
+        y0 = load_i64(op + _GATED.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * y_stride
+        width = load_i64(op + _GATED.width)
         row = first_item(op, step)
         while row < rows:
             gate = gate0 + row * gate_stride
@@ -84,59 +76,30 @@ def _activations(level: str) -> dict[Activation, Any]:
     @inline_function
     def gelu(gate: Any, up: Any) -> Any:
         # (1 + tanh(u)) / 2 is sigmoid(2u), which loses nothing where tanh(u) is near -1.
-        cube = simd.multiply(simd.multiply(simd.multiply(simd.splat(types.float32(_GELU_CUBIC)), gate), gate), gate)
-        doubled = simd.multiply(simd.splat(types.float32(2 * _GELU_SLOPE)), simd.add(gate, cube))
+        cube = simd.multiply(simd.multiply(simd.multiply(simd.splat(types.float32(GELU_CUBIC)), gate), gate), gate)
+        doubled = simd.multiply(simd.splat(types.float32(2 * GELU_SLOPE)), simd.add(gate, cube))
         return simd.multiply(simd.multiply(gate, sigmoid(doubled)), up)
 
     @inline_function
     def clamped_silu(gate: Any, up: Any) -> Any:
-        most, least = simd.splat(types.float32(_CLAMP)), simd.splat(types.float32(-_CLAMP))
+        most, least = simd.splat(types.float32(CLAMP)), simd.splat(types.float32(-CLAMP))
         # `most` where it is the smaller; a NaN stays.
         gate = simd.select_negative(simd.subtract(most, gate), most, gate)
         up = simd.select_negative(simd.subtract(most, up), most, up)
         up = simd.select_negative(simd.subtract(up, least), least, up)
-        slope = simd.splat(types.float32(_CLAMPED_SLOPE))
+        slope = simd.splat(types.float32(CLAMPED_SLOPE))
         silu = simd.multiply(gate, sigmoid(simd.multiply(slope, gate)))
         return simd.multiply(silu, simd.add(up, simd.splat(types.float32(1))))
 
     return {Activation.SILU: silu, Activation.GELU: gelu, Activation.CLAMPED_SILU: clamped_silu}
 
 
-def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """SILU or GELU of float32[rows, width]."""
-    import numpy as np
-
-    if activation is Activation.SILU:
-        silu: NDArray[np.float32] = x * sigmoid_reference(x)
-        return silu
-    assert activation is Activation.GELU
-    inner = np.float32(_GELU_SLOPE) * (x + np.float32(_GELU_CUBIC) * x * x * x)
-    return (np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))).astype(np.float32)
-
-
-def gated_reference(gate: NDArray[np.float32], up: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """gate, up float32[rows, width]; returns float32[rows, width]."""
-    import numpy as np
-
-    if activation is Activation.CLAMPED_SILU:
-        gate = np.minimum(gate, np.float32(_CLAMP))
-        up = np.clip(up, np.float32(-_CLAMP), np.float32(_CLAMP)) + np.float32(1)
-        activated: NDArray[np.float32] = gate * sigmoid_reference(np.float32(_CLAMPED_SLOPE) * gate)
-    else:
-        activated = activation_reference(gate, activation)
-    result: NDArray[np.float32] = activated * up
-    return result
-
-
 # --- sums ------------------------------------------------------------------------------------------------------------
-
-A_SUM, A_SUM_STRIDE, A_X, A_X_STRIDE, A_Y, A_Y_STRIDE, A_SUM_WIDTH, A_FACTOR = (ARG + 8 * i for i in range(8))
-A_SUM_GATE, A_SUM_GATE_STRIDE = (ARG + 8 * i for i in range(8, 10))
 
 
 @kernel_family
 def add(level: str) -> Callable[..., None]:
-    """sum = x + factor * y. With a GATE the factor is its sigmoid, of each row; x may be where the sum is.
+    """sum = x + factor * y. With a gate the factor is its sigmoid, of each row; x may be where the sum is.
 
     Rounded twice at every level, so that all agree.
     """
@@ -145,22 +108,22 @@ def add(level: str) -> Callable[..., None]:
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         rows = n_rows(op, step)
-        sum_stride = load_i64(op + A_SUM_STRIDE)
-        x_stride = load_i64(op + A_X_STRIDE)
-        y_stride = load_i64(op + A_Y_STRIDE)
-        gate_stride = load_i64(op + A_SUM_GATE_STRIDE)
-        sum0 = load_i64(op + A_SUM) + private_row(op, step, thread, PRIVATE_OUTPUT) * sum_stride
-        x0 = load_i64(op + A_X) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
-        y0 = load_i64(op + A_Y) + private_row(op, step, thread, PRIVATE_SECOND) * y_stride
-        gate0 = load_i64(op + A_SUM_GATE) + private_row(op, step, thread, PRIVATE_THIRD) * gate_stride
-        width = load_i64(op + A_SUM_WIDTH)
+        sum_stride = load_i64(op + _ADD.out_stride)
+        x_stride = load_i64(op + _ADD.x_stride)
+        y_stride = load_i64(op + _ADD.y_stride)
+        gate_stride = load_i64(op + _ADD.gate_stride)
+        sum0 = load_i64(op + _ADD.out) + private_row(op, step, thread, PRIVATE_OUTPUT) * sum_stride
+        x0 = load_i64(op + _ADD.x) + private_row(op, step, thread, PRIVATE_INPUT) * x_stride
+        y0 = load_i64(op + _ADD.y) + private_row(op, step, thread, PRIVATE_SECOND) * y_stride
+        gate0 = load_i64(op + _ADD.gate) + private_row(op, step, thread, PRIVATE_THIRD) * gate_stride
+        width = load_i64(op + _ADD.width)
         row = first_item(op, step)
         while row < rows:
             total = sum0 + row * sum_stride
             x = x0 + row * x_stride
             y = y0 + row * y_stride
-            factor = simd.splat(load_f32(op + A_FACTOR))
-            if load_i64(op + A_SUM_GATE) != 0:
+            factor = simd.splat(load_f32(op + _ADD.factor))
+            if load_i64(op + _ADD.gate) != 0:
                 factor = sigmoid(simd.splat(load_f32(gate0 + row * gate_stride)))
             for at in range(0, 4 * width, 64):
                 scaled = simd.multiply(factor, simd.load_f32x16(y + at))
@@ -172,8 +135,6 @@ def add(level: str) -> Callable[..., None]:
 
 # --- the cap on logits -----------------------------------------------------------------------------------------------
 
-A_CAPPED_STRIDE, A_CAPPED_WIDTH, A_CAP = (ARG + 8 * i for i in range(3))
-
 CAP_CHUNK = 4096  # logits that a thread takes at a time
 
 
@@ -184,15 +145,15 @@ def soft_cap(level: str) -> Callable[..., None]:
 
     @kernel
     def run(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-        width = load_i64(op + A_CAPPED_WIDTH)
+        width = load_i64(op + _CAP.width)
         chunks = (width + CAP_CHUNK - 1) // CAP_CHUNK
         items = n_rows(op, step) * chunks
-        cap = simd.splat(load_f32(op + A_CAP))
+        cap = simd.splat(load_f32(op + _CAP.cap))
         item = claim(op)
         while item < items:
             start = item % chunks * CAP_CHUNK
             end = min(width, start + CAP_CHUNK)
-            x = load_i64(step + records.STEP_LOGITS) + item // chunks * load_i64(op + A_CAPPED_STRIDE)
+            x = load_i64(step + records.STEP_LOGITS) + item // chunks * load_i64(op + _CAP.stride)
             for at in range(4 * start, 4 * end, 64):
                 value = simd.divide(simd.load_f32x16(x + at), cap)
                 simd.store_f32x16(x + at, simd.multiply(cap, tanh(value)))

@@ -10,10 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.errors import BadGGUF, LlmrunError, UnsupportedModel
-from llmrun.kernels.code.curves import sigmoid_reference
 from llmrun.plan import reference
-from llmrun.plan.experts import routed_reference
-from llmrun.plan.ops import Attention, Convolve, ExpertLinear, Gating, Route
+from llmrun.plan.curves import sigmoid_reference
+from llmrun.plan.ops import experts
+from llmrun.plan.ops.attention import Attention
+from llmrun.plan.ops.convolution import Convolve
+from llmrun.plan.ops.experts import ExpertLinear, Gating, Route, routed_reference
 from llmrun.plan.plan import Plan
 from tests.support.gguf.gguf_files import Tensor
 from tests.support.models.fidelity import plan_of
@@ -150,7 +152,7 @@ def test_no_position_of_a_tiny_model_is_near_other_experts(
         margins.append((ranked[:, op.routing.used - 1] - ranked[:, op.routing.used]).min())
         return routed_reference(logits, op)
 
-    monkeypatch.setattr(reference, "routed_reference", routed)
+    monkeypatch.setattr(experts, "routed_reference", routed)
     tokens = np.random.default_rng(0).integers(3, 290, TINY_ARCHITECTURES[name].tokens)
     reference.exact(plan_of(tiny_architecture(tmp_path, name)), tokens.astype(np.int32))
     assert min(margins) > 5e-4

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.attention import rotation_words
 from llmrun.backends.cpu.lowering.base import float_word
+from llmrun.backends.cpu.ops.rope import rotation_words
 from llmrun.compiled.store import KernelName
-from llmrun.kernels.attention.attention import attention_reference
-from llmrun.kernels.attention.hadamard import spread_key_reference, spread_query_reference
-from llmrun.kernels.attention.kv_store import entered_reference, stored_reference
-from llmrun.kernels.attention.rope import rope_reference
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate
 from llmrun.layouts.attention import CHUNK, SEES_ALL, scratch_bytes, state_floats
 from llmrun.layouts.kv_blocks import BLOCK
 from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.plan.ops.attention import AttentionWords, MergeWords, attention_reference
+from llmrun.plan.ops.rope import RopeWords, rope_reference
 from llmrun.plan.rope import Pairing, Rope, rotations_of
+from llmrun.plan.stored_kv import KEY_FACTORS, QUERY_FACTORS, entered_reference, hadamard_reference, stored_reference
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
@@ -94,11 +93,20 @@ class Cache:
     ) -> NDArray[np.float32]:
         """Run rope_store on rows [rows, heads, their size]; returns the rotated queries. `query_rope` None: as keys."""
         rotated, rotations = np.full_like(q, np.nan), rotations_of(ropes, positions)
-        words = self._queries(q, rotated, ropes, rope if query_rope is None else query_rope)
-        words += [address_of(k), k.strides[0], address_of(v), v.strides[0], self.shape.kv_heads]
-        words += [rotation_words(ropes, rope)[1], address_of(self.memory), self.block_bytes, 1]
         scratch = self._scratch(threads)
-        words += [address_of(scratch), scratch.strides[0]]
+        words = self._queries(q, rotated, ropes, rope if query_rope is None else query_rope)._replace(
+            k=address_of(k),
+            k_stride=k.strides[0],
+            v=address_of(v),
+            v_stride=v.strides[0],
+            kv_heads=self.shape.kv_heads,
+            key_rotation=rotation_words(ropes, rope).rotation,
+            cache=address_of(self.memory),
+            block_bytes=self.block_bytes,
+            tables=1,
+            scratch=address_of(scratch),
+            scratch_bytes=scratch.strides[0],
+        )
         sizes = {"head_size": self.shape.head_size, "value_size": self.shape.value_size}
         name = KernelName.of("attention.rope", "rope_store", **sizes, kv_type=self.kv_type)
         run_kernel(name, words, self.step(positions, rotations), level=level, threads=threads)
@@ -116,9 +124,15 @@ class Cache:
 
     def _queries(
         self, q: NDArray[np.float32], rotated: NDArray[np.float32], ropes: Sequence[Rope], rope: int | None
-    ) -> list[int]:
-        words = [address_of(q), q.strides[0], address_of(rotated), rotated.strides[0], self.shape.heads]
-        return words + rotation_words(ropes, rope)
+    ) -> RopeWords:
+        return RopeWords(
+            q=address_of(q),
+            q_stride=q.strides[0],
+            out=address_of(rotated),
+            out_stride=rotated.strides[0],
+            heads=self.shape.heads,
+            **rotation_words(ropes, rope)._asdict(),
+        )
 
     def _scratch(self, threads: int) -> NDArray[np.float32]:
         n_bytes = scratch_bytes(self.shape.head_size, self.shape.value_size)
@@ -138,19 +152,41 @@ class Cache:
         size, value_size = self.shape.head_size, self.shape.value_size
         out = np.full((*q.shape[:2], value_size), np.nan, np.float32)
         scratch, partials = self._scratch(threads), self.partials()
-        sees = [window or SEES_ALL, 0 if sinks is None else address_of(sinks)]
-        words = [address_of(q), q.strides[0], address_of(out), out.strides[0], address_of(self.memory)]
-        words += [self.block_bytes, self.shape.kv_heads, float_word(size**-0.5)]
-        words += [address_of(scratch), scratch.strides[0], address_of(partials), partials.strides[0]]
-        words += [1, *sees, float_word(soft_cap)]
+        words = AttentionWords(
+            q=address_of(q),
+            q_stride=q.strides[0],
+            out=address_of(out),
+            out_stride=out.strides[0],
+            cache=address_of(self.memory),
+            block_bytes=self.block_bytes,
+            kv_heads=self.shape.kv_heads,
+            scale=float_word(size**-0.5),
+            scratch=address_of(scratch),
+            scratch_bytes=scratch.strides[0],
+            partials=address_of(partials),
+            partial_stride=partials.strides[0],
+            tables=1,
+            window=window or SEES_ALL,
+            sinks=0 if sinks is None else address_of(sinks),
+            soft_cap=float_word(soft_cap),
+        )
         sizes = {"head_size": size, "value_size": value_size, "group": self.shape.heads // self.shape.kv_heads}
         function = "capped_attention" if soft_cap else "attention"
         name = KernelName.of("attention.attention", function, **sizes, kv_type=self.kv_type)
         step = self.step(positions, np.zeros((len(positions), 0, 2), np.float32))
         run_kernel(name, words, step, level=level, threads=threads)
-        words = [address_of(partials), partials.strides[0], address_of(out), out.strides[0], self.shape.heads]
-        words += [address_of(scratch), scratch.strides[0], *sees]
-        run_kernel(KernelName.of("attention.attention", "merge", value_size=value_size), words, step, level=level)
+        merge = MergeWords(
+            partials=words.partials,
+            partial_stride=words.partial_stride,
+            out=words.out,
+            out_stride=words.out_stride,
+            heads=self.shape.heads,
+            scratch=words.scratch,
+            scratch_bytes=words.scratch_bytes,
+            window=words.window,
+            sinks=words.sinks,
+        )
+        run_kernel(KernelName.of("attention.attention", "merge", value_size=value_size), merge, step, level=level)
         return out
 
     def partials(self) -> NDArray[np.float32]:
@@ -181,14 +217,14 @@ EVERY_TYPE = pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 
 
 @pytest.mark.parametrize("head_size", [16, 48, 64, 512, 576])
-def test_spread_keys_and_queries_have_the_same_products(head_size: int) -> None:
+def test_rotated_keys_and_queries_have_the_same_products(head_size: int) -> None:
     random = np.random.default_rng(head_size)
     q, k = (random.standard_normal((50, head_size)).astype(np.float32) for _ in range(2))
-    spread = (spread_query_reference(q) * spread_key_reference(k)).sum(-1)
-    np.testing.assert_allclose(spread, (q * k).sum(-1), rtol=0, atol=1e-5 * head_size**0.5)
+    rotated = (hadamard_reference(q, QUERY_FACTORS) * hadamard_reference(k, KEY_FACTORS)).sum(-1)
+    np.testing.assert_allclose(rotated, (q * k).sum(-1), rtol=0, atol=1e-5 * head_size**0.5)
     one_hot = np.zeros(head_size, np.float32)
     one_hot[5] = 100
-    assert len(set(np.abs(spread_key_reference(one_hot)[:16]))) == 1
+    assert len(set(np.abs(hadamard_reference(one_hot, KEY_FACTORS)[:16]))) == 1
 
 
 def random_keys_and_values(
@@ -231,9 +267,9 @@ def test_rotated_queries_keys_and_values_equal_the_twin(
 
 ROPES = [
     Rope(np.full(3, 0.4)),
-    Rope(10_000.0 ** -(np.arange(32) / 32), Pairing.HALVES, magnitude=1.25),
-    Rope(500.0 ** -(np.arange(21) / 21), Pairing.HALVES),
-    Rope(10_000.0 ** -(np.arange(32) / 32), Pairing.HALVES, growth=(0.5, 3)),
+    Rope(10_000.0 ** -(np.arange(32) / 32), Pairing.NEOX, magnitude=1.25),
+    Rope(500.0 ** -(np.arange(21) / 21), Pairing.NEOX),
+    Rope(10_000.0 ** -(np.arange(32) / 32), Pairing.NEOX, growth=(0.5, 3)),
 ]
 
 
@@ -266,7 +302,7 @@ def test_queries_may_have_a_rope_of_their_own(level: str, kv_type: str) -> None:
     cache, positions = Cache(NINE, 11, kv_type), np.arange(11, dtype=np.int32)
     rotated = cache.store(q, k, v, positions, ROPES, 1, 3, level=level, threads=2)
     of_queries, of_keys = (
-        rope_reference(x, ROPES[number].rotations(positions), Pairing.HALVES) for x, number in ((q, 3), (k, 1))
+        rope_reference(x, ROPES[number].rotations(positions), Pairing.NEOX) for x, number in ((q, 3), (k, 1))
     )
     assert np.abs(of_queries[9]).sum() > 1.5 * np.abs(q[9]).sum()
     expected = entered_reference(of_queries, of_keys, v, kv_type)

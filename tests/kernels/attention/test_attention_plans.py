@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.backends.cpu.lowering.attention import rotation_words
-from llmrun.backends.cpu.lowering.base import Lowered
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.ops.rope import Rotation, rotation_words
 from llmrun.backends.cpu.team import Team
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
@@ -23,6 +22,7 @@ from llmrun.plan import reference
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.plan import Plan
 from llmrun.plan.rope import Pairing, Rope, rotations_of
+from tests.support.kernels.races import word_of
 from tests.support.kernels.runs import LEVELS_HERE, at_level, random_matrix
 
 HEADS, SIZE = 6, 48
@@ -35,7 +35,7 @@ def layered_plan() -> Plan:
     of the first window, whose queries grow; and one that looks back on what the second one has stored."""
     plan, width = Plan(), HEADS * SIZE
     adjacent = Rope(10_000.0 ** -(np.arange(SIZE // 2) / (SIZE // 2)))
-    halves = Rope(500.0 ** -(np.arange(17) / 17), Pairing.HALVES, magnitude=1.1)
+    halves = Rope(500.0 ** -(np.arange(17) / 17), Pairing.NEOX, magnitude=1.1)
     growing = replace(halves, growth=(0.3, 100))
     sinks = np.linspace(-2, 3, HEADS, dtype=np.float32)
     x = plan.embed(random_matrix("f32", 50, width, 1, "embedding"))
@@ -116,22 +116,16 @@ def test_partial_results_of_a_window_are_of_as_many_chunks_as_it_touches() -> No
         [shape] = kv_shapes(plan, [64], "f16")
         kv = [np.zeros(shape, np.uint8)]
         lowered = lower(plan, reserve(plan.matrices), kv, kv_type="f16", max_rows=1, n_threads=1)
-        [stride] = {words[4 + 11] for name, words in named(lowered) if name == "attention"}
-        [address] = {words[4 + 10] for name, words in named(lowered) if name == "attention"}
+        [index] = [index for index, name in enumerate(lowered.kernels) if name.function == "attention"]
+        stride, address = (word_of(lowered, index, word) for word in ("partial_stride", "partials"))
         memory = {address_of(part): part.nbytes for part in lowered.keep if isinstance(part, np.ndarray)}
         sizes[window] = memory[address] // stride
     assert sizes == {1: 1, 2: 2, CHUNK: 2, CHUNK + 1: 2, CHUNK + 2: 3, 2 * CHUNK + 1: 3, 0: 64 * BLOCK // CHUNK}
 
 
-def named(lowered: Lowered) -> list[tuple[str, list[int]]]:
-    names = [name.function for name in lowered.kernels]
-    return list(zip(names, lowered.records.tolist(), strict=True))
-
-
 def test_an_op_is_told_where_its_ropes_rotations_are() -> None:
-    """Pairs, bytes before them and of a row, bytes from pair to pair and to a pair's second feature."""
-    ropes = [Rope(np.ones(3)), Rope(np.ones(8), Pairing.HALVES), Rope(np.ones(5))]
-    assert rotation_words(ropes, 0) == [3, 0, 128, 8, 4]
-    assert rotation_words(ropes, 1) == [8, 24, 128, 4, 32]
-    assert rotation_words(ropes, 2) == [5, 88, 128, 8, 4]
-    assert rotation_words(ropes, None) == [0, 0, 0, 0, 0]
+    ropes = [Rope(np.ones(3)), Rope(np.ones(8), Pairing.NEOX), Rope(np.ones(5))]
+    assert rotation_words(ropes, 0) == Rotation(3, 0, 128, pair_step=8, pair_gap=4)
+    assert rotation_words(ropes, 1) == Rotation(8, 24, 128, pair_step=4, pair_gap=32)
+    assert rotation_words(ropes, 2) == Rotation(5, 88, 128, pair_step=8, pair_gap=4)
+    assert rotation_words(ropes, None) == Rotation(0, 0, 0, pair_step=0, pair_gap=0)

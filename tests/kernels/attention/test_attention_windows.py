@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmrun.kernels.attention.attention import attention_reference
 from llmrun.layouts.kv_blocks import BLOCK
 from llmrun.plan.kv_shapes import AttentionShape
+from llmrun.plan.ops.attention import attention_reference
 from tests.kernels.attention.test_attention import EVERY_LEVEL, EVERY_SHAPE, EVERY_TYPE, NINE, SIX, Cache, filled
 
 WINDOWS = (1, 2, 3, 16, 31, 32, 33, 100, 128, 129, 250, 1000)

@@ -12,15 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from llmrun.backends.cpu.lowering.base import float_word
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
 from llmrun.layouts.expert_tables import HEAD_ACTIVE, HEAD_EXPERTS, Tables, tables_bytes
-from llmrun.plan import ops
-from llmrun.plan.experts import routed_reference
-from llmrun.plan.ops import Activation, Gating, Value
+from llmrun.plan.ops.activations import Activation
+from llmrun.plan.ops.experts import Gating, GroupWords, Route, RouteWords, routed_reference
 from llmrun.plan.plan import Plan
-from llmrun.plan.reference import dequantized, quantizing
+from llmrun.plan.reference import quantizing
+from llmrun.plan.twin import dequantized
+from llmrun.plan.values import Routing, Value
 from tests.support.kernels.runs import (
     EXPERT_TYPES,
     LEVELS_HERE,
@@ -248,7 +250,7 @@ class Routed:
     n_slots: int
 
 
-def routed(logits: NDArray[np.float32], op: ops.Route, level: str = LEVELS_HERE[0], threads: int = 1) -> Routed:
+def routed(logits: NDArray[np.float32], op: Route, level: str = LEVELS_HERE[0], threads: int = 1) -> Routed:
     """What the kernels make of logits float32[rows, experts]."""
     rows, experts, used = len(logits), op.routing.experts, op.routing.used
     memory = allocate(tables_bytes(experts, used, rows, 1), "tables of a test")
@@ -256,16 +258,38 @@ def routed(logits: NDArray[np.float32], op: ops.Route, level: str = LEVELS_HERE[
     padded, scratch = padded_rows(logits), allocate(threads * 2 * round_up(4 * experts, 64), "scratch of a test")
     gating = {Gating.SOFTMAX: 0, Gating.SIGMOID: 1, Gating.SOFTMAX_OF_CHOSEN: 2}[op.gating]
     bias = None if op.selection_bias is None else padded_rows(op.selection_bias[None])
-    words = [address_of(padded), padded.strides[0], experts, used, gating, int(op.normalized)]
-    words += [int(np.float32(op.scale).view(np.uint32)), 0 if bias is None else address_of(bias)]
-    words += [address_of(scratch), scratch.size // threads, tables.chosen, tables.weights, tables.row_bytes]
     scales = None if op.expert_scales is None else padded_rows(op.expert_scales[None])
-    words.append(0 if scales is None else address_of(scales))
+    words = RouteWords(
+        logits=address_of(padded),
+        logits_stride=padded.strides[0],
+        experts=experts,
+        used=used,
+        gating=gating,
+        normalized=int(op.normalized),
+        scale=float_word(op.scale),
+        bias=0 if bias is None else address_of(bias),
+        scratch=address_of(scratch),
+        scratch_bytes=scratch.size // threads,
+        chosen=tables.chosen,
+        weights=tables.weights,
+        row_bytes=tables.row_bytes,
+        expert_scales=0 if scales is None else address_of(scales),
+    )
     step = {records.STEP_ROWS: rows}
     run_kernel(KernelName.of("experts.routing", "route"), words, step, level=level, threads=threads)
-    words = [tables.head, tables.head_bytes, tables.next_slots, tables.chosen, tables.slots, tables.sources]
-    words += [tables.experts, tables.row_bytes, experts, used]
-    run_kernel(KernelName.of("experts.routing", "group"), words, step, level=level, threads=threads)
+    group = GroupWords(
+        head=tables.head,
+        head_bytes=tables.head_bytes,
+        next_slots=tables.next_slots,
+        chosen=tables.chosen,
+        slots=tables.slots,
+        sources=tables.sources,
+        experts=tables.experts,
+        row_bytes=tables.row_bytes,
+        n_experts=experts,
+        used=used,
+    )
+    run_kernel(KernelName.of("experts.routing", "group"), group, step, level=level, threads=threads)
 
     def table(address: int, dtype: type) -> NDArray[Any]:
         start = address - address_of(memory)
@@ -289,11 +313,11 @@ def routed(logits: NDArray[np.float32], op: ops.Route, level: str = LEVELS_HERE[
 
 def route_of(
     experts: int, used: int, gating: Gating = Gating.SOFTMAX, *, normalized: bool = True, biased: bool = False
-) -> ops.Route:
+) -> Route:
     """With a bias for choosing and scales of the experts, or without both."""
     random = np.random.default_rng(experts)
     bias, scales = (random.standard_normal(experts).astype(np.float32) if biased else None for _ in range(2))
-    return ops.Route(Value(experts), gating, normalized, 1.5, bias, scales, ops.Routing(experts, used))
+    return Route(Value(experts), gating, normalized, 1.5, bias, scales, Routing(experts, used))
 
 
 @EVERY_LEVEL

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from llmrun.backends.cpu.lowering.lower import lower
 from llmrun.backends.cpu.weights.packed import reserve
 from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops import Value
 from llmrun.plan.plan import Plan
-from llmrun.plan.reference import dequantized, quantizing
+from llmrun.plan.reference import quantizing
+from llmrun.plan.twin import dequantized
+from llmrun.plan.values import Value
 from tests.support.kernels.runs import (
     EPSILON,
     EXPERT_TYPES,
@@ -113,7 +114,7 @@ def test_a_head_that_is_not_finite_harms_no_other(kind: str, poison: float) -> N
     for head in range(HEADS):
 
         def build(plan: Plan, x: Value, head: int = head) -> None:
-            made = plan.columns(plan.head_linear(x, weight, HEADS), head * OUTPUTS, OUTPUTS)
+            made = plan.slice(plan.head_linear(x, weight, HEADS), head * OUTPUTS, OUTPUTS)
             plan.output(made, matrix_of("f32", np.eye(OUTPUTS, dtype=np.float32), "unit"))
 
         before, after = (run_plan(build, x, threads=2) for x in (clean, poisoned))

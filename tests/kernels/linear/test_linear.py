@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmrun.kernels.linear.floats import linear_reference as float_reference
-from llmrun.kernels.linear.int8 import linear_reference as integer_reference
-from llmrun.kernels.linear.quantize import quantize_reference
 from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops import Value
+from llmrun.plan.ops.linear import float_linear_reference, integer_linear_reference, quantize_reference
 from llmrun.plan.plan import Plan
-from llmrun.plan.reference import dequantized, integers_of
+from llmrun.plan.reference import integers_of
+from llmrun.plan.twin import dequantized
+from llmrun.plan.values import Value
 from tests.support.kernels.runs import (
     EPSILON,
     FLOAT_TYPES,
@@ -76,12 +75,12 @@ def twin(matrix: Matrix, x: NDArray[np.float32]) -> tuple[NDArray[np.float32], N
     """(the product, the sum of the magnitudes of its terms)."""
     if not matrix.is_integer:
         weights = dequantized(matrix)
-        return float_reference(weights, x), float_reference(np.abs(weights), np.abs(x))
+        return float_linear_reference(weights, x), float_linear_reference(np.abs(weights), np.abs(x))
     integers, scales, mins = integers_of(matrix)
     quantized, x_scales = quantize_reference(x)
-    product = integer_reference(integers, scales, mins, quantized, x_scales)
+    product = integer_linear_reference(integers, scales, mins, quantized, x_scales)
     magnitudes = (np.abs(integers), np.abs(scales), None if mins is None else np.abs(mins))
-    return product, integer_reference(*magnitudes, np.abs(quantized), x_scales)
+    return product, integer_linear_reference(*magnitudes, np.abs(quantized), x_scales)
 
 
 @pytest.mark.parametrize("level", LEVELS_HERE)

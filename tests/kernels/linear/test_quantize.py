@@ -10,9 +10,9 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from llmrun.compiled.store import KernelName
-from llmrun.kernels.linear.quantize import quantize_reference
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
+from llmrun.plan.ops.linear import QuantizeWords, quantize_reference
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
@@ -27,8 +27,18 @@ def run_quantize(
     integers = allocate(rows * 32 * blocks, "integers").view(np.int8).reshape(rows, -1)
     scales, offsets, sums = (allocate(rows * stride, "scales").reshape(rows, -1) for _ in range(3))
     half_sums = allocate(2 * rows * stride, "half sums").reshape(rows, -1)
-    words = [address_of(x), x.strides[0], address_of(integers), integers.strides[0]]
-    words += [*(address_of(plane) for plane in (scales, offsets, sums, half_sums)), stride, blocks]
+    words = QuantizeWords(
+        x=address_of(x),
+        x_stride=x.strides[0],
+        integers=address_of(integers),
+        integers_stride=integers.strides[0],
+        scales=address_of(scales),
+        offsets=address_of(offsets),
+        sums=address_of(sums),
+        half_sums=address_of(half_sums),
+        scale_stride=stride,
+        blocks=blocks,
+    )
     name = KernelName.of("linear.quantize", "quantize")
     run_kernel(name, words, {records.STEP_ROWS: rows}, level=level, threads=threads)
     return (

@@ -8,14 +8,31 @@ from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering.base import float_word
 from llmrun.compiled.store import KernelName
-from llmrun.kernels.rows.norms import layernorm_reference, rmsnorm_reference
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of
+from llmrun.plan.ops.norms import NormWords, layernorm_reference, rmsnorm_reference
 from tests.support.kernels.runs import EPSILON, LEVELS_HERE, padded_rows, run_kernel, ulps
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 ROWS = (1, 2, 3, 7, 8, 9, 17)
 WIDTHS = (1, 16, 33, 64, 576, 1000)
+
+
+def norm_words(
+    x: NDArray[np.float32], y: NDArray[np.float32], weight: NDArray[np.float32], width: int, epsilon: float
+) -> NormWords:
+    return NormWords(
+        x=address_of(x),
+        x_stride=x.strides[0],
+        out=address_of(y),
+        out_stride=y.strides[0],
+        weight=address_of(weight),
+        width=width,
+        epsilon=float_word(epsilon),
+        gathers=0,
+        heads=1,
+        bias=0,
+    )
 
 
 def run_norm(
@@ -33,9 +50,9 @@ def run_norm(
     biases = padded_rows(weight[None] if bias is None else bias[None])
     rows = len(x) if wanted is None else len(wanted)
     y = np.full((rows, padded.shape[1]), np.nan, np.float32)
-    words = [address_of(padded), padded.strides[0], address_of(y), y.strides[0], address_of(weights), len(weight)]
-    words += [float_word(epsilon), int(wanted is not None)]
-    words += [x.shape[1] // len(weight) if bias is None else address_of(biases)]
+    words = norm_words(padded, y, weights, len(weight), epsilon)._replace(
+        gathers=int(wanted is not None), heads=x.shape[1] // len(weight), bias=address_of(biases)
+    )
     step = {records.STEP_ROWS: rows}
     if wanted is not None:
         step[records.STEP_WANTED_ROWS] = address_of(wanted)
@@ -131,7 +148,7 @@ def test_in_a_step_of_one_row_every_thread_reads_and_writes_its_own_copy() -> No
     x = random_rows(4, 64)
     step = {records.STEP_ROWS: 1, records.STEP_REPLICATED: 1}
     flags = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT
-    words = [address_of(x), 256, address_of(y), 256, address_of(weight), 64, float_word(1e-5), 0, 1]
+    words = norm_words(x, y, weight, 64, 1e-5)
     alone = run_norm(x, weight, 1e-5, LEVELS_HERE[0], threads=1)
     run_kernel(KernelName.of("rows.norms", "rmsnorm"), words, step, threads=4, flags=flags)
     np.testing.assert_array_equal(y, np.repeat(alone[:1], 4, axis=0))

@@ -10,12 +10,15 @@ from llmrun.backends.cpu.lowering.base import float_word
 from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import reserve
 from llmrun.compiled.store import KernelName
-from llmrun.kernels.code.curves import sigmoid_reference, soft_cap_reference
-from llmrun.kernels.rows.rowwise import CAP_CHUNK, gated_reference
+from llmrun.kernels.rows.rowwise import CAP_CHUNK
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, round_up
-from llmrun.plan.ops import Activation
-from llmrun.plan.reference import dequantized
+from llmrun.plan.curves import sigmoid_reference, soft_cap_reference
+from llmrun.plan.ops.activations import Activation, GatedWords, gated_reference
+from llmrun.plan.ops.embedding import EmbedWords
+from llmrun.plan.ops.logits import SoftCapWords
+from llmrun.plan.ops.rows import AddWords
+from llmrun.plan.twin import dequantized
 from tests.support.kernels.runs import (
     FLOAT_TYPES,
     LEVELS_HERE,
@@ -44,9 +47,17 @@ def run_gated(
     gates, ups = padded_rows(gate), padded_rows(up)
     y = np.full_like(gates, np.nan)
     up_stride = ups.strides[0] if len(up) > 1 else 0
-    words = [address_of(gates), gates.strides[0], address_of(ups), up_stride, address_of(y), y.strides[0]]
+    words = GatedWords(
+        gate=address_of(gates),
+        gate_stride=gates.strides[0],
+        up=address_of(ups),
+        up_stride=up_stride,
+        out=address_of(y),
+        out_stride=y.strides[0],
+        width=gate.shape[1],
+    )
     name = KernelName.of("rows.rowwise", "gated", activation=activation.value)
-    run_kernel(name, [*words, gate.shape[1]], {records.STEP_ROWS: len(gate)}, level=level, threads=threads)
+    run_kernel(name, words, {records.STEP_ROWS: len(gate)}, level=level, threads=threads)
     assert not y[:, gate.shape[1] :].any(), "the padding of a row must stay zero"
     return y[:, : gate.shape[1]]
 
@@ -145,9 +156,18 @@ def run_add(
     xs, ys, gates = padded_rows(x), padded_rows(y), padded_rows(np.ones((1, 1), np.float32) if gate is None else gate)
     same_for_all = len(y) == 1 < rows
     total = np.full_like(xs, np.nan) if same_for_all else xs
-    words = [address_of(total), total.strides[0], address_of(xs), xs.strides[0]]
-    words += [address_of(ys), 0 if same_for_all else ys.strides[0], width, float_word(factor)]
-    words += [0, 0] if gate is None else [address_of(gates), gates.strides[0]]
+    words = AddWords(
+        out=address_of(total),
+        out_stride=total.strides[0],
+        x=address_of(xs),
+        x_stride=xs.strides[0],
+        y=address_of(ys),
+        y_stride=0 if same_for_all else ys.strides[0],
+        width=width,
+        factor=float_word(factor),
+        gate=0 if gate is None else address_of(gates),
+        gate_stride=gates.strides[0],
+    )
     run_kernel(
         KernelName.of("rows.rowwise", "add"), words, {records.STEP_ROWS: rows}, level=level, threads=1 + rows % 3
     )
@@ -190,7 +210,7 @@ def test_logits_are_capped(level: str, rows: int, width: int) -> None:
     """Every row and every chunk once. Threads take what is left."""
     logits = (40 * np.random.default_rng(width).standard_normal((rows, width))).astype(np.float32)
     padded = padded_rows(logits) if rows else np.zeros((1, round_up(width, 16)), np.float32)
-    words = [padded.strides[0], width, float_word(30.0)]
+    words = SoftCapWords(stride=padded.strides[0], width=width, cap=float_word(30.0))
     step = {records.STEP_ROWS: rows, records.STEP_LOGITS: address_of(padded)}
     run_kernel(KernelName.of("rows.rowwise", "soft_cap"), words, step, level=level, threads=3)
     assert rows == 0 or ulps(padded[:, :width], soft_cap_reference(logits, 30.0)) <= 4
@@ -211,8 +231,19 @@ def test_embedded_rows_are_the_dequantized_ones_scaled(level: str, kind: str, sc
     packed = reserve([table])[table.name]
     fill({table.name: packed}, 1)
     layout = packed.layout
-    words = [packed.address, layout.group_bytes, *layout.planes, columns, address_of(y), y.strides[0]]
-    words.append(float_word(scale))
+    words = EmbedWords(
+        table=packed.address,
+        group_bytes=layout.group_bytes,
+        mins=layout.mins,
+        upper_scales=layout.upper_scales,
+        upper_mins=layout.upper_mins,
+        values=layout.values,
+        more_values=layout.more_values,
+        width=columns,
+        out=address_of(y),
+        out_stride=y.strides[0],
+        scale=float_word(scale),
+    )
     step = {records.STEP_ROWS: len(tokens), records.STEP_TOKENS: address_of(tokens)}
     run_kernel(KernelName.of("linear.embed", "embed", weight=table.packed), words, step, level=level, threads=3)
     np.testing.assert_array_equal(y[:, :columns], dequantized(table)[tokens] * np.float32(scale))

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of
-from llmrun.plan.ops import Gating, Value
+from llmrun.plan.ops.experts import Gating
+from llmrun.plan.ops.rows import ConcatWords
 from llmrun.plan.plan import Plan
 from llmrun.plan.reference import exact
+from llmrun.plan.values import Value
 from tests.support.kernels.runs import LEVELS_HERE, matrix_of, padded_rows, run_kernel, run_plan
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
@@ -25,17 +27,27 @@ def random_rows(rows: int, width: int) -> NDArray[np.float32]:
 
 @EVERY_LEVEL
 @pytest.mark.parametrize(("of_a", "of_b", "parts"), [(1, 2, 3), (16, 64, 2), (37, 0, 5), (3, 16, 1), (512, 64, 4)])
-def test_joined_parts_lie_side_by_side(level: str, of_a: int, of_b: int, parts: int) -> None:
+def test_concatenated_parts_lie_side_by_side(level: str, of_a: int, of_b: int, parts: int) -> None:
     """Each part of a anew, or the first one in all."""
     rows, size = 7, of_a + of_b
     a, b = random_rows(rows, of_a * parts), random_rows(rows, max(1, of_b * parts))
     for step in (of_a, 0):
         from_a, from_b = padded_rows(a), padded_rows(b)
         joined = padded_rows(np.full((rows, size * parts), np.nan, np.float32))
-        words = [address_of(from_a), from_a.strides[0], 4 * step, 4 * of_a]
-        words += [address_of(from_b), from_b.strides[0], 4 * of_b, 4 * of_b]
-        words += [address_of(joined), joined.strides[0], parts]
-        name = KernelName.of("rows.slices", "join")
+        words = ConcatWords(
+            a=address_of(from_a),
+            a_stride=from_a.strides[0],
+            a_step=4 * step,
+            a_bytes=4 * of_a,
+            b=address_of(from_b),
+            b_stride=from_b.strides[0],
+            b_step=4 * of_b,
+            b_bytes=4 * of_b,
+            out=address_of(joined),
+            out_stride=joined.strides[0],
+            parts=parts,
+        )
+        name = KernelName.of("rows.slices", "concat")
         run_kernel(name, words, {records.STEP_ROWS: rows}, level=level, threads=3)
         parts_of_a = a.reshape(rows, parts, of_a) if step else np.repeat(a[:, None, :of_a], parts, axis=1)
         expected = np.concatenate([parts_of_a, b[:, : of_b * parts].reshape(rows, parts, of_b)], axis=2)
@@ -57,10 +69,10 @@ def test_parts_of_a_plan_are_its_twins(rows: int, threads: int) -> None:
 
     def build(plan: Plan, x: Value) -> None:
         shared = plan.linear(x, matrix_of("f32", np.eye(60, dtype=np.float32), "unit"))
-        part = plan.columns(x, 7, 11)
-        of_each = plan.columns(shared, 1, 3, groups=5)
-        both = plan.join(plan.columns(x, 2, 9, groups=5), of_each, groups=5)
-        joined = plan.join_to_each(part, both, groups=5)
+        part = plan.slice(x, 7, 11)
+        of_each = plan.slice(shared, 1, 3, groups=5)
+        both = plan.concat(plan.slice(x, 2, 9, groups=5), of_each, groups=5)
+        joined = plan.concat_to_each(part, both, groups=5)
         plan.output(joined, matrix_of("f32", np.eye(joined.width, dtype=np.float32), "logits"))
 
     assert_same_as_twin(build, random_rows(rows, 60), threads)
@@ -77,7 +89,7 @@ def test_a_value_is_scaled_where_it_is(rows: int, threads: int) -> None:
         plan.scale(x, 0.3)
         before = plan.linear(shared, unit)
         plan.scale(shared, -1.7)
-        joined = plan.join(plan.join(x, before), shared)
+        joined = plan.concat(plan.concat(x, before), shared)
         plan.output(joined, matrix_of("f32", np.eye(120, dtype=np.float32), "logits"))
 
     assert_same_as_twin(build, random_rows(rows, 40), threads)
@@ -89,7 +101,7 @@ def test_a_scaled_value_is_made_integers_anew(rows: int) -> None:
         weight = matrix_of("q8_0", np.eye(64, dtype=np.float32), "w")
         before = plan.linear(x, weight)
         plan.scale(x, 2.0)
-        joined = plan.join(before, plan.linear(x, weight))
+        joined = plan.concat(before, plan.linear(x, weight))
         plan.output(joined, matrix_of("f32", np.eye(128, dtype=np.float32), "logits"))
 
     before, after = np.split(run_plan(build, random_rows(rows, 64), threads=2), 2, axis=1)
@@ -109,7 +121,7 @@ def test_rows_of_experts_have_parts_and_scales_too(rows: int, threads: int) -> N
         router = matrix_of("f32", np.zeros((3, 48), np.float32), "router")
         routing = plan.route(plan.linear(x, router), 2, Gating.SOFTMAX_OF_CHOSEN, normalized=False)
         y = plan.expert_linear(x, experts, routing)
-        turned = plan.join(plan.columns(y, 24, 24), plan.columns(y, 0, 24))
+        turned = plan.concat(plan.slice(y, 24, 24), plan.slice(y, 0, 24))
         plan.scale(turned, 3.0)
         total = plan.linear(x, unit)
         plan.combine(turned, routing, to=total)

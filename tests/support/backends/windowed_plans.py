@@ -11,8 +11,9 @@ from unittest import mock
 from llmrun.backends.cpu import backend
 from llmrun.backends.cpu.kv_pool import blocks_in
 from llmrun.plan.kv_shapes import AttentionShape
-from llmrun.plan.ops import Attention, Value
+from llmrun.plan.ops.attention import Attention
 from llmrun.plan.plan import Plan
+from llmrun.plan.values import Value
 
 
 @contextmanager

@@ -40,9 +40,10 @@ from llmrun.layouts.splits import STAGE_WORDS
 from llmrun.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, SCRATCH_BYTES_PER_BYTE
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops import Gating, Value
+from llmrun.plan.ops.experts import Gating
 from llmrun.plan.plan import Plan
 from llmrun.plan.rope import Pairing, Rope, rotations_of
+from llmrun.plan.values import Value
 from llmrun.tokenizers import bpe, pretokenize, special, spm, tables
 from llmrun.tokenizers.code_points import N_CODE_POINTS
 from llmrun.tokenizers.registry import load_tokenizer
@@ -132,7 +133,7 @@ def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
     heads, seen_width = shape.heads * shape.head_size, shape.heads * shape.value_size
     plan, rope = Plan(), Rope(10_000.0 ** -(np.arange(shape.head_size // 2) / shape.head_size))
     growing = replace(rope, growth=(0.1, 32))
-    partial = Rope(np.full(shape.head_size // 4 - 1, 0.3), Pairing.HALVES)
+    partial = Rope(np.full(shape.head_size // 4 - 1, 0.3), Pairing.NEOX)
 
     def matrix(name: str, rows: int, columns: int, of: str = kind) -> Matrix:
         return random_matrix(of, rows, columns, name=name)

@@ -4,73 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from llmrun.backends.cpu.lowering.base import Lowered
+from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of
 from llmrun.layouts.packed_types import GROUP_ROWS
+from llmrun.plan.ops.activations import GatedWords
+from llmrun.plan.ops.attention import AttentionWords, MergeWords
+from llmrun.plan.ops.convolution import ConvolutionWords
+from llmrun.plan.ops.embedding import EmbedWords
+from llmrun.plan.ops.experts import CombineWords, ExpertBiasWords, GroupWords, RouteWords
+from llmrun.plan.ops.linear import FloatWords, IntegerWords, QuantizeWords
+from llmrun.plan.ops.logits import SoftCapWords
+from llmrun.plan.ops.norms import NormWords
+from llmrun.plan.ops.rope import RopeWords
+from llmrun.plan.ops.rows import AddWords, ConcatWords
 
-# Words of an op record, counted from its arguments: what a kernel reads and what it writes.
-READS = {
-    "embed": [0],
-    "rmsnorm": [0],
-    "quantize": [0],
-    "linear.int8": [9, 11, 12, 13, 14],
-    "linear.floats": [4],
-    "rope_store": [0, 10, 12],
-    "rotate": [0],
-    "attention": [0, 4],
-    "capped_attention": [0, 4],
-    "merge": [0],
-    "gated": [0, 2],
-    "layernorm": [0],
-    "add": [2, 4, 8],
-    "join": [0, 4],
-    "keep": [0],
-    "convolve": [0, 2],
-    "soft_cap": [],
-    "route": [0],
-    "group": [3],
-    "experts.int8": [9, 11, 12, 13, 14, 23, 25],
-    "experts.floats": [4, 11, 13],
-    "bias": [0, 6],
-    "combine": [0, 2, 3, 6],
+
+@dataclass(frozen=True)
+class Uses:
+    """The words of a kernel's op record that are addresses, by name.
+
+    second, third  inputs that are not the op's first: they have flags of their own
+    cache          in the KV cache, which all threads share
+    tables         tables of a routing, of which each thread has its own in a step of one row
+    """
+
+    words: type[Any]  # a NamedTuple
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    second: str = ""
+    third: str = ""
+    cache: str = ""
+    tables: tuple[str, ...] = ()
+
+    def flag(self, word: str) -> int:
+        """The flag that says whether an input is private."""
+        if word == self.second:
+            return records.FLAG_PRIVATE_SECOND
+        return records.FLAG_PRIVATE_THIRD if word == self.third else records.FLAG_PRIVATE_INPUT
+
+
+_NORM = Uses(NormWords, ("x",), ("out",))
+_ATTENTION = Uses(AttentionWords, ("q", "cache"), ("out", "partials"), cache="cache")
+_PRODUCT_INPUT = ("x", "scales", "offsets", "sums")
+_EXPERT_TABLES = ("tables", "row_numbers")
+USES = {
+    "embed": Uses(EmbedWords, ("table",), ("out",)),
+    "rmsnorm": _NORM,
+    "layernorm": _NORM,
+    "quantize": Uses(QuantizeWords, ("x",), ("integers", "scales", "offsets", "sums", "half_sums")),
+    "linear.int8": Uses(IntegerWords, _PRODUCT_INPUT, ("out",)),
+    "linear.floats": Uses(FloatWords, ("x",), ("out",)),
+    "rope_store": Uses(RopeWords, ("q", "k", "v"), ("out", "cache"), second="k", third="v", cache="cache"),
+    "rotate": Uses(RopeWords, ("q",), ("out",)),
+    "attention": _ATTENTION,
+    "capped_attention": _ATTENTION,
+    "merge": Uses(MergeWords, ("partials",), ("out",)),
+    "gated": Uses(GatedWords, ("gate", "up"), ("out",), second="up"),
+    "add": Uses(AddWords, ("x", "y", "gate"), ("out",), second="y", third="gate"),
+    "concat": Uses(ConcatWords, ("a", "b"), ("out",), second="b"),
+    "keep": Uses(ConvolutionWords, ("x",), ("cache",), cache="cache"),
+    "convolve": Uses(ConvolutionWords, ("x", "cache"), ("out",), cache="cache"),
+    "soft_cap": Uses(SoftCapWords, (), ()),  # the logits
+    "route": Uses(RouteWords, ("logits",), ("chosen", "weights")),
+    "group": Uses(GroupWords, ("chosen",), ("head", "slots", "sources", "experts"), tables=("chosen",)),
+    "experts.int8": Uses(IntegerWords, _PRODUCT_INPUT + _EXPERT_TABLES, ("out",), tables=_EXPERT_TABLES),
+    "experts.floats": Uses(FloatWords, ("x", *_EXPERT_TABLES), ("out",), tables=_EXPERT_TABLES),
+    "bias": Uses(ExpertBiasWords, ("x", "experts"), ("out",), tables=("experts",)),
+    "combine": Uses(CombineWords, ("y", "slots", "weights", "out"), ("out",), tables=("slots", "weights")),
 }
-WRITES = {
-    "embed": [8],
-    "rmsnorm": [2],
-    "quantize": [2, 4, 5, 6, 7],
-    "linear.int8": [16],
-    "linear.floats": [6],
-    "rope_store": [2, 16],
-    "rotate": [2],
-    "attention": [2, 10],
-    "capped_attention": [2, 10],
-    "merge": [2],
-    "gated": [4],
-    "layernorm": [2],
-    "add": [0],
-    "join": [8],
-    "keep": [2],
-    "convolve": [6],
-    "soft_cap": [],  # the logits
-    "route": [10, 11],
-    "group": [0, 4, 5, 6],
-    "experts.int8": [16],
-    "experts.floats": [6],
-    "bias": [2],
-    "combine": [6],
-}
-CACHE_WORDS = {("rope_store", 16), ("attention", 4), ("capped_attention", 4), ("keep", 2), ("convolve", 2)}
-# Tables of a routing, of which each thread has its own in a step of one row.
-TABLE_WORDS = {("group", 3), ("experts.int8", 23), ("experts.int8", 25), ("experts.floats", 11), ("experts.floats", 13)}
-TABLE_WORDS |= {("bias", 6), ("combine", 2), ("combine", 3)}
-# Inputs that are not an op's first have flags of their own.
-SECOND_INPUTS = {("gated", 2), ("add", 4), ("join", 4), ("rope_store", 10)}
-THIRD_INPUTS = {("add", 8), ("rope_store", 12)}
-N_GROUPS = 1  # word of a product: groups of its outputs
 GROUP_BYTES = 4 * GROUP_ROWS
 
 
@@ -88,25 +95,35 @@ class Access:
 
 def accesses(lowered: Lowered) -> Iterator[list[Access]]:
     """What each record touches, in order."""
-    first = records.OP_ARGS // records.WORD
-    for index, (name, words) in enumerate(zip(lowered.kernels, lowered.records.tolist(), strict=True)):
-        kernel = name.module if name.function in ("linear", "experts") else name.function
-        flags = words[records.OP_FLAGS // records.WORD]
-        uses = [(word, False, input_flag(kernel, word)) for word in READS[kernel]]
-        uses += [(word, True, records.FLAG_PRIVATE_OUTPUT) for word in WRITES[kernel]]
-        offsets = {word: offset_of_head(lowered, index, words[first + word]) for word, *_ in uses}
+    for index, name in enumerate(lowered.kernels):
+        kernel = USES[_key(name)]
+        flags = int(lowered.records[index, records.OP_FLAGS // records.WORD])
+        uses = [(word, False, kernel.flag(word)) for word in kernel.reads]
+        uses += [(word, True, records.FLAG_PRIVATE_OUTPUT) for word in kernel.writes]
+        addresses = {word: word_of(lowered, index, word) for word, *_ in uses}
+        offsets = {word: offset_of_head(lowered, index, address) for word, address in addresses.items()}
         yield [
             Access(
                 index,
-                words[first + word] - offsets[word],
+                addresses[word] - offsets[word],
                 offsets[word],
                 writes,
-                (bool(flags & private) and (kernel, word) not in CACHE_WORDS) or (kernel, word) in TABLE_WORDS,
+                (bool(flags & private) and word != kernel.cache) or word in kernel.tables,
                 bool(flags & records.FLAG_REPLICATED),
             )
             for word, writes, private in uses
-            if words[first + word]  # the logits' address comes with each step
+            if addresses[word]  # the logits' address comes with each step
         ]
+
+
+def word_of(lowered: Lowered, record: int, word: str) -> int:
+    """One word of a record, by its name."""
+    at = getattr(records.offsets(USES[_key(lowered.kernels[record])].words), word)
+    return int(lowered.records[record, at // records.WORD])
+
+
+def _key(name: KernelName) -> str:
+    return name.module if name.function in ("linear", "experts") else name.function
 
 
 def offset_of_head(lowered: Lowered, record: int, address: int) -> int:
@@ -117,12 +134,6 @@ def offset_of_head(lowered: Lowered, record: int, address: int) -> int:
         return 0
     starts = [address_of(part) for part in lowered.keep if isinstance(part, np.ndarray)]
     return min(address - start for start in starts if start <= address)
-
-
-def input_flag(kernel: str, word: int) -> int:
-    if (kernel, word) in SECOND_INPUTS:
-        return records.FLAG_PRIVATE_SECOND
-    return records.FLAG_PRIVATE_THIRD if (kernel, word) in THIRD_INPUTS else records.FLAG_PRIVATE_INPUT
 
 
 def races(lowered: Lowered, *, one_row: bool) -> list[tuple[Access, Access]]:
@@ -166,15 +177,14 @@ def lie_beside(lowered: Lowered, a: Access, b: Access) -> bool:
     same_op = lowered.origins[a.record] == lowered.origins[b.record] and a.record != b.record
     if not same_op or any(lowered.kernels[use.record].function != "linear" for use in (a, b)):
         return False
-    n_groups = lowered.records[a.record, records.OP_ARGS // records.WORD + N_GROUPS]
-    return a.writes and b.writes and abs(a.offset - b.offset) >= GROUP_BYTES * int(n_groups)
+    n_groups = word_of(lowered, a.record, "groups")
+    return a.writes and b.writes and abs(a.offset - b.offset) >= GROUP_BYTES * n_groups
 
 
 def shared_cache(lowered: Lowered, use: Access) -> bool:
     """In a step of one row every thread stores the same keys and values, and reads back what it wrote itself."""
-    first = records.OP_ARGS // records.WORD
     return any(
-        name.function == kernel and words[first + word] == use.address
-        for name, words in zip(lowered.kernels, lowered.records.tolist(), strict=True)
-        for kernel, word in CACHE_WORDS
+        word_of(lowered, index, cache) == use.address
+        for index, name in enumerate(lowered.kernels)
+        if (cache := USES[_key(name)].cache)
     )

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops import Activation, Value
+from llmrun.plan.ops.activations import Activation
 from llmrun.plan.plan import Plan
+from llmrun.plan.values import Value
 from tests.support.kernels.runs import matrix_of
 
 TOKENS = 37  # of the vocabulary
@@ -45,7 +46,7 @@ def row_ops_plan() -> Plan:
     plan.scale(x, 1.7)
     wanted = plan.layernorm_wanted(x, _vector(_WIDTH), None, 1e-5)
     plan.scale(wanted, 0.9)
-    ends = plan.join(plan.columns(wanted, _WIDTH - 9, 9), plan.columns(wanted, 0, _WIDTH - 9))
+    ends = plan.concat(plan.slice(wanted, _WIDTH - 9, 9), plan.slice(wanted, 0, _WIDTH - 9))
     plan.output(ends, _matrix("output", TOKENS, _WIDTH))
     plan.soft_cap_logits(2.0)
     return plan
@@ -53,9 +54,11 @@ def row_ops_plan() -> Plan:
 
 def _other_heads(plan: Plan, heads: Value) -> Value:
     """Of each head some features and some of all heads' own, times a matrix of its own."""
-    same = plan.columns(heads, 3, 7)
-    some = plan.columns(heads, _HEAD_SIZE - 5, 5, groups=_HEADS)
-    more = plan.join(plan.join_to_each(same, some, groups=_HEADS), plan.columns(heads, 1, 16, groups=2), groups=_HEADS)
+    same = plan.slice(heads, 3, 7)
+    some = plan.slice(heads, _HEAD_SIZE - 5, 5, groups=_HEADS)
+    more = plan.concat(
+        plan.concat_to_each(same, some, groups=_HEADS), plan.slice(heads, 1, 16, groups=2), groups=_HEADS
+    )
     return plan.head_linear(more, _matrix("of heads", _HEADS * _HEAD_SIZE, 7 + 5 + 8), heads=_HEADS)
 
 

@@ -29,8 +29,9 @@ from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
 from llmrun.layouts.packed_types import PACKED_TYPES, WIDE, WIDENED_TYPES
 from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops import Activation, Value
+from llmrun.plan.ops.activations import Activation
 from llmrun.plan.plan import Plan
+from llmrun.plan.values import Value
 from llmrun.quants.registry import BY_NAME
 from llmrun.quants.weight_type import WeightType
 from tests.support.kernels.blocks import put_halves, put_spread_half
@@ -64,7 +65,7 @@ ALL_KERNELS = (
     *(KernelName.of("rows.rowwise", "gated", activation=activation.value) for activation in Activation),
     *(KernelName.of("rows.rowwise", name) for name in ("add", "soft_cap")),
     *(KernelName.of("rows.convolution", name) for name in ("keep", "convolve")),
-    KernelName.of("rows.slices", "join"),
+    KernelName.of("rows.slices", "concat"),
     KernelName.of("linear.quantize", "quantize"),
     *(KernelName.of("experts.int8", "experts", weight=kind) for kind in EXPERT_TYPES),
     KernelName.of("experts.floats", "experts", weight="f32"),

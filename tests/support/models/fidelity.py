@@ -20,8 +20,11 @@ from llmrun.backends.select import open_backend
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan import reference
 from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops import Embed, Linear, Op
+from llmrun.plan.ops.base import Op
+from llmrun.plan.ops.embedding import Embed
+from llmrun.plan.ops.linear import Linear
 from llmrun.plan.plan import Plan
+from llmrun.plan.twin import dequantized
 from llmrun.types import Batch
 
 if TYPE_CHECKING:
@@ -80,7 +83,7 @@ def dequantized_once(plan: Plan) -> Plan:
 
     def once(matrix: Matrix) -> Matrix:
         if matrix.name not in done:
-            raw = reference.dequantized(matrix).view(np.uint8).reshape(-1)
+            raw = dequantized(matrix).view(np.uint8).reshape(-1)
             done[matrix.name] = Matrix.of_bytes(matrix.name, "f32", matrix.rows, matrix.columns, raw)
         return done[matrix.name]
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmrun.backends.cpu.lowering.needs import FLOAT
 from llmrun.backends.cpu.weights.packed import PackedMatrix
 from llmrun.compiled.store import KernelName, load_kernels
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
-from llmrun.plan import ops
-from llmrun.plan.kv_shapes import Place
+from llmrun.plan.kv_shapes import LayerKV
+from llmrun.plan.ops.linear import Linear
+from llmrun.plan.values import Routing, Rows, Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,15 +23,14 @@ if TYPE_CHECKING:
     from llmrun.layouts.expert_tables import Tables
     from llmrun.plan.plan import Plan
 
-FLOAT = 4  # bytes
 LANES = 16
 REPLICATED_OUTPUT = records.FLAG_REPLICATED | records.FLAG_PRIVATE_OUTPUT
 _PRIVATE_INPUTS = (records.FLAG_PRIVATE_INPUT, records.FLAG_PRIVATE_SECOND, records.FLAG_PRIVATE_THIRD)
 
 _STEP_ROWS = {
-    ops.Rows.ALL: records.STEP_ROWS,
-    ops.Rows.WANTED: records.STEP_WANTED,
-    ops.Rows.CHOSEN: records.STEP_CHOSEN,
+    Rows.ALL: records.STEP_ROWS,
+    Rows.WANTED: records.STEP_WANTED,
+    Rows.CHOSEN: records.STEP_CHOSEN,
 }
 
 
@@ -55,15 +56,15 @@ class QuantizedBuffer:
 
 
 @dataclass(slots=True)
-class Record:
-    """One op on its way to memory: `words` follow OP_ARGS."""
+class OpRecord:
+    """One call of a kernel on its way to memory. `words`: its NamedTuple in plan/ops; they follow OP_ARGS."""
 
     kernel: KernelName
     rows: int
     flags: int
-    words: list[int]
+    words: Sequence[int]
     # Of an op with a matrix that does not add onto another's output: the next one with the same input needs no barrier.
-    independent_input: ops.Value | None = None
+    independent_input: Value | None = None
 
 
 @dataclass(slots=True)
@@ -125,43 +126,43 @@ class Lowering:
         n_threads: int,
     ) -> None:
         self.plan, self.packed, self.kv, self.kv_type = plan, packed, kv, kv_type
-        self._sums_of_products = {op.out for op in plan.ops if isinstance(op, ops.Linear) and op.adds}
+        self._sums_of_products = {op.out for op in plan.ops if isinstance(op, Linear) and op.adds}
         self.max_rows, self.n_threads = max_rows, n_threads
-        self.buffers: dict[ops.Value, Buffer] = {}
-        self.quantized: dict[ops.Value, QuantizedBuffer] = {}
-        self.tables: dict[ops.Routing, Tables] = {}
+        self.buffers: dict[Value, Buffer] = {}
+        self.quantized: dict[Value, QuantizedBuffer] = {}
+        self.tables: dict[Routing, Tables] = {}
         self.keep: list[object] = []
         self.shared: dict[str, Any] = {}
         self.rows = RowMemory()
-        self.records: list[Record] = []
+        self.records: list[OpRecord] = []
 
-    def most_rows(self, value: ops.Value) -> int:
+    def most_rows(self, value: Value) -> int:
         """Rows to have memory for: in a step of one row each thread may have a copy."""
         return max(self.max_rows, self.n_threads) * value.copies
 
-    def take(self, value: ops.Value, row_bytes: int) -> int:
+    def take(self, value: Value, row_bytes: int) -> int:
         """Address of memory for the rows of a value, `row_bytes` (whole cache lines) each."""
         return self.rows.take(self.most_rows(value) * row_bytes)
 
-    def place(self, value: ops.Value, *, private: bool) -> Buffer:
+    def place(self, value: Value, *, private: bool) -> Buffer:
         stride = round_up(value.width * FLOAT, records.CACHE_LINE)
         buffer = Buffer(self.take(value, stride), stride, private)
         self.buffers[value] = buffer
         return buffer
 
-    def is_private_sum(self, value: ops.Value) -> bool:
+    def is_private_sum(self, value: Value) -> bool:
         """A value that only row ops make and add onto: in a step of one row each thread has its own, and no barrier
         is needed. One that products are added onto is shared: each thread makes a part of it."""
         return value not in self._sums_of_products
 
-    def give_back(self, value: ops.Value) -> None:
+    def give_back(self, value: Value) -> None:
         buffer = self.buffers.pop(value, None)
         if buffer is None:
             return
         self.rows.give_back(buffer.address, self.most_rows(value) * buffer.stride)
         self.give_integers_back(value)
 
-    def give_integers_back(self, value: ops.Value) -> None:
+    def give_integers_back(self, value: Value) -> None:
         """Nobody reads them any more, or the value has become another one."""
         n_rows = self.most_rows(value)
         quantized = self.quantized.pop(value, None)
@@ -171,15 +172,15 @@ class Lowering:
                 self.rows.give_back(address, n_rows * quantized.scale_stride)
             self.rows.give_back(quantized.half_sums, n_rows * 2 * quantized.scale_stride)
 
-    def buffer_of(self, value: ops.Value) -> Buffer:
+    def buffer_of(self, value: Value) -> Buffer:
         """Where a value is; the logits come with each step, and have no address yet."""
         if value is self.plan.logits:
             return Buffer(0, round_up(value.width, LANES) * FLOAT, private=False)
         return self.buffers[value]
 
-    def emit(self, kernel: KernelName, value: ops.Value, flags: int, words: list[int]) -> Record:
+    def emit(self, kernel: KernelName, value: Value, flags: int, words: Sequence[int]) -> OpRecord:
         """A record that works on the rows of a value."""
-        record = Record(kernel, _STEP_ROWS[value.rows], flags, words)
+        record = OpRecord(kernel, _STEP_ROWS[value.rows], flags, words)
         self.records.append(record)
         return record
 
@@ -190,14 +191,18 @@ class Lowering:
         self.keep.append(padded)
         return address_of(padded)
 
-    def cache_of(self, place: Place) -> tuple[int, int]:
-        """(address of a layer's first block, bytes of a block)."""
-        memory = self.kv[place.group]
-        return address_of(memory[place.layer]), memory.shape[2]
+    def same_row(self, values: NDArray[np.float32]) -> Buffer:
+        """A buffer in which every row is float32[n]."""
+        return Buffer(self.kept_vector(values), 0, private=False)
 
-    def tables_of(self, place: Place) -> int:
+    def cache_of(self, kv: LayerKV) -> tuple[int, int]:
+        """(address of a layer's first block, bytes of a block)."""
+        memory = self.kv[kv.group]
+        return address_of(memory[kv.layer]), memory.shape[2]
+
+    def tables_of(self, kv: LayerKV) -> int:
         """Which of a step's block tables are a layer's: those of its window."""
-        return self.plan.windows.index(place.shape.window)
+        return self.plan.windows.index(kv.shape.window)
 
 
 def float_word(value: float) -> int:

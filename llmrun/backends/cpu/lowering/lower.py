@@ -1,73 +1,48 @@
 """A plan becomes records: kernels chosen, buffers placed, activations quantized for integer weights, barriers set.
 
-What each op becomes is in lowering_*.py, by families.
+backends/cpu/ops says what each op becomes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.backends.cpu.lowering import attention, experts, linear, rowwise
 from llmrun.backends.cpu.lowering.base import LANES, Lowered, Lowering
+from llmrun.backends.cpu.ops.experts import give_back_tables
+from llmrun.backends.cpu.ops.registry import CPU_OPS
 from llmrun.backends.cpu.weights.packed import PackedLayout, PackedMatrix
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, round_up
-from llmrun.plan import ops
+from llmrun.plan.ops.linear import Product
+from llmrun.plan.values import Value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmrun.plan.plan import Plan
 
-_LOWERINGS: dict[type, Callable[[Lowering, Any], None]] = {
-    ops.Embed: linear.embed,
-    ops.RmsNorm: rowwise.rmsnorm,
-    ops.LayerNorm: rowwise.layernorm,
-    ops.HeadNorm: rowwise.headnorm,
-    ops.Linear: linear.linear,
-    ops.RopeStore: attention.rope_store,
-    ops.Rotate: attention.rotate,
-    ops.Attention: attention.attention,
-    ops.Gated: rowwise.gated,
-    ops.Activate: rowwise.activate,
-    ops.Bias: rowwise.bias,
-    ops.HeadLinear: linear.head_linear,
-    ops.Add: rowwise.add,
-    ops.AddGated: rowwise.add_gated,
-    ops.Scale: rowwise.scale,
-    ops.Columns: rowwise.columns,
-    ops.Join: rowwise.join,
-    ops.Convolve: rowwise.convolve,
-    ops.SoftCap: rowwise.soft_cap,
-    ops.Route: experts.route,
-    ops.ExpertLinear: experts.expert_linear,
-    ops.ExpertBias: experts.expert_bias,
-    ops.Combine: experts.combine,
-}
-
 
 def _records(work: Lowering) -> Lowered:
     plan = work.plan
-    last_use = {value: index for index, op in enumerate(plan.ops) for value in ops.inputs_of(op)}
-    last_routed = {routing: index for index, op in enumerate(plan.ops) if (routing := ops.routing_of(op))}
+    last_use = {value: index for index, op in enumerate(plan.ops) for value in op.inputs}
+    last_routed = {routing: index for index, op in enumerate(plan.ops) if (routing := op.routed_by)}
     origins: list[int] = []
     for index, op in enumerate(plan.ops):
-        _LOWERINGS[type(op)](work, op)
-        changed = ops.sum_of(op)
-        if changed is not None:
-            work.give_integers_back(changed)
+        CPU_OPS[type(op)].lower(work, op)
+        if op.changes is not None:
+            work.give_integers_back(op.changes)
         for routing in [routing for routing in work.tables if last_routed[routing] == index]:
-            experts.give_back(work, routing)
+            give_back_tables(work, routing)
         _release(work, index, last_use)
         origins += [index] * (len(work.records) - len(origins))
     words = np.zeros((len(work.records), records.OP_WORDS), np.int64)
     counters = np.zeros((len(work.records), records.CACHE_LINE // records.WORD), np.int64)
     for index, record in enumerate(work.records):
         head = [0, _flags(work, index), record.rows, address_of(counters[index])]
-        words[index, : len(head) + len(record.words)] = head + record.words
+        words[index, : len(head) + len(record.words)] = [*head, *record.words]
     assert plan.logits is not None
     kernels = [record.kernel for record in work.records]
     keep = [*work.keep, *work.rows.memory, work.packed, *work.kv]
@@ -87,14 +62,14 @@ def _flags(work: Lowering, index: int) -> int:
     return record.flags | records.FLAG_BARRIER
 
 
-def _release(work: Lowering, index: int, last_use: Mapping[ops.Value, int]) -> None:
+def _release(work: Lowering, index: int, last_use: Mapping[Value, int]) -> None:
     """Give the memory back of values that no later op reads."""
     op = work.plan.ops[index]
-    for value in ops.inputs_of(op):
+    for value in op.inputs:
         if last_use[value] == index and value.width % LANES == 0:
             work.give_back(value)
     following = work.plan.ops[index + 1] if index + 1 < len(work.plan.ops) else None
-    shares_input = isinstance(op, ops.Product) and isinstance(following, ops.Product) and op.x is following.x
+    shares_input = isinstance(op, Product) and isinstance(following, Product) and op.x is following.x
     if not work.records[-1].flags & records.FLAG_REPLICATED and not shares_input:
         work.rows.barrier()
 

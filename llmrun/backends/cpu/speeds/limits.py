@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,7 +12,7 @@ from llmrun.compiled.levels import host_target
 from llmrun.compiled.store import Kernel, KernelName, load_kernels
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, allocate_huge
-from llmrun.layouts.limits import MOST_SUMS, products_a_round
+from llmrun.layouts.limits import MOST_SUMS, MultiplyWords, ReadWords, products_a_round
 
 READ = KernelName.of("limits", "read")
 MULTIPLY = KernelName.of("limits", "multiply")
@@ -37,16 +38,16 @@ class Machine:
 
     def read_bandwidth(self) -> float:
         """Bytes a second that all threads together read from memory."""
-        words = [address_of(self._memory), self._n_chunks, _CHUNK_BYTES, address_of(self._results)]
+        words = ReadWords(address_of(self._memory), self._n_chunks, _CHUNK_BYTES, results=address_of(self._results))
         return len(self._memory) / self._seconds(self._read, words)
 
     def multiply_rate(self) -> float:
         """Multiplications of two bytes a second, each with its addition, that all threads together make."""
-        words = [_ROUNDS, address_of(self._vectors), address_of(self._results)]
+        words = MultiplyWords(_ROUNDS, address_of(self._vectors), results=address_of(self._results))
         seconds = self._seconds(self._multiply, words)
         return _ROUNDS * products_a_round(host_target().level.name) * self._n_threads / seconds
 
-    def _seconds(self, kernel: Kernel, words: list[int]) -> float:
+    def _seconds(self, kernel: Kernel, words: Sequence[int]) -> float:
         claims = np.zeros(1, np.int64)
         op = np.zeros(records.OP_WORDS, np.int64)
         op[records.OP_CLAIM // records.WORD] = address_of(claims)

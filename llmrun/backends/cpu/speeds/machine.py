@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmrun import __version__, folders
+from llmrun.backends.cpu.speeds.figures import WIDTHS, AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.backends.cpu.speeds.limits import Machine
-from llmrun.backends.cpu.speeds.ops import WIDTHS, AttentionSpeed, LinearSpeed, OpSpeeds, RowSpeed
+from llmrun.backends.cpu.speeds.ops import OpSpeeds
 from llmrun.compiled.levels import host_target
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How fast this machine runs each kind of op: measured on plans of a few ops, whose weights are nobody's.
+"""How fast this machine runs each kind of op: measured on plans of a few ops, with placeholder weights.
 
 Reading weights is measured over more memory than caches hold, once in large matrices and once in small ones, so that
 what an op costs besides its bytes is seen. Work on many rows is measured at three widths, because activations of wide
@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import log2
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmrun.backends.cpu.lowering.lower import kv_shapes, lower
+from llmrun.backends.cpu.speeds.figures import WIDTHS, AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.backends.cpu.timed_team import TimedTeam
 from llmrun.backends.cpu.weights.packed import PackedLayout, PackedMatrix
 from llmrun.compiled.store import load_kernels
 from llmrun.layouts.arena import address_of, allocate_huge
 from llmrun.layouts.kv_blocks import BLOCK
 from llmrun.layouts.packed_types import WIDE, WIDENED_TYPES
-from llmrun.plan import ops
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.matrix import Matrix
+from llmrun.plan.ops.embedding import Embed
 from llmrun.plan.plan import Plan
 from llmrun.plan.rope import Rope, rotations_of
 
-WIDTHS = (512, 2048, 8192)
 ROWS = 256  # of a step on many rows
 
 _REGION = 256 << 20  # bytes of weights: more than fits in most caches
@@ -43,60 +41,6 @@ _BETWEEN = 512  # features between them: 32 heads of 576 and 512 would make a sq
 _DEPTH = 512  # positions that attention looks back on
 # A processor is faster for its first milliseconds of work than later: 1,170 G products/s, then 620.
 _WARM_SECONDS, _SECONDS = 0.03, 0.08
-
-
-@dataclass(frozen=True, slots=True)
-class LinearSpeed:
-    """Of one weight type.
-
-    read      bytes of weights a second, for one row
-    op        seconds an op takes besides, its barrier included
-    multiply  multiply-adds a second, for many rows, at each of WIDTHS columns
-    """
-
-    read: float
-    op: float
-    multiply: tuple[float, ...]
-
-    def products(self, columns: int) -> float:
-        """Multiply-adds a second with rows of so many columns."""
-        return between(columns, self.multiply)
-
-
-@dataclass(frozen=True, slots=True)
-class RowSpeed:
-    """Of an op that works on each row by itself: seconds for one row, and a row's share of many, at each of WIDTHS."""
-
-    one: tuple[float, ...]
-    many: tuple[float, ...]
-
-    def seconds(self, rows: int, width: int) -> float:
-        return between(width, self.one) if rows == 1 else rows * between(width, self.many)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSpeed:
-    """Of one shape of heads and type of cache.
-
-    op          seconds for one row with nothing before it
-    read        bytes of keys and values a second, for one row
-    multiply    multiply-adds a second, for many rows
-    rope_one    seconds to rotate and store one row, a feature of queries, keys and values
-    rope_many   the same of a row of many
-    step        seconds that a step takes besides its ops: waking the threads, and who waits for them
-    """
-
-    op: float
-    read: float
-    multiply: float
-    rope_one: float
-    rope_many: float
-    step: float
-
-
-def between(width: int, values: Sequence[float]) -> float:
-    """What was measured at WIDTHS, for another width: by its logarithm, and not beyond the ends."""
-    return float(np.interp(log2(width), [log2(one) for one in WIDTHS], values))
 
 
 class OpSpeeds:
@@ -184,8 +128,8 @@ class _Trial:
     def __init__(
         self, plan: Plan, region: NDArray[np.uint8], n_threads: int, *, max_rows: int, kv_type: str = "f16"
     ) -> None:
-        width = next(op.table.columns for op in plan.ops if isinstance(op, ops.Embed))
-        head = plan.rmsnorm_wanted(next(op.out for op in plan.ops if isinstance(op, ops.Embed)), _ones(width), 1e-5)
+        width = next(op.table.columns for op in plan.ops if isinstance(op, Embed))
+        head = plan.rmsnorm_wanted(next(op.out for op in plan.ops if isinstance(op, Embed)), _ones(width), 1e-5)
         plan.output(head, _matrix("logits", "f32", 16, width))
         packed, at = {}, 0
         for matrix in plan.matrices:

@@ -19,10 +19,12 @@ from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.matrix import Matrix
-from llmrun.plan.ops import Gating, Value
+from llmrun.plan.ops.experts import Gating
+from llmrun.plan.ops.linear import FloatWords, IntegerWords
 from llmrun.plan.plan import Plan
 from llmrun.plan.rope import Pairing, Rope
-from tests.support.kernels.races import WRITES, accesses, needless_barriers, races
+from llmrun.plan.values import Value
+from tests.support.kernels.races import accesses, needless_barriers, races, word_of
 from tests.support.kernels.row_ops_plan import row_ops_plan
 from tests.support.kernels.runs import matrix_of
 from tests.support.models.fidelity import plan_of
@@ -65,7 +67,7 @@ def test_no_two_threads_meet_in_a_model_of_any_architecture(tmp_path: Path, name
 def test_no_two_threads_meet_in_row_ops(one_row: bool) -> None:
     lowered = lowered_plan(row_ops_plan())
     kernels = {name.function for name in lowered.kernels}
-    assert {"rmsnorm", "layernorm", "add", "gated", "join", "keep", "convolve", "soft_cap"} <= kernels
+    assert {"rmsnorm", "layernorm", "add", "gated", "concat", "keep", "convolve", "soft_cap"} <= kernels
     assert races(lowered, one_row=one_row) == []
 
 
@@ -128,7 +130,7 @@ def heads_plan(layers: int, kind: str = "q8_0") -> Plan:
     to_16, to_32 = (matrix_of(kind, np.ones((4 * n, 32), np.float32), f"to {n}") for n in (16, 32))
     for _ in range(layers):
         a, b = (plan.head_linear(x, to_16, heads=4) for _ in range(2))
-        x = plan.head_linear(plan.join(a, b, groups=4), to_32, heads=4)
+        x = plan.head_linear(plan.concat(a, b, groups=4), to_32, heads=4)
     plan.output(x, matrix_of(kind, np.ones((16, 128), np.float32)))
     return plan
 
@@ -145,7 +147,8 @@ def test_no_two_threads_meet_among_matrices_of_heads(one_row: bool, kind: str) -
 def test_heads_whose_outputs_overlap_would_be_seen(kind: str) -> None:
     """The check itself: one head's outputs where another's are, or in their middle."""
     lowered = lowered_plan(heads_plan(1, kind))
-    word = records.OP_ARGS // records.WORD + WRITES["linear.floats" if kind == "f32" else "linear.int8"][0]
+    at = records.offsets(FloatWords).out if kind == "f32" else records.offsets(IntegerWords).out
+    word = at // records.WORD
     products = [index for index, name in enumerate(lowered.kernels) if name.function == "linear"]
     first, second = (lowered.records[index] for index in products[-3:-1])  # the last one makes the logits
     right = int(second[word])
@@ -167,7 +170,7 @@ def test_parts_and_scales_of_what_each_thread_has_take_no_barriers_in_a_step_of_
     plan = Plan()
     x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
     plan.scale(x, 0.5)
-    joined = plan.join_to_each(plan.columns(x, 0, 32), x, groups=2)
+    joined = plan.concat_to_each(plan.slice(x, 0, 32), x, groups=2)
     plan.scale(joined, 0.5)
     plan.output(joined, matrix_of("q8_0", np.ones((16, 128), np.float32)))
     lowered = lowered_plan(plan)
@@ -182,7 +185,7 @@ def looking_back_plan() -> Plan:
     def matrix(name: str, rows: int, columns: int) -> Matrix:
         return matrix_of("q8_0", np.ones((rows, columns), np.float32), name)
 
-    rope = Rope(np.ones(24), Pairing.HALVES)
+    rope = Rope(np.ones(24), Pairing.NEOX)
     x = plan.embed(matrix_of("f32", np.ones((4, 96), np.float32), "table"))
     for layer in range(6):
         h = plan.rmsnorm(x, norm, 1e-5)
@@ -278,12 +281,8 @@ def test_a_layer_of_experts_takes_four_barriers_in_a_step_of_one_row() -> None:
 
 def test_tables_of_a_routing_are_the_next_ones_memory() -> None:
     lowered = lowered_plan(experts_plan(12))
-    first = records.OP_ARGS // records.WORD
-    heads = [
-        words[first]
-        for name, words in zip(lowered.kernels, lowered.records.tolist(), strict=True)
-        if name.function == "group"
-    ]
+    groups = [index for index, name in enumerate(lowered.kernels) if name.function == "group"]
+    heads = [word_of(lowered, index, "head") for index in groups]
     assert len(heads) == 12
     assert len(set(heads)) <= 2
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from llmrun.archs.registry import plan_of_header
-from llmrun.backends.cpu.lowering.needs import StepShape, needs_of_step
+from llmrun.backends.cpu.lowering.needs import StepShape
+from llmrun.backends.cpu.ops.registry import needs_of_step
 from llmrun.backends.cpu.speeds import forecast
+from llmrun.backends.cpu.speeds.figures import AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.backends.cpu.speeds.forecast import Forecast, drawing_seconds, forecast_on_cpu, step_seconds
 from llmrun.backends.cpu.speeds.machine import Speeds
-from llmrun.backends.cpu.speeds.ops import AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan.plan import Plan
 from tests.support.gguf.gguf_files import tiny_llama
@@ -102,10 +103,10 @@ def test_a_sum_is_made_integers_anew_once_something_was_added(plan: Plan) -> Non
 def test_matrices_of_heads_are_read_once_and_their_input_made_integers_once(plan: Plan) -> None:
     table, square = plan.matrices[0], next(one for one in plan.matrices if one.rows == one.columns)
     heads = Plan()
-    x = heads.join_to_each(heads.embed(table), heads.embed(table), groups=1)
+    x = heads.concat_to_each(heads.embed(table), heads.embed(table), groups=1)
     heads.scale(x, 2.0)
     heads.head_linear(x, square, heads=2)
-    heads.output(heads.columns(heads.head_linear(x, square, heads=2), 0, 64), table)
+    heads.output(heads.slice(heads.head_linear(x, square, heads=2), 0, 64), table)
     [whole] = {needs_of_step(Plan([op]), "f16", StepShape(1)).weight_bytes for op in heads.ops[4:6]}
     logits = needs_of_step(Plan([heads.ops[-1]]), "f16", StepShape(1)).weight_bytes
     read = seconds(heads, changed("linear q8_0", read=1e9), 1)

@@ -7,7 +7,7 @@ import pytest
 
 from llmrun.backends.cpu.speeds import limits
 from llmrun.layouts.arena import address_of, allocate
-from llmrun.layouts.limits import independent_sums
+from llmrun.layouts.limits import ReadWords, independent_sums
 from tests.support.kernels.runs import LEVELS_HERE, run_kernel
 
 
@@ -16,7 +16,7 @@ def test_reading_touches_every_line_once(level: str) -> None:
     memory = allocate(12 * 1024, "lines of a test").view(np.int32).reshape(-1, 16)
     memory[:] = np.random.default_rng(1).integers(-(2**31), 2**31, memory.shape)
     result = allocate(2 * 64, "results of a test").view(np.int32).reshape(2, 16)
-    words = [address_of(memory), 12, 1024, address_of(result)]
+    words = ReadWords(address_of(memory), chunks=12, chunk_bytes=1024, results=address_of(result))
     run_kernel(limits.READ, words, {}, level=level, threads=2)
     assert (result[0] ^ result[1] == np.bitwise_xor.reduce(memory)).all()
 

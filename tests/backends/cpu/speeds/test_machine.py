@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llmrun.backends.cpu.speeds import machine
+from llmrun.backends.cpu.speeds.figures import AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.backends.cpu.speeds.machine import Speeds
-from llmrun.backends.cpu.speeds.ops import AttentionSpeed, LinearSpeed, RowSpeed
 from llmrun.plan.kv_shapes import AttentionShape
 
 LINEAR = LinearSpeed(1e9, 1e-6, (1.0, 2.0, 3.0))

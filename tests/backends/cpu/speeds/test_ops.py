@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from llmrun.backends.cpu.speeds import ops
-from llmrun.backends.cpu.speeds.ops import WIDTHS, OpSpeeds, RowSpeed, between
+from llmrun.backends.cpu.speeds.figures import WIDTHS, RowSpeed, between
+from llmrun.backends.cpu.speeds.ops import OpSpeeds
 from llmrun.backends.cpu.weights.packed import PackedMatrix
 from llmrun.plan.kv_shapes import AttentionShape
 from llmrun.plan.plan import Plan

@@ -14,7 +14,7 @@ from llmrun.errors import ModelFileError
 from llmrun.layouts import records
 from llmrun.layouts.packed_types import PACKED_TYPES, WIDENED_TYPES, Scales
 from llmrun.plan.matrix import SUPPORTED, Matrix
-from llmrun.plan.reference import dequantized
+from llmrun.plan.twin import dequantized
 from llmrun.quants.registry import BY_NAME
 from tests.support.kernels.runs import (
     FLOAT_TYPES,

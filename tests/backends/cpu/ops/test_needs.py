@@ -9,42 +9,27 @@ import pytest
 
 from llmrun.archs import llama
 from llmrun.backends.cpu.lowering.lower import kv_shapes
-from llmrun.backends.cpu.lowering.needs import (
-    Needs,
-    StepShape,
-    kv_position_bytes,
-    needs_of,
-    needs_of_step,
-    quantizing_needs,
-)
+from llmrun.backends.cpu.lowering.needs import Needs, StepShape, kv_position_bytes
+from llmrun.backends.cpu.ops.linear import quantizing_needs
+from llmrun.backends.cpu.ops.registry import needs_of, needs_of_step
 from llmrun.gguf.reader import open_gguf
 from llmrun.layouts.kv_blocks import BLOCK
-from llmrun.plan.kv_shapes import AttentionShape, Place
-from llmrun.plan.ops import (
-    Activation,
-    Attention,
-    Columns,
-    Combine,
-    Embed,
-    ExpertLinear,
-    Gated,
-    HeadLinear,
-    Join,
-    Linear,
-    RmsNorm,
-    RopeStore,
-    Rotate,
-    Routing,
-    Rows,
-    Scale,
-    Value,
-)
+from llmrun.plan.kv_shapes import AttentionShape, LayerKV
+from llmrun.plan.ops.activations import Activation, Gated
+from llmrun.plan.ops.attention import Attention
+from llmrun.plan.ops.embedding import Embed
+from llmrun.plan.ops.experts import Combine, ExpertLinear
+from llmrun.plan.ops.linear import HeadLinear, Linear
+from llmrun.plan.ops.norms import RmsNorm
+from llmrun.plan.ops.rope import RopeStore, Rotate
+from llmrun.plan.ops.rows import Concat, Scale, Slice
 from llmrun.plan.plan import Plan
+from llmrun.plan.values import Routing, Rows, Value
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.kernels.runs import random_matrix
 
 SHAPE = AttentionShape(heads=6, kv_heads=2, head_size=48)
-PLACE = Place(SHAPE, 0, 0)
+KV = LayerKV(SHAPE, 0, 0)
 X, WANTED = Value(64), Value(64, Rows.WANTED)
 # Bytes of 32 weights of a row: 16 + 2 of Q4_0, 32 + 2 of Q8_0.
 Q4_0, Q8_0, F32 = (random_matrix(kind, 48, 64, name=kind) for kind in ("q4_0", "q8_0", "f32"))
@@ -114,8 +99,8 @@ def test_ops_on_rows_need_what_they_read_and_write() -> None:
 
 def test_parts_of_rows_need_what_is_copied() -> None:
     part, joined = Value(8), Value(2 * 8 + 64)
-    assert needs(Columns(X, 2, 4, part), rows=3) == Needs(activation_bytes=3 * 2 * 8 * 4)
-    assert needs(Join(part, X, 2, joined), rows=3) == Needs(activation_bytes=3 * (8 + 64 + 80) * 4)
+    assert needs(Slice(X, 2, 4, part), rows=3) == Needs(activation_bytes=3 * 2 * 8 * 4)
+    assert needs(Concat(part, X, 2, joined), rows=3) == Needs(activation_bytes=3 * (8 + 64 + 80) * 4)
     assert needs(Scale(X, 0.5), rows=3) == Needs(activation_bytes=3 * 2 * 64 * 4)
 
 
@@ -130,25 +115,25 @@ def test_a_matrix_for_each_head_is_read_once() -> None:
 def test_attention_reads_all_positions_once(kv_type: str, position: int) -> None:
     assert kv_position_bytes(SHAPE, kv_type) == position
     q, out = Value(6 * 48), Value(6 * 48)
-    attention = Attention(q, PLACE, 0.1, 0.0, None, out)
+    attention = Attention(q, KV, 0.1, 0.0, None, out)
     floats = 2 * 6 * 48 * 4
     assert needs(attention, 1, 99, kv_type=kv_type) == Needs(0, 100 * position, floats, 0, 2 * 6 * 48 * 100)
     attended = 6 + 7 + 8  # positions of each row
     assert needs(attention, 3, 5, kv_type=kv_type) == Needs(0, 8 * position, 3 * floats, 0, 2 * 6 * 48 * attended)
-    rope = RopeStore(q, Value(96), Value(96), PLACE, None, None, out)
+    rope = RopeStore(q, Value(96), Value(96), KV, None, None, out)
     written = 3 * (2 * 288 + 2 * 96) * 4
     assert needs(rope, 3, 5, kv_type=kv_type) == Needs(0, 3 * position, written)
 
 
 @pytest.mark.parametrize(("kv_type", "position"), [("f16", 2 * (576 + 512)), ("q8_0", 576 + 512 + 2 * (18 + 16))])
 def test_values_of_another_size_than_keys_count_as_what_they_are(kv_type: str, position: int) -> None:
-    place = Place(AttentionShape(16, 1, 576, value_size=512), 0, 0)
-    assert kv_position_bytes(place.shape, kv_type) == position
+    kv = LayerKV(AttentionShape(16, 1, 576, value_size=512), 0, 0)
+    assert kv_position_bytes(kv.shape, kv_type) == position
     q, out = Value(16 * 576), Value(16 * 512)
-    attention = Attention(q, place, 0.1, 0.0, None, out)
+    attention = Attention(q, kv, 0.1, 0.0, None, out)
     floats = 16 * (576 + 512)
     assert needs(attention, 1, 99, kv_type=kv_type) == Needs(0, 100 * position, 4 * floats, 0, floats * 100)
-    assert needs(Rotate(q, place, None, Value(16 * 576)), 3, kv_type=kv_type) == Needs(0, 0, 3 * 2 * 4 * q.width)
+    assert needs(Rotate(q, kv, None, Value(16 * 576)), 3, kv_type=kv_type) == Needs(0, 0, 3 * 2 * 4 * q.width)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])

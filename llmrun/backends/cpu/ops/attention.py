@@ -1,0 +1,136 @@
+"""Attention on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, float_word
+from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_position_bytes
+from llmrun.backends.cpu.ops.base import CpuOp
+from llmrun.compiled.store import KernelName
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, allocate, round_up
+from llmrun.layouts.attention import CHUNK, SEES_ALL, scratch_bytes, state_floats
+from llmrun.layouts.kv_blocks import BLOCK
+from llmrun.layouts.tile_shapes import MANY_ROWS
+from llmrun.plan.kv_shapes import AttentionShape, LayerKV
+from llmrun.plan.ops.attention import Attention, AttentionWords, MergeWords
+
+if TYPE_CHECKING:
+    from llmrun.backends.cpu.lowering.base import Lowering
+    from llmrun.backends.cpu.speeds.figures import AttentionSpeed, SpeedTable
+    from llmrun.plan.ops.base import Op
+
+
+class AttentionMemory(NamedTuple):
+    """Addresses and sizes of what all layers of a shape share: a scratch for each thread, a chunk's results each."""
+
+    scratch: int
+    scratch_bytes: int
+    partials: int
+    partial_stride: int
+
+
+def _attention(work: Lowering, op: Attention) -> None:
+    """The merge writes each thread's copy of the one row; of many rows, attention itself writes each once."""
+    shape = attention_shape(op.kv)
+    q, out = work.buffers[op.q], work.place(op.out, private=True)
+    memory = attention_memory(work, op.kv)
+    cache, block_bytes = work.cache_of(op.kv)
+    words = AttentionWords(
+        q=q.address,
+        q_stride=q.stride,
+        out=out.address,
+        out_stride=out.stride,
+        cache=cache,
+        block_bytes=block_bytes,
+        kv_heads=shape.kv_heads,
+        scale=float_word(op.scale),
+        scratch=memory.scratch,
+        scratch_bytes=memory.scratch_bytes,
+        partials=memory.partials,
+        partial_stride=memory.partial_stride,
+        tables=work.tables_of(op.kv),
+        window=shape.window or SEES_ALL,
+        sinks=0 if op.sinks is None else work.kept_vector(op.sinks),
+        soft_cap=float_word(op.soft_cap),
+    )
+    sizes = {"head_size": shape.head_size, "value_size": shape.value_size, "group": shape.heads // shape.kv_heads}
+    function = "capped_attention" if op.soft_cap else "attention"
+    kernel = KernelName.of("attention.attention", function, **sizes, kv_type=work.kv_type)
+    work.emit(kernel, op.out, records.FLAG_PRIVATE_INPUT, words)
+    merged = MergeWords(
+        partials=memory.partials,
+        partial_stride=memory.partial_stride,
+        out=out.address,
+        out_stride=out.stride,
+        heads=shape.heads,
+        scratch=memory.scratch,
+        scratch_bytes=memory.scratch_bytes,
+        window=words.window,
+        sinks=words.sinks,
+    )
+    merge = KernelName.of("attention.attention", "merge", value_size=shape.value_size)
+    work.emit(merge, op.out, REPLICATED_OUTPUT, merged)
+
+
+def attention_shape(kv: LayerKV) -> AttentionShape:
+    assert isinstance(kv.shape, AttentionShape)
+    return kv.shape
+
+
+def attention_memory(work: Lowering, kv: LayerKV) -> AttentionMemory:
+    """The memory that all layers of a shape share; taken once."""
+    key = f"attention {kv.group}"
+    if key not in work.shared:
+        shape = attention_shape(kv)
+        scratch_stride = round_up(scratch_bytes(shape.head_size, shape.value_size), records.CACHE_LINE)
+        partial_stride = round_up(FLOAT * shape.heads * state_floats(shape.value_size), records.CACHE_LINE)
+        n_chunks = _most_chunks(shape, work.kv[kv.group].shape[1])
+        scratch = allocate(work.n_threads * scratch_stride, "attention scratch")
+        partials = allocate(n_chunks * partial_stride, "attention of one row")
+        work.keep += [scratch, partials]
+        work.shared[key] = AttentionMemory(address_of(scratch), scratch_stride, address_of(partials), partial_stride)
+    found: AttentionMemory = work.shared[key]
+    return found
+
+
+def _most_chunks(shape: AttentionShape, n_blocks: int) -> int:
+    """The most chunks that a row sees part of. A window may begin in the middle of one."""
+    of_context = -(-n_blocks * BLOCK // CHUNK)
+    if not shape.window:
+        return of_context
+    # A pool of a window has no more blocks than it takes, but they come round: a chunk more.
+    return min(of_context, -(-(shape.window - 1) // CHUNK)) + 1
+
+
+def _needs(op: Attention, kv_type: str, step: StepShape) -> Needs:
+    shape = attention_shape(op.kv)
+    lengths = range(step.start + 1, step.start + step.rows + 1)
+    attended = sum(min(length, shape.window) for length in lengths) if shape.window else sum(lengths)
+    kept = step.start + step.rows
+    return Needs(
+        kv_bytes=min(kept, shape.window + step.rows - 1 if shape.window else kept) * kv_position_bytes(shape, kv_type)
+        if step.rows
+        else 0,
+        activation_bytes=step.float_bytes(op.q, op.out),
+        float_products=shape.heads * (shape.head_size + shape.value_size) * attended,
+    )
+
+
+def attention_speed(kv: LayerKV, speeds: SpeedTable, kv_type: str) -> AttentionSpeed:
+    """The speed of a layer's shape, were there no window: that bounds the work, not its speed."""
+    return speeds.attention(replace(attention_shape(kv), window=0), kv_type)
+
+
+def _seconds(op: Attention, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
+    """In a small trial keys and values are in a cache, in a whole model they are not: they come as weights do."""
+    needs = _needs(op, kv_type, step)
+    speed = attention_speed(op.kv, speeds, kv_type)
+    if step.rows >= MANY_ROWS:
+        return needs.float_products / speed.multiply
+    return speed.op + step.rows * needs.kv_bytes / min(speed.read, speeds.read_bandwidth())
+
+
+OPS: dict[type[Op], CpuOp] = {Attention: CpuOp("attention", _attention, _needs, _seconds)}

@@ -1,0 +1,53 @@
+"""The token embedding on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, float_word
+from llmrun.backends.cpu.lowering.needs import Needs, StepShape
+from llmrun.backends.cpu.ops.base import CpuOp
+from llmrun.backends.cpu.weights.packed import PackedLayout
+from llmrun.compiled.store import KernelName
+from llmrun.layouts.packed_types import GROUP_ROWS
+from llmrun.plan.ops.embedding import Embed, EmbedWords
+
+if TYPE_CHECKING:
+    from llmrun.backends.cpu.lowering.base import Lowering
+    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.plan.ops.base import Op
+
+
+def _embed(work: Lowering, op: Embed) -> None:
+    private = work.is_private_sum(op.out)
+    out = work.place(op.out, private=private)
+    table = work.packed[op.table.name]
+    layout = table.layout
+    words = EmbedWords(
+        table=table.address,
+        group_bytes=layout.group_bytes,
+        mins=layout.mins,
+        upper_scales=layout.upper_scales,
+        upper_mins=layout.upper_mins,
+        values=layout.values,
+        more_values=layout.more_values,
+        width=op.table.columns,
+        out=out.address,
+        out_stride=out.stride,
+        scale=float_word(op.scale),
+    )
+    kernel = KernelName.of("linear.embed", "embed", weight=op.table.packed)
+    work.emit(kernel, op.out, REPLICATED_OUTPUT if private else 0, words)
+
+
+def _needs(op: Embed, kv_type: str, step: StepShape) -> Needs:
+    row_bytes = PackedLayout.of(op.table).group_bytes // GROUP_ROWS
+    return Needs(step.rows * row_bytes, activation_bytes=step.float_bytes(op.out))
+
+
+def _seconds(op: Embed, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
+    """None of its own: the time of a step besides its ops includes it."""
+    return 0.0
+
+
+OPS: dict[type[Op], CpuOp] = {Embed: CpuOp("embed", _embed, _needs, _seconds)}

@@ -1,0 +1,207 @@
+"""Products of rows and matrices on the CPU, and the quantizing of their inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, Buffer, QuantizedBuffer, private_inputs
+from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.ops.base import CpuOp
+from llmrun.backends.cpu.weights.packed import PackedLayout, panel_bytes
+from llmrun.compiled.store import KernelName
+from llmrun.layouts import records
+from llmrun.layouts.arena import address_of, allocate, round_up
+from llmrun.layouts.packed_types import BLOCK_COLUMNS, GROUP_ROWS
+from llmrun.layouts.tile_shapes import MANY_ROWS
+from llmrun.plan.ops.linear import FloatWords, HeadLinear, IntegerWords, Linear, Product, QuantizeWords
+
+if TYPE_CHECKING:
+    from llmrun.backends.cpu.lowering.base import Lowering, OpRecord
+    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.plan.matrix import Matrix
+    from llmrun.plan.ops.base import Op
+    from llmrun.plan.values import Value
+
+# Bytes of 32 numbers as int8: themselves, scale, offset, sum and two half sums (quantize.py).
+_QUANTIZED_BLOCK = 32 + 5 * FLOAT
+
+
+def _linear(work: Lowering, op: Linear) -> None:
+    layout = work.packed[op.weight.name].layout
+    is_logits = op.out is work.plan.logits
+    source = product_input(work, op.x, op.weight)
+    out = work.buffer_of(op.out) if op.adds or is_logits else work.place(op.out, private=False)
+    assert not (op.adds and out.private)
+    words = product_words(work, op.weight, source, out, layout.n_groups, layout.chunk_groups)
+    words = words._replace(adds=int(op.adds), logits=int(is_logits))
+    record = _emit(work, op.weight, op.out if is_logits else op.x, source, words)
+    record.independent_input = None if op.adds else op.x
+
+
+def _head_linear(work: Lowering, op: HeadLinear) -> None:
+    """A record for each head, with no barrier between them: 16 heads of 128 x 512 and back, 27 layers, Q8_0, one row
+    on 2 threads took 2.7 ms where as many bytes in two matrices a layer took 2.5."""
+    layout = work.packed[op.weight.name].layout
+    n_groups = layout.n_groups // op.heads
+    assert op.weight.rows == op.heads * n_groups * GROUP_ROWS, "a head's outputs are whole groups"
+    assert op.weight.columns % 4 == 0, "what a kernel takes at once are columns of one head"
+    assert op.x.width == op.heads * op.weight.columns
+    out = work.place(op.out, private=False)
+    for head in range(op.heads):
+        source = product_input(work, op.x, op.weight)
+        of_head = Buffer(out.address + FLOAT * GROUP_ROWS * n_groups * head, out.stride, private=False)
+        words = product_words(work, op.weight, source, of_head, n_groups, layout.chunk_groups, part=head)
+        _emit(work, op.weight, op.x, source, words).independent_input = op.x
+
+
+def _emit(
+    work: Lowering, weight: Matrix, value: Value, source: Buffer | QuantizedBuffer, words: IntegerWords | FloatWords
+) -> OpRecord:
+    """A product, with the value's rows."""
+    module = "linear.int8" if weight.is_integer else "linear.floats"
+    return work.emit(KernelName.of(module, "linear", weight=weight.packed), value, input_flags(source), words)
+
+
+def product_input(work: Lowering, x: Value, weight: Matrix) -> Buffer | QuantizedBuffer:
+    """The rows that a matrix is multiplied by, quantized where its weights are integers."""
+    return quantized(work, x) if weight.is_integer else work.buffers[x]
+
+
+def input_flags(source: Buffer | QuantizedBuffer) -> int:
+    return private_inputs(source.integers if isinstance(source, QuantizedBuffer) else source)
+
+
+def product_words(
+    work: Lowering,
+    weight: Matrix,
+    source: Buffer | QuantizedBuffer,
+    out: Buffer,
+    n_groups: int,
+    chunk: int,
+    part: int = 0,
+) -> IntegerWords | FloatWords:
+    """The words of a product that makes a value in `out`. `part`: which of several matrices of `n_groups` groups each
+    in `weight`, which belong to as many parts of a row."""
+    packed = work.packed[weight.name]
+    layout = packed.layout
+    address = packed.address + part * n_groups * layout.group_bytes
+    first_column = part * weight.columns
+    if isinstance(source, Buffer):
+        return FloatWords(
+            weights=address,
+            groups=n_groups,
+            columns=round_up(weight.columns, 4),
+            group_bytes=layout.group_bytes,
+            x=source.address + FLOAT * first_column,
+            x_stride=source.stride,
+            out=out.address,
+            out_stride=out.stride,
+            adds=0,
+            chunk=chunk,
+            logits=0,
+        )
+    block = first_column // BLOCK_COLUMNS
+    panels, panels_stride = _panels(work)
+    return IntegerWords(
+        weights=address,
+        groups=n_groups,
+        blocks=weight.columns // BLOCK_COLUMNS,
+        group_bytes=layout.group_bytes,
+        mins=layout.mins,
+        upper_scales=layout.upper_scales,
+        upper_mins=layout.upper_mins,
+        values=layout.values,
+        more_values=layout.more_values,
+        x=source.integers.address + first_column,
+        x_stride=source.integers.stride,
+        scales=source.scales + 4 * block,
+        offsets=source.offsets + 4 * block,
+        sums=source.sums + 4 * block,
+        half_sums=source.half_sums + 8 * block,
+        scale_stride=source.scale_stride,
+        out=out.address,
+        out_stride=out.stride,
+        adds=0,
+        chunk=chunk,
+        logits=0,
+        panels=panels,
+        panels_stride=panels_stride,
+    )
+
+
+def quantized(work: Lowering, value: Value) -> QuantizedBuffer:
+    """A value as integers; made once."""
+    if value in work.quantized:
+        return work.quantized[value]
+    x = work.buffers[value]
+    n_blocks = value.width // 32
+    stride = round_up(value.width, records.CACHE_LINE)
+    scale_stride = round_up(4 * n_blocks, records.CACHE_LINE)
+    integers = Buffer(work.take(value, stride), stride, private=True)
+    scales, offsets, sums = (work.take(value, scale_stride) for _ in range(3))
+    half_sums = work.take(value, 2 * scale_stride)
+    words = QuantizeWords(
+        x=x.address,
+        x_stride=x.stride,
+        integers=integers.address,
+        integers_stride=stride,
+        scales=scales,
+        offsets=offsets,
+        sums=sums,
+        half_sums=half_sums,
+        scale_stride=scale_stride,
+        blocks=n_blocks,
+    )
+    work.emit(KernelName.of("linear.quantize", "quantize"), value, REPLICATED_OUTPUT | private_inputs(x), words)
+    made = work.quantized[value] = QuantizedBuffer(integers, scales, offsets, sums, half_sums, scale_stride)
+    return made
+
+
+def _panels(work: Lowering) -> tuple[int, int]:
+    """(address, bytes for a thread) of memory to unpack weights in, the same for all linear ops."""
+    if "panels" not in work.shared:
+        stride = max((panel_bytes(matrix) for matrix in work.plan.matrices if matrix.is_integer), default=0)
+        memory = allocate(work.n_threads * stride, "unpacked weights")
+        work.keep.append(memory)
+        work.shared["panels"] = address_of(memory), stride
+    found: tuple[int, int] = work.shared["panels"]
+    return found
+
+
+# --- needs and speed -------------------------------------------------------------------------------------------------
+
+
+def quantizing_needs(op: Product, step: StepShape) -> Needs:
+    """The needs of making the input of a product int8."""
+    return Needs(activation_bytes=step.float_bytes(op.x) + quantized_bytes(op.x, step.of(op.x)))
+
+
+def quantized_bytes(x: Value, rows: int) -> int:
+    """Bytes of so many quantized rows of a value."""
+    return rows * x.width // 32 * _QUANTIZED_BLOCK
+
+
+def _needs(op: Linear | HeadLinear, kv_type: str, step: StepShape) -> Needs:
+    rows = step.of(op.x)
+    weight_bytes = PackedLayout.of(op.weight).n_bytes if rows else 0
+    products = rows * op.weight.rows * op.weight.columns
+    written = step.float_bytes(op.out) * (2 if op.changes is not None else 1)
+    if op.weight.is_integer:
+        return Needs(weight_bytes, 0, quantized_bytes(op.x, rows) + written, products=products)
+    return Needs(weight_bytes, 0, step.float_bytes(op.x) + written, float_products=products)
+
+
+def _seconds(op: Linear | HeadLinear, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
+    needs = _needs(op, kv_type, step)
+    if not needs.weight_bytes:
+        return 0.0
+    speed = speeds.linear(op.weight.packed)
+    reading = needs.weight_bytes / speed.read
+    multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)
+    return speed.op + (max(reading, multiplying) if step.of(op.x) >= MANY_ROWS else reading)
+
+
+OPS: dict[type[Op], CpuOp] = {
+    Linear: CpuOp("linear", _linear, _needs, _seconds),
+    HeadLinear: CpuOp("head linear", _head_linear, _needs, _seconds),
+}

@@ -1,0 +1,65 @@
+"""Normalization of rows on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.backends.cpu.lowering.base import LANES, REPLICATED_OUTPUT, float_word, private_inputs
+from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.ops.base import CpuOp, takes_as_long_as
+from llmrun.compiled.store import KernelName
+from llmrun.plan.ops.norms import HeadNorm, LayerNorm, NormWords, RmsNorm
+from llmrun.plan.values import Rows
+
+if TYPE_CHECKING:
+    from llmrun.backends.cpu.lowering.base import Lowering
+    from llmrun.plan.ops.base import Op
+
+
+def _rmsnorm(work: Lowering, op: RmsNorm) -> None:
+    _norm(work, "rmsnorm", op, op.x.width, heads=1)
+
+
+def _headnorm(work: Lowering, op: HeadNorm) -> None:
+    head_size = op.weight.size
+    assert head_size % LANES == 0
+    _norm(work, "rmsnorm", op, head_size, heads=op.x.width // head_size)
+
+
+def _layernorm(work: Lowering, op: LayerNorm) -> None:
+    bias = np.zeros_like(op.weight) if op.bias is None else op.bias
+    _norm(work, "layernorm", op, op.x.width, bias=work.kept_vector(bias))
+
+
+def _norm(
+    work: Lowering, name: str, op: RmsNorm | HeadNorm | LayerNorm, width: int, heads: int = 0, bias: int = 0
+) -> None:
+    x, out = work.buffers[op.x], work.place(op.out, private=True)
+    words = NormWords(
+        x=x.address,
+        x_stride=x.stride,
+        out=out.address,
+        out_stride=out.stride,
+        weight=work.kept_vector(op.weight),
+        width=width,
+        epsilon=float_word(op.epsilon),
+        gathers=int(op.out.rows is Rows.WANTED and op.x.rows is not Rows.WANTED),
+        heads=heads,
+        bias=bias,
+    )
+    work.emit(KernelName.of("rows.norms", name), op.out, REPLICATED_OUTPUT | private_inputs(x), words)
+
+
+def _needs(op: RmsNorm | HeadNorm | LayerNorm, kv_type: str, step: StepShape) -> Needs:
+    read = step.of(op.out) * op.x.width * FLOAT
+    weights = op.weight.size + (op.bias.size if isinstance(op, LayerNorm) and op.bias is not None else 0)
+    return Needs(weights * FLOAT, activation_bytes=read + step.float_bytes(op.out))
+
+
+OPS: dict[type[Op], CpuOp] = {
+    RmsNorm: CpuOp("rmsnorm", _rmsnorm, _needs, takes_as_long_as("rmsnorm")),
+    LayerNorm: CpuOp("layernorm", _layernorm, _needs, takes_as_long_as("rmsnorm")),
+    HeadNorm: CpuOp("head norm", _headnorm, _needs, takes_as_long_as("rmsnorm")),
+}

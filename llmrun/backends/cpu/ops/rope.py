@@ -1,0 +1,109 @@
+"""Rotary positions, and keys and values entering the KV cache, on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, private_inputs
+from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape, kv_position_bytes
+from llmrun.backends.cpu.ops.attention import attention_memory, attention_shape, attention_speed
+from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes
+from llmrun.compiled.store import KernelName
+from llmrun.plan.ops.rope import RopeStore, RopeWords, Rotate
+from llmrun.plan.rope import Pairing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmrun.backends.cpu.lowering.base import Buffer, Lowering
+    from llmrun.backends.cpu.speeds.figures import SpeedTable
+    from llmrun.plan.kv_shapes import LayerKV
+    from llmrun.plan.ops.base import Op
+    from llmrun.plan.rope import Rope
+    from llmrun.plan.values import Value
+
+
+class Rotation(NamedTuple):
+    """The words of RopeWords by which a kernel finds pairs of features and their rotations."""
+
+    pairs: int
+    rotation: int
+    rotation_stride: int
+    pair_step: int
+    pair_gap: int
+
+
+def rotation_words(ropes: Sequence[Rope], number: int | None) -> Rotation:
+    """The words of one of the plan's ropes; None: nothing is rotated."""
+    if number is None:
+        return Rotation(0, 0, 0, 0, 0)
+    rope = ropes[number]
+    step, gap = (2 * FLOAT, FLOAT) if rope.pairing is Pairing.INTERLEAVED else (FLOAT, FLOAT * rope.pairs)
+    return Rotation(
+        pairs=rope.pairs,
+        rotation=2 * FLOAT * sum(other.pairs for other in ropes[:number]),
+        rotation_stride=2 * FLOAT * sum(other.pairs for other in ropes),
+        pair_step=step,
+        pair_gap=gap,
+    )
+
+
+def _rope_store(work: Lowering, op: RopeStore) -> None:
+    shape = attention_shape(op.kv)
+    q, k, v = (work.buffers[value] for value in op.inputs)
+    queries, keys = (rotation_words(work.plan.ropes, rope) for rope in (op.query_rope, op.key_rope))
+    assert keys._replace(rotation=queries.rotation) == queries, "queries and keys have the same pairs"
+    memory = attention_memory(work, op.kv)
+    cache, block_bytes = work.cache_of(op.kv)
+    words = _query_words(work, q, op.out, op.kv, queries)._replace(
+        k=k.address,
+        k_stride=k.stride,
+        v=v.address,
+        v_stride=v.stride,
+        kv_heads=shape.kv_heads,
+        key_rotation=keys.rotation,
+        cache=cache,
+        block_bytes=block_bytes,
+        tables=work.tables_of(op.kv),
+        scratch=memory.scratch,
+        scratch_bytes=memory.scratch_bytes,
+    )
+    sizes = {"head_size": shape.head_size, "value_size": shape.value_size}
+    kernel = KernelName.of("attention.rope", "rope_store", **sizes, kv_type=work.kv_type)
+    work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(q, k, v), words)
+
+
+def _rotate(work: Lowering, op: Rotate) -> None:
+    q, head_size = work.buffers[op.q], attention_shape(op.kv).head_size
+    words = _query_words(work, q, op.out, op.kv, rotation_words(work.plan.ropes, op.rope))
+    kernel = KernelName.of("attention.rope", "rotate", head_size=head_size, kv_type=work.kv_type)
+    work.emit(kernel, op.out, REPLICATED_OUTPUT | private_inputs(q), words)
+
+
+def _query_words(work: Lowering, q: Buffer, value: Value, kv: LayerKV, rotation: Rotation) -> RopeWords:
+    out = work.place(value, private=True)
+    return RopeWords(
+        q=q.address,
+        q_stride=q.stride,
+        out=out.address,
+        out_stride=out.stride,
+        heads=attention_shape(kv).heads,
+        **rotation._asdict(),
+    )
+
+
+def _store_needs(op: RopeStore, kv_type: str, step: StepShape) -> Needs:
+    entered = step.rows * kv_position_bytes(op.kv.shape, kv_type)
+    return Needs(kv_bytes=entered, activation_bytes=step.float_bytes(op.q, op.k, op.v, op.out))
+
+
+def _seconds(op: RopeStore | Rotate, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
+    speed = attention_speed(op.kv, speeds, kv_type)
+    features = sum(value.width for value in op.inputs)
+    return step.rows * features * (speed.rope_one if step.rows == 1 else speed.rope_many)
+
+
+OPS: dict[type[Op], CpuOp] = {
+    RopeStore: CpuOp("rope", _rope_store, _store_needs, _seconds),
+    Rotate: CpuOp("rope", _rotate, reads_and_writes(lambda op: (op.q, op.out)), _seconds),
+}

@@ -1,0 +1,129 @@
+"""Sums, factors, slices and concatenations of rows on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.backends.cpu.lowering.base import REPLICATED_OUTPUT, Buffer, float_word, private_inputs
+from llmrun.backends.cpu.lowering.needs import FLOAT, Needs, StepShape
+from llmrun.backends.cpu.ops.base import CpuOp, reads_and_writes, takes_as_long_as
+from llmrun.compiled.store import KernelName
+from llmrun.plan.ops.rows import Add, AddGated, AddWords, Bias, Concat, ConcatWords, Scale, Slice
+
+if TYPE_CHECKING:
+    from llmrun.backends.cpu.lowering.base import Lowering
+    from llmrun.plan.ops.base import Op
+    from llmrun.plan.values import Value
+
+_NOTHING = Buffer(0, 0, private=False)
+
+
+# --- sums ------------------------------------------------------------------------------------------------------------
+
+
+def _bias(work: Lowering, op: Bias) -> None:
+    x, out = work.buffers[op.x], work.place(op.out, private=True)
+    _sum(work, op.out, out, x, work.same_row(op.bias), 1.0, _NOTHING)
+
+
+def _add(work: Lowering, op: Add) -> None:
+    out = work.buffers[op.out]
+    _sum(work, op.out, out, out, work.buffers[op.y], op.scale, _NOTHING)
+
+
+def _add_gated(work: Lowering, op: AddGated) -> None:
+    out = work.buffers[op.out]
+    _sum(work, op.out, out, out, work.buffers[op.y], 1.0, work.buffers[op.gate])
+
+
+def _scale(work: Lowering, op: Scale) -> None:
+    """0 + factor * x."""
+    x = work.buffers[op.x]
+    _sum(work, op.x, x, work.same_row(np.zeros(op.x.width, np.float32)), x, op.factor, _NOTHING)
+
+
+def _sum(work: Lowering, value: Value, out: Buffer, x: Buffer, y: Buffer, factor: float, gate: Buffer) -> None:
+    """out = x + factor * y. Onto a sum that the threads share one of them adds, and all wait for it."""
+    words = AddWords(
+        out=out.address,
+        out_stride=out.stride,
+        x=x.address,
+        x_stride=x.stride,
+        y=y.address,
+        y_stride=y.stride,
+        width=value.width,
+        factor=float_word(factor),
+        gate=gate.address,
+        gate_stride=gate.stride,
+    )
+    flags = (REPLICATED_OUTPUT if out.private else 0) | private_inputs(x, y, gate)
+    work.emit(KernelName.of("rows.rowwise", "add"), value, flags, words)
+
+
+def _bias_needs(op: Bias, kv_type: str, step: StepShape) -> Needs:
+    return Needs(op.bias.size * FLOAT, activation_bytes=step.float_bytes(op.x, op.out))
+
+
+# --- parts of rows ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is taken from a row for each part of another; in bytes."""
+
+    of: Buffer
+    first: int
+    step: int  # from one to the next
+    size: int
+
+
+def _slice(work: Lowering, op: Slice) -> None:
+    """Copied: what reads a row takes what follows its last feature for zeros."""
+    x = work.buffers[op.x]
+    part = _Part(x, FLOAT * op.first, FLOAT * op.x.width // op.groups, FLOAT * op.out.width // op.groups)
+    _parts(work, part, _Part(_NOTHING, 0, 0, 0), op.groups, op.out)
+
+
+def _concat(work: Lowering, op: Concat) -> None:
+    assert op.a.rows is op.b.rows
+    of_b = FLOAT * op.b.width // op.groups
+    of_a = FLOAT * op.out.width // op.groups - of_b
+    is_broadcast = FLOAT * op.a.width == of_a
+    a, b = work.buffers[op.a], work.buffers[op.b]
+    _parts(work, _Part(a, 0, 0 if is_broadcast else of_a, of_a), _Part(b, 0, of_b, of_b), op.groups, op.out)
+
+
+def _parts(work: Lowering, a: _Part, b: _Part, n_parts: int, value: Value) -> None:
+    out = work.place(value, private=True)
+    words = ConcatWords(
+        a=a.of.address + a.first,
+        a_stride=a.of.stride,
+        a_step=a.step,
+        a_bytes=a.size,
+        b=b.of.address + b.first,
+        b_stride=b.of.stride,
+        b_step=b.step,
+        b_bytes=b.size,
+        out=out.address,
+        out_stride=out.stride,
+        parts=n_parts,
+    )
+    work.emit(KernelName.of("rows.slices", "concat"), value, REPLICATED_OUTPUT | private_inputs(a.of, b.of), words)
+
+
+OPS: dict[type[Op], CpuOp] = {
+    Bias: CpuOp("bias", _bias, _bias_needs, takes_as_long_as("rmsnorm")),
+    Add: CpuOp("add", _add, reads_and_writes(lambda op: (op.y, op.out, op.out)), takes_as_long_as("rmsnorm")),
+    AddGated: CpuOp(
+        "add",
+        _add_gated,
+        reads_and_writes(lambda op: (op.y, op.gate, op.out, op.out)),
+        takes_as_long_as("rmsnorm"),
+    ),
+    Scale: CpuOp("scale", _scale, reads_and_writes(lambda op: (op.x, op.x)), takes_as_long_as("rmsnorm", "x")),
+    Slice: CpuOp("slice", _slice, reads_and_writes(lambda op: (op.out, op.out)), takes_as_long_as("rmsnorm")),
+    Concat: CpuOp("concat", _concat, reads_and_writes(lambda op: (op.a, op.b, op.out)), takes_as_long_as("rmsnorm")),
+}

@@ -1,0 +1,50 @@
+"""The state of a plan that the methods of every op family add to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llmrun.plan.kv_shapes import KVGroup, KVShape, LayerKV
+from llmrun.plan.ops.base import Op
+from llmrun.plan.rope import Rope
+from llmrun.plan.values import Value
+
+
+@dataclass(slots=True)
+class PlanBuilder:
+    """The ops of one model so far.
+
+    logits  the value that the caller reads; `output` sets it
+    groups  the layers that keep something in the KV cache, by its shape
+    ropes   the rotary positions that layers use
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    logits: Value | None = None
+    groups: list[KVGroup] = field(default_factory=list)
+    ropes: list[Rope] = field(default_factory=list)
+
+    def next_layer(self, shape: KVShape) -> LayerKV:
+        """Reserve the KV cache of one more layer of that shape."""
+        shapes = [group.shape for group in self.groups]
+        if shape not in shapes:
+            shapes.append(shape)
+            self.groups.append(KVGroup(shape))
+        number = shapes.index(shape)
+        self.groups[number].layers += 1
+        return LayerKV(shape, number, self.groups[number].layers - 1)
+
+    def last_layer(self, shape: KVShape) -> LayerKV:
+        """The KV cache of the last layer of that shape."""
+        [number] = [number for number, group in enumerate(self.groups) if group.shape == shape]
+        return LayerKV(shape, number, self.groups[number].layers - 1)
+
+    def rope_number(self, rope: Rope | None) -> int | None:
+        """The index of a rope in `ropes`, added if it is new."""
+        if rope is None:
+            return None
+        for number, known in enumerate(self.ropes):
+            if known is rope:
+                return number
+        self.ropes.append(rope)
+        return len(self.ropes) - 1

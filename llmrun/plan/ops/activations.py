@@ -1,0 +1,116 @@
+"""Activations of feed-forward networks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from llmrun.plan.builder import PlanBuilder
+from llmrun.plan.curves import sigmoid_reference
+from llmrun.plan.ops.base import Op
+from llmrun.plan.values import Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.plan.twin import Run
+
+GELU_CUBIC = 0.044715
+GELU_SLOPE = math.sqrt(2 / math.pi)
+CLAMP = 7.0
+CLAMPED_SLOPE = 1.702
+
+
+class Activation(StrEnum):
+    SILU = "silu"  # x / (1 + exp(-x))
+    GELU = "gelu"  # 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+    # gpt-oss: the gate at most 7, up within 7 of 0: gate / (1 + exp(-1.702 gate)) * (up + 1)
+    CLAMPED_SILU = "clamped silu"
+
+
+@dataclass(frozen=True, slots=True)
+class Gated(Op):
+    """activation(gate) * up"""
+
+    gate: Value
+    up: Value
+    activation: Activation
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.gate, self.up)
+
+    def twin(self, run: Run) -> None:
+        run.values[self.out] = gated_reference(run.values[self.gate], run.values[self.up], self.activation)
+
+
+@dataclass(frozen=True, slots=True)
+class Activate(Op):
+    """activation(x): SILU or GELU"""
+
+    x: Value
+    activation: Activation
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        run.values[self.out] = activation_reference(run.values[self.x], self.activation)
+
+
+class GatedWords(NamedTuple):
+    """The op record of `gated`."""
+
+    gate: int
+    gate_stride: int
+    up: int
+    up_stride: int
+    out: int
+    out_stride: int
+    width: int
+
+
+def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
+    """SILU or GELU of float32[rows, width]."""
+    if activation is Activation.SILU:
+        silu: NDArray[np.float32] = x * sigmoid_reference(x)
+        return silu
+    assert activation is Activation.GELU
+    inner = np.float32(GELU_SLOPE) * (x + np.float32(GELU_CUBIC) * x * x * x)
+    return (np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))).astype(np.float32)
+
+
+def gated_reference(gate: NDArray[np.float32], up: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
+    """gate, up float32[rows, width]; returns float32[rows, width]."""
+    if activation is Activation.CLAMPED_SILU:
+        gate = np.minimum(gate, np.float32(CLAMP))
+        up = np.clip(up, np.float32(-CLAMP), np.float32(CLAMP)) + np.float32(1)
+        activated: NDArray[np.float32] = gate * sigmoid_reference(np.float32(CLAMPED_SLOPE) * gate)
+    else:
+        activated = activation_reference(gate, activation)
+    result: NDArray[np.float32] = activated * up
+    return result
+
+
+class ActivationOps(PlanBuilder):
+    __slots__ = ()
+
+    def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
+        out = gate.like(gate.width)
+        self.ops.append(Gated(gate, up, activation, out))
+        return out
+
+    def swiglu(self, gate: Value, up: Value) -> Value:
+        return self.gated(gate, up, Activation.SILU)
+
+    def activate(self, x: Value, activation: Activation) -> Value:
+        out = x.like(x.width)
+        self.ops.append(Activate(x, activation, out))
+        return out

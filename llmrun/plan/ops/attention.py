@@ -1,0 +1,165 @@
+"""Attention over the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from llmrun.plan.builder import PlanBuilder
+from llmrun.plan.curves import soft_cap_reference
+from llmrun.plan.kv_shapes import AttentionShape, LayerKV
+from llmrun.plan.ops.base import Op
+from llmrun.plan.ops.rope import RopeStore, Rotate
+from llmrun.plan.values import Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.plan.rope import Rope
+    from llmrun.plan.twin import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Op):
+    """The softmax of the scores of all positions a row sees, times their values.
+
+    scale     what products of queries and keys are multiplied by
+    soft_cap  scores are cap * tanh(score / cap); 0: as they are
+    sinks     float32[heads]: one more score for each head, which takes its share of the weights and has no value
+    """
+
+    q: Value
+    kv: LayerKV
+    scale: float
+    soft_cap: float
+    sinks: NDArray[np.float32] | None
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.q,)
+
+    def twin(self, run: Run) -> None:
+        shape = self.kv.shape
+        assert isinstance(shape, AttentionShape)
+        keys, values = run.keys_values[self.kv]
+        rows = []
+        for position, query in enumerate(run.heads(self.q, shape.head_size)):
+            seen = slice(max(0, position + 1 - shape.window) if shape.window else 0, position + 1)
+            rows.append(attention_reference(query, keys[seen], values[seen], self.scale, self.soft_cap, self.sinks))
+        run.put_parts(self.out, np.stack(rows))
+
+
+class AttentionWords(NamedTuple):
+    """The op record of `attention` and `capped_attention`. `scale` and `soft_cap` are float32.
+
+    scratch   address of the threads' scratch, `scratch_bytes` each
+    partials  address of the chunks' results in a step of one row, `partial_stride` bytes each
+    tables    which of the plan's windows the block tables belong to
+    window    positions that a row sees
+    sinks     address of all heads' sinks, or 0
+    """
+
+    q: int
+    q_stride: int
+    out: int
+    out_stride: int
+    cache: int
+    block_bytes: int
+    kv_heads: int
+    scale: int
+    scratch: int
+    scratch_bytes: int
+    partials: int
+    partial_stride: int
+    tables: int
+    window: int
+    sinks: int
+    soft_cap: int
+
+
+class MergeWords(NamedTuple):
+    """The op record of `merge`; each word as in AttentionWords."""
+
+    partials: int
+    partial_stride: int
+    out: int
+    out_stride: int
+    heads: int
+    scratch: int
+    scratch_bytes: int
+    window: int
+    sinks: int
+
+
+def attention_reference(
+    q: NDArray[np.float32],
+    keys: NDArray[np.float32],
+    values: NDArray[np.float32],
+    scale: float,
+    soft_cap: float = 0.0,
+    sinks: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """One row: q float32[heads, head size], keys float32[length, KV heads, head size], values float32[length, KV heads,
+    value size], the row's own position last; returns float32[heads, value size]. A plain softmax, exact where the
+    kernel's runs in blocks. `soft_cap` and `sinks` are as in Attention."""
+    group = len(q) // keys.shape[1]
+    keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
+    scores = np.einsum("hd,lhd->hl", q, keys, dtype=np.float32) * np.float32(scale)
+    if soft_cap:
+        scores = soft_cap_reference(scores, soft_cap)
+    if sinks is not None:
+        scores = np.concatenate([scores, sinks[:, None]], axis=1)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    weights = weights[:, : len(values)]
+    result: NDArray[np.float32] = np.einsum("hl,lhd->hd", weights, values, dtype=np.float32)
+    return result
+
+
+class AttentionOps(PlanBuilder):
+    __slots__ = ()
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        shape: AttentionShape,
+        rope: Rope | None,
+        *,
+        query_rope: Rope | None = None,
+        scale: float | None = None,
+        soft_cap: float = 0.0,
+        sinks: NDArray[np.float32] | None = None,
+    ) -> Value:
+        """Rotate, store and attend. `query_rope` None: queries are rotated as keys; `scale` None: 1 / sqrt(head
+        size)."""
+        kv, rotated = self.next_layer(shape), Value(q.width)
+        query_number, key_number = self.rope_number(query_rope or rope), self.rope_number(rope)
+        self.ops.append(RopeStore(q, k, v, kv, query_number, key_number, rotated))
+        return self._attend(rotated, kv, shape, scale, soft_cap, sinks)
+
+    def attention_again(
+        self, q: Value, shape: AttentionShape, rope: Rope | None, *, scale: float | None = None
+    ) -> Value:
+        """Rotate, and attend to what the last layer of that shape has stored."""
+        kv, rotated = self.last_layer(shape), Value(q.width)
+        self.ops.append(Rotate(q, kv, self.rope_number(rope), rotated))
+        return self._attend(rotated, kv, shape, scale, soft_cap=0.0, sinks=None)
+
+    def _attend(
+        self,
+        q: Value,
+        kv: LayerKV,
+        shape: AttentionShape,
+        scale: float | None,
+        soft_cap: float,
+        sinks: NDArray[np.float32] | None,
+    ) -> Value:
+        out = Value(shape.heads * shape.value_size)
+        scale = shape.head_size**-0.5 if scale is None else scale
+        self.ops.append(Attention(q, kv, scale, soft_cap, sinks, out))
+        return out

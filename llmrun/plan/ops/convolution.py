@@ -1,0 +1,81 @@
+"""The gated short convolution of LFM2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from llmrun.plan.builder import PlanBuilder
+from llmrun.plan.kv_shapes import ConvolutionShape, LayerKV
+from llmrun.plan.ops.base import Op
+from llmrun.plan.values import Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.plan.twin import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Convolve(Op):
+    """A gated short convolution. x is (b, c, y), each of the shape's width; the cache keeps b * y; out is c times the
+    sum over taps of weight[:, tap] * (b * y at that position), the row's own position last. `weight` float32[width,
+    taps]; what would precede the first position is 0."""
+
+    x: Value
+    weight: NDArray[np.float32]
+    kv: LayerKV
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        run.values[self.out] = convolution_reference(run.values[self.x], self.weight)
+
+
+class ConvolutionWords(NamedTuple):
+    """The op record of `keep`, and of `convolve`, which also has the last four words.
+
+    tables  which of the plan's windows the block tables belong to
+    width   of a row, a whole number of vectors
+    weight  float32[taps, width]
+    """
+
+    x: int
+    x_stride: int
+    cache: int
+    block_bytes: int
+    tables: int
+    width: int
+    out: int = 0
+    out_stride: int = 0
+    weight: int = 0
+    taps: int = 0
+
+
+def convolution_reference(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """x float32[rows, 3 * width] (b, c, y), all positions of one sequence; weight float32[width, taps]; returns
+    float32[rows, width]."""
+    b, c, y = np.split(x, 3, axis=1)
+    width, taps = weight.shape
+    kept = np.concatenate([np.zeros((taps - 1, width), np.float32), b * y])
+    total = np.zeros_like(y)
+    for tap in range(taps):
+        total += kept[tap : tap + len(x)] * weight[:, tap]
+    result: NDArray[np.float32] = c * total
+    return result
+
+
+class ConvolutionOps(PlanBuilder):
+    __slots__ = ()
+
+    def convolve(self, x: Value, weight: NDArray[np.float32]) -> Value:
+        """A gated short convolution; `weight` float32[width, taps], x three times as wide."""
+        shape = ConvolutionShape(*weight.shape)
+        out = x.like(shape.width)
+        self.ops.append(Convolve(x, weight, self.next_layer(shape), out))
+        return out

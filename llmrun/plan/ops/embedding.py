@@ -1,0 +1,62 @@
+"""The token embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from llmrun.plan.builder import PlanBuilder
+from llmrun.plan.matrix import Matrix
+from llmrun.plan.ops.base import Op
+from llmrun.plan.values import Value
+
+if TYPE_CHECKING:
+    from llmrun.plan.twin import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Op):
+    """out = scale * the rows of a table that belong to the step's tokens"""
+
+    table: Matrix
+    scale: float
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return ()
+
+    @property
+    def matrix(self) -> Matrix:
+        return self.table
+
+    def twin(self, run: Run) -> None:
+        run.values[self.out] = run.rows_of(self.table) * np.float32(self.scale)
+
+
+class EmbedWords(NamedTuple):
+    """The op record of `embed`. The five planes are offsets into a group of 16 rows; a plane that the weight type does
+    not have is 0. `scale` is a float32."""
+
+    table: int
+    group_bytes: int
+    mins: int
+    upper_scales: int
+    upper_mins: int
+    values: int
+    more_values: int
+    width: int
+    out: int
+    out_stride: int
+    scale: int
+
+
+class EmbeddingOps(PlanBuilder):
+    __slots__ = ()
+
+    def embed(self, table: Matrix, scale: float = 1.0) -> Value:
+        out = Value(table.columns)
+        self.ops.append(Embed(table, scale, out))
+        return out

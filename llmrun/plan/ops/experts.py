@@ -1,0 +1,291 @@
+"""Mixtures of experts: which rows go to which experts, and what becomes of what they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from llmrun.layouts.expert_tables import LEAST_SUM
+from llmrun.plan.builder import PlanBuilder
+from llmrun.plan.curves import sigmoid_reference, softmax_reference
+from llmrun.plan.matrix import Matrix
+from llmrun.plan.ops.base import Op
+from llmrun.plan.ops.linear import Product
+from llmrun.plan.values import Routing, Rows, Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.plan.twin import Run
+
+
+class Gating(StrEnum):
+    """How a router's logits become the experts' weights."""
+
+    SOFTMAX = "softmax"  # of all logits
+    SIGMOID = "sigmoid"
+    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # chosen by logits, weights are the softmax of theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Op):
+    """Choose the `used` experts of the largest probability (the lower number first where two are equal).
+
+    normalized      their weights are divided by their sum (no less than 2^-14)
+    scale           the weights are multiplied by it after that
+    selection_bias  float32[experts], added for choosing only
+    expert_scales   float32[experts]: what the weight of each is multiplied by, last
+    """
+
+    logits: Value
+    gating: Gating
+    normalized: bool
+    scale: float
+    selection_bias: NDArray[np.float32] | None
+    expert_scales: NDArray[np.float32] | None
+    routing: Routing
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.logits,)
+
+    @property
+    def routed_by(self) -> Routing:
+        return self.routing
+
+    def twin(self, run: Run) -> None:
+        run.routed[self.routing] = routed_reference(run.values[self.logits], self)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLinear(Product):
+    """Each chosen row times the matrix of its expert. `weight` has the experts' matrices one after the other; an x of
+    ALL rows goes to each of its experts."""
+
+    x: Value
+    weight: Matrix
+    routing: Routing
+    out: Value  # CHOSEN
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    @property
+    def routed_by(self) -> Routing:
+        return self.routing
+
+    def twin(self, run: Run) -> None:
+        x = run.values[self.x]
+        if self.x.rows is not Rows.CHOSEN:
+            x = np.repeat(x, self.routing.used, axis=0)
+        chosen, _ = run.routed[self.routing]
+        experts = chosen.reshape(-1)
+        run.values[self.out] = expert_linear_reference(x, self.weight, self.routing.experts, experts, run.multiply)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBias(Op):
+    """x + the bias of its expert; `bias` float32[experts, width]."""
+
+    x: Value
+    bias: NDArray[np.float32]
+    routing: Routing
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    @property
+    def routed_by(self) -> Routing:
+        return self.routing
+
+    def twin(self, run: Run) -> None:
+        chosen, _ = run.routed[self.routing]
+        run.values[self.out] = run.values[self.x] + self.bias[chosen.reshape(-1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Combine(Op):
+    """The sum over a row's experts, in their order, of weight * y."""
+
+    y: Value  # CHOSEN
+    routing: Routing
+    out: Value
+    adds: bool  # out += instead of out =
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.y, self.out) if self.adds else (self.y,)
+
+    @property
+    def changes(self) -> Value | None:
+        return self.out if self.adds else None
+
+    @property
+    def routed_by(self) -> Routing:
+        return self.routing
+
+    def twin(self, run: Run) -> None:
+        _, weights = run.routed[self.routing]
+        combined = combined_reference(run.values[self.y], weights)
+        run.values[self.out] = run.values[self.out] + combined if self.adds else combined
+
+
+class RouteWords(NamedTuple):
+    """The op record of `route`. `gating` is a number of expert_tables.py, `scale` a float32; `bias` and `expert_scales`
+    are addresses, or 0."""
+
+    logits: int
+    logits_stride: int
+    experts: int
+    used: int
+    gating: int
+    normalized: int
+    scale: int
+    bias: int
+    scratch: int
+    scratch_bytes: int
+    chosen: int
+    weights: int
+    row_bytes: int
+    expert_scales: int
+
+
+class GroupWords(NamedTuple):
+    """The op record of `group`, which makes the tables of a routing (expert_tables.py)."""
+
+    head: int
+    head_bytes: int
+    next_slots: int
+    chosen: int
+    slots: int
+    sources: int
+    experts: int
+    row_bytes: int
+    n_experts: int
+    used: int
+
+
+class ExpertBiasWords(NamedTuple):
+    """The op record of `bias`. `experts` and `row_bytes`: the routing's table of each slot's expert."""
+
+    x: int
+    x_stride: int
+    out: int
+    out_stride: int
+    bias: int
+    bias_stride: int
+    experts: int
+    row_bytes: int
+    width: int
+
+
+class CombineWords(NamedTuple):
+    """The op record of `combine`. `slots`, `weights` and `row_bytes`: tables of the routing."""
+
+    y: int
+    y_stride: int
+    slots: int
+    weights: int
+    row_bytes: int
+    used: int
+    out: int
+    out_stride: int
+    width: int
+    adds: int
+
+
+def routed_reference(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """(experts int64[rows, used], weights float32[rows, used]) of logits float32[rows, experts]."""
+    match op.gating:
+        case Gating.SOFTMAX:
+            probabilities = softmax_reference(logits)
+        case Gating.SIGMOID:
+            probabilities = sigmoid_reference(logits)
+        case Gating.SOFTMAX_OF_CHOSEN:
+            probabilities = logits
+    ranked = probabilities if op.selection_bias is None else probabilities + op.selection_bias
+    chosen = np.argsort(-ranked, axis=1, kind="stable")[:, : op.routing.used]
+    weights = np.take_along_axis(probabilities, chosen, axis=1)
+    if op.gating is Gating.SOFTMAX_OF_CHOSEN:
+        weights = softmax_reference(weights)
+    if op.normalized:
+        weights = weights / np.maximum(weights.sum(1, keepdims=True), np.float32(LEAST_SUM))
+    weights = weights * np.float32(op.scale)
+    if op.expert_scales is not None:
+        weights = weights * op.expert_scales[chosen]
+    return chosen, weights.astype(np.float32)
+
+
+def expert_linear_reference(
+    x: NDArray[np.float32],
+    weight: Matrix,
+    n_experts: int,
+    experts: NDArray[np.int64],
+    linear: Callable[[Matrix, NDArray[np.float32]], NDArray[np.float32]],
+) -> NDArray[np.float32]:
+    """x float32[rows, columns], `experts` int64[rows] the one each is sent to; returns float32[rows, outputs]."""
+
+    outputs = weight.rows // n_experts
+    y = np.empty((len(x), outputs), np.float32)
+    for expert in np.unique(experts).tolist():
+        mine = experts == expert
+        y[mine] = linear(weight.part(expert * outputs, outputs), x[mine])
+    return y
+
+
+def combined_reference(y: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """y float32[rows * used, width], weights float32[rows, used]; returns float32[rows, width]: added in order."""
+
+    of_rows = y.reshape(*weights.shape, -1)
+    total = np.zeros((len(weights), y.shape[1]), np.float32)
+    for rank in range(weights.shape[1]):
+        total += of_rows[:, rank] * weights[:, rank, None]
+    return total
+
+
+class ExpertOps(PlanBuilder):
+    __slots__ = ()
+
+    def route(
+        self,
+        logits: Value,
+        used: int,
+        gating: Gating,
+        *,
+        normalized: bool,
+        scale: float = 1.0,
+        selection_bias: NDArray[np.float32] | None = None,
+        expert_scales: NDArray[np.float32] | None = None,
+    ) -> Routing:
+        """Choose `used` experts for each row."""
+        routing = Routing(logits.width, used)
+        self.ops.append(Route(logits, gating, normalized, scale, selection_bias, expert_scales, routing))
+        return routing
+
+    def expert_linear(self, x: Value, weight: Matrix, routing: Routing) -> Value:
+        """Each row times the matrices of its experts; `weight` has all experts' one after the other."""
+        out = Value(weight.rows // routing.experts, Rows.CHOSEN, routing.used)
+        self.ops.append(ExpertLinear(x, weight, routing, out))
+        return out
+
+    def expert_bias(self, x: Value, bias: NDArray[np.float32], routing: Routing) -> Value:
+        out = x.like(x.width)
+        self.ops.append(ExpertBias(x, bias, routing, out))
+        return out
+
+    def combine(self, y: Value, routing: Routing, to: Value) -> None:
+        """to += the weighted sum of what a row's experts made"""
+        self.ops.append(Combine(y, routing, to, adds=True))
+
+    def combined(self, y: Value, routing: Routing) -> Value:
+        """The weighted sum of what a row's experts made, as a value of its own."""
+        out = Value(y.width)
+        self.ops.append(Combine(y, routing, out, adds=False))
+        return out

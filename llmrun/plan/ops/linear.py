@@ -1,0 +1,231 @@
+"""Products of rows and matrices, and the rounding of their inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from llmrun.plan.builder import PlanBuilder
+from llmrun.plan.matrix import Matrix
+from llmrun.plan.ops.base import Op
+from llmrun.plan.values import Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.plan.twin import Run
+
+PARTIALS = 4  # sums that a product with float weights is made of
+
+
+class Product(Op):
+    """An op that multiplies rows of `x` by `weight`."""
+
+    __slots__ = ()
+
+    x: Value
+    weight: Matrix
+    out: Value
+
+    @property
+    def matrix(self) -> Matrix:
+        return self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Product):
+    """out = x . weight, or out += where it adds"""
+
+    x: Value
+    weight: Matrix
+    out: Value
+    adds: bool
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x, self.out) if self.adds else (self.x,)
+
+    @property
+    def changes(self) -> Value | None:
+        return self.out if self.adds else None
+
+    def twin(self, run: Run) -> None:
+        product = run.multiply(self.weight, run.values[self.x])
+        run.values[self.out] = run.values[self.out] + product if self.adds else product
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLinear(Product):
+    """Each of `heads` equal parts of a row times a matrix of its own; `weight` has the heads' matrices one after the
+    other."""
+
+    x: Value
+    weight: Matrix
+    heads: int
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        parts, rows = run.parts(self.x, self.heads), self.weight.rows // self.heads
+        products = [run.multiply(self.weight.part(h * rows, rows), parts[:, h]) for h in range(self.heads)]
+        run.values[self.out] = np.concatenate(products, axis=1)
+
+
+class QuantizeWords(NamedTuple):
+    """The op record of `quantize`. `scale_stride`: bytes from a row's scales, offsets or sums to the next; half sums
+    have twice that."""
+
+    x: int
+    x_stride: int
+    integers: int
+    integers_stride: int
+    scales: int
+    offsets: int
+    sums: int
+    half_sums: int
+    scale_stride: int
+    blocks: int
+
+
+class IntegerWords(NamedTuple):
+    """The op record of products with integer weights, `linear` and `experts`; only `experts` has the words from
+    `tables` on. The five planes are offsets into a group of 16 outputs, or 0 where the weight type has none.
+
+    groups       groups of 16 outputs, of the matrix or of one expert
+    chunk        groups that a thread takes at a time
+    adds         1: out += instead of out =
+    logits       1: the step says where the output is
+    panels       address of the memory to unpack weights in, `panels_stride` bytes for each thread
+    tables       address of the routing's tables, `tables_bytes` for each thread's
+    row_numbers  address of int32[slots]: the row of x that belongs to each slot
+    own_rows     1: x has a row for each slot
+    """
+
+    weights: int
+    groups: int
+    blocks: int
+    group_bytes: int
+    mins: int
+    upper_scales: int
+    upper_mins: int
+    values: int
+    more_values: int
+    x: int
+    x_stride: int
+    scales: int
+    offsets: int
+    sums: int
+    half_sums: int
+    scale_stride: int
+    out: int
+    out_stride: int
+    adds: int
+    chunk: int
+    logits: int
+    panels: int
+    panels_stride: int
+    tables: int = 0
+    tables_bytes: int = 0
+    row_numbers: int = 0
+    own_rows: int = 0
+
+
+class FloatWords(NamedTuple):
+    """The op record of products with float weights; each word as in IntegerWords. `columns` are padded to a multiple
+    of 4."""
+
+    weights: int
+    groups: int
+    columns: int
+    group_bytes: int
+    x: int
+    x_stride: int
+    out: int
+    out_stride: int
+    adds: int
+    chunk: int
+    logits: int
+    tables: int = 0
+    tables_bytes: int = 0
+    row_numbers: int = 0
+    own_rows: int = 0
+
+
+def quantize_reference(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """x float32[rows, width], width a multiple of 32. Returns int8[rows, blocks, 32] and scales float32[rows,
+    blocks]."""
+    blocks = x.reshape(len(x), -1, 32)
+    largest = np.abs(blocks).max(-1)
+    alive = largest > np.float32(1e-36)
+    inverse = np.where(alive, np.float32(127) / np.where(alive, largest, np.float32(1)), np.float32(0))
+    integers = np.rint(blocks * inverse[..., None]).astype(np.int8)
+    return integers, np.where(alive, largest / np.float32(127), np.float32(0)).astype(np.float32)
+
+
+def integer_linear_reference(
+    integers: NDArray[np.int8],
+    scales: NDArray[np.float32],
+    mins: NDArray[np.float32] | None,
+    x: NDArray[np.int8],
+    x_scales: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """The product with integer weights. integers int8[n, blocks, 32] with the zero point subtracted, scales and mins
+    float32[n, blocks, 1 or 2]: of a block or its halves; x int8[rows, blocks, 32], x_scales float32[rows, blocks].
+    Returns float32[rows, n].
+
+    The integers are equal to the kernel's; the sum over blocks is float32 in the same order, so the two differ only by
+    the fused multiply-add.
+    """
+    sub_blocks = scales.shape[2]
+    halves = (-1, sub_blocks, 32 // sub_blocks)
+    weights, activations = (array.reshape(*array.shape[:1], *halves).astype(np.int32) for array in (integers, x))
+    x_sums = activations.sum(-1).astype(np.float32) * x_scales[..., None]
+    y = np.zeros((len(x), len(integers)), np.float32)
+    for block in range(integers.shape[1]):
+        dots = np.einsum("nsk,rsk->srn", weights[:, block], activations[:, block]).astype(np.float32)
+        if sub_blocks == 1:
+            y += dots[0] * (scales[None, :, block, 0] * x_scales[:, block, None])
+        else:
+            both = dots[0] * scales[None, :, block, 0] + dots[1] * scales[None, :, block, 1]
+            y += both * x_scales[:, block, None]
+        for sub in range(sub_blocks if mins is not None else 0):
+            assert mins is not None
+            y += mins[None, :, block, sub] * x_sums[:, block, sub, None]
+    return y
+
+
+def float_linear_reference(weights: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The product with float weights: weights float32[n, k], x float32[rows, k]; returns float32[rows, n]. Partial sums
+    are added in the kernel's order."""
+    partial = np.zeros((PARTIALS, len(x), len(weights)), np.float32)
+    for column in range(x.shape[1]):
+        partial[column % PARTIALS] += weights[None, :, column] * x[:, None, column]
+    result: NDArray[np.float32] = (partial[0] + partial[1]) + (partial[2] + partial[3])
+    return result
+
+
+class LinearOps(PlanBuilder):
+    __slots__ = ()
+
+    def linear(self, x: Value, weight: Matrix) -> Value:
+        out = x.like(weight.rows)
+        self.ops.append(Linear(x, weight, out, adds=False))
+        return out
+
+    def linear_add(self, x: Value, weight: Matrix, to: Value) -> None:
+        """to += x . weight"""
+        self.ops.append(Linear(x, weight, to, adds=True))
+
+    def head_linear(self, x: Value, weight: Matrix, heads: int) -> Value:
+        """Each of `heads` parts of x times its own rows of `weight`, float[heads * out, width of a part]."""
+        out = x.like(weight.rows)
+        self.ops.append(HeadLinear(x, weight, heads, out))
+        return out
+
+    def output(self, x: Value, weight: Matrix) -> None:
+        self.logits = self.linear(x, weight)

@@ -1,0 +1,142 @@
+"""Normalization of rows: by the root of the mean square, of a row or of each head, and with the mean subtracted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from llmrun.plan.builder import PlanBuilder
+from llmrun.plan.ops.base import Op
+from llmrun.plan.values import Rows, Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.plan.twin import Run
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm(Op):
+    """x / sqrt(mean(x^2) + epsilon) * weight"""
+
+    x: Value
+    weight: NDArray[np.float32]
+    epsilon: float
+    out: Value  # WANTED while x is not: only the wanted rows are read
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        run.values[self.out] = rmsnorm_reference(run.values[self.x], self.weight, self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm(Op):
+    """(x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias"""
+
+    x: Value
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32] | None
+    epsilon: float
+    out: Value  # as RmsNorm's
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        run.values[self.out] = layernorm_reference(run.values[self.x], self.weight, self.bias, self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm(Op):
+    """RmsNorm of each head by itself; `weight` float32[head size]."""
+
+    x: Value
+    weight: NDArray[np.float32]
+    epsilon: float
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        heads = run.heads(self.x, len(self.weight))
+        run.put_parts(self.out, rmsnorm_reference(heads, self.weight, self.epsilon))
+
+
+class NormWords(NamedTuple):
+    """The op record of `rmsnorm` and `layernorm`.
+
+    epsilon  a float32
+    gathers  1: row i of the output is made from the wanted row of that number
+    heads    parts of a row that rmsnorm normalizes each by itself, of `width` features; whole vectors if there are many
+    bias     address of layernorm's bias
+    """
+
+    x: int
+    x_stride: int
+    out: int
+    out_stride: int
+    weight: int
+    width: int
+    epsilon: int
+    gathers: int
+    heads: int
+    bias: int
+
+
+def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.float32]:
+    """x float32[..., width], weight float32[width]; returns x's shape."""
+    mean = np.square(x, dtype=np.float32).mean(-1, keepdims=True, dtype=np.float32)
+    result: NDArray[np.float32] = x * (np.float32(1) / np.sqrt(mean + np.float32(epsilon))) * weight
+    return result
+
+
+def layernorm_reference(
+    x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
+) -> NDArray[np.float32]:
+    """x float32[rows, width], weight and bias float32[width]; returns float32[rows, width]."""
+    centred = x - x.mean(-1, keepdims=True, dtype=np.float32)
+    result = rmsnorm_reference(centred, weight, epsilon)
+    return result if bias is None else result + bias
+
+
+class NormOps(PlanBuilder):
+    __slots__ = ()
+
+    def rmsnorm(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
+        out = x.like(x.width)
+        self.ops.append(RmsNorm(x, weight, epsilon, out))
+        return out
+
+    def rmsnorm_wanted(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
+        """Normalize only the rows whose logits are asked for; every later op works on those."""
+        out = Value(x.width, Rows.WANTED)
+        self.ops.append(RmsNorm(x, weight, epsilon, out))
+        return out
+
+    def layernorm(
+        self, x: Value, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
+    ) -> Value:
+        out = x.like(x.width)
+        self.ops.append(LayerNorm(x, weight, bias, epsilon, out))
+        return out
+
+    def layernorm_wanted(
+        self, x: Value, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
+    ) -> Value:
+        out = Value(x.width, Rows.WANTED)
+        self.ops.append(LayerNorm(x, weight, bias, epsilon, out))
+        return out
+
+    def headnorm(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
+        """Normalize each head by itself; all share `weight` float32[head size]."""
+        out = x.like(x.width)
+        self.ops.append(HeadNorm(x, weight, epsilon, out))
+        return out

@@ -1,0 +1,121 @@
+"""Rotary positions, and keys and values on their way into the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from llmrun.plan.kv_shapes import AttentionShape, LayerKV
+from llmrun.plan.ops.base import Op
+from llmrun.plan.rope import Pairing
+from llmrun.plan.stored_kv import entered_reference
+from llmrun.plan.values import Value
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llmrun.plan.twin import Run
+
+
+@dataclass(frozen=True, slots=True)
+class RopeStore(Op):
+    """Rotate queries and keys, and store keys and values in the cache."""
+
+    q: Value
+    k: Value
+    v: Value
+    kv: LayerKV
+    query_rope: int | None  # which of the plan's ropes; None: nothing is rotated
+    key_rope: int | None  # with the same pairs as the queries'
+    out: Value  # the rotated queries
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.q, self.k, self.v)
+
+    def twin(self, run: Run) -> None:
+        shape = self.kv.shape
+        assert isinstance(shape, AttentionShape)
+        queries = _rotated(run, self.q, shape.head_size, self.query_rope)
+        keys = _rotated(run, self.k, shape.head_size, self.key_rope)
+        values = run.heads(self.v, shape.value_size)
+        if run.kv_type is not None:
+            queries, keys, values = entered_reference(queries, keys, values, run.kv_type)
+        run.put_parts(self.out, queries)
+        run.keys_values[self.kv] = keys, values
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate(Op):
+    """Rotate the queries of a layer that attends to what another layer has stored."""
+
+    q: Value
+    kv: LayerKV
+    rope: int | None
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.q,)
+
+    def twin(self, run: Run) -> None:
+        shape = self.kv.shape
+        assert isinstance(shape, AttentionShape)
+        queries = _rotated(run, self.q, shape.head_size, self.rope)
+        if run.kv_type is not None:
+            queries, _, _ = entered_reference(queries, queries, queries, run.kv_type)
+        run.put_parts(self.out, queries)
+
+
+class RopeWords(NamedTuple):
+    """The op record of `rotate`, and of `rope_store`, which also has the words from `k` on.
+
+    pairs            pairs of features that are rotated
+    rotation         where the queries' rotations begin in a row's, in bytes; `key_rotation`: the keys'
+    rotation_stride  bytes of a row's rotations
+    pair_step        bytes from a pair to the next; `pair_gap`: from a pair's first feature to its second
+    tables           which of the plan's windows the block tables belong to
+    """
+
+    q: int
+    q_stride: int
+    out: int
+    out_stride: int
+    heads: int
+    pairs: int
+    rotation: int
+    rotation_stride: int
+    pair_step: int
+    pair_gap: int
+    k: int = 0
+    k_stride: int = 0
+    v: int = 0
+    v_stride: int = 0
+    kv_heads: int = 0
+    key_rotation: int = 0
+    cache: int = 0
+    block_bytes: int = 0
+    tables: int = 0
+    scratch: int = 0
+    scratch_bytes: int = 0
+
+
+def _rotated(run: Run, value: Value, head_size: int, rope: int | None) -> NDArray[np.float32]:
+    heads = run.heads(value, head_size)
+    return heads if rope is None else rope_reference(heads, *run.rotation(rope))
+
+
+def rope_reference(
+    x: NDArray[np.float32], rotations: NDArray[np.float32], pairing: Pairing = Pairing.INTERLEAVED
+) -> NDArray[np.float32]:
+    """x float32[rows, heads, head size], rotations float32[rows, pairs, 2] (cosine, sine); returns x's shape."""
+    y = x.copy()
+    pairs = rotations.shape[1]
+    cosine, sine = rotations[:, None, :, 0], rotations[:, None, :, 1]
+    first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+    if pairing is Pairing.NEOX:
+        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+    y[..., first] = x[..., first] * cosine - x[..., second] * sine
+    y[..., second] = x[..., first] * sine + x[..., second] * cosine
+    return y

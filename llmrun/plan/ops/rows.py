@@ -1,0 +1,206 @@
+"""Sums and factors of whole rows, and rows cut and put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from llmrun.plan.builder import PlanBuilder
+from llmrun.plan.curves import sigmoid_reference
+from llmrun.plan.ops.base import Op
+from llmrun.plan.values import Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from llmrun.plan.twin import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Bias(Op):
+    """x + bias; `bias` float32[width]."""
+
+    x: Value
+    bias: NDArray[np.float32]
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        run.values[self.out] = run.values[self.x] + self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Op):
+    """out += scale * y"""
+
+    y: Value
+    scale: float
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.y, self.out)
+
+    @property
+    def changes(self) -> Value:
+        return self.out
+
+    def twin(self, run: Run) -> None:
+        run.values[self.out] = run.values[self.out] + np.float32(self.scale) * run.values[self.y]
+
+
+@dataclass(frozen=True, slots=True)
+class AddGated(Op):
+    """out += sigmoid(gate) * y; `gate` has one feature."""
+
+    y: Value
+    gate: Value
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.y, self.gate, self.out)
+
+    @property
+    def changes(self) -> Value:
+        return self.out
+
+    def twin(self, run: Run) -> None:
+        factor = sigmoid_reference(run.values[self.gate])
+        run.values[self.out] = run.values[self.out] + factor * run.values[self.y]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Op):
+    """x *= factor, in place"""
+
+    x: Value
+    factor: float
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    @property
+    def changes(self) -> Value:
+        return self.x
+
+    def twin(self, run: Run) -> None:
+        run.values[self.x] = run.values[self.x] * np.float32(self.factor)
+
+
+class AddWords(NamedTuple):
+    """The op record of `add`: out = x + factor * y. `factor` is a float32; with a `gate` (an address, or 0) the factor
+    is the sigmoid of the gate's row instead."""
+
+    out: int
+    out_stride: int
+    x: int
+    x_stride: int
+    y: int
+    y_stride: int
+    width: int
+    factor: int
+    gate: int
+    gate_stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Op):
+    """Some features of each of `groups` equal parts of a row: those from `first` on, as many as `out` has of each."""
+
+    x: Value
+    groups: int
+    first: int
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def twin(self, run: Run) -> None:
+        parts = run.parts(self.x, self.groups)
+        run.put_parts(self.out, parts[:, :, self.first : self.first + self.out.width // self.groups])
+
+
+@dataclass(frozen=True, slots=True)
+class Concat(Op):
+    """Rows of `groups` parts, each a's features of that part and then b's. An `a` of a single part is broadcast to
+    all of them."""
+
+    a: Value
+    b: Value
+    groups: int
+    out: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.a, self.b)
+
+    def twin(self, run: Run) -> None:
+        b = run.parts(self.b, self.groups)
+        width = self.out.width // self.groups - b.shape[2]
+        a = np.broadcast_to(run.parts(self.a, self.a.width // width), (*b.shape[:2], width))
+        run.put_parts(self.out, np.concatenate([a, b], axis=2))
+
+
+class ConcatWords(NamedTuple):
+    """The op record of `concat`: each of `parts` parts of a row is `a_bytes` of a, then `b_bytes` of b, read `a_step`
+    and `b_step` bytes further on than for the part before it."""
+
+    a: int
+    a_stride: int
+    a_step: int
+    a_bytes: int
+    b: int
+    b_stride: int
+    b_step: int
+    b_bytes: int
+    out: int
+    out_stride: int
+    parts: int
+
+
+class RowOps(PlanBuilder):
+    __slots__ = ()
+
+    def bias(self, x: Value, bias: NDArray[np.float32]) -> Value:
+        out = x.like(x.width)
+        self.ops.append(Bias(x, bias, out))
+        return out
+
+    def add(self, y: Value, to: Value, scale: float = 1.0) -> None:
+        """to += scale * y"""
+        self.ops.append(Add(y, scale, to))
+
+    def add_gated(self, y: Value, gate: Value, to: Value) -> None:
+        """to += sigmoid(gate) * y; `gate` has one feature"""
+        self.ops.append(AddGated(y, gate, to))
+
+    def scale(self, x: Value, factor: float) -> None:
+        """x *= factor"""
+        self.ops.append(Scale(x, factor))
+
+    def slice(self, x: Value, first: int, width: int, groups: int = 1) -> Value:
+        """`width` features from `first` on, of each of `groups` equal parts of x."""
+        out = x.like(width * groups)
+        self.ops.append(Slice(x, groups, first, out))
+        return out
+
+    def concat(self, a: Value, b: Value, groups: int = 1) -> Value:
+        """Concatenate each of `groups` parts of a with the same part of b."""
+        return self._concat(a, b, groups, a.width + b.width)
+
+    def concat_to_each(self, a: Value, b: Value, groups: int) -> Value:
+        """Concatenate all of a with each of `groups` parts of b."""
+        return self._concat(a, b, groups, a.width * groups + b.width)
+
+    def _concat(self, a: Value, b: Value, groups: int, width: int) -> Value:
+        out = b.like(width)
+        self.ops.append(Concat(a, b, groups, out))
+        return out

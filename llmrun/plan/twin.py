@@ -1,0 +1,66 @@
+"""The values of one sequence, all positions at once, as the ops' NumPy twins compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.plan.kv_shapes import LayerKV
+from llmrun.plan.matrix import Matrix
+from llmrun.plan.rope import Pairing, Rope
+from llmrun.plan.values import Routing, Value
+from llmrun.quants.registry import BY_NAME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Multiply = Callable[[Matrix, "NDArray[np.float32]"], "NDArray[np.float32]"]
+
+
+class Run:
+    """One sequence on its way through a plan.
+
+    multiply  returns x . matrix for x float32[rows, columns]
+    kv_type   the type that keys and values are rounded to, or None to keep them as they are
+    """
+
+    def __init__(
+        self, ropes: Sequence[Rope], tokens: NDArray[np.int32], multiply: Multiply, kv_type: str | None
+    ) -> None:
+        self.tokens, self.multiply, self.kv_type = tokens, multiply, kv_type
+        positions = np.arange(len(tokens), dtype=np.int32)
+        self._rotations = [rope.in_context(len(tokens)).rotations(positions) for rope in ropes]
+        self._pairings = [rope.pairing for rope in ropes]
+        self.values: dict[Value, NDArray[np.float32]] = {}
+        self.keys_values: dict[LayerKV, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+        self.routed: dict[Routing, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
+
+    def rows_of(self, table: Matrix) -> NDArray[np.float32]:
+        """The row of a table for each token, float32[tokens, columns]."""
+        return dequantized(table)[self.tokens]
+
+    def parts(self, value: Value, groups: int) -> NDArray[np.float32]:
+        """float32[rows, groups, width of each]."""
+        x = self.values[value]
+        return x.reshape(len(x), groups, -1)
+
+    def heads(self, value: Value, head_size: int) -> NDArray[np.float32]:
+        """float32[rows, heads, head size]."""
+        return self.parts(value, value.width // head_size)
+
+    def put_parts(self, value: Value, parts: NDArray[np.float32]) -> None:
+        """Set a value to float32[rows, groups, width of each], as one row after the other."""
+        self.values[value] = parts.reshape(len(parts), -1)
+
+    def rotation(self, rope: int) -> tuple[NDArray[np.float32], Pairing]:
+        """The rotations float32[rows, pairs, 2] of one of the plan's ropes, and its pairing."""
+        return self._rotations[rope], self._pairings[rope]
+
+
+def dequantized(matrix: Matrix) -> NDArray[np.float32]:
+    """The weights of a matrix as float32[rows, columns]."""
+    dequantize = BY_NAME[matrix.kind.upper()].dequantize
+    assert dequantize is not None
+    return dequantize(matrix.read())

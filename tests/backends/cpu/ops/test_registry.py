@@ -1,0 +1,39 @@
+"""Ops, the CPU engine's table of them, and the words of their records."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from llmrun.backends.cpu.ops.registry import CPU_OPS
+from llmrun.layouts.records import OP_ARGS, OP_BYTES, WORD, offsets
+from llmrun.plan import ops
+from llmrun.plan.ops.base import Op
+from tests.support.kernels.races import USES
+
+
+def classes_of_ops() -> Iterator[Any]:
+    for module in pkgutil.iter_modules(ops.__path__, f"{ops.__name__}."):
+        for value in vars(import_module(module.name)).values():
+            if inspect.isclass(value) and value.__module__ == module.name:
+                yield value
+
+
+def test_the_cpu_engine_runs_every_op() -> None:
+    assert set(CPU_OPS) == {one for one in classes_of_ops() if issubclass(one, Op) and not inspect.isabstract(one)}
+
+
+def test_every_op_says_what_it_computes() -> None:
+    assert [one.__name__ for one in CPU_OPS if not one.__doc__ or one.__doc__.startswith(f"{one.__name__}(")] == []
+
+
+def test_the_words_of_every_record_fit_it() -> None:
+    structures = [one for one in classes_of_ops() if one.__name__.endswith("Words")]
+    assert {uses.words for uses in USES.values()} == set(structures)
+    for words in structures:
+        at = [getattr(offsets(words), name) for name in words._fields]
+        assert at == list(range(OP_ARGS, OP_ARGS + WORD * len(at), WORD))
+        assert at[-1] < OP_BYTES
