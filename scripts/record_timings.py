@@ -18,10 +18,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llmrun.bench.results import samples_of  # noqa: E402
-from llmrun.bench.runner import Effort, Runner, Trial  # noqa: E402
-from llmrun.bench.sweep import Target, configurations  # noqa: E402
-from llmrun.bench.workload import synthetic  # noqa: E402
+from llmrun.bench.measuring.results import samples_of  # noqa: E402
+from llmrun.bench.measuring.runner import Effort, Runner, Trial  # noqa: E402
+from llmrun.bench.measuring.sweep import Target, configurations  # noqa: E402
+from llmrun.bench.measuring.workload import synthetic  # noqa: E402
 from tests.soak.bench_soak import Quiet  # noqa: E402
 
 RECORDING = ROOT / "tests" / "data" / "bench_timings.json"

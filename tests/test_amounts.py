@@ -21,7 +21,7 @@ from llmrun.amounts import (
     format_seconds_briefly,
     format_tokens,
 )
-from llmrun.cli.columns import aligned
+from llmrun.cli.console.columns import aligned
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_a_circle_is_found() -> None:
         ("from llmrun.engine.engine import Engine", "backends.select"),
         ("from llmrun import engine", "hub.store"),
         ("def f():\n    import llmrun.cli.app", "gguf.reader"),
-        ("from llmrun.gguf import reader", "layouts.records"),
+        ("from llmrun.layouts import records", "gguf.reader"),
         ("from llmrun.kernels import team", "plan.plan"),
         ("from ..cli import output", "quants.q4"),
         ("from .. import cli", "quants.q4"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmrun.bench.document import Energy
+from llmrun.bench.documents.document import Energy
 
 _JOULES_PER_KWH = 3.6e6
 

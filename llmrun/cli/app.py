@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 
 from llmrun import __version__
+from llmrun.cli.arguments.options import Debug
+from llmrun.cli.console.output import Stdout, out, silence
 from llmrun.cli.messages import message_for
-from llmrun.cli.options import Debug
-from llmrun.cli.output import Stdout, out, silence
 from llmrun.cli.registry import Commands
 
 INTERRUPTED = 130  # 128 + SIGINT

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.amounts import counted, format_bytes
 from llmrun.archs.parts.tensors import common_type, parameter_count
-from llmrun.cli.columns import aligned, beside
-from llmrun.cli.output import out
-from llmrun.cli.terminal import room, visible_line
+from llmrun.cli.console.columns import aligned, beside
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import room, visible_line
 from llmrun.gguf.values import StringArray
 from llmrun.sampling_params import SAMPLING
 

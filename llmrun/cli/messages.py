@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from typer import TyperException
 
-from llmrun.cli.usage import usage_error
+from llmrun.cli.arguments.usage import usage_error
 from llmrun.errors import DoesNotFit, LlmrunError
 
 

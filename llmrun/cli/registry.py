@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from llmrun.cli.usage import CommandGroup, SingleCommand
+from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
 
 _FOLDER = Path(__file__).with_name("commands")
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llmrun.amounts import format_bytes
-from llmrun.backends.llama.gpu_trial import LlamaTrial, try_llama
+from llmrun.backends.llama.gpu_check import LlamaTrial, try_llama
 from llmrun.backends.llama.kind import install_command
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.gpu_build import WITHOUT_AMX, build_command, build_flags, rebuild_command

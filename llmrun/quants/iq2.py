@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from llmrun.quants import grids
 from llmrun.quants.fields import SUPER_BLOCK, blocks_of, halves, sequence, words16, words32
-from llmrun.quants.signs import even_signs, signs
+from llmrun.quants.grids import even_signs, signs
 from llmrun.quants.unpacked import Unpacked, joined
 from llmrun.quants.weight_type import integer_type
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.bench.page import page
+from llmrun.bench.html.page import page
 from tests.support.bench.browser import launch, measured_pages, picture
 from tests.support.bench.documents import REALISTIC, hostile, two_backends
 

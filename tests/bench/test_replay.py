@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from llmrun.bench import statistics
-from llmrun.bench.stability import are_narrow
+from llmrun.bench.analysis import statistics
+from llmrun.bench.analysis.stability import are_narrow
 
 pytestmark = pytest.mark.slow
 

@@ -326,11 +326,11 @@ def test_a_pipe_holds_no_escape_byte(tmp_path: Path) -> None:
 
 def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_path: Path) -> None:
     from llmrun.backends.scripted.backend import ScriptedBackend, echo
+    from llmrun.cli.answers.open_model import OpenModel
+    from llmrun.cli.arguments.flags import AnswerFlags
     from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.commands.chat import _talk
-    from llmrun.cli.flags import AnswerFlags
-    from llmrun.cli.open_model import OpenModel
     from llmrun.engine.engine import Engine
     from llmrun.errors import TemplateRefused
     from llmrun.sampling_params import SamplingParams

@@ -14,13 +14,13 @@ from typing import Any
 import pexpect
 import pytest
 
-from llmrun.backends.llama.gpu_trial import PATIENCE_S
+from llmrun.backends.llama.gpu_check import PATIENCE_S
+from llmrun.cli.console.living import LiveReporter
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import width
 from llmrun.cli.doctoring import terminal_check
 from llmrun.cli.doctoring.report_output import show
 from llmrun.cli.doctoring.terminal_check import look_at_terminal
-from llmrun.cli.living import LiveReporter
-from llmrun.cli.output import out
-from llmrun.cli.terminal import width
 from llmrun.doctor.examine import Report
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
 from llmrun.doctor.machine import Machine

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrun.cli.terminal import visible_json, visible_line
+from llmrun.cli.console.terminal import visible_json, visible_line
 from llmrun.errors import LlmrunError
 from llmrun.gguf.problems import shown
 from llmrun.gguf.reader import read_gguf

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.cli.terminal import width
+from llmrun.cli.console.terminal import width
 from llmrun.hub.local.model_records import mark_used
 from tests.support.cli.commands import LLMRUN, llmrun, screen_of
 from tests.support.gguf.gguf_bytes import F32, STRING, U32, RawGGUF, RawTensor, bpe_vocabulary, numbers, scalar, string

@@ -183,7 +183,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
     """Cancelling that gets stuck must not trap the user: here the handler's `cancel` does nothing."""
     program = """
 import signal, sys, time
-from llmrun.cli.answering import cancelling
+from llmrun.cli.answers.answering import cancelling
 with cancelling(lambda: None):
     print("ready", flush=True)
     time.sleep(100)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.backends.llama.gpu_trial import LlamaTrial
+from llmrun.backends.llama.gpu_check import LlamaTrial
 from llmrun.backends.llama.kind import llama_requirement
 from llmrun.doctor import gpu_build, graphics
 from llmrun.doctor.findings import NOTE, OK, Finding

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.quants import grids
-from llmrun.quants.signs import even_signs, signs
+from llmrun.quants.grids import even_signs, signs
 
 GRIDS: dict[str, Callable[[], NDArray[np.int8]]] = {
     "IQ2_XXS": grids.iq2_xxs,

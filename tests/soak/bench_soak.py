@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmrun.bench.document import Verdict
-from llmrun.bench.reporter import Reporter
-from llmrun.bench.results import is_precise, verdicts
-from llmrun.bench.runner import Effort, Runner
-from llmrun.bench.sweep import Target, configurations
-from llmrun.bench.worker_process import WorkerProcess
-from llmrun.bench.workload import Workload
+from llmrun.bench.documents.document import Verdict
+from llmrun.bench.measuring.reporter import Reporter
+from llmrun.bench.measuring.results import is_precise, verdicts
+from llmrun.bench.measuring.runner import Effort, Runner
+from llmrun.bench.measuring.sweep import Target, configurations
+from llmrun.bench.measuring.worker_process import WorkerProcess
+from llmrun.bench.measuring.workload import Workload
 
 PLAIN, OTHER = "A", "B"
 

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from llmrun.cli.chatting.markdown import MarkdownView
-from llmrun.cli.output import Output
+from llmrun.cli.console.output import Output
 from tests.support.cli.hostile_text import hostile_answer, in_pieces
 from tests.support.cli.terminals import Terminal
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmrun.amounts import format_bandwidth, format_number, format_percent
-from llmrun.bench.document import Document, Result
+from llmrun.bench.documents.document import Document, Result
+from llmrun.bench.documents.metrics import METRICS
+from llmrun.bench.documents.words import metric_unit, metric_words, result_names
 from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis
-from llmrun.bench.metrics import METRICS
-from llmrun.bench.words import metric_unit, metric_words, result_names
 
 MOST_COLORS = 6  # more cannot be told apart: then all configurations have one color and go by their names
 

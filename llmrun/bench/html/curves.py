@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from llmrun.amounts import format_seconds
-from llmrun.bench.document import Document
+from llmrun.bench.documents.document import Document
+from llmrun.bench.documents.words import result_names
 from llmrun.bench.html.axes import Axis, Tick, drawable, linear_axis, spread_axis, time_unit
 from llmrun.bench.html.bars import MOST_COLORS, color_of
-from llmrun.bench.words import result_names
 
 FEWEST_FOR_A_CURVE = 10  # samples; a curve through fewer says more than they do
 _MOST_POINTS = 400  # of a curve: no screen shows more

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.amounts import counted, format_mebibytes, format_number, format_seconds
-from llmrun.bench.document import Distribution, Document, Energy, Failure, Result
+from llmrun.bench.documents.document import Distribution, Document, Energy, Failure, Result
+from llmrun.bench.documents.metrics import METRICS
+from llmrun.bench.documents.words import metric_of, metric_unit, metric_words, result_names
 from llmrun.bench.html.bars import color_of
-from llmrun.bench.metrics import METRICS
-from llmrun.bench.words import metric_of, metric_unit, metric_words, result_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,21 @@ from typing import Any
 from rich.text import Text
 
 from llmrun.amounts import format_number
-from llmrun.bench.foreign import Compared, Comparison, Series, compare, parse_limit, read_series, series_of, worst_loss
-from llmrun.bench.history import find, load_history
-from llmrun.bench.statistics import unpaired_ratio
+from llmrun.bench.analysis.statistics import unpaired_ratio
+from llmrun.bench.documents.foreign import (
+    Compared,
+    Comparison,
+    Series,
+    compare,
+    parse_limit,
+    read_series,
+    series_of,
+    worst_loss,
+)
+from llmrun.bench.documents.history import find, load_history
 from llmrun.cli.benching.table import table_of
-from llmrun.cli.output import out
-from llmrun.cli.terminal import visible_line
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import visible_line
 from llmrun.errors import UsageError
 
 _LOST = 1

@@ -12,13 +12,13 @@ import typer
 
 from llmrun.backends.base import KV_TYPES
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
-from llmrun.cli import options
-from llmrun.cli.output import out
+from llmrun.cli.arguments import options
+from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from llmrun.bench.workload import Workload
+    from llmrun.bench.measuring.workload import Workload
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 LISTS = ("table", "json", "jsonl")  # of runs
@@ -129,7 +129,7 @@ class Knobs:
 
 def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
     """Raises UsageError."""
-    from llmrun.bench.sweep import numbers, words
+    from llmrun.bench.measuring.sweep import numbers, words
 
     threads: list[int | None] = [settings.threads]
     if flags.threads is not None:
@@ -146,7 +146,7 @@ def knobs(flags: BenchFlags, settings: Settings) -> Knobs:
 
 def _layers(text: str) -> list[int | str]:
     """`auto`, `all`, numbers and ranges, mixed."""
-    from llmrun.bench.sweep import numbers
+    from llmrun.bench.measuring.sweep import numbers
 
     found: list[int | str] = []
     for part in text.split(","):
@@ -158,8 +158,8 @@ def workloads(flags: BenchFlags) -> list[Workload]:
     """What each target is asked, in the order of --help. Raises UsageError."""
     from itertools import product
 
-    from llmrun.bench.sweep import numbers
-    from llmrun.bench.workload import chats, cold_starts, from_file, synthetic
+    from llmrun.bench.measuring.sweep import numbers
+    from llmrun.bench.measuring.workload import chats, cold_starts, from_file, synthetic
 
     kinds = [
         name for name, given in (("--chat", flags.chat), ("--cold", flags.cold), ("--prompts", flags.prompts)) if given

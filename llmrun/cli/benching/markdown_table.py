@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmrun.amounts import format_mebibytes, format_percent
-from llmrun.bench.document import Document, Result
-from llmrun.bench.words import result_names, verdict_sentence
+from llmrun.bench.documents.document import Document, Result
+from llmrun.bench.documents.words import result_names, verdict_sentence
 from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
-from llmrun.cli.terminal import visible_line
+from llmrun.cli.console.terminal import visible_line
 
 # What would end a cell, or begin markup or HTML.
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\|`*_<>[]"})

@@ -10,13 +10,13 @@ from llmrun.amounts import format_bandwidth, format_number, format_percent, form
 from llmrun.backends.base import AUTO
 from llmrun.backends.cpu.kind import KIND as CPU_ENGINE
 from llmrun.backends.registry import backend_named
-from llmrun.bench.profile import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
-from llmrun.bench.sweep import Target
-from llmrun.bench.workload import Workload
+from llmrun.bench.measuring.sweep import Target
+from llmrun.bench.measuring.workload import Workload
+from llmrun.bench.profiling.profile import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
 from llmrun.cli.benching.flags import LISTS
-from llmrun.cli.output import out
-from llmrun.cli.progress import show_loading
-from llmrun.cli.terminal import visible_line
+from llmrun.cli.console.output import out
+from llmrun.cli.console.progress import show_loading
+from llmrun.cli.console.terminal import visible_line
 from llmrun.errors import UsageError
 from llmrun.kernel_warnings import kernel_warnings_told
 

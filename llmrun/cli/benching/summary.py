@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from llmrun.amounts import format_number, format_seconds
-from llmrun.bench.document import Document, Result
-from llmrun.bench.words import metric_of, metric_unit
+from llmrun.bench.documents.document import Document, Result
+from llmrun.bench.documents.words import metric_of, metric_unit
 
 _COLUMNS = ("load", "cold", "ttft", "prefill", "tpot", "decode", "e2e", "throughput", "requests")
 

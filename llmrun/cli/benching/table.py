@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from llmrun.amounts import counted, format_bandwidth, format_mebibytes, format_number, format_percent, format_seconds
-from llmrun.bench.document import Document
+from llmrun.bench.analysis.statistics import MINIMUM_ROUNDS
+from llmrun.bench.documents.document import Document
+from llmrun.bench.documents.words import metric_of, result_names, verdict_sentence
 from llmrun.bench.energy import beside_api
-from llmrun.bench.statistics import MINIMUM_ROUNDS
-from llmrun.bench.words import metric_of, result_names, verdict_sentence
 from llmrun.cli.benching.summary import figure_words, head_words, shown_metrics
-from llmrun.cli.output import out
-from llmrun.cli.terminal import columns, visible_line
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import columns, visible_line
 
 _BAR = 10  # columns
 _BARS_FROM = 96  # columns of the terminal: figures come first

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import blocks, preferences
 from llmrun.cli.chatting.events import Cleared, PreferenceSet, SystemSet, Undone
 from llmrun.cli.chatting.record import take_up
 from llmrun.cli.chatting.store import Recording, in_our_words, read_conversation
-from llmrun.cli.columns import beside
-from llmrun.cli.parsing import described_sampling
-from llmrun.cli.terminal import room, visible_line
+from llmrun.cli.console.columns import beside
+from llmrun.cli.console.terminal import room, visible_line
 from llmrun.errors import LlmrunError, UsageError
 
 if TYPE_CHECKING:

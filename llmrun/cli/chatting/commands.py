@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.chatting import actions
 from llmrun.cli.chatting.screen import Completion
-from llmrun.cli.columns import beside
-from llmrun.cli.terminal import room
+from llmrun.cli.console.columns import beside
+from llmrun.cli.console.terminal import room
 from llmrun.errors import UsageError
 
 if TYPE_CHECKING:

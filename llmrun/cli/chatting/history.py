@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prompt_toolkit.history import History
 
-from llmrun.cli.output import out
+from llmrun.cli.console.output import out
 
 LARGEST = 1 << 20  # bytes
 LONGEST = 1 << 16  # bytes of one entry: what is longer is in the conversation, and would push everything else out

@@ -35,8 +35,8 @@ from llmrun.cli.chatting.history import StoredHistory
 from llmrun.cli.chatting.pastes import Pastes, ShownPastes
 from llmrun.cli.chatting.screen import Completions, Meter
 from llmrun.cli.chatting.typing_ahead import QuietKeyboard
-from llmrun.cli.output import out
-from llmrun.cli.terminal import can_color, is_terminal, visible_line
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import can_color, is_terminal, visible_line
 from llmrun.folders import data_folder
 
 PROMPT = "> "

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from llmrun.cli.arguments.prompt import LARGEST_TEXT
 from llmrun.cli.chatting.blocks import QUOTES, is_unfinished
 from llmrun.cli.chatting.screen import Meter
-from llmrun.cli.output import out
-from llmrun.cli.prompt import LARGEST_TEXT
+from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 
 

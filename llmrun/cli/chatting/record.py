@@ -8,7 +8,7 @@ from llmrun.cli.chatting.conversation import Conversation
 from llmrun.cli.chatting.events import FORMAT, AnswerBegan, Event, QuestionAsked
 from llmrun.cli.chatting.journal import InUse, Journal, Lock, lock_journal
 from llmrun.cli.chatting.store import Recording, Store, read_conversation
-from llmrun.cli.output import out
+from llmrun.cli.console.output import out
 
 
 class ConversationRecord:

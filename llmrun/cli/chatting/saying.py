@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Thought
-from llmrun.cli.output import out
-from llmrun.cli.thinking import CertainAnswer, ThinkingView
+from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.record import ConversationRecord

@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from llmrun.cli.answers.report import AnsweredRequest, stats_fields, waiting_words
+from llmrun.cli.answers.thinking import wanted_thinking
+from llmrun.cli.arguments.parsing import RANDOM_SEEDS
+from llmrun.cli.arguments.prompt import checked_text
 from llmrun.cli.chatting import blocks
 from llmrun.cli.chatting.conversation import now
 from llmrun.cli.chatting.events import ModelChanged, QuestionAsked, Undone
@@ -16,12 +20,8 @@ from llmrun.cli.chatting.preferences import CONTEXT, STOP
 from llmrun.cli.chatting.saying import Saying
 from llmrun.cli.chatting.screen import Meter
 from llmrun.cli.chatting.totals import Totals
-from llmrun.cli.output import out
-from llmrun.cli.parsing import RANDOM_SEEDS
-from llmrun.cli.prompt import checked_text
-from llmrun.cli.report import AnsweredRequest, stats_fields, waiting_words
-from llmrun.cli.terminal import shortened, visible_line
-from llmrun.cli.thinking import wanted_thinking
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import shortened, visible_line
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta
 from llmrun.errors import ContextExceeded, LlmrunError, NetworkError, TemplateRefused, UsageError
 from llmrun.sampling_params import SAMPLING
@@ -29,13 +29,13 @@ from llmrun.settings import RULES, with_values
 from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
+    from llmrun.cli.answers.open_model import OpenModel
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.preferences import Value
     from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import AnswerView, Turns
     from llmrun.cli.chatting.signals import Signals
     from llmrun.cli.chatting.store import Store
-    from llmrun.cli.open_model import OpenModel
     from llmrun.engine.base import Answering
     from llmrun.sampling_params import SamplingParams
     from llmrun.settings import Settings

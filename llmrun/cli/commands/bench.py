@@ -22,17 +22,17 @@ import typer
 
 from llmrun.amounts import counted
 from llmrun.backends.registry import is_stand_in
-from llmrun.cli import options
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.flags import takes_flags
+from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
 from llmrun.cli.benching.flags import LISTS, BenchFlags, Knobs, knobs, workloads
-from llmrun.cli.flags import takes_flags
-from llmrun.cli.output import out
-from llmrun.cli.usage import CommandGroup, SingleCommand
+from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmrun.bench.document import Document
-    from llmrun.bench.runner import Outcome
-    from llmrun.bench.sweep import Configuration, Target
+    from llmrun.bench.documents.document import Document
+    from llmrun.bench.measuring.runner import Outcome
+    from llmrun.bench.measuring.sweep import Configuration, Target
     from llmrun.settings import Settings
 
 LISTING = {"place": 30}
@@ -59,7 +59,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
         raise UsageError("--compare-price: what electricity costs is not known: --price-kwh")
 
     # Nothing heavy is imported above this line: a usage error comes at once.
-    from llmrun.bench.sweep import configurations
+    from llmrun.bench.measuring.sweep import configurations
 
     if flags.profile:
         from llmrun.cli.benching.profiling import check_profile, profile_all
@@ -73,7 +73,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
 
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[Target]:
     """Models are found, and fetched, before anything is measured. A model may be an endpoint's too."""
-    from llmrun.bench.sweep import local_targets, remote_target
+    from llmrun.bench.measuring.sweep import local_targets, remote_target
     from llmrun.remote.url import is_endpoint
 
     named = _names(flags.model or ())
@@ -118,7 +118,7 @@ def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str,
     """(what to call it, its file)"""
     if any(map(is_stand_in, backends)):
         return Path(name).stem, name
-    from llmrun.cli.progress import HubReporter
+    from llmrun.cli.console.progress import HubReporter
     from llmrun.hub.resolve.model_file import resolve
 
     resolved = resolve(name, offline=settings.offline, reporter=HubReporter())
@@ -127,12 +127,12 @@ def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str,
 
 def _measured(configurations: Sequence[Configuration], flags: BenchFlags, seconds: float) -> Document:
     """Raises what failed when everything did, and KeyboardInterrupt when there is nothing to show."""
-    from llmrun.bench.digests import file_sha256
-    from llmrun.bench.results import document, is_precise
-    from llmrun.bench.runner import Effort, Runner
+    from llmrun.bench.measuring.digests import file_sha256
+    from llmrun.bench.measuring.results import document, is_precise
+    from llmrun.bench.measuring.runner import Effort, Runner
     from llmrun.bench.system import system_state, warnings_about, warnings_between
-    from llmrun.cli.living import LiveReporter
-    from llmrun.cli.progress import HubReporter
+    from llmrun.cli.console.living import LiveReporter
+    from llmrun.cli.console.progress import HubReporter
     from llmrun.hub.local.open_models import in_use
 
     system = system_state()
@@ -162,7 +162,7 @@ def _raise_if_empty(outcome: Outcome) -> None:
 
 
 def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
-    from llmrun.bench.history import save
+    from llmrun.bench.documents.history import save
     from llmrun.cli.benching.run_output import show, write_page
 
     try:
@@ -205,7 +205,7 @@ def history(
     del debug
     flags = BenchFlags(output=None if output == "table" else output, json_output=json_output, quiet=quiet)
     flags.settings()
-    from llmrun.bench.history import find, load_history
+    from llmrun.bench.documents.history import find, load_history
     from llmrun.cli.benching.run_output import show, show_history, write_page
 
     kept = load_history()

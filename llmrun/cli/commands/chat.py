@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.flags import AnswerFlags, takes_answer_flags
-from llmrun.cli.output import out
-from llmrun.cli.parsing import parse_stops, parse_template_variables
-from llmrun.cli.prompt import checked_text, read_text
-from llmrun.cli.terminal import can_move_cursor, is_terminal
+from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
+from llmrun.cli.arguments.parsing import parse_stops, parse_template_variables
+from llmrun.cli.arguments.prompt import checked_text, read_text
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import can_move_cursor, is_terminal
 from llmrun.errors import LlmrunError, TemplateRefused, UsageError
 from llmrun.folders import data_folder
 from llmrun.settings import RULES, Settings, load_settings, with_values
 
 if TYPE_CHECKING:
+    from llmrun.cli.answers.open_model import OpenModel
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Event
     from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import AnswerView, Completions, Turns
     from llmrun.cli.chatting.store import Store
-    from llmrun.cli.open_model import OpenModel
     from llmrun.types import ModelInfo
 
 LISTING = {"place": 10, "aliases": ("run",)}
@@ -68,7 +68,7 @@ def command(
         for event in list(_said(flags, settings, record.conversation)):
             if event != ModelChanged(record.conversation.model):
                 record.add(event)
-        from llmrun.cli.open_model import open_model
+        from llmrun.cli.answers.open_model import open_model
 
         with open_model(_for_opening(settings, record), chat_template=template, will_chat=True) as opened:
             return _talk(opened, store, record, flags, variables)
@@ -77,9 +77,9 @@ def command(
 def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
     """The flags that belong to a conversation, and are kept with it: what they change of the one before. Raises
     UsageError."""
+    from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.events import ModelChanged, PreferenceSet, SystemSet
     from llmrun.cli.chatting.preferences import NAMES, STOP, THINK_BUDGET, checked_value
-    from llmrun.cli.open_model import lasting_name
 
     if flags.model is not None:
         yield ModelChanged(lasting_name(settings))
@@ -102,9 +102,9 @@ def _unsaid(flags: AnswerFlags) -> Settings:
 
 
 def _new(store: Store, settings: Settings) -> ConversationRecord:
+    from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.conversation import new_conversation
     from llmrun.cli.chatting.record import ConversationRecord
-    from llmrun.cli.open_model import lasting_name
 
     conversation = new_conversation(lasting_name(settings))
     conversation.system = settings.system
@@ -132,10 +132,10 @@ def _for_opening(settings: Settings, record: ConversationRecord) -> Settings:
 def _talk(
     opened: OpenModel, store: Store, record: ConversationRecord, flags: AnswerFlags, variables: Mapping[str, Any]
 ) -> int:
+    from llmrun.cli.answers.thinking import check_thinking
     from llmrun.cli.chatting.commands import command_for, completions
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
-    from llmrun.cli.thinking import check_thinking
 
     engine = opened.engine
     if not engine.takes_chats:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.cli import options
-from llmrun.cli.flags import takes_flags
-from llmrun.cli.output import out
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.flags import takes_flags
+from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.settings import Settings, load_settings
 
@@ -45,9 +45,9 @@ class DoctorFlags:
 @takes_flags(DoctorFlags)
 def command(*, flags: DoctorFlags) -> int:
     settings = flags.settings()
+    from llmrun.cli.console.living import LiveReporter
     from llmrun.cli.doctoring.report_output import show, show_json
     from llmrun.cli.doctoring.terminal_check import look_at_terminal
-    from llmrun.cli.living import LiveReporter
     from llmrun.doctor.examine import examine
     from llmrun.doctor.machine import Machine
 

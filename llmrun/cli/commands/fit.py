@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from llmrun.amounts import format_bytes
-from llmrun.cli import options
+from llmrun.cli.arguments import options
+from llmrun.cli.console.output import out
 from llmrun.cli.messages import message_for
-from llmrun.cli.output import out
 from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
 from llmrun.settings import load_settings
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from llmrun.backends.fitting import Fit, Resources
-    from llmrun.cli.progress import HubReporter
+    from llmrun.cli.console.progress import HubReporter
     from llmrun.gguf.reader import GGUFFile
     from llmrun.hub.catalog.entry import Wanted
     from llmrun.settings import Settings
@@ -132,7 +132,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
 
     Raises every LlmrunError of hub and reader; one quantization of several whose header cannot be read is a note.
     """
-    from llmrun.cli.progress import HubReporter
+    from llmrun.cli.console.progress import HubReporter
     from llmrun.gguf.reader import open_gguf
     from llmrun.hub.resolve.model_file import existing, is_offline, refuse_if_offline
     from llmrun.hub.resolve.model_name import LocalPath, understand
@@ -189,7 +189,7 @@ def _offered(meant: Wanted, reporter: HubReporter) -> Iterator[tuple[str, str, G
 
 
 def _show_table(named: Sequence[_Named], best: int | None, asked: _Asked) -> None:
-    from llmrun.cli.columns import narrowed
+    from llmrun.cli.console.columns import narrowed
 
     out.lines(_heading(asked, named[0].fit), dim=True)
     rows = [_cells(row, best == number and len(named) > 1) for number, row in enumerate(named)]

@@ -15,10 +15,9 @@ from typing import Annotated
 
 import typer
 
-from llmrun.cli import options
-from llmrun.cli.flags import AnswerFlags, takes_answer_flags
-from llmrun.cli.output import out
-from llmrun.cli.parsing import (
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
+from llmrun.cli.arguments.parsing import (
     RANDOM_SEEDS,
     chat_messages,
     described_sampling,
@@ -26,7 +25,8 @@ from llmrun.cli.parsing import (
     parse_stops,
     parse_template_variables,
 )
-from llmrun.cli.prompt import checked_text, read_prompt, read_text
+from llmrun.cli.arguments.prompt import checked_text, read_prompt, read_text
+from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 
 LISTING = {"place": 20}
@@ -69,9 +69,9 @@ def command(
     messages = chat_messages(text, settings.system if flags.system is None else checked_text(flags.system, "--system"))
 
     # Nothing heavy is imported above this line: a usage error comes at once.
-    from llmrun.cli.answering import answer
-    from llmrun.cli.open_model import open_model
-    from llmrun.cli.thinking import Wish, check_thinking, wanted_thinking
+    from llmrun.cli.answers.answering import answer
+    from llmrun.cli.answers.open_model import open_model
+    from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 
     with open_model(settings, chat_template=template, will_chat=not raw) as opened:

@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from llmrun.amounts import counted, format_age, format_bytes, format_tokens
-from llmrun.cli import options
-from llmrun.cli.output import out
+from llmrun.cli.arguments import options
+from llmrun.cli.console.output import out
 from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def command(json_output: options.Json = False, quiet: options.Quiet = False, deb
 
 
 def _show(described: list[tuple[Model, Glance, str]], begun: list[UnfinishedDownload], total: int) -> None:
-    from llmrun.cli.columns import narrowed
+    from llmrun.cli.console.columns import narrowed
 
     if described:
         now = time.time()

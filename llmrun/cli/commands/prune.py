@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from llmrun.amounts import format_bytes
-from llmrun.cli import options
-from llmrun.cli.output import out
+from llmrun.cli.arguments import options
+from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError
 from llmrun.settings import load_settings
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from llmrun.amounts import format_bytes, format_seconds
-from llmrun.cli import options
+from llmrun.cli.arguments import options
+from llmrun.cli.console.output import out
+from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.messages import message_for
-from llmrun.cli.output import out
-from llmrun.cli.progress import HubReporter
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.settings import load_settings
 

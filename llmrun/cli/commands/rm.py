@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.amounts import format_bytes
-from llmrun.cli import options
-from llmrun.cli.output import out
+from llmrun.cli.arguments import options
+from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, ModelNotFound
 from llmrun.settings import load_settings
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.cli import options
-from llmrun.cli.output import out
+from llmrun.cli.arguments import options
+from llmrun.cli.console.output import out
 from llmrun.errors import ModelNotFound, UsageError
 from llmrun.settings import load_settings
 
@@ -71,7 +71,7 @@ def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, 
 
 
 def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
-    from llmrun.cli.progress import HubReporter
+    from llmrun.cli.console.progress import HubReporter
     from llmrun.hub.remote.model_headers import read_header
     from llmrun.hub.resolve.model_file import refuse_if_offline
     from llmrun.hub.resolve.source_fallback import Sources

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.amounts import counted
-from llmrun.cli import options
-from llmrun.cli.output import out
+from llmrun.cli.arguments import options
+from llmrun.cli.console.output import out
 from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound
 from llmrun.settings import load_settings
 
@@ -89,7 +89,7 @@ def _exit_code(verdict: Verdict) -> int:
 
 
 def _told(model: Model, *, quietly: bool) -> Verdict:
-    from llmrun.cli.progress import HubReporter
+    from llmrun.cli.console.progress import HubReporter
     from llmrun.hub.upkeep import verification
     from llmrun.hub.upkeep.inventory import USERS
 

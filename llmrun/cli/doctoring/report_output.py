@@ -9,9 +9,9 @@ from rich.text import Text
 
 from llmrun import __version__
 from llmrun.amounts import counted
-from llmrun.cli.columns import wrapped
-from llmrun.cli.output import out
-from llmrun.cli.terminal import columns
+from llmrun.cli.console.columns import wrapped
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import columns
 from llmrun.doctor.examine import Report
 from llmrun.doctor.findings import NOTE, OK, PROBLEM, Finding
 

@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from llmrun.cli.output import out
-from llmrun.cli.terminal import can_color, columns, is_terminal
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import can_color, columns, is_terminal
 from llmrun.doctor.findings import NOTE, OK, Finding
 from llmrun.doctor.machine import Machine
 

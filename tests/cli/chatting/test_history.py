@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmrun.cli.chatting import history
 from llmrun.cli.chatting.history import StoredHistory
-from llmrun.cli.output import out
+from llmrun.cli.console.output import out
 
 
 @pytest.fixture

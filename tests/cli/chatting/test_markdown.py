@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmrun.cli.chatting.markdown import MarkdownView
 from llmrun.cli.chatting.markdown.pending import Pending
 from llmrun.cli.chatting.markdown.rows import columns_of
-from llmrun.cli.terminal import visible
+from llmrun.cli.console.terminal import visible
 from tests.support.cli.reflowing import ReflowingTerminal
 from tests.support.cli.shown_answers import PROSE, SAMPLE, Answer, shown
 from tests.support.cli.terminals import Terminal

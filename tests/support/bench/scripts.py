@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from llmrun.bench.sweep import Configuration, Target
-from llmrun.bench.workload import Workload, synthetic
+from llmrun.bench.measuring.sweep import Configuration, Target
+from llmrun.bench.measuring.workload import Workload, synthetic
 
 SHORT = synthetic(8, 4, 0, 1)
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from llmrun.backends import select
-from llmrun.bench import worker
+from llmrun.bench.measuring import worker
 
 
 class Slowed:

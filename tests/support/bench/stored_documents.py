@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from llmrun.bench.document import (
+from llmrun.bench.documents.document import (
     Distribution,
     Document,
     Energy,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.backends.scripted.backend import ScriptedBackend, echo
+from llmrun.cli.answers.open_model import OpenModel
 from llmrun.cli.chatting.commands import command_for
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.record import ConversationRecord
@@ -19,7 +20,6 @@ from llmrun.cli.chatting.screen import Meter
 from llmrun.cli.chatting.session import Chat
 from llmrun.cli.chatting.signals import Signals
 from llmrun.cli.chatting.store import Store
-from llmrun.cli.open_model import OpenModel
 from llmrun.engine.engine import Engine
 from llmrun.sampling_params import SamplingParams
 from llmrun.settings import Settings

@@ -10,7 +10,7 @@ from rich.color import ColorSystem
 from rich.segment import Segment
 from rich.text import Text
 
-from llmrun.cli.terminal import visible, visible_line, width
+from llmrun.cli.console.terminal import visible, visible_line, width
 
 Row = list[Segment]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from llmrun.cli.chatting.markdown.live import LiveRows
 from llmrun.cli.chatting.markdown.pending import Pending
 from llmrun.cli.chatting.markdown.rows import Row, columns_of, encoded
-from llmrun.cli.output import out
-from llmrun.cli.terminal import can_color, visible
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import can_color, visible
 
 _FRAME_S = 0.05
 _SHARE = 0.05  # of the time, at most, goes into drawing: the cores belong to the model

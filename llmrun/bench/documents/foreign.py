@@ -1,0 +1,279 @@
+"""Results from a file, ours or llama-bench's, as series of speeds; and one file's beside another's.
+
+Understood are our documents, our rows and llama-bench's (`-o json`, `jsonl` or `csv`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from llmrun.bench.documents import strict_json
+from llmrun.bench.documents.document import Document
+from llmrun.bench.documents.document_json import LARGEST, from_json
+from llmrun.bench.documents.rows import llama_bench_rows
+from llmrun.errors import UsageError
+
+_SPEEDS = (1e-9, 1e15)  # tokens a second that a series may hold
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Speeds of one test, in tokens a second, one a repetition; empty where the test failed.
+
+    test     "pp512", "tg128 @ d512", "chat: long document, decode"
+    backend  "cpu", "llama"; as llama-bench calls it: "CPU", "CUDA"
+    """
+
+    test: str
+    model: str
+    backend: str
+    threads: int
+    kv_type: str
+    samples: tuple[float, ...]
+
+    @property
+    def setting(self) -> tuple[str, str, int, str]:
+        return self.model, self.backend, self.threads, self.kv_type
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Speed of `b` over speed of `a`: above 1 means that `b` is faster. `low` and `high` hold the true ratio at the
+    level asked for; None where a side has a single sample. `note`: in what the two differ, or empty."""
+
+    a: Series
+    b: Series
+    ratio: float
+    low: float | None
+    high: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    comparisons: tuple[Comparison, ...]
+    only_a: tuple[Series, ...]  # without a partner that has samples
+    only_b: tuple[Series, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What `--fail-above` fails for."""
+
+    comparison: Comparison
+    share: float  # 0.07: 7% slower
+    sentence: str
+
+
+class UnpairedRatio(Protocol):
+    def __call__(
+        self, first: Sequence[float], second: Sequence[float], /, *, is_speed: bool, level: float
+    ) -> tuple[float, float, float]:
+        """Speed of `first` over speed of `second`, and the ends of its interval."""
+
+
+def read_series(path: Path) -> list[Series]:
+    """All series of a file. Raises UsageError naming the file, and the line and key where it is not what it seems."""
+    text = strict_json.read_text(path)
+    found = [series for value, where in _values(text, f"results: {path}") for series in _series_of_value(value, where)]
+    if not found:
+        raise UsageError(f"results: {path}: holds no results")
+    return found
+
+
+def series_of(document: Document) -> list[Series]:
+    """Raises UsageError for speeds that no machine has."""
+    rows = llama_bench_rows(document)
+    return [_series(row, f"results: {document.identity}: row {number}") for number, row in enumerate(rows, 1)]
+
+
+def _values(text: str, where: str) -> Iterator[tuple[object, str]]:
+    """Documents and rows, each with its place in words."""
+    if text.startswith("build_commit,"):
+        yield from _csv_rows(text, where)
+        return
+    lines = text.strip().split("\n")
+    if len(lines) > 1 and lines[0].startswith("{") and lines[0].rstrip().endswith("}"):
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield strict_json.parse(line, f"{where}: line {number}"), f"{where}: line {number}"
+        return
+    value = strict_json.parse(text, where)
+    if not isinstance(value, list):
+        yield value, where
+        return
+    for number, row in enumerate(value, 1):
+        yield row, f"{where}: row {number}"
+
+
+def _csv_rows(text: str, where: str) -> Iterator[tuple[object, str]]:
+    """Numbers of CSV are text until they are asked for: _integer and _number take both."""
+    try:
+        for number, row in enumerate(csv.DictReader(io.StringIO(text, newline=""), strict=True), 2):
+            yield (
+                {key: value for key, value in row.items() if key not in ("samples_ns", "samples_ts")},
+                (f"{where}: line {number}"),
+            )
+    except csv.Error as error:
+        raise UsageError(f"{where}: not valid CSV: {error}") from error
+
+
+def _series_of_value(value: object, where: str) -> list[Series]:
+    if isinstance(value, dict) and "format" in value:
+        return series_of(from_json(value, where))
+    if not isinstance(value, dict) or "n_prompt" not in value:
+        raise UsageError(
+            f"{where}: neither a document of llmrun bench nor a row of llama-bench",
+            hint="llmrun bench -o json, or llama-bench -o json",
+        )
+    return [_series(value, where)]
+
+
+def _series(row: Mapping[Any, Any], where: str) -> Series:
+    keys, values = _text(row, "type_k", where), _text(row, "type_v", where)
+    return Series(
+        test=_test_name(row, where),
+        model=_text(row, "model_type", where),
+        backend=_text(row, "backend", where) or _text(row, "backends", where),
+        threads=_integer(row, "n_threads", where),
+        kv_type=keys if keys == values else f"{keys}/{values}",
+        samples=_samples(row, where),
+    )
+
+
+def _test_name(row: Mapping[Any, Any], where: str) -> str:
+    """As llama-bench's own table has it."""
+    prompt, generate, depth = (_integer(row, key, where) for key in ("n_prompt", "n_gen", "n_depth"))
+    at_once = max(1, _integer(row, "concurrency", where))
+    suffix = f" × {at_once}" if at_once > 1 else ""
+    if _text(row, "workload_kind", where) not in ("", "synthetic"):
+        phase = _text(row, "phase", where)
+        return _text(row, "workload", where) + (f", {phase}" if phase else "") + suffix
+    parts = [f"{name}{count}" for name, count in (("pp", prompt), ("tg", generate)) if count]
+    return ("+".join(parts) or "nothing") + (f" @ d{depth}" if depth else "") + suffix
+
+
+def _samples(row: Mapping[Any, Any], where: str) -> tuple[float, ...]:
+    """Of the row, else its mean as a single one (CSV tells no more)."""
+    listed = row.get("samples_ts") or []
+    if not isinstance(listed, list):
+        raise UsageError(f"{where}: samples_ts: not a list")
+    if not listed and row.get("avg_ts") not in (None, ""):
+        listed = [row["avg_ts"]]
+    return tuple(_speed(value, where) for value in listed)
+
+
+def _speed(value: object, where: str) -> float:
+    try:
+        speed = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        speed = math.nan
+    if not _SPEEDS[0] <= speed <= _SPEEDS[1]:
+        raise UsageError(f"{where}: a speed: {ascii(value)[:40]} is not a number of tokens a second above 0")
+    return speed
+
+
+def _text(row: Mapping[Any, Any], key: str, where: str) -> str:
+    value = row.get(key)
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{where}: {key}: not text")
+    return "".join(character if character.isprintable() else "?" for character in value or "")
+
+
+def _integer(row: Mapping[Any, Any], key: str, where: str) -> int:
+    """0 where it is not there: older versions of llama-bench do not tell all."""
+    value = row.get(key)
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if value in (None, ""):
+        return 0
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise UsageError(f"{where}: {key}: not a count")
+    return value
+
+
+def compare(a: Sequence[Series], b: Sequence[Series], unpaired_ratio: UnpairedRatio, level: float = 0.99) -> Compared:
+    """Each series of `a` beside the one of `b` that ran the same test in the same setting.
+
+    A test that each side ran exactly once is compared even where the settings differ, and the note says in what.
+    """
+    left, right = [one for one in a if one.samples], [one for one in b if one.samples]
+    pairs = _same_settings(left, right)
+    counts = Counter(one.test for one in left), Counter(one.test for one in right)
+    matched = {id(one) for pair in pairs for one in pair}
+    for one in left:
+        if id(one) not in matched and counts[0][one.test] == counts[1][one.test] == 1:
+            pairs.append((one, next(other for other in right if other.test == one.test)))
+    matched = {id(one) for pair in pairs for one in pair}
+    order = {id(one): index for index, one in enumerate(a)}
+    pairs.sort(key=lambda pair: order[id(pair[0])])
+    return Compared(
+        tuple(_compared(one, other, unpaired_ratio, level) for one, other in pairs),
+        tuple(one for one in a if id(one) not in matched),
+        tuple(one for one in b if id(one) not in matched),
+    )
+
+
+def _same_settings(left: Sequence[Series], right: Sequence[Series]) -> list[tuple[Series, Series]]:
+    """A setting that a side ran more than once is paired in the order of the files."""
+    waiting: defaultdict[object, list[Series]] = defaultdict(list)
+    for other in right:
+        waiting[other.test, other.setting].append(other)
+    pairs = []
+    for one in left:
+        found = waiting[one.test, one.setting]
+        if found:
+            pairs.append((one, found.pop(0)))
+    return pairs
+
+
+def _compared(a: Series, b: Series, unpaired_ratio: UnpairedRatio, level: float) -> Comparison:
+    names = ("model", "backend", "threads", "KV type")
+    differing = [
+        f"{name} {one or 'unknown'} / {other or 'unknown'}"
+        for name, one, other in zip(names, a.setting, b.setting, strict=True)
+        if one != other
+    ]
+    note = f"differs in {', '.join(differing)}" if differing else ""
+    if min(len(a.samples), len(b.samples)) < 2:
+        bare = (sum(b.samples) / len(b.samples)) / (sum(a.samples) / len(a.samples))
+        return Comparison(a, b, bare, None, None, note)
+    ratio, low, high = unpaired_ratio(b.samples, a.samples, is_speed=True, level=level)
+    return Comparison(a, b, ratio, low, high, note)
+
+
+def parse_limit(text: str) -> float:
+    """`5%` or `0.05`, the share of its speed that a test may lose: from 0 to less than 1. Raises UsageError."""
+    number = text.strip().removesuffix("%")
+    try:
+        limit = float(number) / (100 if number != text.strip() else 1)
+    except ValueError:
+        limit = math.nan
+    if not 0 <= limit < 1:
+        raise UsageError(
+            f"--fail-above: {text!r} is not a percentage below 100%, or a share below 1", hint="--fail-above 5%"
+        )
+    return limit
+
+
+def worst_loss(comparisons: Sequence[Comparison], limit: float) -> Loss | None:
+    """The largest loss above `limit`, if there is one. A loss within the noise is none: its interval holds 1. Where a
+    side has a single sample there is no interval, the bare ratio counts, and the sentence says so."""
+    lost = [one for one in comparisons if one.ratio < 1 - limit and (one.high is None or one.high < 1)]
+    if not lost:
+        return None
+    worst = min(lost, key=lambda one: one.ratio)
+    share = 1 - worst.ratio
+    sentence = f"{worst.b.test}: {share:.1%} slower, limit {limit:.1%}"
+    if worst.low is None or worst.high is None:
+        sentence += " (a single sample on a side: by how much it varies is not known)"
+    else:
+        sentence += f" (between {1 - worst.high:.1%} and {1 - worst.low:.1%})"
+    return Loss(worst, share, sentence)

@@ -1,0 +1,125 @@
+"""Every run that was measured here, one line of JSON each: what a later run is compared with."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmrun.bench.documents.document import Document
+from llmrun.bench.documents.document_json import from_json, to_json
+from llmrun.bench.documents.strict_json import parse
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.folders import data_folder
+
+_FROM_THE_END = re.compile(r"last(?:~([0-9]{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The runs that could be read, oldest first, and how many lines could not (`damaged`)."""
+
+    documents: tuple[Document, ...]
+    damaged: int = 0
+
+
+def history_file() -> Path:
+    return data_folder() / "bench" / "history.jsonl"
+
+
+def save(document: Document) -> None:
+    """Append one run. When it returns, the run is on the disk, and no other process's line was touched.
+
+    Raises LlmrunError where nothing can be written; the file is then as it was.
+    """
+    import filelock
+
+    line = json.dumps(to_json(document), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    path = history_file()
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(path.with_name(".history.lock")):
+            _append(path, line)
+
+
+def _append(path: Path, line: bytes) -> None:
+    with path.open("ab+", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        if file.read(1) not in (b"", b"\n"):
+            line = b"\n" + line  # a killed process left a torn line: it stays one, and ours begins a new one
+        try:
+            written = 0
+            while written < len(line):
+                written += file.write(line[written:]) or 0
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):  # else the torn line is skipped by those who read
+                file.truncate(end)
+            raise
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+        number = getattr(error, "errno", None)
+        full = number in (errno.ENOSPC, errno.EDQUOT)
+        why = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
+        raise LlmrunError(
+            f"history: {path}: cannot be written: {why}",
+            hint="make room" if full else "set LLMRUN_DATA_DIR to a folder you may write to",
+        ) from error
+
+
+def load_history() -> History:
+    """All runs. A line that is damaged, or of a later llmrun, is counted and left out.
+
+    Raises LlmrunError for a file that is there and cannot be read.
+    """
+    path = history_file()
+    documents, damaged = [], 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    where = f"history: {path}: line {number}"
+                    documents.append(from_json(parse(line.decode("utf-8"), where), where))
+                except (UsageError, UnicodeDecodeError):
+                    damaged += bool(line.strip())
+    except FileNotFoundError:
+        return History(())
+    except OSError as error:
+        raise LlmrunError(f"history: {path}: cannot be read: {error.strerror or error}") from error
+    return History(tuple(documents), damaged)
+
+
+def find(reference: str, documents: Sequence[Document]) -> Document:
+    """The run that `reference` names: an identity, the beginning of only one, `last`, or `last~2` (two before it).
+
+    Raises UsageError.
+    """
+    if not documents:
+        raise UsageError(f"history: {reference!r}: no run is kept", hint="`llmrun bench --save` keeps one")
+    match = _FROM_THE_END.fullmatch(reference)
+    if match:
+        back = int(match[1] or 0)
+        if back >= len(documents):
+            raise UsageError(f"history: {reference}: only {len(documents)} runs are kept")
+        return documents[-1 - back]
+    by_identity = {document.identity: document for document in documents}  # of two with one name the later
+    if reference in by_identity:
+        return by_identity[reference]
+    found = [identity for identity in by_identity if reference and identity.startswith(reference)]
+    if len(found) == 1:
+        return by_identity[found[0]]
+    recent = ", ".join(list(by_identity)[-3:])
+    if not found:
+        raise UsageError(f"history: {reference!r}: no such run", hint=f"the most recent: {recent}")
+    raise UsageError(f"history: {reference!r}: the beginning of {len(found)} runs: {', '.join(found[-3:])}")

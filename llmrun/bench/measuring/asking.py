@@ -1,0 +1,152 @@
+"""Running a workload once: its requests are made, asked, and their clock readings collected."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmrun.bench.measuring.sample import Sample
+from llmrun.bench.measuring.workload import Turn, Workload
+from llmrun.engine.requests import ChatPrompt, Failed, Finished, Request, TextPrompt, TokenPrompt
+from llmrun.errors import LlmrunError
+from llmrun.sampling_params import SamplingParams
+from llmrun.types import Timings
+
+if TYPE_CHECKING:
+    from llmrun.engine.base import Answering
+    from llmrun.engine.engine import Engine
+    from llmrun.tokenizers.base import Tokenizer
+
+Session = Sequence[Request]
+
+
+class LocalAsker:
+    """Asks an engine of this process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._tokens = _ordinary_tokens(engine.tokenizer)
+        # The likeliest token, and never the end: every answer has the length that was asked for.
+        ends = dict.fromkeys(engine.tokenizer.end_of_generation, -math.inf)
+        self._to_the_limit = SamplingParams(temperature=0, logit_bias=ends)
+
+    def run(self, workload: Workload, seed: int) -> Sample:
+        """One repetition. What was asked before is forgotten: no prefix is found in the cache but the one meant."""
+        self._engine.forget()
+        sessions = self._given(workload) if workload.sessions else self._synthetic(workload, seed)
+        return measured(self._engine, sessions, workload.facts.concurrency)
+
+    def _given(self, workload: Workload) -> list[Session]:
+        greedy = SamplingParams(temperature=0)
+        return [
+            [Request(ChatPrompt(turn.messages), turn.max_tokens, sampling=greedy) for turn in session]
+            for session in workload.sessions
+        ]
+
+    def _synthetic(self, workload: Workload, seed: int) -> list[Session]:
+        """Random tokens; those that are to be in the cache are run here, outside of all clocks."""
+        facts = workload.facts
+        random = np.random.default_rng(seed)
+        before = [self._random(random, facts.depth) for _ in range(facts.concurrency)]
+        if facts.depth:
+            measured(self._engine, [[self._request(tokens, 1)] for tokens in before], facts.concurrency)
+        prompts = [tokens + self._random(random, max(1, facts.prompt)) for tokens in before]
+        return [[self._request(tokens, max(1, facts.generate))] for tokens in prompts]
+
+    def _random(self, random: np.random.Generator, count: int) -> list[int]:
+        chosen: list[int] = random.choice(self._tokens, count).tolist()
+        return chosen
+
+    def _request(self, tokens: list[int], max_tokens: int) -> Request:
+        return Request(TokenPrompt(tokens), max_tokens, sampling=self._to_the_limit)
+
+
+class RemoteAsker:
+    """Asks an endpoint. Its tokenizer is not ours: a random prompt is words, and the server counts them."""
+
+    def __init__(self, engine: Answering) -> None:
+        self._engine = engine
+
+    def run(self, workload: Workload, seed: int) -> Sample:
+        """One repetition. Each session begins with a random number, so that no server has seen its beginning."""
+        random = np.random.default_rng(seed)
+        sessions = (
+            [[_salted(turn, str(random.integers(1 << 40))) for turn in session] for session in workload.sessions]
+            if workload.sessions
+            else self._synthetic(workload, random)
+        )
+        return measured(self._engine, sessions, workload.facts.concurrency)
+
+    def _synthetic(self, workload: Workload, random: np.random.Generator) -> list[Session]:
+        facts = workload.facts
+        before = [_random_words(random, facts.depth) for _ in range(facts.concurrency)]
+        if facts.depth:
+            measured(self._engine, [[_words_request(text, 1)] for text in before], facts.concurrency)
+        prompts = [text + _random_words(random, max(1, facts.prompt)) for text in before]
+        return [[_words_request(text, max(1, facts.generate))] for text in prompts]
+
+
+def measured(engine: Answering, sessions: Sequence[Session], concurrency: int) -> Sample:
+    """Run sessions, `concurrency` of them at a time, each request of one after the answer before it.
+
+    Raises what a request failed with: figures of the others would be those of another workload.
+    """
+    waiting = deque(iter(session) for session in sessions)
+    running: dict[int, Iterator[Request]] = {}
+    ended: list[Timings] = []
+    started = time.perf_counter()
+    while waiting or running:
+        while waiting and len(running) < concurrency:
+            session = waiting.popleft()
+            running[engine.submit(next(session))] = session
+        for event in engine.step():
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Finished):
+                session = running.pop(event.request_id)
+                ended.append(event.timings)
+                following = next(session, None)
+                if following is not None:
+                    running[engine.submit(following)] = session
+    seconds = time.perf_counter() - started
+    if not all(timings.generated_tokens for timings in ended):
+        raise LlmrunError("an answer was empty: nothing to measure: 0 tokens, at least 1")
+    return Sample(tuple(ended), seconds)
+
+
+def _ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
+    """Ids that stand for text: a control token may end a prompt, or a model's patience."""
+    ends = tokenizer.end_of_generation
+    return [token for token in range(tokenizer.vocabulary_size) if token not in ends and tokenizer.token_bytes(token)]
+
+
+def _salted(turn: Turn, salt: str) -> Request:
+    first, *others = turn.messages
+    messages = ({**first, "content": f"[{salt}] {first['content']}"}, *others)
+    return Request(ChatPrompt(messages), turn.max_tokens, sampling=SamplingParams(temperature=0))
+
+
+def _words_request(text: str, max_tokens: int) -> Request:
+    return Request(TextPrompt(text), max_tokens, sampling=SamplingParams(temperature=0))
+
+
+def _random_words(random: np.random.Generator, count: int) -> str:
+    """As many common words: nearly a token each in most vocabularies."""
+    return "".join(f" {word}" for word in random.choice(_WORDS, count)) if count else ""
+
+
+# fmt: off
+_WORDS = (
+    "the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with", "his", "they", "at",
+    "be", "this", "from", "have", "or", "by", "one", "had", "not", "but", "what", "all", "were", "when", "we", "there",
+    "can", "an", "your", "which", "their", "said", "if", "do", "will", "each", "about", "how", "up", "out", "them",
+    "then", "she", "many", "some", "so", "these", "would", "other", "into", "has", "more", "her", "two", "like", "him",
+    "see", "time", "could", "no", "make", "than", "first", "been", "its", "who", "now", "people", "my", "made", "over",
+    "did", "down", "only", "way", "find", "use", "may", "water", "long", "little", "very", "after", "called", "just",
+)
+# fmt: on

@@ -1,0 +1,57 @@
+"""A cold start, as a user has it: a new `llmrun generate`, and a clock from before its first instruction."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+
+from llmrun import child_processes
+from llmrun.bench.measuring.sample import Sample
+from llmrun.bench.measuring.sweep import Target
+from llmrun.errors import BackendCrashed, LlmrunError
+from llmrun.gguf.problems import shown
+
+_PROMPT = "Why is the sky blue?"
+_LAST_WORDS = 400
+# By the exit code of the command: its message is taken over as it stands.
+_ALL: tuple[type[LlmrunError], ...] = (BackendCrashed, *LlmrunError.__subclasses__())
+_KINDS = {kind.exit_code: kind for kind in _ALL}
+
+
+def cold_start(target: Target) -> Sample:
+    """One run. Raises what the command failed with."""
+    arguments = ["generate", "--model", target.path, "--backend", target.backend, "--kv-type", target.kv_type]
+    arguments += ["--gpu-layers", str(target.gpu_layers), "--max-tokens", "1", "--temp", "0", "--quiet"]
+    if target.threads is not None:
+        arguments += ["--threads", str(target.threads)]
+    with tempfile.TemporaryFile() as errors:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            child_processes.command("", *arguments, _PROMPT),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            process_group=0 if os.name == "posix" else None,
+            env=child_processes.environment(),
+        )
+        try:
+            first = os.read(process.stdout.fileno(), 1) if process.stdout is not None else b""
+            cold = time.perf_counter() - started
+            process.communicate()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        seconds = time.perf_counter() - started
+        if process.returncode or not first:
+            errors.seek(0)
+            raise _failure(process.returncode, errors.read().decode(errors="replace"))
+    return Sample((), seconds, cold=cold)
+
+
+def _failure(status: int, written: str) -> LlmrunError:
+    said = [line.removeprefix("error: ") for line in written.splitlines() if line.startswith("error: ")]
+    words = shown(said[-1] if said else f"llmrun generate ended with exit status {status}", _LAST_WORDS)
+    return _KINDS.get(status, LlmrunError)(words)

@@ -1,0 +1,220 @@
+"""From what was measured to the document: figures, the machine's limits beside them, verdicts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+
+from llmrun.backends.sizing.kv_bytes import KVBytes
+from llmrun.bench.analysis.stability import are_narrow
+from llmrun.bench.analysis.statistics import MINIMUM_ROUNDS, Interval, distribution, paired_ratio, verdict_level
+from llmrun.bench.documents.document import (
+    Distribution,
+    Document,
+    Energy,
+    Failure,
+    Result,
+    Roofline,
+    Subject,
+    Totals,
+    Verdict,
+)
+from llmrun.bench.documents.metrics import METRICS
+from llmrun.bench.energy import energy_of
+from llmrun.bench.measuring.pool import OpenedFacts
+from llmrun.bench.measuring.runner import Outcome, Trial
+from llmrun.bench.measuring.sample import Sample, timeline
+
+_OWN_FACTS = ("backend", "threads", "gpu_layers", "kv_type", "load_s", "compiled")  # said elsewhere in a Subject
+JUDGED = ("prefill", "decode")  # what a verdict is made of; see `judged_metrics`
+
+
+def document(
+    outcome: Outcome, *, command: str, system: Mapping[str, Any], digests: Mapping[str, str], price_kwh: float | None
+) -> Document:
+    """The run as it is shown and kept. `digests`: sha256 of model files, by path."""
+    created = datetime.now(UTC)
+    return Document(
+        identity=f"{created:%Y%m%d-%H%M%S}-{token_hex(2)}",
+        created=created.isoformat(timespec="seconds"),
+        command=command,
+        system={
+            **system,
+            "read_bandwidth": statistics.median(outcome.bandwidths) if outcome.bandwidths else None,
+            "multiply_rate": max(outcome.multiply_rates, default=None),
+        },
+        results=tuple(_result(trial, outcome, digests, price_kwh) for trial in outcome.trials),
+        verdicts=tuple(verdicts(outcome.trials)),
+        interrupted=outcome.interrupted,
+    )
+
+
+def judged_metrics(trial: Trial) -> tuple[str, ...]:
+    """What counts in a comparison of this workload."""
+    facts = trial.configuration.workload.facts
+    if facts.kind == "cold":
+        return ("cold",)
+    return ("throughput",) if facts.concurrency > 1 else JUDGED
+
+
+def samples_of(trial: Trial, metric: str) -> list[float]:
+    """One number a round."""
+    values = (sample.value(metric) for sample in trial.samples)
+    return [value for value in values if value is not None]
+
+
+def verdicts(trials: Sequence[Trial]) -> list[Verdict]:
+    """Each configuration beside the first one of the same workload that has figures."""
+    number_of = {id(trial): number for number, trial in enumerate(trials)}
+    pairs = [
+        (metric, number_of[id(trial)], number_of[id(first)])
+        for first, *others in groups(trials)
+        for trial in others
+        for metric in judged_metrics(trial)
+        if _rounds(trial, first, metric) >= MINIMUM_ROUNDS
+    ]
+    level = verdict_level(max(1, len(pairs)))
+    return [Verdict(*pair, *_ratio(trials, *pair, level)) for pair in pairs]
+
+
+def groups(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Those of one workload that have figures: the first is what the others are compared with."""
+    measured = [trial for trial in trials if trial.samples]
+    return [list(group) for _, group in groupby(measured, key=lambda trial: trial.configuration.workload.facts)]
+
+
+def is_precise(trials: Sequence[Trial]) -> bool:
+    """Whether every interval that a verdict is made of is narrow; for one that is compared with none, its own."""
+    for group in groups(trials):
+        metrics = [metric for metric in judged_metrics(group[0]) if all(samples_of(one, metric) for one in group)]
+        samples = [{metric: samples_of(one, metric) for metric in metrics} for one in group]
+        pairs = [(number, 0) for number in range(1, len(group))]
+        if not metrics or not are_narrow(samples, pairs, metrics):
+            return False
+    return True
+
+
+def _rounds(trial: Trial, beside: Trial, metric: str) -> int:
+    """An interrupted round is no pair."""
+    return min(len(samples_of(trial, metric)), len(samples_of(beside, metric)))
+
+
+def _ratio(trials: Sequence[Trial], metric: str, of: int, against: int, level: float) -> Interval:
+    rounds = _rounds(trials[of], trials[against], metric)
+    ours, theirs = (samples_of(trials[number], metric)[:rounds] for number in (of, against))
+    return paired_ratio(ours, theirs, is_speed=METRICS[metric].is_speed, level=level)
+
+
+def _result(trial: Trial, outcome: Outcome, digests: Mapping[str, str], price_kwh: float | None) -> Result:
+    configuration = trial.configuration
+    opened = outcome.opened.get(configuration.target, OpenedFacts())
+    samples = {name: tuple(samples_of(trial, name)) for name in METRICS}
+    if opened.loads:
+        samples["load"] = tuple(opened.loads)
+    return Result(
+        subject=_subject(trial, opened.facts, digests),
+        workload=configuration.workload.facts,
+        figures=_figures(trial, opened),
+        samples={name: values for name, values in samples.items() if values},
+        timeline=_typical_timeline(trial.samples),
+        gaps=_gap_percentiles(trial.samples),
+        peak_memory=opened.peak_memory,
+        totals=_totals(trial.samples),
+        roofline=_roofline(trial, opened.facts, outcome),
+        energy=_energy(trial.samples, outcome.energy_source, price_kwh),
+        failure=Failure(str(trial.failure), trial.failure.hint, trial.failure.exit_code) if trial.failure else None,
+    )
+
+
+def _subject(trial: Trial, facts: Mapping[str, Any], digests: Mapping[str, str]) -> Subject:
+    target = trial.configuration.target
+    own = {name: value for name, value in facts.items() if name not in _OWN_FACTS}
+    if target.path:
+        own["file"] = Path(target.path).name
+    if target.path in digests:
+        own["sha256"] = digests[target.path]
+    backend = facts.get("backend", target.backend)
+    return Subject(
+        name=trial.configuration.name or backend,
+        model=target.model,
+        backend=backend,
+        threads=facts.get("threads", target.threads or 0),
+        kv_type=facts.get("kv_type", target.kv_type),
+        gpu_layers=facts.get("gpu_layers", ""),
+        endpoint=target.endpoint,
+        facts=own,
+    )
+
+
+def _totals(samples: Sequence[Sample]) -> Totals | None:
+    requests = [request for sample in samples for request in sample.requests]
+    if not requests:
+        return None
+    return Totals(
+        requests=len(requests),
+        prompt_tokens=sum(request.prompt_tokens for request in requests),
+        output_tokens=sum(request.generated_tokens for request in requests),
+        seconds=sum(sample.seconds for sample in samples),
+    )
+
+
+def _figures(trial: Trial, opened: OpenedFacts) -> dict[str, Distribution]:
+    values = {name: [value for sample in trial.samples for value in sample.values(name)] for name in METRICS}
+    values["load"] = opened.loads
+    return {name: distribution(found) for name, found in values.items() if found}
+
+
+def _typical_timeline(samples: Sequence[Sample]) -> tuple[tuple[float, int], ...]:
+    """Of the request that took the median time."""
+    requests = sorted((r for sample in samples for r in sample.requests), key=lambda request: request.total_s)
+    return timeline(requests[len(requests) // 2]) if requests else ()
+
+
+def _gap_percentiles(samples: Sequence[Sample]) -> tuple[float, ...]:
+    gaps = [gap for sample in samples for gap in sample.values("itl")]
+    return tuple(np.percentile(gaps, range(101)).tolist()) if gaps else ()
+
+
+def _roofline(trial: Trial, facts: Mapping[str, Any], outcome: Outcome) -> Roofline | None:
+    """None for what does not run on this machine's processor, or was not measured. Requests that run together share
+    what is read, so a share of the bandwidth is told of single ones alone."""
+    if not outcome.bandwidths or "weight_bytes" not in facts or facts.get("gpu_layers"):
+        return None
+    workload = trial.configuration.workload.facts
+    requests = [request for sample in trial.samples for request in sample.requests]
+    if not requests:
+        return None
+    bandwidth, multiply_rate = statistics.median(outcome.bandwidths), max(outcome.multiply_rates)
+    reached = {name: statistics.median(found) for name in JUDGED if (found := samples_of(trial, name))}
+    # Halfway through the answers, on average, this much of the cache is read for a token.
+    held = statistics.mean(request.prompt_tokens + request.generated_tokens / 2 for request in requests)
+    windows = facts.get("kv_bytes_per_token_of_window", {})
+    kv_read = KVBytes(facts["kv_bytes_per_token"], tuple((int(tokens), windows[tokens]) for tokens in windows))
+    token_bytes = facts["weight_bytes"] + kv_read.of(held)
+    is_alone = workload.concurrency == 1
+    return Roofline(
+        read_bandwidth=bandwidth,
+        multiply_rate=multiply_rate,
+        bytes_per_token=token_bytes,
+        products_per_token=facts["prefill_products"],
+        decode_share=reached["decode"] * token_bytes / bandwidth if "decode" in reached and is_alone else None,
+        prefill_share=reached["prefill"] * facts["prefill_products"] / multiply_rate
+        if "prefill" in reached and is_alone
+        else None,
+    )
+
+
+def _energy(samples: Sequence[Sample], source: str, price_kwh: float | None) -> Energy | None:
+    measured = [sample for sample in samples if sample.joules is not None]
+    if not measured:
+        return None
+    joules = sum(sample.joules or 0.0 for sample in measured)
+    seconds, tokens = sum(sample.seconds for sample in measured), sum(sample.generated for sample in measured)
+    return energy_of(joules, seconds, tokens, source=source, price_kwh=price_kwh)

@@ -1,0 +1,243 @@
+"""The method: warm until stable, then rounds in which all configurations take turns, until the figures are narrow or
+the time is over.
+
+Competing configurations alternate (A B, B A, A B, ...), so that what the machine does meanwhile hits all alike.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from llmrun.backends.registry import may_use_gpus
+from llmrun.bench.analysis.stability import is_stable
+from llmrun.bench.measuring.cold import cold_start
+from llmrun.bench.measuring.pool import OpenedFacts, Pool, Start
+from llmrun.bench.measuring.reporter import Reporter
+from llmrun.bench.measuring.sample import Sample, joined
+from llmrun.bench.measuring.sweep import Configuration, Target
+from llmrun.bench.measuring.worker_process import WorkerProcess
+from llmrun.errors import LlmrunError
+from llmrun.machine.cpu_count import default_threads
+from llmrun.machine.energy import EnergyMeter, nvml_sources, rapl_sources
+from llmrun.machine.free_memory import free_memory
+
+# A shorter turn is mostly noise of the clock and of waking up, and the workload is run again. Not longer than that: a
+# pair measured close together shares what the machine does meanwhile.
+_TURN_S = 0.1
+_LIMITS_EVERY_S = 2.0
+_MOST_LIMITS_BYTES = 1 << 30  # of memory to read: more than any cache
+_LEAST_LIMITS_BYTES = 1 << 28
+_WARM_UP_SHARE = 0.2  # of the seconds of a configuration, at most: the rest makes intervals narrow
+
+
+@dataclass(slots=True)
+class Trial:
+    """One configuration on its way: a sample for each round it took part in."""
+
+    configuration: Configuration
+    samples: list[Sample] = field(default_factory=list)
+    failure: LlmrunError | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that was measured. `bandwidths` and `multiply_rates`: of the machine, a second, one of each now and then."""
+
+    trials: list[Trial]
+    opened: dict[Target, OpenedFacts]
+    bandwidths: list[float] = field(default_factory=list)
+    multiply_rates: list[float] = field(default_factory=list)
+    energy_source: str = ""
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to go on.
+
+    seconds      for each configuration, warming up included, loading not; the round that runs then is finished
+    repetitions  rounds; None: until `enough` says so
+    enough       whether the figures of all trials are narrow: looks at widths, never at what they say
+    """
+
+    seconds: float
+    repetitions: int | None
+    enough: Callable[[Sequence[Trial]], bool]
+
+
+class Runner:
+    """Measures configurations; what there is is in `outcome` at any time."""
+
+    def __init__(
+        self,
+        configurations: Sequence[Configuration],
+        effort: Effort,
+        reporter: Reporter,
+        start: Start = lambda target, reporter: WorkerProcess(reporter),
+    ) -> None:
+        self._effort = effort
+        self._reporter = reporter
+        self._pool = Pool(configurations, reporter, start)
+        self._meter = _meter(configurations)
+        self._machine = _MachineLimits(reporter)
+        self._seed = 0
+        self._warming_up_s = 0.0
+        self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
+
+    def run(self) -> Outcome:
+        """Everything, to the end or to Ctrl-C: then `interrupted` is set, and what there is is kept. An error ends the
+        configuration that met it, and no other."""
+        try:
+            self._warm_up()
+            self._rounds()
+            self._pool.close()
+        except KeyboardInterrupt:
+            self.outcome.interrupted = True
+        finally:
+            self._pool.kill()
+            self._machine.close()
+        return self.outcome
+
+    @property
+    def _alive(self) -> list[Trial]:
+        return [trial for trial in self.outcome.trials if trial.failure is None]
+
+    def _warm_up(self) -> None:
+        for number, trial in enumerate(self.outcome.trials, 1):
+            count = len(self.outcome.trials)
+            self._reporter.progress(f"warming up {number} of {count}  {_words(trial)}")
+            with _Failing(trial, self._pool):
+                self._warm_one(trial)
+
+    def _warm_one(self, trial: Trial) -> None:
+        if trial.configuration.workload.facts.kind == "cold":
+            cold_start(trial.configuration.target)  # the first one ever compiles kernels, and reads the file from disk
+            return
+        worker, _ = self._pool.worker(trial.configuration.target)
+        started = time.perf_counter()
+        until = started + self._effort.seconds * _WARM_UP_SHARE
+        taken: list[float] = []
+        while not is_stable(taken) and (not taken or time.perf_counter() < until):
+            taken.append(worker.run(trial.configuration.workload, self._next_seed()).seconds)
+        self._warming_up_s += time.perf_counter() - started
+
+    def _rounds(self) -> None:
+        until = time.perf_counter() + self._effort.seconds * len(self._alive) - self._warming_up_s
+        number = 0
+        while self._alive and not self._is_enough(number, until):
+            number += 1
+            seed = self._next_seed()
+            turns = self._alive if number % 2 else self._alive[::-1]
+            for trial in turns:
+                self._tell_round(number, until, trial)
+                if self._has_limits(trial):
+                    self._machine.measure_now_and_then(self.outcome)
+                with _Failing(trial, self._pool):
+                    trial.samples.append(self._turn(trial, seed))
+
+    def _has_limits(self, trial: Trial) -> bool:
+        """What a token needs of this machine is known of models that run here."""
+        opened = self._pool.opened.get(trial.configuration.target)
+        return opened is not None and "weight_bytes" in opened.facts
+
+    def _is_enough(self, rounds: int, until: float) -> bool:
+        if self._effort.repetitions is not None:
+            return rounds >= self._effort.repetitions
+        return rounds > 0 and (time.perf_counter() > until or self._effort.enough(self._alive))
+
+    def _turn(self, trial: Trial, seed: int) -> Sample:
+        """Energy is that of the whole machine: the configurations that do not have the turn are idle."""
+        configuration = trial.configuration
+        if configuration.workload.facts.kind == "cold":
+            return cold_start(configuration.target)
+        worker, is_new = self._pool.worker(configuration.target)
+        if is_new:
+            worker.run(configuration.workload, self._next_seed())
+        with self._meter.measure() as reading:
+            runs = [worker.run(configuration.workload, seed)]
+            while sum(run.seconds for run in runs) < _TURN_S:
+                runs.append(worker.run(configuration.workload, self._next_seed()))
+        self.outcome.energy_source = reading.source
+        return replace(joined(runs), joules=reading.joules)
+
+    def _next_seed(self) -> int:
+        self._seed += 1
+        return self._seed
+
+    def _tell_round(self, number: int, until: float, trial: Trial) -> None:
+        """How much is done: of the rounds that were asked for, or of the time, of which less may be enough."""
+        if self._effort.repetitions is not None:
+            done, of_all = (number - 1) / self._effort.repetitions, f" of {self._effort.repetitions}"
+        else:
+            whole = self._effort.seconds * len(self._alive)
+            left = min(max(until - time.perf_counter(), 0.0), whole)
+            done, of_all = 1 - left / whole, f", at most {round(left) // 60}:{round(left) % 60:02d} left"
+        self._reporter.progress(f"round {number}{of_all}  {_words(trial)}", done)
+
+
+class _MachineLimits:
+    """Measures the machine, beside the engines: what it can do changes from one second to the next."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._worker: WorkerProcess | None = None
+        self._measured = -math.inf
+        self._is_given_up = False
+        room = (free_memory() or _LEAST_LIMITS_BYTES * 8) // 8
+        self._memory_bytes = min(max(room, _LEAST_LIMITS_BYTES), _MOST_LIMITS_BYTES)
+
+    def measure_now_and_then(self, outcome: Outcome) -> None:
+        """Where it fails, figures stand alone from then on."""
+        if self._is_given_up or time.perf_counter() - self._measured < _LIMITS_EVERY_S:
+            return
+        try:
+            self._worker = self._worker or WorkerProcess(self._reporter)
+            bandwidth, multiply_rate = self._worker.limits(default_threads(), self._memory_bytes)
+        except LlmrunError as error:
+            self._is_given_up = True
+            self._reporter.note(f"the machine's limits cannot be measured: {error}")
+            return
+        outcome.bandwidths.append(bandwidth)
+        outcome.multiply_rates.append(multiply_rate)
+        self._measured = time.perf_counter()
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+
+
+class _Failing:
+    """What goes wrong inside ends the trial, not the benchmark."""
+
+    def __init__(self, trial: Trial, pool: Pool) -> None:
+        self._trial = trial
+        self._pool = pool
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, LlmrunError):
+            return False
+        self._trial.failure = error
+        self._pool.drop(self._trial.configuration.target)
+        return True
+
+
+def _meter(configurations: Sequence[Configuration]) -> EnergyMeter:
+    """GPUs are counted only where one may be used: idle ones draw tens of watts."""
+    may_use_gpu = any(_may_use_gpus(one.target) for one in configurations)
+    return EnergyMeter([*rapl_sources(), *(nvml_sources() if may_use_gpu else ())])
+
+
+def _may_use_gpus(target: Target) -> bool:
+    """Whether this target, or a server that may be on this machine, can use a GPU."""
+    return target.gpu_layers != 0 and (bool(target.endpoint) or may_use_gpus(target.backend))
+
+
+def _words(trial: Trial) -> str:
+    configuration = trial.configuration
+    return "  ".join(filter(None, (configuration.name, configuration.workload.facts.label)))

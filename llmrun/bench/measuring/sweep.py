@@ -1,0 +1,147 @@
+"""What was asked for, as the configurations to measure: every knob's values, each with each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from llmrun.bench.measuring.workload import Workload
+from llmrun.errors import UsageError
+from llmrun.remote.url import parse_endpoint
+
+MOST_CONFIGURATIONS = 1000
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?:([+*])([0-9]+))?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What answers: a model on a backend with its settings, or an endpoint. Those that are equal share an engine.
+
+    model      as it was asked for
+    path       the file; empty for an endpoint
+    threads    None: the backend's own choice
+    """
+
+    model: str
+    path: str = ""
+    endpoint: str = ""
+    backend: str = "auto"
+    threads: int | None = None
+    kv_type: str = "f16"
+    gpu_layers: int | str = "auto"
+    offline: bool = False  # refuse an endpoint on another machine
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the configurations of a target need of its engine. None: what fits."""
+
+    context_size: int | None
+    max_sequences: int
+    to_the_limit: bool  # answers go on past their end, to the length that was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What answers, and what it is asked. `name` tells the target from the others of the sweep, in a few words; empty
+    when there is but one."""
+
+    name: str
+    target: Target
+    workload: Workload
+
+
+def configurations(targets: Sequence[Target], workloads: Sequence[Workload]) -> list[Configuration]:
+    """Each target with each workload; the targets of one workload stand together. Raises UsageError for too many."""
+    count = len(targets) * len(workloads)
+    if count > MOST_CONFIGURATIONS:
+        raise UsageError(f"too many configurations: {count:,}, limit {MOST_CONFIGURATIONS:,}")
+    names = _names(targets)
+    return [
+        Configuration(name, target, workload)
+        for workload in workloads
+        for name, target in zip(names, targets, strict=True)
+    ]
+
+
+def local_targets(
+    models: Sequence[tuple[str, str]],
+    backends: Sequence[str],
+    threads: Sequence[int | None],
+    kv_types: Sequence[str],
+    gpu_layers: Sequence[int | str],
+) -> list[Target]:
+    """Every combination, in the order of the command line; `models` are (name, path)."""
+    return [
+        Target(model, path, "", backend, n_threads, kv_type, layers)
+        for (model, path), backend, n_threads, kv_type, layers in product(
+            models, backends, threads, kv_types, gpu_layers
+        )
+    ]
+
+
+def remote_target(url: str, *, offline: bool = False) -> Target:
+    """`URL#MODEL`; without a model the server has but one. Raises UsageError."""
+    endpoint = parse_endpoint(url)
+    return Target(endpoint.model or endpoint.host, endpoint=endpoint.address, backend="remote", offline=offline)
+
+
+def _names(targets: Sequence[Target]) -> list[str]:
+    """Of each target what the others do not share."""
+    axes: list[Callable[[Target], str]] = [
+        lambda target: target.model,
+        lambda target: parse_endpoint(target.endpoint).host if target.endpoint else target.backend,
+        lambda target: "" if target.threads is None else f"{target.threads} thread{'s'[: target.threads != 1]}",
+        lambda target: "" if target.endpoint else target.kv_type,
+        lambda target: "" if target.endpoint else f"ngl {target.gpu_layers}",
+    ]
+    telling = [axis for axis in axes if len({axis(target) for target in targets} - {""}) > 1]
+    return [", ".join(dict.fromkeys(filter(None, (axis(target) for axis in telling)))) for target in targets]
+
+
+def numbers(text: str, flag: str, minimum: int = 0) -> list[int]:
+    """`"1,2,8"`, `"1-8"`, `"0-512+128"` or `"64-512*2"`: the integers it names, in its order, each once.
+
+    Raises UsageError.
+    """
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None or len(part) > 40:
+            raise UsageError(
+                f"{flag}: {text!r}: {part!r} is no number or range", hint="as in 4, 1,2,8, 1-8, 0-512+128 or 64-512*2"
+            )
+        for number in _between(match, flag, text):
+            if not minimum <= number < 1 << 31:
+                raise UsageError(f"{flag}: {text!r}: {number}, at least {minimum}")
+            found[number] = None
+    return list(found)
+
+
+def _between(match: re.Match[str], flag: str, text: str) -> list[int]:
+    first = int(match[1])
+    if match[2] is None:
+        return [first]
+    last, operator, step = int(match[2]), match[3] or "+", int(match[4] or 1)
+    if last < first:
+        raise UsageError(f"{flag}: {text!r}: the range ends before it begins")
+    if step == 0 or (operator == "*" and (step == 1 or first == 0)):
+        raise UsageError(f"{flag}: {text!r}: the range never ends")
+    values = []
+    while first <= last:
+        values.append(first)
+        if len(values) > MOST_CONFIGURATIONS:
+            raise UsageError(f"{flag}: {text!r}: more than {MOST_CONFIGURATIONS:,} values")
+        first = first + step if operator == "+" else first * step
+    return values
+
+
+def words(text: str, flag: str, known: Sequence[str], hidden: Sequence[str] = ()) -> list[str]:
+    """`"cpu,llama"`: words of `known`, each once. Raises UsageError."""
+    found = dict.fromkeys(word.strip() for word in text.split(","))
+    for word in found:
+        if word not in (*known, *hidden):
+            raise UsageError(f"{flag}: {text!r}: {word!r} is not one of {', '.join(known)}")
+    return list(found)

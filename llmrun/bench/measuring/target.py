@@ -1,0 +1,109 @@
+"""An open engine, and what a benchmark wants to know of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.registry import is_stand_in
+from llmrun.bench.measuring.asking import LocalAsker, RemoteAsker
+from llmrun.types import ModelInfo
+
+if TYPE_CHECKING:
+    from llmrun.backends.base import Backend, Progress
+    from llmrun.bench.measuring.sweep import Room, Target
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTarget:
+    """`facts` are plain values: they travel to another process."""
+
+    asker: LocalAsker | RemoteAsker
+    facts: dict[str, Any]
+    close: Callable[[], None]
+
+
+def open_target(target: Target, room: Room, *, progress: Progress, note: Callable[[str], None]) -> OpenTarget:
+    """Open a file's model, or the endpoint's when one is named. Raises what `Engine.open` raises, and NetworkError."""
+    if target.endpoint:
+        from llmrun.remote.engine import RemoteEngine
+
+        remote = RemoteEngine.open(
+            target.endpoint,
+            max_sequences=room.max_sequences,
+            ignore_eos=room.to_the_limit,
+            offline=target.offline,
+            explain=note,
+        )
+        return OpenTarget(RemoteAsker(remote), _facts(remote.info, 0.0), remote.close)
+    from llmrun.backends.select import open_backend
+    from llmrun.engine.engine import Engine
+
+    compiled = False
+
+    def told(what: str, fraction: float) -> None:
+        nonlocal compiled
+        compiled = compiled or what.startswith("compiling")
+        progress(what, fraction)
+
+    started = time.perf_counter()
+    opened = open_backend(Path(target.path), _options(target, room, told))
+    engine = Engine(opened, load_s=time.perf_counter() - started)
+    facts = _facts(engine.info, engine.load_s) | {"compiled": compiled} | _needs(opened, Path(target.path))
+    return OpenTarget(LocalAsker(engine), facts, engine.close)
+
+
+def _options(target: Target, room: Room, progress: Progress) -> OpenOptions:
+    return OpenOptions(
+        backend=target.backend,
+        context_size=room.context_size,
+        max_sequences=room.max_sequences,
+        threads=target.threads,
+        kv_type=target.kv_type,
+        gpu_layers=target.gpu_layers,
+        progress=progress,
+    )
+
+
+def _needs(backend: Backend, path: Path) -> dict[str, Any]:
+    """What a token needs of the machine: by the plan where there is one, else by the file."""
+    if is_stand_in(backend.info.backend):
+        return {}
+    from llmrun.backends.cpu.backend import CpuBackend
+    from llmrun.backends.model_needs import needs_of_file, needs_of_plan
+    from llmrun.gguf.reader import open_gguf
+
+    if isinstance(backend, CpuBackend):
+        needs = needs_of_plan(backend.plan, kv_type=backend.info.kv_type)
+    else:
+        with open_gguf(path) as file:
+            needs = needs_of_file(file, kv_type=backend.info.kv_type)
+    windows = {str(tokens): n_bytes for tokens, n_bytes in needs.kv_read.windows}
+    return {
+        "weight_bytes": needs.weight_bytes,
+        "kv_bytes_per_token": needs.kv_read.token,
+        **({"kv_bytes_per_token_of_window": windows} if windows else {}),
+        "prefill_products": needs.products,
+    }
+
+
+def _facts(info: ModelInfo, load_s: float) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "architecture": info.architecture,
+        "type": info.file_type,
+        "parameters": info.parameters,
+        "bytes": info.file_bytes,
+        "backend": info.backend,
+        "device": info.device,
+        "threads": info.threads,
+        "gpu_layers": info.gpu_layers,
+        "kv_type": info.kv_type,
+        "context_size": info.context_size,
+        "max_sequences": info.max_sequences,
+        "load_s": load_s,
+    }

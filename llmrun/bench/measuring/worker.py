@@ -1,0 +1,97 @@
+"""The process that holds one open engine and runs workloads on it: so that its peak memory is its own, that several
+engines can take turns, and that one that dies takes no other's figures with it.
+
+Each line on standard input is a question in JSON, each line on standard output an answer, notes and progress before it
+(protocol: worker_process.py, its only caller).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, TextIO
+
+from llmrun.bench.measuring.sweep import Room, Target
+from llmrun.bench.measuring.workload import Workload
+from llmrun.errors import LlmrunError
+from llmrun.kernel_warnings import kernel_warnings_told
+
+Say = Callable[[Mapping[str, Any]], None]
+
+
+class Worker:
+    """Answers questions, in order, until there are no more."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._opened: Any = None  # OpenTarget, whose module imports an engine
+        self._machine: Any = None
+
+    def answer(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        match question["do"]:
+            case "open":
+                return self._open(question)
+            case "run":
+                workload = Workload.from_json(question["workload"])
+                return {"sample": self._opened.asker.run(workload, question["seed"]).to_json()}
+            case "limits":
+                return self._limits(question["threads"], question["memory_bytes"])
+            case "peak":
+                from llmrun.machine.peak_memory import peak_memory
+
+                return {"peak": peak_memory()}
+        raise LlmrunError(f"no such question: {question['do']}")
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    def _open(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        from llmrun.bench.measuring.target import open_target
+
+        def progress(what: str, fraction: float) -> None:
+            self._say({"progress": f"{what}  {fraction:.0%}"})
+
+        def note(words: str) -> None:
+            self._say({"note": words})
+
+        self._opened = open_target(Target(**question["target"]), Room(**question["room"]), progress=progress, note=note)
+        return {"facts": self._opened.facts}
+
+    def _limits(self, n_threads: int, memory_bytes: int) -> Mapping[str, Any]:
+        """This machine's: memory is held from the first question on."""
+        from llmrun.backends.cpu.speeds.limits import Machine
+
+        if self._machine is None:
+            self._machine = Machine(n_threads, memory_bytes)
+        return {"bandwidth": self._machine.read_bandwidth(), "multiply": self._machine.multiply_rate()}
+
+
+def main() -> None:
+    with _private_stdout() as stdout:
+
+        def say(body: Mapping[str, Any]) -> None:
+            stdout.write(json.dumps(body) + "\n")
+            stdout.flush()
+
+        with kernel_warnings_told(lambda words: say({"note": words})), closing(Worker(say)) as worker:
+            for line in sys.stdin:
+                try:
+                    say(worker.answer(json.loads(line)))
+                except LlmrunError as error:
+                    say({"error": type(error).__name__, "message": str(error), "hint": error.hint})
+
+
+@contextmanager
+def _private_stdout() -> Iterator[TextIO]:
+    """Standard output for us alone: what a library prints goes to standard error."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
+        os.dup2(2, 1)
+        yield stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The parent's side of a worker: starting it, asking it, and telling how it died.
+
+    {"do": "open", "target": {...}, "room": {...}}  -> {"facts": {...}}
+    {"do": "run", "workload": {...}, "seed": 7}     -> {"sample": {...}}
+    {"do": "limits", "threads": 2, "memory_bytes"}  -> {"bandwidth": 4e10, "multiply": 2e12}
+    {"do": "peak"}                                  -> {"peak": 240000000}
+
+Before an answer {"progress": words} and {"note": words} may come, and in place of it {"error": class name, ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from llmrun import child_processes, errors
+from llmrun.bench.measuring.reporter import Reporter
+from llmrun.bench.measuring.sample import Sample
+from llmrun.bench.measuring.sweep import Room, Target
+from llmrun.bench.measuring.workload import Workload
+from llmrun.errors import BackendCrashed, LlmrunError
+from llmrun.gguf.problems import shown
+
+_PATIENCE_S = 10.0
+_LAST_WORDS = 400  # bytes of what it wrote to standard error
+
+
+class WorkerProcess:
+    """One worker. Not thread-safe."""
+
+    def __init__(self, reporter: Reporter, command: Sequence[str] | None = None) -> None:
+        """`command` starts another program that speaks the same. Raises LlmrunError where no process can be started."""
+        self._reporter = reporter
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
+        try:
+            self._process = _started(
+                command or child_processes.command("bench.measuring.worker"), self._stderr.fileno()
+            )
+        except OSError as error:
+            self._stderr.close()
+            raise LlmrunError(f"cannot start a process: {sys.executable}: {error.strerror}") from error
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def open(self, target: Target, room: Room) -> dict[str, Any]:
+        """Open a target and return its facts. Raises what opening it raises."""
+        answer = self._ask("opening the model", do="open", target=asdict(target), room=asdict(room))
+        facts: dict[str, Any] = answer["facts"]
+        return facts
+
+    def run(self, workload: Workload, seed: int) -> Sample:
+        """Run a workload once. Raises BackendCrashed, NetworkError and what a request may fail with."""
+        return Sample.from_json(self._ask("running", do="run", workload=workload.to_json(), seed=seed)["sample"])
+
+    def limits(self, threads: int, memory_bytes: int) -> tuple[float, float]:
+        """(bytes read from memory, int8 products) a second."""
+        answer = self._ask("measuring the machine", do="limits", threads=threads, memory_bytes=memory_bytes)
+        return answer["bandwidth"], answer["multiply"]
+
+    def peak_memory(self) -> int:
+        """Bytes."""
+        return int(self._ask("counting memory", do="peak")["peak"])
+
+    def close(self) -> None:
+        """End it, politely. Idempotent."""
+        self._end(lambda: self._process.wait(_PATIENCE_S))
+
+    def kill(self) -> None:
+        """End it now, whatever it does."""
+        self._end(self._process.kill)
+
+    def _end(self, end: Callable[[], object]) -> None:
+        try:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            end()
+        except (subprocess.TimeoutExpired, OSError):
+            self._process.kill()
+        finally:
+            self._process.kill()
+            self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._stderr.close()
+
+    def _ask(self, doing: str, **question: Any) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None or stdin.closed:
+            raise LlmrunError("the process of a benchmark has been closed")
+        try:
+            stdin.write(json.dumps(question).encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            raise self._crashed(doing) from None
+        while line := stdout.readline():
+            answer: dict[str, Any] = json.loads(line)
+            if "progress" in answer:
+                self._reporter.progress(answer["progress"])
+            elif "note" in answer:
+                self._reporter.note(answer["note"])
+            elif "error" in answer:
+                raise _raised(answer)
+            else:
+                return answer
+        raise self._crashed(doing)
+
+    def _crashed(self, doing: str) -> BackendCrashed:
+        status = self._process.wait()
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        why = f": {shown(lines[-1], _LAST_WORDS)}" if lines else ""
+        how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+        return BackendCrashed(f"a process of the benchmark died while {doing}: {how}{why}")
+
+
+def _raised(answer: Mapping[str, Any]) -> LlmrunError:
+    """The error that the worker met, as its own class."""
+    kind = getattr(errors, answer["error"], LlmrunError)
+    error: LlmrunError = kind(answer["message"], hint=answer["hint"])
+    return error
+
+
+def _started(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
+    """In a group of its own: Ctrl-C goes to all of a terminal's group, and it is the parent that decides."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        process_group=0 if os.name == "posix" else None,
+        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        env=child_processes.environment(),
+    )

@@ -1,0 +1,144 @@
+"""What is asked of an engine, again and again: random tokens of a given number, or given prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from llmrun.bench.documents.document import WorkloadFacts
+from llmrun.errors import UsageError
+
+Message = Mapping[str, str]
+
+CHAT_CONTEXT = 4096  # tokens: the longest of our own conversations takes some 2,500
+_ANSWER_TOKENS = 128  # of an answer to a given prompt, when nobody says
+_MOST_FILE_BYTES = 64 << 20
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a conversation: all messages so far."""
+
+    messages: tuple[Message, ...]
+    max_tokens: int = _ANSWER_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One repetition: `facts.concurrency` sessions at a time. Without given sessions as many synthetic ones."""
+
+    facts: WorkloadFacts
+    sessions: tuple[tuple[Turn, ...], ...] = ()
+
+    @property
+    def context_size(self) -> int | None:
+        """Tokens that a sequence must hold; None when only the tokenizer can tell."""
+        if self.facts.kind == "synthetic":
+            return self.facts.depth + max(1, self.facts.prompt) + self.facts.generate + 1
+        return CHAT_CONTEXT if self.facts.kind == "chat" else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Workload:
+        sessions = tuple(
+            tuple(Turn(tuple(turn["messages"]), turn["max_tokens"]) for turn in session) for session in body["sessions"]
+        )
+        return cls(WorkloadFacts(**body["facts"]), sessions)
+
+
+def synthetic(prompt: int, generate: int, depth: int, concurrency: int) -> Workload:
+    """Random tokens, fresh in every repetition. Raises UsageError when there is nothing to do."""
+    if prompt == 0 and generate == 0:
+        raise UsageError("nothing to measure: -p and -n: both 0, at least one is needed")
+    label = ", ".join(
+        words
+        for words, number in (
+            (f"{depth:,} before", depth),
+            (f"{prompt:,} in", prompt),
+            (f"{generate:,} out", generate),
+            (f"{concurrency} at once", concurrency - 1),
+        )
+        if number
+    )
+    return Workload(WorkloadFacts("synthetic", label, prompt, generate, depth, concurrency))
+
+
+def chats(concurrency: int) -> list[Workload]:
+    """The conversations that come with llmrun."""
+    text = files("llmrun.bench").joinpath("chats.json").read_text(encoding="utf-8")
+    return [_chat(one["label"], one["messages"], one["max_tokens"], concurrency) for one in json.loads(text)]
+
+
+def _chat(label: str, messages: Sequence[Message], max_tokens: int, concurrency: int) -> Workload:
+    """Every message of the user's is a request. What the assistant said before is as it is written down, so that all
+    models read the same."""
+    asked = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    session = tuple(Turn(tuple(messages[: number + 1]), max_tokens=max_tokens) for number in asked)
+    facts = WorkloadFacts("chat", _with_others(f"chat: {label}", concurrency), concurrency=concurrency)
+    return Workload(facts, (session,) * concurrency)
+
+
+def cold_starts() -> Workload:
+    """A new process for each request."""
+    return Workload(WorkloadFacts("cold", "cold starts"))
+
+
+def from_file(path: Path, concurrency: int) -> Workload:
+    """The prompts of a file: a JSON object a line with "prompt" or "messages", and perhaps "max_tokens".
+
+    Raises UsageError, naming the line.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _MOST_FILE_BYTES:
+            raise UsageError(f"prompts: {path}: {size:,} bytes, limit {_MOST_FILE_BYTES:,}")
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UsageError(f"prompts: {path}: cannot be read: {error.strerror}") from error
+    turns = [_turn(line, f"{path}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not turns:
+        raise UsageError(f"prompts: {path}: no prompt in it", hint='a line is {"prompt": "..."}')
+    facts = WorkloadFacts("prompts", _with_others(f"{path.name}: {len(turns)} prompts", concurrency))
+    return Workload(replace(facts, concurrency=concurrency), tuple((turn,) for turn in turns))
+
+
+def _turn(line: bytes, where: str) -> Turn:
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"prompts: {where}: not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise UsageError(f"prompts: {where}: not a JSON object")
+    max_tokens = body.get("max_tokens", _ANSWER_TOKENS)
+    if type(max_tokens) is not int or not 1 <= max_tokens <= 1 << 20:
+        raise UsageError(f"prompts: {where}: max_tokens: {max_tokens!r} is not an integer of at least 1")
+    messages, text = body.get("messages"), body.get("prompt")
+    if (messages is None) == (text is None):
+        raise UsageError(f'prompts: {where}: needs "prompt" or "messages", one of them')
+    if messages is not None:
+        return Turn(_checked_messages(messages, where), max_tokens=max_tokens)
+    if not isinstance(text, str) or not text:
+        raise UsageError(f"prompts: {where}: prompt: not a text, or empty")
+    return Turn(({"role": "user", "content": text},), max_tokens=max_tokens)
+
+
+def _checked_messages(messages: object, where: str) -> tuple[Message, ...]:
+    if not isinstance(messages, list) or not messages:
+        raise UsageError(f"prompts: {where}: messages: not a list, or empty")
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+            raise UsageError(f"prompts: {where}: messages: each needs a role, one of {', '.join(_ROLES)}")
+        if not isinstance(message.get("content"), str):
+            raise UsageError(f"prompts: {where}: messages: each needs a content, a text")
+    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+
+
+def _with_others(label: str, concurrency: int) -> str:
+    return f"{label}, {concurrency} at once" if concurrency > 1 else label

@@ -1,0 +1,117 @@
+"""One request while it runs: text as it comes, Ctrl-C, and the accounts at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from llmrun.cli.answers.report import AnsweredRequest, completion_body, logprob_fields, stats_fields, waiting_words
+from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
+from llmrun.cli.console.output import out
+from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
+from llmrun.errors import LlmrunError
+from llmrun.types import FinishReason
+
+if TYPE_CHECKING:
+    from llmrun.engine.base import Answering
+
+
+def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hide_thinking: bool = False) -> int:
+    """Run a request, write its answer and its statistics, and return the exit code.
+
+    Ctrl-C (or SIGTERM) ends the answer; what was written stays, and is accounted for like any other.
+    """
+    pieces: list[str] = []
+    thoughts: list[str] = []
+    thinking = ThinkingView(hidden=hide_thinking or as_json)
+    logprobs: list[TokenLogprobs] = []
+    finished: Finished | None = None
+    certain = CertainAnswer()
+    with cancelling(engine.cancel_current) as signals, _rest_written(certain, as_json=as_json):
+        for event in engine.generate(request):
+            if isinstance(event, PrefillProgress):
+                out.progress(waiting_words(event))
+            elif isinstance(event, TextDelta):
+                if event.unopened:
+                    thoughts, pieces = [*thoughts, *pieces], []
+                    if held := certain.rest():
+                        thinking.text(held)
+                    elif not as_json:
+                        out.answer_was_thinking()
+                if event.reasoning:
+                    thoughts.append(event.reasoning)
+                    thinking.text(event.reasoning)
+                pieces.append(event.text)
+                logprobs.extend(event.logprobs)
+                if not as_json:
+                    out.answer(certain.passed(event))
+            elif isinstance(event, Finished):
+                finished = event
+    if finished is None:
+        raise LlmrunError("the engine ended a request without saying so")
+    done = AnsweredRequest(model, engine.info, request, "".join(pieces), tuple(logprobs), finished, "".join(thoughts))
+    if as_json:
+        out.json(completion_body(done))
+    else:
+        out.end_answer()
+        for token in logprobs:
+            out.fields(logprob_fields(token))
+    _explain_length(done)
+    out.fields(stats_fields(done))
+    return 128 + signals[0] if signals else 0
+
+
+@contextmanager
+def _rest_written(certain: CertainAnswer, *, as_json: bool) -> Iterator[None]:
+    """However it ends: what was an answer until then is one."""
+    try:
+        yield
+    finally:
+        if not as_json:
+            out.answer(certain.rest())
+
+
+def _explain_length(done: AnsweredRequest) -> None:
+    """Say so when the context, not the user, ended the answer."""
+    asked = done.request.max_tokens
+    cut = done.finished.reason is FinishReason.LENGTH
+    timings = done.finished.timings
+    counted = timings.prompt_tokens > 0  # or else a server's pieces were, which may be several tokens
+    if cut and done.reasoning and not done.text:
+        advice = "" if done.info.backend == "remote" else " (--think-budget N ends its thinking earlier)"
+        out.note(f"the answer was cut while the model was thinking{advice}")
+    if not cut or (asked is not None and (timings.generated_tokens >= asked or not counted)):
+        return
+    if not done.info.context_size:
+        out.note(f"the answer was cut by {done.info.device}: its context may be full, or its own limit reached")
+    else:
+        out.note(
+            f"the answer was cut: the context of {done.info.context_size} tokens is full (--ctx-size sets its size)"
+        )
+
+
+@contextmanager
+def cancelling(cancel: Callable[[], None]) -> Iterator[list[int]]:
+    """Let Ctrl-C and SIGTERM call `cancel` instead of ending the process; the second one ends it at once.
+
+    Yields the list of signals received. One that was ignored when we started (`nohup`, `&` in a script) stays so.
+    """
+    received: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        cancel()
+
+    heeded = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in heeded}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,166 @@
+"""From a model's name to an open engine, with the waiting shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrun.amounts import format_bytes, format_parameters, format_seconds
+from llmrun.backends.base import OpenOptions
+from llmrun.backends.registry import is_stand_in
+from llmrun.cli.console.output import out
+from llmrun.cli.console.progress import HubReporter, show_loading
+from llmrun.errors import DoesNotFit
+from llmrun.kernel_warnings import kernel_warnings_told
+from llmrun.remote.url import is_endpoint, parse_endpoint
+
+if TYPE_CHECKING:
+    from llmrun.engine.base import Answering
+    from llmrun.engine.engine import Engine
+    from llmrun.hub.catalog.entry import CatalogEntry
+    from llmrun.hub.resolve.model_file import ResolvedModel
+    from llmrun.sampling_params import SamplingParams
+    from llmrun.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """`name` is what to call the model: the catalogue's, the file's or the server's. The seed is not decided yet."""
+
+    engine: Answering
+    name: str
+    default_sampling: SamplingParams
+
+
+def lasting_name(settings: Settings) -> str:
+    """What finds the same model again from any folder: a name of the catalogue, an absolute path, or a URL.
+
+    Raises UsageError for a URL that cannot be meant, ModelNotFound for a name that means nothing.
+    """
+    if is_endpoint(settings.model):
+        return parse_endpoint(settings.model).address
+    if is_stand_in(settings.backend):
+        return os.path.abspath(os.path.expanduser(settings.model))  # noqa: PTH100, PTH111  (Path's own may raise)
+    from llmrun.hub.resolve.model_name import LocalPath, understand
+
+    meant = understand(settings.model)
+    return os.path.abspath(meant.path) if isinstance(meant, LocalPath) else settings.model  # noqa: PTH100
+
+
+@contextmanager
+def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool) -> Iterator[OpenModel]:
+    """Find the model's file, fetching it if need be, and open it; `will_chat` is for Engine.open.
+    A model behind a server is opened where it is, without what concerns models that run here.
+
+    Raises every LlmrunError of hub and engine.
+    """
+    if is_endpoint(settings.model):
+        with _open_remote(settings) as opened:
+            yield opened
+        return
+    from llmrun.engine.defaults import default_sampling
+    from llmrun.engine.engine import Engine
+    from llmrun.hub.local.open_models import in_use
+
+    found = _found(settings)
+    _tell_of_too_many_threads(settings)
+    with ExitStack() as held:
+        held.enter_context(in_use(found.path))
+        with kernel_warnings_told(out.note), _smaller_ones_named(found.entry):
+            engine = Engine.open(
+                found.path,
+                _options(settings),
+                chat_template=chat_template,
+                thinking_tags=found.entry.thinking if found.entry else None,
+                will_chat=will_chat,
+            )
+        held.enter_context(engine)
+        out.clear_progress()
+        if settings.gpu_layers not in ("auto", 0) and not engine.info.gpu_layers:
+            out.note("no GPU runs any layer of this model (--gpu-layers): -v says which backend runs it, and why")
+        _describe(engine)
+        recommended = found.entry.sampling if found.entry else None
+        yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))
+
+
+def _options(settings: Settings) -> OpenOptions:
+    return OpenOptions(
+        backend=settings.backend,
+        context_size=settings.ctx_size,
+        threads=settings.threads,
+        kv_type=settings.kv_type,
+        gpu_layers=settings.gpu_layers,
+        progress=show_loading,
+        explain=lambda words: out.detail(f"backend    {words}"),
+    )
+
+
+def _tell_of_too_many_threads(settings: Settings) -> None:
+    """Nothing is wrong with the answer, but it may come many times slower."""
+    from llmrun.machine.cpu_count import most_threads
+
+    if settings.threads is None or is_stand_in(settings.backend):
+        return
+    if settings.threads > (most := most_threads()):
+        run = f"{most} can run at the same time" if most > 1 else "one can run at a time"
+        out.note(f"{settings.threads} threads (--threads): {run} here, and more are slower")
+
+
+@contextmanager
+def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
+    """Where a model of the catalogue is too large, say which of its quantizations is not."""
+    try:
+        yield
+    except DoesNotFit as error:
+        if entry is None or error.most_weights is None:
+            raise
+        from llmrun.hub.resolve.memory_check import smaller_choice
+
+        smaller = smaller_choice(entry, error.most_weights)
+        if not smaller:
+            raise
+        raise DoesNotFit(str(error), hint=f"the largest that fits is {smaller}: try -m {smaller}") from error
+
+
+def _found(settings: Settings) -> ResolvedModel:
+    from llmrun.hub.resolve.model_file import ResolvedModel, resolve
+
+    if is_stand_in(settings.backend):
+        return ResolvedModel(Path(settings.model), Path(settings.model).stem, None)
+    return resolve(settings.model, offline=settings.offline, reporter=HubReporter())
+
+
+@contextmanager
+def _open_remote(settings: Settings) -> Iterator[OpenModel]:
+    from llmrun.engine.defaults import default_sampling
+    from llmrun.remote.engine import RemoteEngine
+
+    with RemoteEngine.open(settings.model, offline=settings.offline, explain=out.note) as engine:
+        info = engine.info
+        out.detail(f"model      {info.name}")
+        out.detail(f"endpoint   {info.path}")
+        out.detail(f"opened in  {format_seconds(engine.load_s)}")
+        yield OpenModel(engine, info.name, default_sampling({}))
+
+
+def _describe(engine: Engine) -> None:
+    """What --verbose says of a model."""
+    info, template = engine.info, engine.template
+    out.detail(f"model      {info.name}: {info.path}")
+    out.detail(
+        f"weights    {info.architecture}, {info.file_type}, {format_parameters(info.parameters)}, "
+        f"{format_bytes(info.file_bytes)}"
+    )
+    out.detail(f"backend    {info.backend}: {info.device}")
+    out.detail(f"context    {info.context_size} tokens; the model was trained for {info.train_context}")
+    if info.kv_bytes:
+        of_a_token = info.kv_bytes / (info.context_size * info.max_sequences)
+        out.detail(
+            f"KV cache   {info.kv_type}, {format_bytes(of_a_token)} a token, {format_bytes(info.kv_bytes)} when full"
+        )
+    out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
+    out.detail(f"loaded in  {format_seconds(engine.load_s)}")

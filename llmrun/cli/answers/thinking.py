@@ -1,0 +1,97 @@
+"""What the user wants of a model's thinking, and what is shown of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Container
+from typing import TYPE_CHECKING, NamedTuple
+
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import is_terminal
+
+if TYPE_CHECKING:
+    from llmrun.cli.arguments.flags import AnswerFlags
+    from llmrun.engine.base import Answering
+    from llmrun.engine.requests import TextDelta
+    from llmrun.settings import Settings
+
+
+class ThinkingView:
+    """Shows one answer's thinking as it comes; `hidden`: only that there is some."""
+
+    def __init__(self, *, hidden: bool) -> None:
+        self._hidden = hidden
+        self._began: float | None = None
+
+    def text(self, piece: str) -> None:
+        now = time.monotonic()
+        self._began = self._began or now
+        if self._hidden:
+            out.progress(f"thinking  {now - self._began:.0f} s")
+        else:
+            out.thinking(piece)
+
+
+class CertainAnswer:
+    """Lets through what is certainly the answer. On a terminal that is everything: a note can follow what turns out
+    to be none. Anywhere else nobody could take it back."""
+
+    def __init__(self) -> None:
+        self._waits = not is_terminal(sys.stdout)
+        self._held = ""
+
+    def passed(self, delta: TextDelta) -> str:
+        self._held += delta.text
+        return "" if delta.tentative and self._waits else self.rest()
+
+    def rest(self) -> str:
+        """What is still held, at the end of the answer, or because it was none."""
+        held, self._held = self._held, ""
+        return held
+
+
+class Wish(NamedTuple):
+    """What a request asks of the model's thinking: see Request."""
+
+    think: bool | None
+    think_budget: int | None
+
+
+def check_thinking(engine: Answering, flags: AnswerFlags, settings: Settings, typed: Container[str]) -> None:
+    """Look at what is wanted with the model open: raise UsageError for what it cannot do, and say what may have no
+    effect. `typed` are the names of settings that were said for this run or conversation."""
+    known = engine.thinking
+    if known is None:
+        _tell_what_a_server_is_not_asked(settings, typed)
+        return
+    known.prepare()
+    if known.style:
+        out.detail(f"thinking   between {known.style.opening} and {known.style.closing[0]}")
+    if flags.think:
+        known.require()
+    if flags.think is False and not known.can_think:
+        out.note("--no-think: no switch and no tags of thinking are known for this model: what it writes is its answer")
+    if flags.think_budget is not None and known.style is None:
+        out.note("--think-budget: no tags of thinking are known for this model: nothing is limited")
+
+
+def _tell_what_a_server_is_not_asked(settings: Settings, typed: Container[str]) -> None:
+    names = [name for name in Wish._fields if getattr(settings, name) is not None and name not in typed]
+    if names:
+        out.note(f"{', '.join(names)}: set for models that run here, and not asked of a server")
+
+
+def wanted_thinking(engine: Answering, settings: Settings, typed: Container[str]) -> Wish:
+    """What is asked of the model. A wish that was not made for this one counts only where it can be fulfilled, and
+    gives way to a typed one."""
+    think, budget = settings.think, settings.think_budget
+    known = engine.thinking
+    if known is None:  # a server may refuse what it does not know
+        return Wish(think if "think" in typed else None, budget if "think_budget" in typed else None)
+    if think and budget == 0 and "think" in typed and "think_budget" not in typed:
+        budget = None
+    if think is None:
+        return Wish(None, budget)
+    known.has_switch  # noqa: B018  (finding out takes a while the first time: not when the clock runs)
+    return Wish(None if think and not known.can_think else think, budget)

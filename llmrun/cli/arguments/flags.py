@@ -1,0 +1,118 @@
+"""The flags of every command that answers, as one value, so that no command spells them out again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+import typer
+
+from llmrun.cli.arguments import options
+from llmrun.cli.console.output import out
+from llmrun.errors import UsageError
+from llmrun.remote.url import is_endpoint
+from llmrun.sampling_params import SAMPLING
+from llmrun.settings import RULES, Settings, load_settings
+
+_NOT_FOR_SERVERS = ("ctx_size", "threads", "kv_type", "gpu_layers", "chat_template", "backend")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFlags:
+    """What was typed; None, or False, was not. In the order of --help."""
+
+    model: options.Model = None
+    system: options.System = None
+    max_tokens: options.MaxTokens = None
+    ctx_size: options.ContextSize = None
+    kv_type: options.KVType = None
+    threads: options.Threads = None
+    sampling: Mapping[str, int | float] = field(default_factory=dict)  # one flag for each of SAMPLING
+    seed: options.Seed = None
+    stop: options.Stop = None
+    think: options.Think = None
+    think_budget: options.ThinkBudget = None
+    hide_thinking: options.HideThinking = False
+    chat_template: options.ChatTemplate = None
+    chat_template_kwargs: options.ChatTemplateKwargs = None
+    backend: options.Backend = None
+    gpu_layers: options.GpuLayers = None
+    offline: options.Offline = False
+    quiet: options.Quiet = False
+    verbose: options.Verbose = False
+    debug: options.Debug = False
+
+    def given(self) -> dict[str, object]:
+        """The settings among them that were typed, but for the system prompt, which as a flag may be empty."""
+        known = [flag for flag in fields(self) if flag.name in RULES and flag.name != "system"]
+        values = {flag.name: (getattr(self, flag.name), flag.default) for flag in known}
+        return {name: value for name, (value, unsaid) in values.items() if value is not unsaid} | dict(self.sampling)
+
+    def check_model(self, model: str) -> None:
+        """Raise UsageError when what was typed cannot be meant for this model: a server has decided it for itself."""
+        if not is_endpoint(model):
+            return
+        for name in _NOT_FOR_SERVERS:
+            if getattr(self, name) is not None:
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: not for a model behind a server, which decides it itself",
+                    hint="leave it out, or set it where the server is started",
+                )
+
+    def settings(self) -> Settings:
+        """The settings of this run; `out` obeys them from here on. Raises UsageError."""
+        if self.think and self.think_budget == 0:
+            raise UsageError("--think: --think-budget 0 means no thinking at all", hint="give one of the two")
+        settings = load_settings(self.given())
+        out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
+        return settings
+
+
+def takes_answer_flags(command: Callable[..., int]) -> Callable[..., int]:
+    """Let Typer see AnswerFlags in place of the command's parameter `flags`, with a flag for each of SAMPLING."""
+    return _with_flags(command, list(_answer_parameters()), _answer_flags)
+
+
+def takes_flags(kind: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Let Typer see the fields of a dataclass in place of the command's parameter `flags`."""
+    return lambda command: _with_flags(command, _parameters(kind), kind)
+
+
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    return list(inspect.signature(kind, eval_str=True).parameters.values())
+
+
+def _answer_parameters() -> Iterator[inspect.Parameter]:
+    for parameter in _parameters(AnswerFlags):
+        if parameter.name != "sampling":
+            yield parameter
+            continue
+        for name, declared in SAMPLING.items():
+            option = typer.Option(*declared.flags, metavar=declared.metavar, help=declared.help)
+            yield parameter.replace(name=name, default=None, annotation=Annotated[declared.kind | None, option])
+
+
+def _answer_flags(**values: Any) -> AnswerFlags:
+    sampling = {name: values.pop(name) for name in SAMPLING}
+    return AnswerFlags(**values, sampling={name: value for name, value in sampling.items() if value is not None})
+
+
+def _with_flags(
+    command: Callable[..., int], shared: list[inspect.Parameter], made: Callable[..., object]
+) -> Callable[..., int]:
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
+    place = list(signature.parameters).index("flags")
+
+    @functools.wraps(command)
+    def with_flags(**values: Any) -> int:
+        flags = made(**{parameter.name: values.pop(parameter.name) for parameter in shared})
+        return command(flags=flags, **values)
+
+    parameters = [*own[:place], *shared, *own[place:]]
+    with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_flags

@@ -1,0 +1,62 @@
+"""From what was typed to what the engine takes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmrun.cli.arguments.prompt import checked_text
+from llmrun.errors import UsageError
+from llmrun.sampling_params import SAMPLING
+
+if TYPE_CHECKING:
+    from llmrun.sampling_params import SamplingParams
+
+RANDOM_SEEDS = 1_000_000  # short enough to read out and type again, many enough for a thousand samples
+
+
+def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
+    """A conversation of one question. An empty system prompt is one too: it replaces a template's own."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": prompt}]
+
+
+def described_sampling(sampling: SamplingParams) -> str:
+    """`temperature 0.8, top_k 40, ...`: what was decided, whoever decided it."""
+    return ", ".join(f"{name} {getattr(sampling, name):g}" for name in SAMPLING)
+
+
+def parse_stops(texts: Sequence[str]) -> tuple[str, ...]:
+    for text in texts:
+        if not checked_text(text, "--stop"):
+            raise UsageError("--stop: empty: would end every answer before it begins")
+    return tuple(texts)
+
+
+def parse_logit_bias(pairs: Sequence[str]) -> dict[int, float]:
+    """`["29889=-inf", "7=2.5"]` -> `{29889: -inf, 7: 2.5}`. Raises UsageError."""
+    biases: dict[int, float] = {}
+    for pair in pairs:
+        token, _, bias = pair.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise UsageError(f"--logit-bias: {pair!r} is not ID=BIAS, as in 29889=-2.5 or 29889=-inf") from None
+        if not biases[int(token)] < math.inf:
+            raise UsageError(f"--logit-bias: {pair!r}: a bias is a number or -inf")
+    return biases
+
+
+def parse_template_variables(text: str | None) -> dict[str, Any]:
+    """The object of --chat-template-kwargs; an empty one when it was not given. Raises UsageError."""
+    if text is None:
+        return {}
+    try:
+        variables = json.loads(checked_text(text, "--chat-template-kwargs"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--chat-template-kwargs: not JSON: {error}") from None
+    if not isinstance(variables, dict):
+        raise UsageError('--chat-template-kwargs: not a JSON object, as in {"enable_thinking": false}')
+    return variables

@@ -1,0 +1,107 @@
+"""Where the prompt comes from: arguments, a file, standard input. All of it is the user's, and all of it UTF-8."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import is_terminal
+from llmrun.errors import UsageError
+
+LARGEST_TEXT = 64 << 20  # bytes; far above any context, and it ends a read from /dev/zero
+STDIN = "-"
+
+
+def read_prompt(words: Sequence[str], option: str | None, file: Path | None) -> str:
+    """The prompt from its parts, joined by an empty line: the text given, then the file's.
+
+    words   arguments, joined by blanks; each `-` among them stands for standard input
+    option  the text of --prompt, in place of arguments
+    file    a file's text follows; `-` is standard input
+
+    With none of them standard input is the prompt, unless a person sits there. With any of them it is not touched.
+    Raises UsageError: no prompt, an empty one, two of them, a file that cannot be read, bytes that are not UTF-8.
+    """
+    if words and option is not None:
+        raise UsageError(
+            "prompt: given twice: as an argument and as --prompt",
+            hint="use quotes to make one argument of it",
+        )
+    given = [option] if option is not None else list(words)
+    if [*given, str(file)].count(STDIN) > 1:
+        raise UsageError("prompt: standard input can be read only once: - was given more often")
+    if not given and file is None:
+        if is_terminal(sys.stdin):
+            raise UsageError("prompt: none given", hint='llmrun generate "Why is the sky blue?"')
+        return _not_empty(read_stdin(), "standard input")
+    blocks = [checked_text(block, "prompt") if block != STDIN else read_stdin() for block in _blocks(given)]
+    if file is not None:
+        blocks.append(read_stdin() if str(file) == STDIN else read_text(file, "prompt"))
+    return _not_empty("\n\n".join(block for block in blocks if block), "all of it")
+
+
+def _blocks(words: Sequence[str]) -> list[str]:
+    """Neighbouring words become one block; `-` is a block of its own."""
+    blocks: list[str] = []
+    join = False
+    for word in words:
+        if join and word != STDIN:
+            blocks[-1] += f" {word}"
+        else:
+            blocks.append(word)
+        join = word != STDIN
+    return blocks
+
+
+def _not_empty(prompt: str, where: str) -> str:
+    if not prompt.strip():
+        raise UsageError(f"prompt: empty: {where}", hint='llmrun generate "Why is the sky blue?"')
+    return prompt
+
+
+def checked_text(text: str, name: str) -> str:
+    """An argument's text. Raises UsageError for bytes that are not UTF-8 (Python hands them on as surrogates)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF
+        raise UsageError(f"{name}: not UTF-8: byte 0x{byte:02x} after {error.start} characters") from None
+    return text
+
+
+def read_stdin() -> str:
+    """All of standard input, without its last newline."""
+    if is_terminal(sys.stdin):
+        out.note("reading the prompt from the keyboard; Ctrl-D ends it")
+    return _decoded(_read(sys.stdin.buffer, "standard input"), "standard input")
+
+
+def read_text(path: Path, name: str) -> str:
+    """A text file without its last newline. Raises UsageError naming what it was for."""
+    try:
+        with path.open("rb") as stream:
+            data = _read(stream, str(path))
+    except OSError as error:
+        raise UsageError(f"{name}: {path}: {error.strerror}") from error
+    return _decoded(data, str(path))
+
+
+def _read(stream: BinaryIO, where: str) -> bytes:
+    data = stream.read(LARGEST_TEXT + 1)
+    if len(data) > LARGEST_TEXT:
+        raise UsageError(f"{where}: more than {LARGEST_TEXT >> 20} MiB of text")
+    return data
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        # Editors and `echo` end a file with a newline nobody meant; some systems begin it with a byte order mark.
+        return data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{where}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}",
+            hint="iconv -f latin1 -t utf8 turns older texts into UTF-8",
+        ) from None

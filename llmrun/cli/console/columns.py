@@ -1,0 +1,77 @@
+"""A table of plain text: columns as wide as they need to be, two blanks apart. Rich would take 60 ms to be imported."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Iterator, Sequence
+
+from llmrun.cli.console.terminal import columns, is_terminal, shortened, visible_line, width
+
+_LEAST_ROOM = 20  # columns that a text gets, however narrow the terminal
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """A line for each row; what would move the cursor is shown instead.
+
+    right  the numbers of the columns that end at the same place
+    """
+    shown = [[visible_line(cell) for cell in row] for row in rows]
+    widths = [max(map(width, column)) for column in zip(*shown, strict=True)]
+    return ["  ".join(_padded(row, widths, right)).rstrip() for row in shown]
+
+
+def narrowed(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str], droppable: Sequence[Collection[str]]
+) -> list[str]:
+    """`aligned` under heads; on a terminal that is too narrow, without the columns that one can do without.
+
+    right      heads of columns that end at the same place
+    droppable  heads of columns that go, one group after the other, until the lines fit
+    """
+    gone: set[str] = set()
+    for group in ((), *droppable):
+        gone |= set(group)
+        kept = [number for number, head in enumerate(heads) if head not in gone]
+        table = [[row[number] for number in kept] for row in (heads, *rows)]
+        lines = aligned(table, [place for place, number in enumerate(kept) if heads[number] in right])
+        if not is_terminal(sys.stdout) or max(map(width, lines)) < columns():
+            break
+    return lines
+
+
+def beside(label: str, text: str, most: int) -> list[str]:
+    """Text after its label; what does not fit into `most` columns goes on beneath itself."""
+    left = width(label)
+    first, *rest = wrapped(text, most - left)
+    return [label + first, *(" " * left + line for line in rest)]
+
+
+def wrapped(text: str, most: int) -> list[str]:
+    """Text in lines of at most `most` columns, broken at blanks, and within what is longer than a line.
+
+    Not textwrap: it counts characters, of which Chinese, Japanese and Korean ones take two columns.
+    """
+    most = max(most, _LEAST_ROOM)
+    lines = [""]
+    for word in re.findall(" *[^ ]+", visible_line(text)):  # with the blanks before it
+        if width(lines[-1]) + width(word) <= most:
+            lines[-1] += word
+            continue
+        lines += _pieces(word.lstrip(" "), most)
+    return lines if lines[0] or len(lines) == 1 else lines[1:]
+
+
+def _pieces(word: str, most: int) -> Iterator[str]:
+    while word:
+        piece = shortened(word, most)
+        yield piece
+        word = word[len(piece) :]
+
+
+def _padded(row: Sequence[str], widths: Sequence[int], right: Collection[int]) -> list[str]:
+    cells = []
+    for number, (cell, room) in enumerate(zip(row, widths, strict=True)):
+        blanks = " " * (room - width(cell))
+        cells.append(blanks + cell if number in right else cell + blanks)
+    return cells

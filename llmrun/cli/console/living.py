@@ -1,0 +1,45 @@
+"""What a long job is doing, on the living line: kept alive while a single pass of a large model takes a minute."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from llmrun.cli.console.output import out
+from llmrun.cli.console.progress import progress_bar
+
+_REDRAW_S = 0.2
+
+
+class LiveReporter:
+    """A bench.reporter.Reporter, for any job. Inside the `with` nothing else may write."""
+
+    def __init__(self) -> None:
+        self._words = ""
+        self._lock = threading.Lock()  # two threads write
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._redraw, name="llmrun-progress", daemon=True)
+
+    def progress(self, words: str, share: float | None = None) -> None:
+        self._words = words if share is None else f"{progress_bar(share)}  {words}"
+
+    def note(self, words: str) -> None:
+        with self._lock:
+            out.note(words)
+
+    def __enter__(self) -> LiveReporter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        out.clear_progress()
+
+    def _redraw(self) -> None:
+        while not self._over.wait(_REDRAW_S):
+            with self._lock:
+                if self._words:
+                    out.progress(self._words)

@@ -1,0 +1,100 @@
+"""A workload run once on an engine: every request is answered, as often and as far as was asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmrun.backends.scripted.backend import ScriptedBackend
+from llmrun.bench.measuring.asking import LocalAsker, measured
+from llmrun.bench.measuring.workload import chats, synthetic
+from llmrun.engine.engine import Engine
+from llmrun.engine.requests import Request, TokenPrompt
+from llmrun.errors import ContextExceeded, LlmrunError
+
+
+def engine_of(max_sequences: int = 1, **options: float) -> tuple[Engine, ScriptedBackend]:
+    backend = ScriptedBackend(max_sequences=max_sequences, **options)  # type: ignore[arg-type]
+    return Engine(backend), backend
+
+
+def test_a_synthetic_answer_has_the_length_that_was_asked_for() -> None:
+    engine, _ = engine_of()
+    sample = LocalAsker(engine).run(synthetic(40, 12, 0, 1), seed=1)
+    (request,) = sample.requests
+    assert (request.prompt_tokens, request.cached_tokens, request.generated_tokens) == (40, 0, 12)
+    assert len(request.gaps_s) == 11
+    assert sample.seconds >= request.total_s
+
+
+def test_every_repetition_has_fresh_tokens_and_equal_seeds_equal_ones() -> None:
+    engine, backend = engine_of()
+    asker = LocalAsker(engine)
+    for seed in (1, 2, 1):
+        asker.run(synthetic(16, 1, 0, 1), seed)
+    first, second, third = (batch.tokens.tolist() for batch in backend.batches)
+    assert first == third != second
+    ends = engine.tokenizer.end_of_generation
+    assert not ends & set(first + second)
+
+
+def test_tokens_before_the_prompt_are_in_the_cache_and_not_on_the_clock() -> None:
+    engine, _ = engine_of(max_sequences=2)
+    sample = LocalAsker(engine).run(synthetic(10, 4, 100, 2), seed=3)
+    assert [(r.prompt_tokens, r.cached_tokens, r.generated_tokens) for r in sample.requests] == [(110, 100, 4)] * 2
+
+
+def test_nothing_is_left_over_from_the_repetition_before() -> None:
+    engine, _ = engine_of()
+    asker = LocalAsker(engine)
+    for _ in range(2):
+        sample = asker.run(synthetic(30, 2, 0, 1), seed=7)
+        assert sample.requests[0].cached_tokens == 0
+
+
+def test_the_turns_of_a_conversation_follow_one_another_and_find_what_was_said() -> None:
+    engine, _ = engine_of(context_size=20_000)
+    four_turns = chats(1)[2]
+    sample = LocalAsker(engine).run(four_turns, seed=1)
+    cached = [request.cached_tokens for request in sample.requests]
+    assert len(cached) == 4
+    assert cached[0] == 0
+    assert cached == sorted(cached)
+    assert cached[1] > 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 64])
+def test_no_request_is_lost_whatever_runs_at_once(concurrency: int) -> None:
+    engine, _ = engine_of(max_sequences=concurrency, context_size=200)
+    sample = LocalAsker(engine).run(synthetic(20, 5, 0, concurrency), seed=1)
+    assert [request.generated_tokens for request in sample.requests] == [5] * concurrency
+
+
+def test_no_more_run_at_once_than_was_asked_for() -> None:
+    engine, backend = engine_of(max_sequences=8, context_size=200)
+    sessions = [[Request(TokenPrompt([65 + number] * 4), 3)] for number in range(9)]
+    measured(engine, sessions, 2)
+    assert max(len(set(batch.seq.tolist())) for batch in backend.batches) == 2
+
+
+def test_a_request_that_fails_fails_the_workload() -> None:
+    engine, _ = engine_of(context_size=32)
+    with pytest.raises(ContextExceeded):
+        LocalAsker(engine).run(synthetic(64, 4, 0, 1), seed=1)
+
+
+def test_an_empty_answer_is_no_measurement() -> None:
+    engine, _ = engine_of()
+
+    class Cancelling:
+        idle = False
+
+        def submit(self, request: Request) -> int:
+            number = engine.submit(request)
+            engine.cancel(number)
+            return number
+
+        def step(self) -> object:
+            return engine.step()
+
+    with pytest.raises(LlmrunError, match="empty"):
+        measured(Cancelling(), [[Request(TokenPrompt([65]), 3)]], 1)  # type: ignore[arg-type]

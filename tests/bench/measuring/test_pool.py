@@ -1,0 +1,116 @@
+"""Engines are kept open while memory holds them, and closed in the order they were used when it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.bench.measuring import pool as pool_module
+from llmrun.bench.measuring.pool import Pool, rooms
+from llmrun.bench.measuring.reporter import Reporter
+from llmrun.bench.measuring.sweep import Room, Target
+from llmrun.bench.measuring.worker_process import WorkerProcess
+from llmrun.bench.measuring.workload import chats, synthetic
+from llmrun.errors import DoesNotFit
+from tests.support.bench.scripts import SHORT, Notes, configuration_of, target_of
+
+
+class Opened:
+    """What the pool did: a worker for each target it opened, and those that are open."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.open: list[str] = []
+
+
+class FakeWorker:
+    """No process: the pool's rules alone."""
+
+    def __init__(self, target: Target, opened: Opened, *, fits_beside: int, compiles: bool) -> None:
+        self._target, self._opened, self._fits_beside, self._compiles = target, opened, fits_beside, compiles
+
+    def open(self, target: Target, room: Room) -> dict[str, Any]:
+        if len(self._opened.open) > self._fits_beside:
+            raise DoesNotFit("too much")
+        first = self._target.model not in self._opened.order
+        self._opened.order.append(self._target.model)
+        self._opened.open.append(self._target.model)
+        return {"load_s": 5.0 if first and self._compiles else 0.5, "compiled": first and self._compiles}
+
+    def peak_memory(self) -> int:
+        return 1000
+
+    def close(self) -> None:
+        self._opened.open.remove(self._target.model)
+
+    def kill(self) -> None:
+        if self._target.model in self._opened.open:
+            self.close()
+
+
+def pool_of(targets: list[Target], opened: Opened, *, fits_beside: int = 99, compiles: bool = False) -> Pool:
+    def start(target: Target, reporter: Reporter) -> WorkerProcess:
+        return FakeWorker(target, opened, fits_beside=fits_beside, compiles=compiles)  # type: ignore[return-value]
+
+    return Pool([configuration_of(target) for target in targets], Notes(), start)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Target]:
+    return [target_of(tmp_path, name) for name in "abc"]
+
+
+@pytest.fixture
+def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "free_memory", lambda: 100 << 20)
+
+
+def test_an_engine_is_opened_once_while_there_is_memory(three: list[Target]) -> None:
+    opened = Opened()
+    pool = pool_of(three, opened)
+    news = [pool.worker(target)[1] for target in [*three, *three]]
+    assert news == [True, True, True, False, False, False]
+    pool.close()
+    assert opened.open == []
+    assert [pool.opened[target].peak_memory for target in three] == [1000] * 3
+
+
+def test_the_one_used_longest_ago_goes_when_memory_is_short(three: list[Target], short_of_memory: None) -> None:
+    opened = Opened()
+    pool = pool_of(three, opened)
+    for target in three:
+        pool.worker(target)
+    assert opened.open == ["c"]
+    assert pool.opened[three[0]].peak_memory == 1000
+
+
+def test_one_that_does_not_fit_beside_the_others_is_tried_alone(three: list[Target]) -> None:
+    opened = Opened()
+    pool = pool_of(three, opened, fits_beside=1)
+    for target in three:
+        pool.worker(target)
+    assert opened.open == ["c"]
+
+
+def test_one_that_fits_nowhere_says_so(three: list[Target]) -> None:
+    pool = pool_of(three, Opened(), fits_beside=-1)
+    with pytest.raises(DoesNotFit):
+        pool.worker(three[0])
+
+
+def test_a_load_that_compiled_kernels_is_not_the_load_time(three: list[Target]) -> None:
+    opened = Opened()
+    pool = pool_of(three[:1], opened, compiles=True)
+    pool.worker(three[0])
+    assert pool.opened[three[0]].loads == [0.5]
+    assert opened.order == ["a", "a"]
+    assert opened.open == ["a"]
+
+
+def test_an_engine_has_room_for_all_that_it_will_be_asked(three: list[Target]) -> None:
+    asked = [SHORT, synthetic(100, 20, 50, 1), synthetic(10, 1, 0, 4)]
+    found = rooms([configuration_of(three[0], workload) for workload in asked])
+    assert found == {three[0]: Room(171, 4, True)}
+    assert rooms([configuration_of(three[1], chats(2)[0])])[three[1]].context_size == 4096

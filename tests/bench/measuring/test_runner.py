@@ -1,0 +1,173 @@
+"""The method: all take turns, what fails ends alone, and Ctrl-C leaves what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.bench.measuring.reporter import Reporter
+from llmrun.bench.measuring.runner import Effort, Runner, Trial
+from llmrun.bench.measuring.sample import Sample
+from llmrun.bench.measuring.sweep import Room, Target
+from llmrun.bench.measuring.worker_process import WorkerProcess
+from llmrun.bench.measuring.workload import Workload
+from llmrun.errors import BackendCrashed, DoesNotFit, LlmrunError
+from tests.support.bench.scripts import Notes, configuration_of, target_of
+
+
+def never(trials: Sequence[Trial]) -> bool:
+    return False
+
+
+def rounds(count: int) -> Effort:
+    return Effort(seconds=1.0, repetitions=count, enough=never)
+
+
+class Turns:
+    """Whose turn it was, and with which seed; `before` may raise."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, int]] = []
+        self.killed: list[str] = []
+        self.facts: dict[str, int] = {}
+
+    def before(self, name: str) -> None:
+        """Called as a turn begins."""
+
+
+class FakeWorker:
+    def __init__(self, name: str, turns: Turns) -> None:
+        self._name, self._turns = name, turns
+
+    def open(self, target: Target, room: Room) -> dict[str, Any]:
+        return {"load_s": 0.1, "backend": "scripted", **self._turns.facts}
+
+    def run(self, workload: Workload, seed: int) -> Sample:
+        self._turns.before(self._name)
+        self._turns.taken.append((self._name, seed))
+        return Sample((), 1.0)
+
+    def limits(self, threads: int, memory_bytes: int) -> tuple[float, float]:
+        return 1e10, 1e12
+
+    def peak_memory(self) -> int:
+        return 5
+
+    def close(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        self._turns.killed.append(self._name)
+
+
+def runner_of(names: str, turns: Turns, effort: Effort, folder: Path, notes: Notes | None = None) -> Runner:
+    def start(target: Target, reporter: Reporter) -> WorkerProcess:
+        return FakeWorker(target.model, turns)  # type: ignore[return-value]
+
+    configurations = [configuration_of(target_of(folder, name)) for name in names]
+    return Runner(configurations, effort, notes or Notes(), start)
+
+
+def test_configurations_alternate_and_each_round_has_the_same_tokens(tmp_path: Path) -> None:
+    turns = Turns()
+    outcome = runner_of("ab", turns, rounds(4), tmp_path).run()
+    measured = turns.taken[-8:]
+    assert "".join(name for name, _ in measured) == "abbaabba"
+    for first, second in zip(measured[::2], measured[1::2], strict=True):
+        assert first[1] == second[1]
+    assert len({seed for _, seed in measured}) == 4
+    assert [len(trial.samples) for trial in outcome.trials] == [4, 4]
+
+
+def test_warming_up_is_not_measured(tmp_path: Path) -> None:
+    turns = Turns()
+    outcome = runner_of("a", turns, rounds(2), tmp_path).run()
+    assert len(turns.taken) > 2
+    assert len(outcome.trials[0].samples) == 2
+
+
+def test_rounds_go_on_until_it_is_enough(tmp_path: Path) -> None:
+    def six(trials: Sequence[Trial]) -> bool:
+        return len(trials[0].samples) == 6
+
+    outcome = runner_of("ab", Turns(), Effort(1000.0, None, six), tmp_path).run()
+    assert [len(trial.samples) for trial in outcome.trials] == [6, 6]
+
+
+def test_rounds_end_when_the_time_is_over_but_there_is_always_one(tmp_path: Path) -> None:
+    outcome = runner_of("a", Turns(), Effort(1e-9, None, never), tmp_path).run()
+    assert len(outcome.trials[0].samples) == 1
+
+
+def test_what_fails_ends_alone(tmp_path: Path) -> None:
+    turns = Turns()
+
+    def fail(name: str) -> None:
+        if name == "b" and len(turns.taken) > 12:
+            raise BackendCrashed("it died")
+
+    turns.before = fail  # type: ignore[method-assign]
+    outcome = runner_of("abc", turns, rounds(20), tmp_path).run()
+    first, second, third = outcome.trials
+    assert isinstance(second.failure, BackendCrashed)
+    assert (first.failure, third.failure) == (None, None)
+    assert len(first.samples) == len(third.samples) == 20
+    assert "b" in turns.killed
+
+
+def test_an_interruption_leaves_what_there_is_and_no_process(tmp_path: Path) -> None:
+    turns = Turns()
+
+    def interrupt(name: str) -> None:
+        if len(turns.taken) == 30:
+            raise KeyboardInterrupt
+
+    turns.before = interrupt  # type: ignore[method-assign]
+    outcome = runner_of("ab", turns, rounds(1000), tmp_path).run()
+    assert outcome.interrupted
+    assert all(trial.samples for trial in outcome.trials)
+    assert set(turns.killed) == {"a", "b"}
+
+
+def test_a_machine_that_cannot_be_measured_costs_its_limits_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(process: WorkerProcess, threads: int, memory_bytes: int) -> tuple[float, float]:
+        raise DoesNotFit("memory to measure its speed: none is left")
+
+    monkeypatch.setattr(WorkerProcess, "limits", no_memory)
+    notes = Notes()
+    turns = Turns()
+    turns.facts = {"weight_bytes": 1}
+    outcome = runner_of("a", turns, rounds(3), tmp_path, notes).run()
+    assert len(outcome.trials[0].samples) == 3
+    assert outcome.bandwidths == []
+    assert notes.said == ["the machine's limits cannot be measured: memory to measure its speed: none is left"]
+
+
+def test_real_processes_are_measured_and_a_slower_one_is_slower(tmp_path: Path) -> None:
+    targets = [target_of(tmp_path, "quick", step_seconds=0.002), target_of(tmp_path, "slow", step_seconds=0.02)]
+    outcome = Runner([configuration_of(target) for target in targets], rounds(3), Notes()).run()
+    quick, slow = ([sample.value("decode") for sample in trial.samples] for trial in outcome.trials)
+    assert len(quick) == len(slow) == 3
+    assert min(value for value in quick if value) > max(value for value in slow if value)
+    assert all(outcome.opened[target].peak_memory > 10 << 20 for target in targets)
+
+
+def test_a_target_that_cannot_be_opened_is_a_failure_with_its_reason(tmp_path: Path) -> None:
+    missing = Target("gone", str(tmp_path / "gone.json"), backend="scripted")
+    outcome = Runner([configuration_of(missing)], rounds(1), Notes()).run()
+    assert isinstance(outcome.trials[0].failure, LlmrunError)
+    assert "gone.json" in str(outcome.trials[0].failure)
+
+
+@pytest.mark.parametrize("step_seconds", [0.0, 0.3])
+def test_a_turn_is_long_enough_to_be_told_from_noise(tmp_path: Path, step_seconds: float) -> None:
+    target = target_of(tmp_path, step_seconds=step_seconds)
+    outcome = Runner([configuration_of(target)], rounds(1), Notes()).run()
+    (sample,) = outcome.trials[0].samples
+    assert sample.seconds >= 0.1
+    assert (sample.runs == 1) == (step_seconds == 0.3)

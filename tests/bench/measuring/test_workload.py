@@ -1,0 +1,96 @@
+"""What each repetition asks for."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmrun.bench.measuring.workload import CHAT_CONTEXT, Workload, chats, cold_starts, from_file, synthetic
+from llmrun.errors import UsageError
+
+
+def test_a_synthetic_workload_says_what_it_is() -> None:
+    assert synthetic(512, 128, 0, 1).facts.label == "512 in, 128 out"
+    assert synthetic(0, 16, 1024, 4).facts.label == "1,024 before, 16 out, 4 at once"
+    assert synthetic(512, 128, 256, 1).context_size == 256 + 512 + 128 + 1
+
+
+def test_nothing_to_do_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing to measure: -p and -n: both 0"):
+        synthetic(0, 0, 0, 1)
+
+
+def test_the_conversations_that_come_with_it_are_conversations() -> None:
+    found = chats(2)
+    assert [workload.facts.label for workload in found] == [
+        "chat: short question, 2 at once",
+        "chat: long document, 2 at once",
+        "chat: four turns, 2 at once",
+    ]
+    for workload in found:
+        assert len(workload.sessions) == 2
+        assert workload.context_size == CHAT_CONTEXT
+        for session in workload.sessions:
+            for turn in session:
+                assert turn.messages[-1]["role"] == "user"
+    assert [len(turn.messages) for turn in found[2].sessions[0]] == [2, 4, 6, 8]
+
+
+def test_a_workload_survives_the_way_to_another_process() -> None:
+    for workload in (synthetic(5, 6, 7, 8), *chats(1), cold_starts()):
+        assert Workload.from_json(json.loads(json.dumps(workload.to_json()))) == workload
+
+
+def test_a_file_of_prompts_is_read_a_line_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    messages = [{"role": "system", "content": "short"}, {"role": "user", "content": "why?"}]
+    path.write_text(f'{{"prompt": "hi"}}\n\n{json.dumps({"messages": messages, "max_tokens": 7})}\n')
+    found = from_file(path, 3)
+    assert found.facts.label == "mine.jsonl: 2 prompts, 3 at once"
+    assert found.sessions[0][0].messages == ({"role": "user", "content": "hi"},)
+    assert (found.sessions[1][0].messages, found.sessions[1][0].max_tokens) == (tuple(messages), 7)
+    assert found.context_size is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "no prompt in it"),
+        ("hello", "line 1: not JSON"),
+        ('{"prompt": "a"}\n[1]', "line 2: not a JSON object"),
+        ("{}", 'needs "prompt" or "messages"'),
+        ('{"prompt": "a", "messages": []}', 'needs "prompt" or "messages"'),
+        ('{"prompt": 5}', "not a text"),
+        ('{"prompt": "a", "max_tokens": 0}', "max_tokens: 0"),
+        ('{"messages": []}', "messages: not a list, or empty"),
+        ('{"messages": [{"role": "tool", "content": "x"}]}', "needs a role"),
+        ('{"messages": [{"role": "user"}]}', "needs a content"),
+        ('{"a":' * 100_000, "not JSON"),
+    ],
+)
+def test_a_bad_file_of_prompts_is_one_line_that_names_the_place(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        from_file(path, 1)
+    assert str(caught.value).startswith(f"prompts: {path}")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_of_prompts_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        from_file(tmp_path / "none.jsonl", 1)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_prompts_or_a_usage_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("prompts") / "any.jsonl"
+    path.write_bytes(content)
+    with suppress(UsageError):
+        assert from_file(path, 1).sessions

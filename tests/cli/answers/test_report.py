@@ -1,0 +1,90 @@
+"""The closing line and the JSON body, from known numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from llmrun.cli.answers.report import AnsweredRequest, completion_body, logprob_fields, stats_fields
+from llmrun.engine.requests import Finished, Request, TextPrompt, TokenLogprobs
+from llmrun.sampling_params import SamplingParams
+from llmrun.types import FinishReason, ModelInfo, Timings, TokenLogprob
+
+INFO = ModelInfo(
+    path="/models/x.gguf",
+    name="x",
+    architecture="llama",
+    file_type="Q4_1",
+    parameters=135_000_000,
+    file_bytes=98_000_000,
+    vocabulary_size=49152,
+    train_context=8192,
+    context_size=8192,
+    max_sequences=1,
+    backend="cpu",
+    device="2 threads, avx512vnni",
+    threads=2,
+)
+TIMINGS = Timings(
+    load_s=0.2,
+    prompt_tokens=38,
+    cached_tokens=0,
+    generated_tokens=128,
+    prefill_s=0.1222,
+    ttft_s=0.123,
+    decode_s=1.38,
+    total_s=1.50,
+)
+
+
+def answer_of(reason: FinishReason = FinishReason.STOP, timings: Timings = TIMINGS) -> AnsweredRequest:
+    request = Request(TextPrompt("x"), sampling=SamplingParams(seed=421_123), logprobs=2)
+    finished = Finished(0, reason, None, 166, timings)
+    token = TokenLogprobs(
+        TokenLogprob(5, "ä".encode()[:1], math.log(0.75)),
+        (TokenLogprob(5, "ä".encode()[:1], math.log(0.75)), TokenLogprob(6, b" b\x1b", -math.inf)),
+    )
+    return AnsweredRequest("smollm2:135m", INFO, request, "answer", (token,), finished)
+
+
+def test_the_closing_line_says_it_all_in_100_columns() -> None:
+    line = "  ".join(stats_fields(answer_of()))
+    assert line == (
+        "smollm2:135m cpu×2  38 in 311/s  TTFT 123ms  128 out 92.0/s  TPOT 11ms  1.50s  ctx 2.0%  seed 421123"
+    )
+    assert len(line) <= 100
+
+
+def test_the_closing_line_says_how_much_of_the_model_a_gpu_runs() -> None:
+    answer = answer_of()
+    on_gpu = replace(answer, info=replace(answer.info, backend="llama", gpu_layers="31/31"))
+    line = "  ".join(stats_fields(on_gpu))
+    assert line.startswith("smollm2:135m llama GPU 31/31  38 in 311/s  ")
+    assert len(line) <= 110
+    assert completion_body(on_gpu)["run"]["gpu_layers"] == "31/31"
+    assert completion_body(answer)["run"]["gpu_layers"] is None
+
+
+def test_the_closing_line_claims_no_pace_that_was_not_measured() -> None:
+    one = stats_fields(answer_of(timings=replace(TIMINGS, generated_tokens=1, decode_s=0.0)))
+    assert one[3:5] == ["1 out", "1.50s"]
+    none = stats_fields(answer_of(FinishReason.CANCELLED, replace(TIMINGS, generated_tokens=0)))
+    assert none[1:] == ["stopped in prefill after 1.50s", "seed 421123"]
+
+
+def test_the_json_body_is_json_whatever_the_model_said() -> None:
+    body = json.loads(json.dumps(completion_body(answer_of(FinishReason.CANCELLED)), allow_nan=False))
+    token = body["choices"][0]["logprobs"]["content"][0]
+    assert token["bytes"] == [0xC3]
+    assert token["token"] == "\ufffd"
+    assert [top["logprob"] for top in token["top_logprobs"]] == [math.log(0.75), -9999.0]
+    assert body["choices"][0]["finish_reason"] == "cancelled"
+    assert body["usage"]["completion_tokens"] == 128
+    assert body["timings"]["decode_per_second"] == pytest.approx(127 / 1.38)
+
+
+def test_a_token_is_listed_with_its_probability() -> None:
+    assert logprob_fields(answer_of().logprobs[0]) == ["'\\\\xc3' 75.0%", "'\\\\xc3' 75.0%", "' b\\x1b' 0.0%"]
