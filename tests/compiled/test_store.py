@@ -500,7 +500,7 @@ def test_a_module_in_the_working_folder_is_not_taken_for_the_librarys(tmp_path: 
     (tmp_path / "json.py").write_text("raise SystemExit('this is not json')")
     code = (
         "import sys; sys.path[:] = [path for path in sys.path if path]\n"
-        "from llmrun.compiled.store import load_kernel\nload_kernel('conduct', 'start')"
+        "from llmrun.compiled.store import load_kernel\nload_kernel('team', 'start')"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],

@@ -21,8 +21,8 @@ if sys.argv[1] == "faster":
     faster_numba.make_faster()
 target = TARGETS["portable"]
 for module, name, parameters in [
-    ("pack", "pack_integers", {"weight": "q5_0"}),
-    ("embed", "embed", {"weight": "q6_k"}),
+    ("packing.pack", "pack_integers", {"weight": "q5_0"}),
+    ("linear.embed", "embed", {"weight": "q6_k"}),
     ("limits", "multiply", {}),
 ]:
     made = compiler.compile_kernel(

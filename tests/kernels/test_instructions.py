@@ -176,7 +176,7 @@ def test_sums_of_a_tile_of_attention_stay_in_registers() -> None:
 
 def test_spinning_threads_tell_the_processor(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
     pause = {"portable": None, "neondot": "yield"}.get(level, "pause")
-    workers = [instructions for kernel, instructions in code.items() if kernel.startswith("conduct.work")]
+    workers = [instructions for kernel, instructions in code.items() if kernel.startswith("team.work")]
     assert len(workers) == sum(name.function.startswith("work") for name in own_kernels(ALL_KERNELS, level))
     for work in workers:
         assert pause is None or any(instruction.mnemonic == pause for instruction in work)
@@ -197,7 +197,7 @@ def test_the_list_of_kernels_is_whole() -> None:
 def test_kernels_are_compiled_where_their_code_differs() -> None:
     for level in TARGETS:
         own = set(own_kernels(ALL_KERNELS, level))
-        assert own >= {name for name in ALL_KERNELS if name.module in ("linear_int8", "experts_int8")}
+        assert own >= {name for name in ALL_KERNELS if name.module in ("linear.int8", "experts.int8")}
         if level in (LEVELS_HERE[0], "portable", "neondot"):
             assert own == set(ALL_KERNELS)
 
@@ -217,12 +217,12 @@ def test_avx_vnni_is_avx2_without_dot_products() -> None:
 
 def kernels_in_sources() -> Iterator[tuple[str, str]]:
     """(module, function) of everything at the top level of a file that is marked as a kernel or a family of them."""
-    for path in Path(kernels.__path__[0]).glob("*.py"):
+    for path in Path(kernels.__path__[0]).rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef):
                 marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
                 if marks & {"kernel", "kernel_family"}:
-                    yield path.stem, node.name
+                    yield ".".join(path.relative_to(kernels.__path__[0]).with_suffix("").parts), node.name
 
 
 def test_a_register_above_the_level_is_seen() -> None:

@@ -115,7 +115,7 @@ def run_plans(memory: GuardedMemory) -> bytes:
     for plan, kv_type in plans:
         packed: dict[str, PackedMatrix] = {}
         for matrix in plan.matrices:
-            _say(f"pack {matrix.kind}")
+            _say(f"packing.pack.{matrix.kind}")
             packed |= weights.reserve([matrix])
             filling.fill({matrix.name: packed[matrix.name]}, 1)
         shapes = kv_shapes(plan, [POSITIONS // BLOCK] * len(plan.windows), kv_type)
@@ -244,11 +244,11 @@ class _GuardedVocabularyKernels:
         name = KernelName.of(module, function)
         kernel = load_kernels([name])[name]
         sizes = {
-            "build": self._table_sizes if module == "token_table" else self._tree_sizes,
+            "build": self._table_sizes if module == "tokens.token_table" else self._tree_sizes,
             "find": self._find_sizes,
             "find_joined": self._joined_sizes,
             "split": self._split_sizes,
-            "merge": self._bpe_sizes if module == "bpe_merge" else self._spm_sizes,
+            "merge": self._bpe_sizes if module == "tokens.bpe_merge" else self._spm_sizes,
         }[function]
 
         def run(*words: int) -> None:
@@ -351,7 +351,7 @@ def _say(words: str) -> None:
 
 def _users_of(name: str) -> list[ModuleType]:
     """Of a function of arena.py."""
-    modules = [module for key, module in sys.modules.items() if key.startswith("llmrun.kernels.")]
+    modules = [module for key, module in sys.modules.items() if key.startswith("llmrun.")]
     return [module for module in modules if module is not arena and hasattr(module, name)]
 
 
