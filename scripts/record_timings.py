@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from llmrun.bench.measuring.results import samples_of  # noqa: E402
 from llmrun.bench.measuring.runner import Effort, Runner, Trial  # noqa: E402
-from llmrun.bench.measuring.sweep import Target, configurations  # noqa: E402
+from llmrun.bench.measuring.sweep import BenchTarget, configurations  # noqa: E402
 from llmrun.bench.measuring.workload import synthetic  # noqa: E402
 from tests.soak.bench_soak import Quiet  # noqa: E402
 
@@ -30,7 +30,7 @@ ENGINES = {"cpu": "llmrun", "llama": "llama.cpp"}  # as the recording calls the 
 
 def record(options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of each turn, in the order of the rounds, by process and metric."""
-    targets = [Target(name, str(options.model), backend=options.backend, threads=options.threads) for name in "ab"]
+    targets = [BenchTarget(name, str(options.model), backend=options.backend, threads=options.threads) for name in "ab"]
     sweep = configurations(targets, [synthetic(options.prompt, options.tokens, 0, 1)])
     effort = Effort(seconds=3600.0, repetitions=options.rounds, enough=lambda trials: False)
     trials = Runner(sweep, effort, Quiet()).run().trials

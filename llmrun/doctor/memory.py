@@ -48,7 +48,7 @@ def measure_speed(machine: Machine) -> Iterator[Finding]:
     trouble: list[str] = []
     try:
         with kernel_warnings_told(trouble.append):
-            measured = limits.Machine(threads, n_bytes)
+            measured = limits.MachineLimits(threads, n_bytes)
     except UsageError:
         words = "not measured: no instruction level is chosen"
         yield Finding(SECTION, "speed", NOTE, words, facts=_speeds(threads))

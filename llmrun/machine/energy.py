@@ -23,7 +23,7 @@ _MOST_WATTS = 1000.0  # of one package: how soon its counter may come round
 _POWER_INTERVAL = 0.1  # seconds between two readings of a GPU that counts no energy: NVML's own are about as far apart
 
 
-class Source(Protocol):
+class EnergySource(Protocol):
     """Something that counts joules.
 
     name      "RAPL package", "NVML"
@@ -102,9 +102,9 @@ def _translated(nvml: Any, question: Callable[[Any], Value], device: Any) -> Cal
     return ask
 
 
-def rapl_sources(root: Path = Path("/")) -> list[Source]:
+def rapl_sources(root: Path = Path("/")) -> list[EnergySource]:
     """The packages only: their cores and caches are zones below them, and `psys` holds them once more."""
-    sources: list[Source] = []
+    sources: list[EnergySource] = []
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         if (text_of(zone / "name") or "").startswith("package"):
             with contextlib.suppress(OSError, ValueError):  # not readable: not a source
@@ -112,8 +112,8 @@ def rapl_sources(root: Path = Path("/")) -> list[Source]:
     return sources
 
 
-def nvml_sources() -> list[Source]:
-    sources: list[Source] = []
+def nvml_sources() -> list[EnergySource]:
+    sources: list[EnergySource] = []
     nvml = _nvml()
     for device in _devices(nvml):
         for kind in (NvmlCounter, NvmlPower):
@@ -190,7 +190,7 @@ class Reading:
 class EnergyMeter:
     """Reads sources. For a model that runs on the processor alone give those of RAPL alone: idle GPUs count too."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[EnergySource]) -> None:
         self._sources = sources
 
     @contextlib.contextmanager
@@ -209,7 +209,7 @@ class EnergyMeter:
 class _Sampler:
     """Sums what sources count; in a thread of its own where one must be read between the ends."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[EnergySource]) -> None:
         self._sources = sources
         self._joules: float | None = 0.0 if sources else None
         self._over = threading.Event()

@@ -47,7 +47,7 @@ _MORE_EVENTS = 1024  # than tokens: the first one, the last ones, and what a ser
 
 
 @dataclass(slots=True, eq=False)
-class _Answer:
+class _RemoteAnswer:
     """What is known of a request until its last event.
 
     moments       when each piece of text, or of reasoning, arrived
@@ -120,7 +120,7 @@ class _Answer:
 class _Arrival:
     """What a thread has to say of its request: a chunk, or the end with the error that made it."""
 
-    answer: _Answer
+    answer: _RemoteAnswer
     chunk: Chunk | None
     error: LlmrunError | None = None
     at: float = 0.0
@@ -150,8 +150,8 @@ class RemoteEngine:
         self._ignore_eos = ignore_eos
         self._explain = explain
         self._explained: tuple[str, ...] = ()
-        self._waiting: deque[_Answer] = deque()
-        self._running: dict[int, _Answer] = {}
+        self._waiting: deque[_RemoteAnswer] = deque()
+        self._running: dict[int, _RemoteAnswer] = {}
         self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()  # None: look who is cancelled
         self._ids = itertools.count()
         # Written by other threads and signal handlers, as in Engine.
@@ -232,7 +232,7 @@ class RemoteEngine:
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
         wire = remote_request(request, self._info.name, ignore_eos=self._ignore_eos)
-        answer = _Answer(next(self._ids), request, wire, submitted, last_cancel)
+        answer = _RemoteAnswer(next(self._ids), request, wire, submitted, last_cancel)
         self._waiting.append(answer)
         self._start_waiting()
         return answer.request_id
@@ -306,7 +306,7 @@ class RemoteEngine:
             self._running[answer.request_id] = answer
             threading.Thread(target=self._run, args=(answer,), name="llmrun-remote", daemon=True).start()
 
-    def _run(self, answer: _Answer) -> None:
+    def _run(self, answer: _RemoteAnswer) -> None:
         """In a thread of its own: wait for the server, and hand on what comes."""
         error: LlmrunError | None = None
         try:

@@ -164,7 +164,7 @@ def test_a_kernel_that_does_not_compile_is_a_problem(monkeypatch: pytest.MonkeyP
     def fail(*arguments: object) -> None:
         raise KernelCompileError("kernel does not compile: limits.read", hint="look again")
 
-    monkeypatch.setattr("llmrun.backends.cpu.speeds.limits.Machine", fail)
+    monkeypatch.setattr("llmrun.backends.cpu.speeds.limits.MachineLimits", fail)
     (found,) = measure_speed(machine(memory_free=None))
     assert (found.status, found.advice) == (PROBLEM, "Look again.")
     assert "limits.read" in found.words

@@ -18,7 +18,7 @@ from llmrun.machine.energy import EnergyMeter, NvidiaCard, NvmlPower, RaplPackag
 RANGE = 262_143_328_850
 
 
-def available(root: Path) -> list[energy.Source]:
+def available(root: Path) -> list[energy.EnergySource]:
     return [*rapl_sources(root), *energy.nvml_sources()]
 
 

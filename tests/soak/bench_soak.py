@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmrun.bench.documents.document import Verdict
-from llmrun.bench.measuring.reporter import Reporter
+from llmrun.bench.measuring.reporter import BenchReporter
 from llmrun.bench.measuring.results import is_precise, verdicts
 from llmrun.bench.measuring.runner import Effort, Runner
-from llmrun.bench.measuring.sweep import Target, configurations
+from llmrun.bench.measuring.sweep import BenchTarget, configurations
 from llmrun.bench.measuring.worker_process import WorkerProcess
 from llmrun.bench.measuring.workload import Workload
 
@@ -54,12 +54,12 @@ def known_runs(
 ) -> Iterator[Known]:
     """The same model in two processes, the second one slowed; again and again."""
 
-    def start(target: Target, reporter: Reporter) -> WorkerProcess:
+    def start(target: BenchTarget, reporter: BenchReporter) -> WorkerProcess:
         if target.model == PLAIN or slowed_by == 1.0:
             return WorkerProcess(reporter)
         return WorkerProcess(reporter, [sys.executable, "-m", "tests.support.bench.slowed_worker", str(slowed_by)])
 
-    targets = [Target(name, path, backend=backend) for name in (PLAIN, OTHER)]
+    targets = [BenchTarget(name, path, backend=backend) for name in (PLAIN, OTHER)]
     for _ in range(count):
         effort = Effort(seconds, None, is_precise)
         trials = Runner(configurations(targets, [workload]), effort, Quiet(), start).run().trials

@@ -28,7 +28,7 @@ COLUMNS = ("median", "mean", "stddev", "p95", "p99")
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class ConfigurationRow:
     name: str
     color: int
     facts: tuple[str, ...]
@@ -36,10 +36,10 @@ class Configuration:
     failure: Failure | None
 
 
-def configurations(document: Document) -> list[Configuration]:
+def configurations(document: Document) -> list[ConfigurationRow]:
     names = result_names(document)
     return [
-        Configuration(names[index], color_of(document, index), _facts(one), _rows(one), one.failure)
+        ConfigurationRow(names[index], color_of(document, index), _facts(one), _rows(one), one.failure)
         for index, one in enumerate(document.results)
     ]
 

@@ -9,7 +9,7 @@ import time
 
 from llmrun import child_processes
 from llmrun.bench.measuring.sample import Sample
-from llmrun.bench.measuring.sweep import Target
+from llmrun.bench.measuring.sweep import BenchTarget
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 
@@ -20,7 +20,7 @@ _ALL: tuple[type[LlmrunError], ...] = (BackendCrashed, *LlmrunError.__subclasses
 _KINDS = {kind.exit_code: kind for kind in _ALL}
 
 
-def cold_start(target: Target) -> Sample:
+def cold_start(target: BenchTarget) -> Sample:
     """One run. Raises what the command failed with."""
     arguments = ["generate", "--model", target.path, "--backend", target.backend, "--kv-type", target.kv_type]
     arguments += ["--gpu-layers", str(target.gpu_layers), "--max-tokens", "1", "--temp", "0", "--quiet"]

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrun.bench.measuring.reporter import Reporter
-from llmrun.bench.measuring.sweep import Configuration, Room, Target
+from llmrun.bench.measuring.reporter import BenchReporter
+from llmrun.bench.measuring.sweep import BenchTarget, Configuration, Room
 from llmrun.bench.measuring.worker_process import WorkerProcess
 from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.machine.free_memory import free_memory
 
-Start = Callable[[Target, Reporter], WorkerProcess]
+Start = Callable[[BenchTarget, BenchReporter], WorkerProcess]
 
 _MORE_THAN_THE_FILE = 1.2  # times: weights packed, and what the other parts take
 _AND_SO_MUCH = 300 << 20  # bytes: interpreter, libraries, a short KV cache
@@ -31,14 +31,14 @@ class OpenedFacts:
 class Pool:
     """Opens engines when their turn comes, and closes the one unused for longest when memory is short."""
 
-    def __init__(self, configurations: Sequence[Configuration], reporter: Reporter, start: Start) -> None:
+    def __init__(self, configurations: Sequence[Configuration], reporter: BenchReporter, start: Start) -> None:
         self._reporter = reporter
         self._start_process = start
         self._rooms = rooms(configurations)
-        self._open: dict[Target, WorkerProcess] = {}  # the one used last stands last
-        self.opened: dict[Target, OpenedFacts] = {}
+        self._open: dict[BenchTarget, WorkerProcess] = {}  # the one used last stands last
+        self.opened: dict[BenchTarget, OpenedFacts] = {}
 
-    def worker(self, target: Target) -> tuple[WorkerProcess, bool]:
+    def worker(self, target: BenchTarget) -> tuple[WorkerProcess, bool]:
         """The open engine of a target, and whether it was opened just now. Raises what opening it raises."""
         if target in self._open:
             self._open[target] = self._open.pop(target)
@@ -54,7 +54,7 @@ class Pool:
             self._close_oldest()
         return self._start(target), True
 
-    def drop(self, target: Target) -> None:
+    def drop(self, target: BenchTarget) -> None:
         """Give up an engine that failed."""
         if target in self._open:
             self._open.pop(target).kill()
@@ -69,7 +69,7 @@ class Pool:
         while self._open:
             self._open.popitem()[1].kill()
 
-    def _start(self, target: Target) -> WorkerProcess:
+    def _start(self, target: BenchTarget) -> WorkerProcess:
         worker, facts = self._started(target)
         if facts.get("compiled"):  # what it took to load then is nothing that would happen again
             worker.close()
@@ -80,7 +80,7 @@ class Pool:
         self._open[target] = worker
         return worker
 
-    def _started(self, target: Target) -> tuple[WorkerProcess, dict[str, Any]]:
+    def _started(self, target: BenchTarget) -> tuple[WorkerProcess, dict[str, Any]]:
         worker = self._start_process(target, self._reporter)
         try:
             return worker, worker.open(target, self._rooms[target])
@@ -98,7 +98,7 @@ class Pool:
         finally:
             worker.close()
 
-    def _is_short_of_memory(self, target: Target) -> bool:
+    def _is_short_of_memory(self, target: BenchTarget) -> bool:
         free = free_memory()
         if free is None or target.endpoint:
             return False
@@ -110,9 +110,9 @@ class Pool:
         return free < (known or file_bytes * _MORE_THAN_THE_FILE + _AND_SO_MUCH)
 
 
-def rooms(configurations: Sequence[Configuration]) -> dict[Target, Room]:
+def rooms(configurations: Sequence[Configuration]) -> dict[BenchTarget, Room]:
     """What each target's engine must hold for all that it will be asked."""
-    found: dict[Target, Room] = {}
+    found: dict[BenchTarget, Room] = {}
     for configuration in configurations:
         workload = configuration.workload
         before = found.get(configuration.target, Room(0, 1, False))

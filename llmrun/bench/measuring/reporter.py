@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Reporter(Protocol):
+class BenchReporter(Protocol):
     """A note stays; `progress` replaces what it said before, and `share` of the work, 0 to 1, is done then."""
 
     def progress(self, words: str, share: float | None = None) -> None: ...

@@ -15,9 +15,9 @@ from llmrun.backends.registry import may_use_gpus
 from llmrun.bench.analysis.stability import is_stable
 from llmrun.bench.measuring.cold import cold_start
 from llmrun.bench.measuring.pool import OpenedFacts, Pool, Start
-from llmrun.bench.measuring.reporter import Reporter
+from llmrun.bench.measuring.reporter import BenchReporter
 from llmrun.bench.measuring.sample import Sample, joined
-from llmrun.bench.measuring.sweep import Configuration, Target
+from llmrun.bench.measuring.sweep import BenchTarget, Configuration
 from llmrun.bench.measuring.worker_process import WorkerProcess
 from llmrun.errors import LlmrunError
 from llmrun.machine.cpu_count import default_threads
@@ -47,7 +47,7 @@ class Outcome:
     """All that was measured. `bandwidths` and `multiply_rates`: of the machine, a second, one of each now and then."""
 
     trials: list[Trial]
-    opened: dict[Target, OpenedFacts]
+    opened: dict[BenchTarget, OpenedFacts]
     bandwidths: list[float] = field(default_factory=list)
     multiply_rates: list[float] = field(default_factory=list)
     energy_source: str = ""
@@ -75,7 +75,7 @@ class Runner:
         self,
         configurations: Sequence[Configuration],
         effort: Effort,
-        reporter: Reporter,
+        reporter: BenchReporter,
         start: Start = lambda target, reporter: WorkerProcess(reporter),
     ) -> None:
         self._effort = effort
@@ -181,7 +181,7 @@ class Runner:
 class _MachineLimits:
     """Measures the machine, beside the engines: what it can do changes from one second to the next."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: BenchReporter) -> None:
         self._reporter = reporter
         self._worker: WorkerProcess | None = None
         self._measured = -math.inf
@@ -233,7 +233,7 @@ def _meter(configurations: Sequence[Configuration]) -> EnergyMeter:
     return EnergyMeter([*rapl_sources(), *(nvml_sources() if may_use_gpu else ())])
 
 
-def _may_use_gpus(target: Target) -> bool:
+def _may_use_gpus(target: BenchTarget) -> bool:
     """Whether this target, or a server that may be on this machine, can use a GPU."""
     return target.gpu_layers != 0 and (bool(target.endpoint) or may_use_gpus(target.backend))
 

@@ -16,7 +16,7 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?:([+*])([0-9]+))?)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchTarget:
     """What answers: a model on a backend with its settings, or an endpoint. Those that are equal share an engine.
 
     model      as it was asked for
@@ -49,11 +49,11 @@ class Configuration:
     when there is but one."""
 
     name: str
-    target: Target
+    target: BenchTarget
     workload: Workload
 
 
-def configurations(targets: Sequence[Target], workloads: Sequence[Workload]) -> list[Configuration]:
+def configurations(targets: Sequence[BenchTarget], workloads: Sequence[Workload]) -> list[Configuration]:
     """Each target with each workload; the targets of one workload stand together. Raises UsageError for too many."""
     count = len(targets) * len(workloads)
     if count > MOST_CONFIGURATIONS:
@@ -72,25 +72,25 @@ def local_targets(
     threads: Sequence[int | None],
     kv_types: Sequence[str],
     gpu_layers: Sequence[int | str],
-) -> list[Target]:
+) -> list[BenchTarget]:
     """Every combination, in the order of the command line; `models` are (name, path)."""
     return [
-        Target(model, path, "", backend, n_threads, kv_type, layers)
+        BenchTarget(model, path, "", backend, n_threads, kv_type, layers)
         for (model, path), backend, n_threads, kv_type, layers in product(
             models, backends, threads, kv_types, gpu_layers
         )
     ]
 
 
-def remote_target(url: str, *, offline: bool = False) -> Target:
+def remote_target(url: str, *, offline: bool = False) -> BenchTarget:
     """`URL#MODEL`; without a model the server has but one. Raises UsageError."""
     endpoint = parse_endpoint(url)
-    return Target(endpoint.model or endpoint.host, endpoint=endpoint.address, backend="remote", offline=offline)
+    return BenchTarget(endpoint.model or endpoint.host, endpoint=endpoint.address, backend="remote", offline=offline)
 
 
-def _names(targets: Sequence[Target]) -> list[str]:
+def _names(targets: Sequence[BenchTarget]) -> list[str]:
     """Of each target what the others do not share."""
-    axes: list[Callable[[Target], str]] = [
+    axes: list[Callable[[BenchTarget], str]] = [
         lambda target: target.model,
         lambda target: parse_endpoint(target.endpoint).host if target.endpoint else target.backend,
         lambda target: "" if target.threads is None else f"{target.threads} thread{'s'[: target.threads != 1]}",

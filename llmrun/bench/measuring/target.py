@@ -15,7 +15,7 @@ from llmrun.types import ModelInfo
 
 if TYPE_CHECKING:
     from llmrun.backends.base import Backend, Progress
-    from llmrun.bench.measuring.sweep import Room, Target
+    from llmrun.bench.measuring.sweep import BenchTarget, Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class OpenTarget:
     close: Callable[[], None]
 
 
-def open_target(target: Target, room: Room, *, progress: Progress, note: Callable[[str], None]) -> OpenTarget:
+def open_target(target: BenchTarget, room: Room, *, progress: Progress, note: Callable[[str], None]) -> OpenTarget:
     """Open a file's model, or the endpoint's when one is named. Raises what `Engine.open` raises, and NetworkError."""
     if target.endpoint:
         from llmrun.remote.engine import RemoteEngine
@@ -57,7 +57,7 @@ def open_target(target: Target, room: Room, *, progress: Progress, note: Callabl
     return OpenTarget(LocalAsker(engine), facts, engine.close)
 
 
-def _options(target: Target, room: Room, progress: Progress) -> OpenOptions:
+def _options(target: BenchTarget, room: Room, progress: Progress) -> OpenOptions:
     return OpenOptions(
         backend=target.backend,
         context_size=room.context_size,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TextIO
 
-from llmrun.bench.measuring.sweep import Room, Target
+from llmrun.bench.measuring.sweep import BenchTarget, Room
 from llmrun.bench.measuring.workload import Workload
 from llmrun.errors import LlmrunError
 from llmrun.kernel_warnings import kernel_warnings_told
@@ -58,15 +58,17 @@ class Worker:
         def note(words: str) -> None:
             self._say({"note": words})
 
-        self._opened = open_target(Target(**question["target"]), Room(**question["room"]), progress=progress, note=note)
+        self._opened = open_target(
+            BenchTarget(**question["target"]), Room(**question["room"]), progress=progress, note=note
+        )
         return {"facts": self._opened.facts}
 
     def _limits(self, n_threads: int, memory_bytes: int) -> Mapping[str, Any]:
         """This machine's: memory is held from the first question on."""
-        from llmrun.backends.cpu.speeds.limits import Machine
+        from llmrun.backends.cpu.speeds.limits import MachineLimits
 
         if self._machine is None:
-            self._machine = Machine(n_threads, memory_bytes)
+            self._machine = MachineLimits(n_threads, memory_bytes)
         return {"bandwidth": self._machine.read_bandwidth(), "multiply": self._machine.multiply_rate()}
 
 

@@ -21,9 +21,9 @@ from dataclasses import asdict
 from typing import Any
 
 from llmrun import child_processes, errors
-from llmrun.bench.measuring.reporter import Reporter
+from llmrun.bench.measuring.reporter import BenchReporter
 from llmrun.bench.measuring.sample import Sample
-from llmrun.bench.measuring.sweep import Room, Target
+from llmrun.bench.measuring.sweep import BenchTarget, Room
 from llmrun.bench.measuring.workload import Workload
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
@@ -35,7 +35,7 @@ _LAST_WORDS = 400  # bytes of what it wrote to standard error
 class WorkerProcess:
     """One worker. Not thread-safe."""
 
-    def __init__(self, reporter: Reporter, command: Sequence[str] | None = None) -> None:
+    def __init__(self, reporter: BenchReporter, command: Sequence[str] | None = None) -> None:
         """`command` starts another program that speaks the same. Raises LlmrunError where no process can be started."""
         self._reporter = reporter
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
@@ -51,7 +51,7 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def open(self, target: Target, room: Room) -> dict[str, Any]:
+    def open(self, target: BenchTarget, room: Room) -> dict[str, Any]:
         """Open a target and return its facts. Raises what opening it raises."""
         answer = self._ask("opening the model", do="open", target=asdict(target), room=asdict(room))
         facts: dict[str, Any] = answer["facts"]

@@ -21,7 +21,7 @@ from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
 from llmrun.backends.cpu.lowering.needs import Needs, StepShape
 from llmrun.backends.cpu.ops.linear import quantizing_needs
 from llmrun.backends.cpu.ops.registry import CPU_OPS, needs_of
-from llmrun.backends.cpu.speeds.limits import Machine
+from llmrun.backends.cpu.speeds.limits import MachineLimits
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan.ops.linear import Product
 from llmrun.types import Batch
@@ -44,7 +44,7 @@ _LIMIT_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SpeedLimits:
     """What the machine can do at most, measured between the steps: medians."""
 
     read_bandwidth: float  # bytes a second, from memory, all threads together
@@ -67,7 +67,7 @@ class Spent:
     seconds: float
     waiting: float
     needs: Needs
-    limits: Limits
+    limits: SpeedLimits
 
     @property
     def bytes_per_second(self) -> float:
@@ -176,7 +176,7 @@ class Profile:
     path: str
     threads: int
     kv_type: str
-    limits: Limits
+    limits: SpeedLimits
     decode: StepProfile
     prefill: StepProfile
 
@@ -201,18 +201,18 @@ def profile(
         options = OpenOptions(context_size=context, threads=threads, kv_type=kv_type, progress=progress)
         backend = CpuBackend(file, options)
     with closing(backend):
-        machine = Machine(backend.info.threads)
+        machine = MachineLimits(backend.info.threads)
         found = [_limits(machine)]
         measured = []
         for rows in (1, prompt):
             measured.append(_measure(backend, rows, depth, seconds))
             found.append(_limits(machine))
-        limits = Limits(*np.median(np.concatenate(found), axis=0).tolist())
+        limits = SpeedLimits(*np.median(np.concatenate(found), axis=0).tolist())
         decode, prefill = (_step_profile(backend, step, limits) for step in measured)
         return Profile(str(path), backend.info.threads, kv_type, limits, decode, prefill)
 
 
-def _limits(machine: Machine) -> NDArray[np.float64]:
+def _limits(machine: MachineLimits) -> NDArray[np.float64]:
     """float64[rounds, 2]: as Limits has them."""
     return np.array([[machine.read_bandwidth(), machine.multiply_rate()] for _ in range(_LIMIT_ROUNDS)])
 
@@ -282,16 +282,16 @@ def _batch(random: np.random.Generator, backend: CpuBackend, rows: int, start: i
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _OpPart:
     """What is told as one: an op of the plan with all its records, but for the quantizing of its input."""
 
     origin: int  # index in the plan
     quantizes: bool
 
 
-def _step_profile(backend: CpuBackend, measured: _Measured, limits: Limits) -> StepProfile:
+def _step_profile(backend: CpuBackend, measured: _Measured, limits: SpeedLimits) -> StepProfile:
     of_records = [
-        _Part(origin, kernel.function == "quantize")
+        _OpPart(origin, kernel.function == "quantize")
         for origin, kernel in zip(backend.lowered.origins, backend.lowered.kernels, strict=True)
     ]
     parts = list(dict.fromkeys(of_records))
@@ -344,7 +344,7 @@ def _shapes(rows: int, depth: int) -> list[StepShape]:
     ]
 
 
-def _needs(backend: CpuBackend, part: _Part, step: StepShape) -> Needs:
+def _needs(backend: CpuBackend, part: _OpPart, step: StepShape) -> Needs:
     op = backend.plan.ops[part.origin]
     if part.quantizes:
         assert isinstance(op, Product)
@@ -352,7 +352,7 @@ def _needs(backend: CpuBackend, part: _Part, step: StepShape) -> Needs:
     return needs_of(op, backend.info.kv_type, step)
 
 
-def _op_profile(plan: Plan, part: _Part, spent: Spent) -> OpProfile:
+def _op_profile(plan: Plan, part: _OpPart, spent: Spent) -> OpProfile:
     op = plan.ops[part.origin]
     matrix = op.matrix
     return OpProfile(

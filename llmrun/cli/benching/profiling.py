@@ -10,7 +10,7 @@ from llmrun.amounts import format_bandwidth, format_number, format_percent, form
 from llmrun.backends.base import AUTO
 from llmrun.backends.cpu.kind import KIND as CPU_ENGINE
 from llmrun.backends.registry import backend_named
-from llmrun.bench.measuring.sweep import Target
+from llmrun.bench.measuring.sweep import BenchTarget
 from llmrun.bench.measuring.workload import Workload
 from llmrun.bench.profiling.profile import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
 from llmrun.cli.benching.flags import LISTS
@@ -49,7 +49,7 @@ def _is_cpu_engine(name: str) -> bool:
     return entry is not None and entry.kind() is CPU_ENGINE
 
 
-def profile_all(targets: Sequence[Target], workloads: Sequence[Workload], kind: str, seconds: float) -> int:
+def profile_all(targets: Sequence[BenchTarget], workloads: Sequence[Workload], kind: str, seconds: float) -> int:
     """Each model with each depth and prompt."""
     shapes = dict.fromkeys((workload.facts.prompt, workload.facts.depth) for workload in workloads)
     bodies = []

@@ -19,7 +19,7 @@ from llmrun.cli.chatting.journal import ConversationFileError
 from llmrun.cli.chatting.preferences import CONTEXT, STOP
 from llmrun.cli.chatting.saying import Saying
 from llmrun.cli.chatting.screen import Meter
-from llmrun.cli.chatting.totals import Totals
+from llmrun.cli.chatting.totals import SessionTotals
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import shortened, visible_line
 from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta
@@ -85,7 +85,7 @@ class Chat:
         self.model = opened.name
         self.store = store
         self.record = record
-        self.totals = Totals()
+        self.totals = SessionTotals()
         self._model_sampling = opened.default_sampling
         self._settings = settings
         self._variables = variables

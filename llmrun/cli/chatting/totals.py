@@ -10,7 +10,7 @@ from llmrun.types import Timings
 
 
 @dataclass(slots=True)
-class Totals:
+class SessionTotals:
     """The timings of every answer that had a token."""
 
     answers: list[Timings] = field(default_factory=list)

@@ -32,7 +32,7 @@ from llmrun.errors import UsageError
 if TYPE_CHECKING:
     from llmrun.bench.documents.document import Document
     from llmrun.bench.measuring.runner import Outcome
-    from llmrun.bench.measuring.sweep import Configuration, Target
+    from llmrun.bench.measuring.sweep import BenchTarget, Configuration
     from llmrun.settings import Settings
 
 LISTING = {"place": 30}
@@ -71,7 +71,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
     return _tell(found, flags, kind)
 
 
-def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[Target]:
+def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchTarget]:
     """Models are found, and fetched, before anything is measured. A model may be an endpoint's too."""
     from llmrun.bench.measuring.sweep import local_targets, remote_target
     from llmrun.remote.url import is_endpoint

@@ -61,7 +61,7 @@ def command(
     given = {"offline": offline, "quiet": quiet, "ctx_size": ctx_size, "kv_type": kv_type, "threads": threads}
     settings = load_settings({name: value for name, value in given.items() if value not in (None, False)})
     out.quiet, out.color = settings.quiet, settings.color
-    asked = _Asked(settings, prompt, remeasure)
+    asked = _FitFlags(settings, prompt, remeasure)
     shown, exit_code = [], 0
     for name in models:
         try:
@@ -79,7 +79,7 @@ def command(
     return exit_code or (0 if all(fitting) else DoesNotFit.exit_code)
 
 
-class _Asked:
+class _FitFlags:
     """What every model is looked at with. The machine is measured when the first one needs it."""
 
     def __init__(self, settings: Settings, prompt: int, remeasure: bool) -> None:
@@ -107,7 +107,7 @@ class _Named(NamedTuple):
     fit: Fit
 
 
-def _shown(name: str, asked: _Asked, as_json: bool) -> dict[str, Any]:
+def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
     """Show one model, or all quantizations of one; returns what --json says of it."""
     from llmrun.backends.fitting import best_of
     from llmrun.hub.names.file_names import quantization_of
@@ -188,7 +188,7 @@ def _offered(meant: Wanted, reporter: HubReporter) -> Iterator[tuple[str, str, G
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _show_table(named: Sequence[_Named], best: int | None, asked: _Asked) -> None:
+def _show_table(named: Sequence[_Named], best: int | None, asked: _FitFlags) -> None:
     from llmrun.cli.console.columns import narrowed
 
     out.lines(_heading(asked, named[0].fit), dim=True)
@@ -235,7 +235,7 @@ def _verdict(one: Fit, is_best: bool) -> str:
     return f"{words}: the best choice" if is_best else words
 
 
-def _heading(asked: _Asked, one: Fit) -> list[str]:
+def _heading(asked: _FitFlags, one: Fit) -> list[str]:
     """What the figures are for, and what there is."""
     found = asked.resources
     memory = f"{format_bytes(found.memory)} of memory are free" if found.memory is not None else "free memory unknown"

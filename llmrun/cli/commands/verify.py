@@ -23,7 +23,7 @@ from llmrun.settings import load_settings
 if TYPE_CHECKING:
     from llmrun.hub.names.model_sources import Expected
     from llmrun.hub.upkeep.inventory import Model
-    from llmrun.hub.upkeep.verification import Verdict
+    from llmrun.hub.upkeep.verification import VerificationResult
 
 LISTING = {"place": 90}
 
@@ -79,7 +79,7 @@ def _model(name: str, found: list[Model]) -> Model:
     return of_path(meant.path)
 
 
-def _exit_code(verdict: Verdict) -> int:
+def _exit_code(verdict: VerificationResult) -> int:
     """That of damage is the highest."""
     if verdict.problems:
         return IntegrityError.exit_code
@@ -88,7 +88,7 @@ def _exit_code(verdict: Verdict) -> int:
     return LlmrunError.exit_code if verdict.unread else 0
 
 
-def _told(model: Model, *, quietly: bool) -> Verdict:
+def _told(model: Model, *, quietly: bool) -> VerificationResult:
     from llmrun.cli.console.progress import HubReporter
     from llmrun.hub.upkeep import verification
     from llmrun.hub.upkeep.inventory import USERS
@@ -123,7 +123,7 @@ def _promised(model: Model) -> tuple[Expected, ...]:
     return () if isinstance(meant, LocalPath) else meant.expected
 
 
-def _advice(model: Model, verdict: Verdict) -> str:
+def _advice(model: Model, verdict: VerificationResult) -> str:
     from llmrun.hub.upkeep.inventory import USERS
 
     if model.holder == USERS:
@@ -141,7 +141,7 @@ def _again(model: Model) -> str:
     return f"llmrun rm {model.name} && llmrun pull {model.name}"
 
 
-def _as_json(verdict: Verdict) -> dict[str, Any]:
+def _as_json(verdict: VerificationResult) -> dict[str, Any]:
     return {
         "name": verdict.name,
         "whole": verdict.is_whole,

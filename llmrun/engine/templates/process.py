@@ -39,7 +39,7 @@ _NONSENSE = "its process gives an answer that means nothing"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RenderLimits:
     """What one template may need; more only in proportion to a long conversation.
 
     cpu_s   seconds of CPU: other programs at work make no template refused
@@ -53,7 +53,7 @@ class Limits:
     memory: int = 256_000_000
     output: int = 1 << 24
 
-    def for_request(self, size: int, memory: int) -> Limits:
+    def for_request(self, size: int, memory: int) -> RenderLimits:
         """Those for a request of `size` bytes to a process that has `memory` already."""
         return replace(
             self,
@@ -74,8 +74,8 @@ class Limits:
 class TemplateProcess:
     """Runs the templates of one model. It is started by `start`, or when it is needed. Not thread-safe."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: RenderLimits | None = None) -> None:
+        self._limits = limits or RenderLimits()
         self._process: subprocess.Popen[bytes] | None = None
         self._memory = 0  # the limit it runs under, which cannot be raised; 0: it has done nothing yet
 
@@ -154,7 +154,7 @@ class TemplateProcess:
         self,
         process: subprocess.Popen[bytes],
         frames: Sequence[bytes],
-        limits: Limits,
+        limits: RenderLimits,
         name: str,
         unwatched_s: float = _FIRST_LOOK_S,
     ) -> bytes:
@@ -220,7 +220,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     return cast("tuple[IO[bytes], IO[bytes]]", (process.stdin, process.stdout))
 
 
-def _watch(exchange: threading.Thread, pid: int, limits: Limits, unwatched_s: float) -> str:
+def _watch(exchange: threading.Thread, pid: int, limits: RenderLimits, unwatched_s: float) -> str:
     """Wait until the exchange is over; returns what the process needs too much of, or nothing."""
     deadline = time.monotonic() + limits.wall_s
     exchange.join(unwatched_s)
@@ -247,7 +247,7 @@ def _cpu_s(process: psutil.Process) -> float:
     return used.user + used.system
 
 
-def _death(status: int, limits: Limits) -> str:
+def _death(status: int, limits: RenderLimits) -> str:
     if status == -getattr(signal, "SIGXCPU", 0):
         return limits.out_of_time
     return f"its process ended: {child_processes.ending(status)}"

@@ -16,7 +16,7 @@ ANSWER_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CatalogFinding:
     """What the Hub says of one quantization of one model.
 
     wrong    what does not hold, in a few words; "" where all does
@@ -32,7 +32,7 @@ class Finding:
     lacking: bool = False
 
 
-def check_entry(entry: CatalogEntry, listings: dict[str, Mapping[str, RemoteFile] | str]) -> Iterator[Finding]:
+def check_entry(entry: CatalogEntry, listings: dict[str, Mapping[str, RemoteFile] | str]) -> Iterator[CatalogFinding]:
     """A finding for each file of the Hub. `listings` keeps what was asked for: a repository's files, or why there are
     none. Raises NetworkError when the Hub cannot be reached."""
     for quant in entry.quants.values():
@@ -80,17 +80,17 @@ def _listing_or_reason(repository: str) -> Mapping[str, RemoteFile] | str:
         return str(error)
 
 
-def _compare(entry: str, quant: Quant, source: HubSource, listing: Mapping[str, RemoteFile] | str) -> Finding:
+def _compare(entry: str, quant: Quant, source: HubSource, listing: Mapping[str, RemoteFile] | str) -> CatalogFinding:
     if isinstance(listing, str):
-        return Finding(entry, quant.name, source, listing)
+        return CatalogFinding(entry, quant.name, source, listing)
     paths = shards_of(source.file or "")
     if missing := [path for path in paths if path not in listing]:
-        return Finding(entry, quant.name, source, f"no file {missing[0]}")
+        return CatalogFinding(entry, quant.name, source, f"no file {missing[0]}")
     files = tuple(listing[path] for path in paths)
     pairs = list(zip(quant.files, files, strict=True))
     wrong = "; ".join(filter(None, (_difference(expected, file) for expected, file in pairs)))
     lacking = any(expected.size is None or (expected.sha256 is None and file.sha256) for expected, file in pairs)
-    return Finding(entry, quant.name, source, wrong, files, bool(lacking))
+    return CatalogFinding(entry, quant.name, source, wrong, files, bool(lacking))
 
 
 def _difference(expected: Expected, file: RemoteFile) -> str:
@@ -101,7 +101,7 @@ def _difference(expected: Expected, file: RemoteFile) -> str:
     return ""
 
 
-def with_facts(text: str, finding: Finding) -> str:
+def with_facts(text: str, finding: CatalogFinding) -> str:
     """The text of a models.toml with the sizes and sha256 of a finding written into its line. Raises LlmrunError where
     there is no such line: one `quants.NAME = { ... }` under a heading of its own."""
     name = re.escape(finding.entry)

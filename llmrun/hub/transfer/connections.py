@@ -12,7 +12,7 @@ from llmrun.errors import IntegrityError
 from llmrun.gguf.format import MAGIC
 from llmrun.hub.remote.backoff import Patience
 from llmrun.hub.remote.http_ranges import AnotherFile, RangeResponse, Remote, TryAgain
-from llmrun.hub.transfer.partial_file import PartialFile, Run
+from llmrun.hub.transfer.partial_file import ByteRun, PartialFile
 
 PART = 16 << 20  # bytes that one of several connections asks for at a time
 _HOLD_BACK_S = 60.0  # after one of several connections failed: no more of them so long
@@ -25,7 +25,7 @@ class Claim:
 
     start: int
     end: int
-    run: Run | None = None
+    run: ByteRun | None = None
     answer: RangeResponse | None = None
 
     @property

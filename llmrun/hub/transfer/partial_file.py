@@ -28,7 +28,7 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass
-class Run:
+class ByteRun:
     """Bytes that one connection writes, one after the other: [start, written) are there."""
 
     index: int  # its line in the journal
@@ -54,7 +54,7 @@ class PartialFile:
         self.journal = journal_of(path)
         self.validator = ""
         self._lock = threading.Lock()
-        self._runs: list[Run] = []
+        self._runs: list[ByteRun] = []
         self._first_line = 0  # where it begins in the journal
         with writing(path):
             self._file = self._take()
@@ -98,19 +98,19 @@ class PartialFile:
 
     # --- more of it ---------------------------------------------------------------------------------------------------
 
-    def begin(self, start: int) -> Run:
+    def begin(self, start: int) -> ByteRun:
         """A run for bytes from `start` on: the one that ends there, if nobody writes it, or a new one."""
         with self._lock, writing(self.path):
             run = next((run for run in self._runs if run.file is None and run.written == start), None)
             if run is None:
-                run = Run(len(self._runs), start, start, start)
+                run = ByteRun(len(self._runs), start, start, start)
                 self._put(self._line_at(run.index), _line(run))
                 self._runs.append(run)
             run.file = _opened(self.path)
             run.file.seek(start)
             return run
 
-    def write(self, run: Run, data: bytes) -> None:
+    def write(self, run: ByteRun, data: bytes) -> None:
         """Add to a run. Raises DoesNotFit when the disk is full; what was written until then counts."""
         assert run.file is not None
         view = memoryview(data)
@@ -122,7 +122,7 @@ class PartialFile:
                     run.written += count
                     self._put(self._line_at(run.index) + _DIGITS + 1, b"%020d" % run.written)
 
-    def end(self, run: Run) -> None:
+    def end(self, run: ByteRun) -> None:
         """Nobody writes this run any more."""
         with self._lock:
             if run.file is not None:
@@ -211,7 +211,7 @@ class PartialFile:
             end = min(written if lasted else synced, here, self.size)
             start = max(start, reached)
             if start < end:
-                self._runs.append(Run(len(self._runs), start, end, min(max(start, synced), end)))
+                self._runs.append(ByteRun(len(self._runs), start, end, min(max(start, synced), end)))
                 reached = end
         return True
 
@@ -293,7 +293,7 @@ def this_boot() -> str:
     return ""
 
 
-def _line(run: Run) -> bytes:
+def _line(run: ByteRun) -> bytes:
     return b"%020d %020d %020d\n" % (run.start, run.written, run.synced)
 
 

@@ -34,7 +34,7 @@ _MOST_PROBLEMS = 20  # that are told of one model
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerificationResult:
     """What reading a model found.
 
     digests   of its files; "" for one that cannot be read
@@ -63,7 +63,7 @@ class Verdict:
         return any(seen != wanted for seen, wanted in zip(self.digests, self.expected, strict=True) if seen and wanted)
 
 
-def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Verdict:
+def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> VerificationResult:
     """Read all of it. What was seen is recorded, for good and for ill: the next start goes by it. Of USERS nothing is.
 
     promised  what the catalogue says of its files; () where it says nothing
@@ -87,7 +87,9 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
     if all(digests):
         tensors, unsound = _looked_at(model, reporter)
         problems += unsound
-    return Verdict(model.name, tuple(digests), expected, tensors, tuple(problems), tuple(missing), tuple(unread))
+    return VerificationResult(
+        model.name, tuple(digests), expected, tensors, tuple(problems), tuple(missing), tuple(unread)
+    )
 
 
 def _digest(path: Path, name: str, reporter: Reporter, missing: list[Path], unread: list[str]) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from llmrun.bench.measuring import pool as pool_module
 from llmrun.bench.measuring.pool import Pool, rooms
-from llmrun.bench.measuring.reporter import Reporter
-from llmrun.bench.measuring.sweep import Room, Target
+from llmrun.bench.measuring.reporter import BenchReporter
+from llmrun.bench.measuring.sweep import BenchTarget, Room
 from llmrun.bench.measuring.worker_process import WorkerProcess
 from llmrun.bench.measuring.workload import chats, synthetic
 from llmrun.errors import DoesNotFit
@@ -28,10 +28,10 @@ class Opened:
 class FakeWorker:
     """No process: the pool's rules alone."""
 
-    def __init__(self, target: Target, opened: Opened, *, fits_beside: int, compiles: bool) -> None:
+    def __init__(self, target: BenchTarget, opened: Opened, *, fits_beside: int, compiles: bool) -> None:
         self._target, self._opened, self._fits_beside, self._compiles = target, opened, fits_beside, compiles
 
-    def open(self, target: Target, room: Room) -> dict[str, Any]:
+    def open(self, target: BenchTarget, room: Room) -> dict[str, Any]:
         if len(self._opened.open) > self._fits_beside:
             raise DoesNotFit("too much")
         first = self._target.model not in self._opened.order
@@ -50,15 +50,15 @@ class FakeWorker:
             self.close()
 
 
-def pool_of(targets: list[Target], opened: Opened, *, fits_beside: int = 99, compiles: bool = False) -> Pool:
-    def start(target: Target, reporter: Reporter) -> WorkerProcess:
+def pool_of(targets: list[BenchTarget], opened: Opened, *, fits_beside: int = 99, compiles: bool = False) -> Pool:
+    def start(target: BenchTarget, reporter: BenchReporter) -> WorkerProcess:
         return FakeWorker(target, opened, fits_beside=fits_beside, compiles=compiles)  # type: ignore[return-value]
 
     return Pool([configuration_of(target) for target in targets], Notes(), start)
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> list[Target]:
+def three(tmp_path: Path) -> list[BenchTarget]:
     return [target_of(tmp_path, name) for name in "abc"]
 
 
@@ -67,7 +67,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "free_memory", lambda: 100 << 20)
 
 
-def test_an_engine_is_opened_once_while_there_is_memory(three: list[Target]) -> None:
+def test_an_engine_is_opened_once_while_there_is_memory(three: list[BenchTarget]) -> None:
     opened = Opened()
     pool = pool_of(three, opened)
     news = [pool.worker(target)[1] for target in [*three, *three]]
@@ -77,7 +77,7 @@ def test_an_engine_is_opened_once_while_there_is_memory(three: list[Target]) -> 
     assert [pool.opened[target].peak_memory for target in three] == [1000] * 3
 
 
-def test_the_one_used_longest_ago_goes_when_memory_is_short(three: list[Target], short_of_memory: None) -> None:
+def test_the_one_used_longest_ago_goes_when_memory_is_short(three: list[BenchTarget], short_of_memory: None) -> None:
     opened = Opened()
     pool = pool_of(three, opened)
     for target in three:
@@ -86,7 +86,7 @@ def test_the_one_used_longest_ago_goes_when_memory_is_short(three: list[Target],
     assert pool.opened[three[0]].peak_memory == 1000
 
 
-def test_one_that_does_not_fit_beside_the_others_is_tried_alone(three: list[Target]) -> None:
+def test_one_that_does_not_fit_beside_the_others_is_tried_alone(three: list[BenchTarget]) -> None:
     opened = Opened()
     pool = pool_of(three, opened, fits_beside=1)
     for target in three:
@@ -94,13 +94,13 @@ def test_one_that_does_not_fit_beside_the_others_is_tried_alone(three: list[Targ
     assert opened.open == ["c"]
 
 
-def test_one_that_fits_nowhere_says_so(three: list[Target]) -> None:
+def test_one_that_fits_nowhere_says_so(three: list[BenchTarget]) -> None:
     pool = pool_of(three, Opened(), fits_beside=-1)
     with pytest.raises(DoesNotFit):
         pool.worker(three[0])
 
 
-def test_a_load_that_compiled_kernels_is_not_the_load_time(three: list[Target]) -> None:
+def test_a_load_that_compiled_kernels_is_not_the_load_time(three: list[BenchTarget]) -> None:
     opened = Opened()
     pool = pool_of(three[:1], opened, compiles=True)
     pool.worker(three[0])
@@ -109,7 +109,7 @@ def test_a_load_that_compiled_kernels_is_not_the_load_time(three: list[Target]) 
     assert opened.open == ["a"]
 
 
-def test_an_engine_has_room_for_all_that_it_will_be_asked(three: list[Target]) -> None:
+def test_an_engine_has_room_for_all_that_it_will_be_asked(three: list[BenchTarget]) -> None:
     asked = [SHORT, synthetic(100, 20, 50, 1), synthetic(10, 1, 0, 4)]
     found = rooms([configuration_of(three[0], workload) for workload in asked])
     assert found == {three[0]: Room(171, 4, True)}

@@ -11,7 +11,7 @@ from llmrun.bench.measuring.pool import OpenedFacts
 from llmrun.bench.measuring.results import document, is_precise, verdicts
 from llmrun.bench.measuring.runner import Outcome, Trial
 from llmrun.bench.measuring.sample import Sample
-from llmrun.bench.measuring.sweep import Configuration, Target
+from llmrun.bench.measuring.sweep import BenchTarget, Configuration
 from llmrun.bench.measuring.workload import Workload, cold_starts, synthetic
 from llmrun.errors import DoesNotFit
 from llmrun.types import Timings
@@ -36,7 +36,7 @@ def request(decode_s: float, prefill_s: float = 0.1, prompt: int = 100) -> Timin
 
 
 def trial(model: str, decode_s: list[float], workload: Workload = PLAIN) -> Trial:
-    configuration = Configuration(model, Target(model, f"/models/{model}.gguf", backend="cpu"), workload)
+    configuration = Configuration(model, BenchTarget(model, f"/models/{model}.gguf", backend="cpu"), workload)
     return Trial(configuration, [Sample((request(seconds),), 0.1 + seconds) for seconds in decode_s])
 
 
@@ -124,7 +124,10 @@ def test_too_few_rounds_make_no_verdict_and_an_unfinished_round_is_no_pair() -> 
 
 def test_cold_starts_are_judged_by_their_first_token() -> None:
     trials = [
-        Trial(Configuration(name, Target(name, name), cold_starts()), [Sample((), 2.0, cold=scale * s) for s in STEADY])
+        Trial(
+            Configuration(name, BenchTarget(name, name), cold_starts()),
+            [Sample((), 2.0, cold=scale * s) for s in STEADY],
+        )
         for name, scale in (("a", 1.0), ("b", 2.0))
     ]
     (found,) = verdicts(trials)

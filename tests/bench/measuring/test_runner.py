@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from llmrun.bench.measuring.reporter import Reporter
+from llmrun.bench.measuring.reporter import BenchReporter
 from llmrun.bench.measuring.runner import Effort, Runner, Trial
 from llmrun.bench.measuring.sample import Sample
-from llmrun.bench.measuring.sweep import Room, Target
+from llmrun.bench.measuring.sweep import BenchTarget, Room
 from llmrun.bench.measuring.worker_process import WorkerProcess
 from llmrun.bench.measuring.workload import Workload
 from llmrun.errors import BackendCrashed, DoesNotFit, LlmrunError
@@ -42,7 +42,7 @@ class FakeWorker:
     def __init__(self, name: str, turns: Turns) -> None:
         self._name, self._turns = name, turns
 
-    def open(self, target: Target, room: Room) -> dict[str, Any]:
+    def open(self, target: BenchTarget, room: Room) -> dict[str, Any]:
         return {"load_s": 0.1, "backend": "scripted", **self._turns.facts}
 
     def run(self, workload: Workload, seed: int) -> Sample:
@@ -64,7 +64,7 @@ class FakeWorker:
 
 
 def runner_of(names: str, turns: Turns, effort: Effort, folder: Path, notes: Notes | None = None) -> Runner:
-    def start(target: Target, reporter: Reporter) -> WorkerProcess:
+    def start(target: BenchTarget, reporter: BenchReporter) -> WorkerProcess:
         return FakeWorker(target.model, turns)  # type: ignore[return-value]
 
     configurations = [configuration_of(target_of(folder, name)) for name in names]
@@ -158,7 +158,7 @@ def test_real_processes_are_measured_and_a_slower_one_is_slower(tmp_path: Path) 
 
 
 def test_a_target_that_cannot_be_opened_is_a_failure_with_its_reason(tmp_path: Path) -> None:
-    missing = Target("gone", str(tmp_path / "gone.json"), backend="scripted")
+    missing = BenchTarget("gone", str(tmp_path / "gone.json"), backend="scripted")
     outcome = Runner([configuration_of(missing)], rounds(1), Notes()).run()
     assert isinstance(outcome.trials[0].failure, LlmrunError)
     assert "gone.json" in str(outcome.trials[0].failure)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmrun.bench.measuring.sweep import (
     MOST_CONFIGURATIONS,
-    Target,
+    BenchTarget,
     configurations,
     local_targets,
     numbers,
@@ -93,7 +93,7 @@ def test_every_value_is_measured_with_every_other_and_the_first_is_the_first_typ
 
 
 def test_a_name_says_only_what_differs() -> None:
-    alone = configurations([Target("a", "a.gguf")], [synthetic(1, 1, 0, 1)])
+    alone = configurations([BenchTarget("a", "a.gguf")], [synthetic(1, 1, 0, 1)])
     assert [one.name for one in alone] == [""]
     cached = local_targets([("a", "a"), ("b", "b")], ["cpu"], [None], ["f16", "q8_0"], ["auto"])
     assert [one.name for one in configurations(cached, [synthetic(1, 1, 0, 1)])] == [
@@ -105,11 +105,11 @@ def test_a_name_says_only_what_differs() -> None:
 
 
 def test_an_endpoint_stands_beside_a_file_by_its_address() -> None:
-    targets = [Target("m", "m.gguf", backend="cpu"), remote_target("http://localhost:1234/v1#big")]
+    targets = [BenchTarget("m", "m.gguf", backend="cpu"), remote_target("http://localhost:1234/v1#big")]
     assert targets[1].model == "big"
     names = [one.name for one in configurations(targets, [synthetic(1, 1, 0, 1)])]
     assert names == ["m, cpu", "big, localhost:1234"]
-    unnamed = [Target("m", "m.gguf"), remote_target("http://localhost:1234/v1")]
+    unnamed = [BenchTarget("m", "m.gguf"), remote_target("http://localhost:1234/v1")]
     assert [one.name for one in configurations(unnamed, [synthetic(1, 1, 0, 1)])][1] == "localhost:1234"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llmrun.bench.measuring.sweep import Room, Target
+from llmrun.bench.measuring.sweep import BenchTarget, Room
 from llmrun.bench.measuring.worker_process import WorkerProcess
 from llmrun.bench.measuring.workload import synthetic
 from llmrun.errors import BackendCrashed, BadGGUF, LlmrunError, ModelFileError, UsageError
@@ -46,9 +46,9 @@ def test_an_error_comes_back_as_what_it_was(tmp_path: Path) -> None:
     broken.write_bytes(b"GGUF" + bytes(40))
     with worker() as process:
         with pytest.raises((BadGGUF, ModelFileError), match=r"broken\.gguf"):
-            process.open(Target("broken", str(broken), backend="cpu"), ROOM)
+            process.open(BenchTarget("broken", str(broken), backend="cpu"), ROOM)
         with pytest.raises(UsageError, match="not a script"):
-            process.open(Target("none", str(tmp_path / "none.json"), backend="scripted"), ROOM)
+            process.open(BenchTarget("none", str(tmp_path / "none.json"), backend="scripted"), ROOM)
         process.open(target_of(tmp_path), ROOM)
         assert process.run(SHORT, seed=1).requests
 

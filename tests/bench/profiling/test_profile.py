@@ -12,7 +12,7 @@ from llmrun.backends.cpu.backend import MAX_ROWS, CpuBackend
 from llmrun.backends.cpu.lowering.needs import Needs, StepShape
 from llmrun.backends.cpu.ops.registry import needs_of_step
 from llmrun.backends.model_needs import needs_of_plan
-from llmrun.bench.profiling.profile import Limits, OpProfile, Profile, Spent, StepProfile, profile
+from llmrun.bench.profiling.profile import OpProfile, Profile, SpeedLimits, Spent, StepProfile, profile
 from llmrun.gguf.reader import open_gguf
 from llmrun.plan.plan import Plan
 from tests.support.backends.seam_contract import batch_of, rows
@@ -135,7 +135,7 @@ def test_the_machine_was_measured(found: Profile) -> None:
 
 
 def test_shares_are_of_the_limits_and_the_nearer_one_bounds() -> None:
-    limits = Limits(read_bandwidth=100.0, multiply_rate=1000.0)
+    limits = SpeedLimits(read_bandwidth=100.0, multiply_rate=1000.0)
     read = Spent(2.0, 0.5, Needs(weight_bytes=90, kv_bytes=10, activation_bytes=1000, products=200), limits)
     assert (read.bytes_per_second, read.products_per_second) == (50.0, 100.0)
     assert (read.bandwidth_share, read.multiply_share, read.share, read.bound) == (0.5, 0.1, 0.5, "memory")

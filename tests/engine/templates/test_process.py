@@ -21,14 +21,14 @@ from llmrun.engine.requests import ChatPrompt, Request
 from llmrun.engine.templates import process as module
 from llmrun.engine.templates.abilities import TemplateAbilities
 from llmrun.engine.templates.frames import FrameTooLong, decoded, encoded, read_frame, write_frame
-from llmrun.engine.templates.process import Limits, TemplateProcess
+from llmrun.engine.templates.process import RenderLimits, TemplateProcess
 from llmrun.errors import LlmrunError, TemplateRefused
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.hostile_templates import HARMLESS, HOSTILE
 from tests.support.templates.template_drafts import hostile_draft
 from tests.support.templates.template_runs import Ended, ended_all
 
-QUICK = Limits(cpu_s=0.05)  # of what runs for ever, the tests wait for the end
+QUICK = RenderLimits(cpu_s=0.05)  # of what runs for ever, the tests wait for the end
 DRAFTS = 200  # scripts/soak_templates renders a hundred thousand
 SEED = 2
 FOR_EVER = "{% for i in range(99999) %}\n{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -37,7 +37,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @pytest.fixture
 def process() -> Iterator[TemplateProcess]:
-    made = TemplateProcess(Limits(cpu_s=0.5))
+    made = TemplateProcess(RenderLimits(cpu_s=0.5))
     yield made
     made.close()
 
@@ -135,7 +135,7 @@ def test_memory_is_looked_at_where_the_system_has_no_limit(
     hoard = (
         "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l, 'a' * 100000 ~ i] %}{% endfor %}"
     )
-    slow = TemplateProcess(Limits(cpu_s=60.0))
+    slow = TemplateProcess(RenderLimits(cpu_s=60.0))
     try:
         assert refusal(slow, hoard).endswith("it needs more than 256 MB of memory")
         assert "longer than" in refusal(process, FOR_EVER)
@@ -319,7 +319,7 @@ def test_whatever_it_does_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch
     program, words = ODD[name]
     command = [sys.executable, "-c", HELPERS + program]
     monkeypatch.setattr(child_processes, "isolated_command", lambda _: command)
-    process = TemplateProcess(Limits(wall_s=1.0 if "after 1 s" in words else 30.0))
+    process = TemplateProcess(RenderLimits(wall_s=1.0 if "after 1 s" in words else 30.0))
     assert words in refusal(process, "{{ x }}", x="a" * 100_000)  # more than a pipe holds
     assert process.abilities("{{ x }}") == TemplateAbilities()
     process.close()

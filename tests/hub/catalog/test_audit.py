@@ -12,7 +12,7 @@ import pytest
 
 import llmrun
 from llmrun.errors import LlmrunError, ModelNotFound, NetworkError
-from llmrun.hub.catalog.audit import Finding, ask_hub, check_entry, with_facts
+from llmrun.hub.catalog.audit import CatalogFinding, ask_hub, check_entry, with_facts
 from llmrun.hub.catalog.entry import CatalogEntry
 from llmrun.hub.catalog.file import read_file
 from llmrun.hub.catalog.lookup import read_whole
@@ -140,14 +140,14 @@ def test_every_file_is_held_against_the_hub_and_each_repository_asked_once(hub: 
 
 def test_facts_are_written_into_their_line_and_nothing_else_changes() -> None:
     shards = (RemoteFile("a", 5, ONE), RemoteFile("b", 6_000, TWO))
-    text = with_facts(CATALOG, Finding("fine:1b", "Q8_0", HubSource("good/repo"), "", shards, True))
+    text = with_facts(CATALOG, CatalogFinding("fine:1b", "Q8_0", HubSource("good/repo"), "", shards, True))
     line = f'quants.Q8_0 = {{ file = "sub/big-00001-of-00002.gguf", size = [5, 6_000], sha256 = ["{ONE}", "{TWO}"] }}'
     assert text == CATALOG.replace('quants.Q8_0 = { file = "sub/big-00001-of-00002.gguf", about = "11.0 KiB" }', line)
     one = (RemoteFile("whole.gguf", 1234, ONE),)
-    text = with_facts(CATALOG, Finding("fine:2b", "Q8_0", HubSource("good/repo"), "", one, True))
+    text = with_facts(CATALOG, CatalogFinding("fine:2b", "Q8_0", HubSource("good/repo"), "", one, True))
     assert f'quants.Q8_0 = {{ file = "whole.gguf", size = 1_234, sha256 = "{ONE}" }}' in text
     with pytest.raises(LlmrunError, match=r"fine:2b: quants\.F16: not on a line of its own"):
-        with_facts(CATALOG, Finding("fine:2b", "F16", HubSource("good/repo"), "", one, True))
+        with_facts(CATALOG, CatalogFinding("fine:2b", "F16", HubSource("good/repo"), "", one, True))
 
 
 def test_the_script_says_calmly_that_all_holds(hub: CatalogHub, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_an_endpoint_that_huggingface_hub_cannot_take_apart_is_told(monkeypatch:
 def test_sizes_can_be_written_where_no_sha256_is_told(tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG)
-    found = Finding(
+    found = CatalogFinding(
         "fine:2b", "Q8_0", HubSource("good/repo", "whole.gguf"), "", (RemoteFile("whole.gguf", 7, None),), True
     )
     assert 'quants.Q8_0 = { file = "whole.gguf", size = 7 }' in with_facts(CATALOG, found)

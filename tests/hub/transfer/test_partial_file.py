@@ -19,7 +19,7 @@ from llmrun.errors import DoesNotFit, LlmrunError
 from llmrun.hub.local import safe_writes
 from llmrun.hub.local.open_models import alone_with
 from llmrun.hub.transfer import partial_file
-from llmrun.hub.transfer.partial_file import PartialFile, Run, is_begun, journal_of, remove
+from llmrun.hub.transfer.partial_file import ByteRun, PartialFile, is_begun, journal_of, remove
 from tests.support.hub.small_disks import SmallDisk
 
 DATA = bytes(range(256)) * 8
@@ -42,7 +42,7 @@ def put(to: PartialFile, start: int, end: int) -> None:
     to.end(run)
 
 
-def put_in_pieces(to: PartialFile, run: Run, data: bytes) -> None:
+def put_in_pieces(to: PartialFile, run: ByteRun, data: bytes) -> None:
     for start in range(0, len(data), 1 << 16):
         to.write(run, data[start : start + (1 << 16)])
 

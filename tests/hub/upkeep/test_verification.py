@@ -17,7 +17,7 @@ from llmrun.hub.names.model_sources import Expected, HubSource
 from llmrun.hub.progress_reporter import Silent
 from llmrun.hub.upkeep import verification
 from llmrun.hub.upkeep.inventory import models
-from llmrun.hub.upkeep.verification import Verdict, verify
+from llmrun.hub.upkeep.verification import VerificationResult, verify
 from tests.support.gguf.gguf_bytes import RawGGUF, RawTensor, string
 from tests.support.hub.model_stores import Stores, gguf, sha256
 from tests.support.models.downloads import SMOLLM2_SHA256, smollm2
@@ -34,7 +34,7 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
     return made
 
 
-def verdict(*promised: Expected) -> Verdict:
+def verdict(*promised: Expected) -> VerificationResult:
     (model,) = models()
     return verify(model, promised, Silent())
 
@@ -42,7 +42,7 @@ def verdict(*promised: Expected) -> Verdict:
 def test_a_whole_model_is_remembered_as_one(stores: Stores) -> None:
     (link,) = stores.shared("org/name", {"m.gguf": ONE})
     found = verdict()
-    assert found == Verdict("hf:org/name/m.gguf", (sha256(ONE),), (sha256(ONE),), 1, ())
+    assert found == VerificationResult("hf:org/name/m.gguf", (sha256(ONE),), (sha256(ONE),), 1, ())
     assert not found.has_other_bytes
     assert known_digest(link) == sha256(ONE)
 
@@ -76,7 +76,7 @@ def test_a_flipped_bit_is_found_though_time_and_size_are_the_same_and_the_model_
 
 def test_where_nobody_says_what_the_bytes_must_be_the_record_does(stores: Stores) -> None:
     path = stores.own("m.gguf", ONE)
-    assert verdict() == Verdict(str(path), (sha256(ONE),), ("",), 1, ())
+    assert verdict() == VerificationResult(str(path), (sha256(ONE),), ("",), 1, ())
     assert verdict().expected == (sha256(ONE),)
     path.write_bytes(TWO)
     for _ in range(2):  # it is not forgotten when it is told

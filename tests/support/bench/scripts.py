@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from llmrun.bench.measuring.sweep import Configuration, Target
+from llmrun.bench.measuring.sweep import BenchTarget, Configuration
 from llmrun.bench.measuring.workload import Workload, synthetic
 
 SHORT = synthetic(8, 4, 0, 1)
 
 
-def target_of(folder: Path, name: str = "model", *, step_seconds: float = 0.0, **options: int) -> Target:
+def target_of(folder: Path, name: str = "model", *, step_seconds: float = 0.0, **options: int) -> BenchTarget:
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"step_seconds": step_seconds, **options}))
-    return Target(name, str(path), backend="scripted")
+    return BenchTarget(name, str(path), backend="scripted")
 
 
-def configuration_of(target: Target, workload: Workload = SHORT) -> Configuration:
+def configuration_of(target: BenchTarget, workload: Workload = SHORT) -> Configuration:
     return Configuration(target.model, target, workload)
 
 

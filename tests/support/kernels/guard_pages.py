@@ -338,7 +338,7 @@ def run_tokenizers(memory: GuardedMemory) -> bytes:
 def run_machine() -> None:
     """What measures the machine; its results are speeds."""
     _say("limits.read")
-    here = limits.Machine(1, memory_bytes=1 << 20)
+    here = limits.MachineLimits(1, memory_bytes=1 << 20)
     here.read_bandwidth()
     _say("limits.multiply")
     here.multiply_rate()

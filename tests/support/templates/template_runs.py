@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from llmrun.engine.templates.process import Limits, TemplateProcess
+from llmrun.engine.templates.process import RenderLimits, TemplateProcess
 from llmrun.errors import TemplateRefused
 
 PROCESS = TemplateProcess()  # for all tests of one pytest process; it ends when that does
@@ -60,7 +60,7 @@ def ended(process: TemplateProcess, source: str) -> Ended:
     return Ended(outcome, said, time.perf_counter() - started)
 
 
-def ended_all(sources: Sequence[str], limits: Limits) -> list[Ended]:
+def ended_all(sources: Sequence[str], limits: RenderLimits) -> list[Ended]:
     """`ended` in two processes at once, in the order of `sources`."""
 
     def run(part: Sequence[str]) -> list[Ended]:

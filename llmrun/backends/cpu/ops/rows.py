@@ -71,7 +71,7 @@ def _bias_needs(op: Bias, kv_type: str, step: StepShape) -> Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _CopiedPart:
     """What is taken from a row for each part of another; in bytes."""
 
     of: Buffer
@@ -83,8 +83,8 @@ class _Part:
 def _slice(work: Lowering, op: Slice) -> None:
     """Copied: what reads a row takes what follows its last feature for zeros."""
     x = work.buffers[op.x]
-    part = _Part(x, FLOAT * op.first, FLOAT * op.x.width // op.groups, FLOAT * op.out.width // op.groups)
-    _parts(work, part, _Part(_NOTHING, 0, 0, 0), op.groups, op.out)
+    part = _CopiedPart(x, FLOAT * op.first, FLOAT * op.x.width // op.groups, FLOAT * op.out.width // op.groups)
+    _parts(work, part, _CopiedPart(_NOTHING, 0, 0, 0), op.groups, op.out)
 
 
 def _concat(work: Lowering, op: Concat) -> None:
@@ -93,10 +93,10 @@ def _concat(work: Lowering, op: Concat) -> None:
     of_a = FLOAT * op.out.width // op.groups - of_b
     is_broadcast = FLOAT * op.a.width == of_a
     a, b = work.buffers[op.a], work.buffers[op.b]
-    _parts(work, _Part(a, 0, 0 if is_broadcast else of_a, of_a), _Part(b, 0, of_b, of_b), op.groups, op.out)
+    _parts(work, _CopiedPart(a, 0, 0 if is_broadcast else of_a, of_a), _CopiedPart(b, 0, of_b, of_b), op.groups, op.out)
 
 
-def _parts(work: Lowering, a: _Part, b: _Part, n_parts: int, value: Value) -> None:
+def _parts(work: Lowering, a: _CopiedPart, b: _CopiedPart, n_parts: int, value: Value) -> None:
     out = work.place(value, private=True)
     words = ConcatWords(
         a=a.of.address + a.first,

@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 18
 _ROUNDS = 60_000_000  # 0.1 s: a thread that starts late costs a few percent
 
 
-class Machine:
+class MachineLimits:
     """Measures with a number of threads; holds `memory_bytes` to read, more than fits in any cache."""
 
     def __init__(self, n_threads: int, memory_bytes: int = 1 << 30) -> None:

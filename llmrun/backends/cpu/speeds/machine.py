@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmrun import __version__, folders
 from llmrun.backends.cpu.speeds.figures import WIDTHS, AttentionSpeed, LinearSpeed, RowSpeed
-from llmrun.backends.cpu.speeds.limits import Machine
+from llmrun.backends.cpu.speeds.limits import MachineLimits
 from llmrun.backends.cpu.speeds.ops import OpSpeeds
 from llmrun.compiled.levels import host_target
 
@@ -70,7 +70,7 @@ class Speeds:
         """Bytes a second from memory, all threads together: the limit, which no backend passes."""
         kept = self.known.get("limits", {})
         if kept.keys() != {"read"} or not _are_speeds(list(kept.values())):
-            machine = Machine(self.n_threads, _MACHINE_BYTES)
+            machine = MachineLimits(self.n_threads, _MACHINE_BYTES)
             kept = self.known["limits"] = {"read": sorted(machine.read_bandwidth() for _ in range(3))[1]}
         return float(kept["read"])
 

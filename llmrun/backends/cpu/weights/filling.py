@@ -40,14 +40,14 @@ class Filling:
     def __init__(self, packed: Mapping[str, PackedMatrix]) -> None:
         kernels = load_kernels([packing_kernel(entry.matrix.kind) for entry in packed.values()])
         parts = [
-            _Part(entry, kernels[packing_kernel(entry.matrix.kind)], first)
+            _MatrixPart(entry, kernels[packing_kernel(entry.matrix.kind)], first)
             for entry in packed.values()
             for first in range(0, entry.layout.n_groups, _part_groups(entry))
         ]
         self._parts_of = Counter(part.packed.matrix.name for part in parts)
         self._staging_bytes = max((part.rows * part.packed.matrix.row_bytes for part in parts), default=0)
         self._waiting = deque(parts)
-        self._ended: SimpleQueue[_Part | BaseException] = SimpleQueue()
+        self._ended: SimpleQueue[_MatrixPart | BaseException] = SimpleQueue()
 
     def finish(self, progress: Progress | None = None) -> None:
         """Return when everything is packed. Raises what reading raised."""
@@ -117,7 +117,7 @@ def _part_groups(packed: PackedMatrix) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _MatrixPart:
     """Groups of a matrix from `first` on, as many as are read at a time."""
 
     packed: PackedMatrix
@@ -138,7 +138,7 @@ class _Packer:
         self._op = np.zeros(records.OP_WORDS, np.int64)
         self._op[records.OP_CLAIM // records.WORD] = address_of(self._claims)
 
-    def pack(self, part: _Part) -> None:
+    def pack(self, part: _MatrixPart) -> None:
         matrix, layout, rows = part.packed.matrix, part.packed.layout, part.rows
         source = self._staging[: rows * matrix.row_bytes]
         matrix.read_into(part.first * GROUP_ROWS * matrix.row_bytes, source)

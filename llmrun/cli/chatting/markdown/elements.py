@@ -199,7 +199,7 @@ def _stacked(head: Sequence[Text], body: Sequence[Sequence[Text]], limit: int) -
             yield from wrapped(Text.assemble(name, ": ", cell) if name and cell is not None else name or cell, limit)
 
 
-class _Answer(markdown.Markdown):
+class _AnswerMarkdown(markdown.Markdown):
     elements: ClassVar[dict[str, type[markdown.MarkdownElement]]] = {
         **markdown.Markdown.elements,
         "paragraph_open": _Paragraph,
@@ -229,7 +229,7 @@ class Renderer:
             height=25,
             legacy_windows=False,
         )
-        self._answer = _Answer("", hyperlinks=False)
+        self._answer = _AnswerMarkdown("", hyperlinks=False)
 
     def rows(self, tokens: list[Token], width: int) -> list[Row]:
         """Render prepared tokens (see tokens.py) as rows of at most `width` columns; code may be wider."""

@@ -31,7 +31,7 @@ _LATEX = frozenset("()[]{}\\,;:!")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MarkdownBlock:
     """A top-level block, or one item of a top-level list.
 
     tokens     markdown-it's, complete in themselves: an item is in a list of its own
@@ -56,22 +56,22 @@ class Block:
         return any(token.content for token in self.tokens if token.type == "inline")
 
 
-def blocks_of(source: str, continued: Block | None = None) -> list[Block]:
+def blocks_of(source: str, continued: MarkdownBlock | None = None) -> list[MarkdownBlock]:
     """Parse a text into its blocks, in order. `continued` is the item that the text began with when it was cut off."""
     lines = source.split("\n")
-    blocks: list[Block] = []
+    blocks: list[MarkdownBlock] = []
     for tokens in _siblings(_parser().parse(source)):
         first, last = tokens[0].map or (0, 0)
         if any(token.level >= _DEEPEST for token in tokens):
-            blocks.append(Block(_as_written(lines[first:last]), first))
+            blocks.append(MarkdownBlock(_as_written(lines[first:last]), first))
         elif tokens[0].type in ("bullet_list_open", "ordered_list_open"):
             blocks.extend(_items(tokens, lines, None if blocks else continued))
         else:
-            blocks.append(Block(tokens, first))
+            blocks.append(MarkdownBlock(tokens, first))
     return blocks
 
 
-def first_unfinished(blocks: Sequence[Block], lines: Sequence[str]) -> int:
+def first_unfinished(blocks: Sequence[MarkdownBlock], lines: Sequence[str]) -> int:
     """The index of the first block that more text may change; `lines` are the source's.
 
     It is the last one, or the one before when the last one may become part of that: after "text", the line "#" is an
@@ -102,7 +102,7 @@ def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
             begin = at + 1
 
 
-def _items(tokens: Sequence[Token], lines: Sequence[str], continued: Block | None) -> Iterator[Block]:
+def _items(tokens: Sequence[Token], lines: Sequence[str], continued: MarkdownBlock | None) -> Iterator[MarkdownBlock]:
     """The items of a list, or the list as one block if an item is indented: alone, that might mean something else."""
     opening, *inside, closing = tokens
     if continued is not None and continued.kind == opening.type:
@@ -116,7 +116,7 @@ def _items(tokens: Sequence[Token], lines: Sequence[str], continued: Block | Non
     for item, first in zip(items, firsts, strict=True):
         opened = copy(opening)
         opened.attrs, opened.map = {"start": number}, [first, first]
-        yield Block([opened, *item, closing], first, number, continues)
+        yield MarkdownBlock([opened, *item, closing], first, number, continues)
         number, continues = number + 1, True
 
 

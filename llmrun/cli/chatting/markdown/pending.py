@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from markdown_it.token import Token
 
 from llmrun.cli.chatting.markdown.elements import WIDEST_TEXT, Renderer
-from llmrun.cli.chatting.markdown.parse import HEAD_OF_A_TABLE, Block, blocks_of, first_unfinished, follows_blank
+from llmrun.cli.chatting.markdown.parse import (
+    HEAD_OF_A_TABLE,
+    MarkdownBlock,
+    blocks_of,
+    first_unfinished,
+    follows_blank,
+)
 from llmrun.cli.chatting.markdown.rows import Row, columns_of, folded, ink, without_beginning, without_last_word
 from llmrun.cli.chatting.markdown.tokens import prepared
 
@@ -27,7 +33,7 @@ class Pending:
         self._color = color
         self._renderer = Renderer(color=color)
         self._begun = False  # something has been written
-        self._first: Block | None = None  # what the source began with when it was cut off
+        self._first: MarkdownBlock | None = None  # what the source began with when it was cut off
         self._left = ""  # ink of the first unfinished block that stays on the screen, see `leave`
         self._drawn = ""  # ink of the first unfinished block that is on the screen now
         self._drawn_rows = 0
@@ -75,7 +81,7 @@ class Pending:
         return self._drawn_rows
 
     def _unfinished(
-        self, block: Block, others: Sequence[Block], lines: list[str], width: int, room: int
+        self, block: MarkdownBlock, others: Sequence[MarkdownBlock], lines: list[str], width: int, room: int
     ) -> tuple[list[Row], list[Row]]:
         """Do what `advance` does for the first unfinished block, and for others that may become a part of it."""
         all_rows = self._rows(block, lines, width)
@@ -106,7 +112,7 @@ class Pending:
         alive += below
         return done, alive[-room:] if room > 0 else []
 
-    def _cut_code(self, block: Block, lines: list[str], width: int) -> None:
+    def _cut_code(self, block: MarkdownBlock, lines: list[str], width: int) -> None:
         """Cut off lines of code that are written, if the others look the same without them."""
         before = self._rows(block, lines, width)
         head = 1 if before[0] else 2  # rows above the code
@@ -117,7 +123,7 @@ class Pending:
             gone = sum(len(ink(row)) for row in before[: head + written])
             self.source, self._left = "\n".join(rest), "".join(map(ink, after[:head])) + self._left[gone:]
 
-    def _rows(self, block: Block, lines: list[str], width: int, *, gap: bool = False) -> list[Row]:
+    def _rows(self, block: MarkdownBlock, lines: list[str], width: int, *, gap: bool = False) -> list[Row]:
         rows = self._renderer.rows(prepared(block.tokens, lines, color=self._color), width)
         if (self._begun or gap) and (not block.continues or follows_blank(block.first, lines)):
             rows.insert(0, [])
@@ -134,7 +140,7 @@ _UNDECIDED = re.compile(r"[*_~`\[\]<&\\|]")
 _MAY_GO_ON = ("*", "_", "~", "`", "!")
 
 
-def _certain_rows(block: Block, rows: int) -> int:
+def _certain_rows(block: MarkdownBlock, rows: int) -> int:
     """Return how many of an unfinished block's first rows no further text can change."""
     if block.kind == "fence":
         return rows - 1

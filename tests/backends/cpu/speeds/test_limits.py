@@ -35,6 +35,6 @@ def test_multiplying_makes_every_product(level: str) -> None:
 
 
 def test_both_limits_are_rates_of_a_computer() -> None:
-    here = limits.Machine(1, memory_bytes=1 << 26)
+    here = limits.MachineLimits(1, memory_bytes=1 << 26)
     assert 1e8 < here.read_bandwidth() < 1e13
     assert 1e8 < here.multiply_rate() < 1e14
