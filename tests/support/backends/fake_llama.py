@@ -26,15 +26,15 @@ def fake_llama(folder: Path, *, when_imported: str = "", when_decoding: str = ""
     package = folder / "llama_cpp"
     package.mkdir(parents=True)
     for entry in real.iterdir():
-        if entry.name not in ("backend.py", "__pycache__"):
+        if entry.name not in ("llama_cpp.py", "__pycache__"):
             (package / entry.name).symlink_to(entry)
-    body = (real / "backend.py").read_text(encoding="utf-8")
+    body = (real / "llama_cpp.py").read_text(encoding="utf-8")
     # `from __future__` must stay first: what runs at the import stands behind the module's own imports.
     source = body.replace("\nimport ctypes\n", f"\nimport ctypes\n{when_imported}\n", 1) if when_imported else body
     if when_decoding:
         indented = "".join(f"    {line}\n" for line in when_decoding.splitlines())
         source += f"\n\ndef llama_decode(*arguments):\n{indented}    return 0\n"
-    (package / "backend.py").write_text(f"{source}\n{more}\n", encoding="utf-8")
+    (package / "llama_cpp.py").write_text(f"{source}\n{more}\n", encoding="utf-8")
     return folder
 
 
