@@ -122,7 +122,7 @@ def test_a_driver_that_hangs_is_given_up(cache: Path, tmp_path: Path) -> None:
     package = tmp_path / "hanging" / "llama_cpp"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "backend.py").write_text("import time\ntime.sleep(600)")
+    (package / "llama_cpp.py").write_text("import time\ntime.sleep(600)")
     code = (
         f"import sys; sys.path.insert(0, {str(package.parent)!r})\n"
         "from llmrun.backends import llama_probe\nllama_probe._LIMIT_S = 0.5\nprint(llama_probe.gpus().reason)"
@@ -160,7 +160,7 @@ def test_an_installation_that_does_not_load_is_a_reason(cache: Path, tmp_path: P
     package = tmp_path / "broken" / "llama_cpp"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "backend.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')")
+    (package / "llama_cpp.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')")
     code = (
         f"import sys; sys.path.insert(0, {str(package.parent)!r})\n"
         "from llmrun.backends.llama.probe import gpus\nprint(gpus().reason)"
