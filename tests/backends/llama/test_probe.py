@@ -125,7 +125,7 @@ def test_a_driver_that_hangs_is_given_up(cache: Path, tmp_path: Path) -> None:
     (package / "llama_cpp.py").write_text("import time\ntime.sleep(600)")
     code = (
         f"import sys; sys.path.insert(0, {str(package.parent)!r})\n"
-        "from llmrun.backends import llama_probe\nllama_probe._LIMIT_S = 0.5\nprint(llama_probe.gpus().reason)"
+        "from llmrun.backends.llama import probe\nprobe._LIMIT_S = 0.5\nprint(probe.gpus().reason)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout == "llama.cpp died while looking for GPUs: SIGKILL\n"
