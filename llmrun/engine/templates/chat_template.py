@@ -1,6 +1,6 @@
-"""A conversation becomes one text: which chat template, with which variables, and what stays mere text in it.
+"""Writes a conversation as one text: with which chat template and variables, and what must stay plain text in it.
 
-The variables are those `transformers` gives, and an answer to be continued is cut where `transformers` cuts it.
+The variables are those that `transformers` sets, and an answer to be continued is cut where `transformers` cuts it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from llmrun.types import ModelInfo
 
 _KEY = "tokenizer.chat_template"
-_TOOL_KEY = "tokenizer.chat_template.tool_use"  # a second template that some files bring for conversations with tools
+_TOOL_KEY = "tokenizer.chat_template.tool_use"  # a second template that some files have, for conversations with tools
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # names for past thinking that programs send
-# At the end of an answer to be continued; its space tells whether the template trims. The mark is that of
-# `transformers`, which a template may know (LFM2.5's does).
+# Put at the end of an answer to be continued; its space shows whether the template trims. The mark is the one of
+# `transformers`, which some templates know (LFM2.5's does).
 _GOES_ON = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A chat template's source and where it is from.
+    """A chat template's source and where it comes from.
 
-    origin       "model" (the file's own), "user" (given by the caller) or "fallback" (chosen for the vocabulary)
+    origin       "model" (the file's own), "user" (given by the caller) or "fallback" (its family's)
     name         "tokenizer.chat_template", "--chat-template", or the family's name ("chatml")
     tool_source  used instead of `source` when the conversation has tools
     """
@@ -45,8 +45,8 @@ class ChatTemplate:
 
         Every string of messages, tools and template_kwargs is protected, so that only the template's own words can
         become control tokens. An answer to be continued ends the text: nothing comes after its last word. Raises
-        TemplateRefused for all that can go wrong in a template, and UsageError when template_kwargs sets what is set
-        here.
+        TemplateRefused for anything that goes wrong in a template, and UsageError if template_kwargs sets a variable
+        that is set here.
         """
         variables: dict[str, Any] = {
             "add_generation_prompt": prompt.add_generation_prompt,
@@ -68,7 +68,7 @@ class ChatTemplate:
         return text if continued is None else self._cut(text, continued)
 
     def _cut(self, text: str, continued: str) -> str:
-        """The text up to the end of the answer to be continued."""
+        """Return the text up to the end of the answer to be continued."""
         end = text.rfind(_GOES_ON.rstrip())
         if end < 0 or continued.strip() not in text:
             raise TemplateRefused(f"chat template leaves out some of the answer to be continued: {self.name}")
@@ -77,9 +77,9 @@ class ChatTemplate:
 
 
 def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) -> ChatTemplate | None:
-    """The template given by the user, else the model's own, else its family's; None when there is none of them.
+    """Return the user's template, else the model's own, else its family's, else None.
 
-    Raises BadGGUF when the file's template is not a string.
+    Raises BadGGUF if the file's template is not a string.
     """
     if given is not None:
         return ChatTemplate(given, "user", "--chat-template")
@@ -94,7 +94,7 @@ def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) ->
 
 
 def _with_reasoning(messages: Sequence[Any]) -> list[Any]:
-    """Past thinking under the name that most templates look for, and under that of gpt-oss, whatever it came as."""
+    """Give past thinking the name that most templates look for, and that of gpt-oss, whatever name it came under."""
     named = []
     for message in messages:
         given = (message.get(key) for key in _REASONING_KEYS) if isinstance(message, dict) else ()
@@ -106,7 +106,7 @@ def _with_reasoning(messages: Sequence[Any]) -> list[Any]:
 
 
 def _mark_continued(messages: Sequence[Any]) -> str | None:
-    """Puts the mark at the end of a last message that is an answer; what that said before, or None."""
+    """Put the mark at the end of the last message if that is an answer; return its text without the mark, or None."""
     last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
     if last.get("role") != "assistant":
         return None
@@ -128,7 +128,7 @@ def _spelled(tokenizer: Tokenizer, token: int | None) -> str:
 
 
 def _protected(value: Any, tokenizer: Tokenizer) -> Any:
-    """A copy of a JSON-like value with every string in it, keys too, protected."""
+    """Return a copy of a JSON-like value in which every string, including keys, is protected."""
     if isinstance(value, str):
         return tokenizer.protect(value)
     if isinstance(value, Mapping):

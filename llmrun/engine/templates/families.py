@@ -1,7 +1,7 @@
-"""Chat templates for files that bring none, one for each family that a vocabulary or a name gives away.
+"""Chat templates for files that have none: one for each family that can be recognized by its vocabulary or name.
 
-The wordings are the families' own, as their model cards print them. A system message goes into the first user turn
-where the family has no system role. None writes a BOS of its own except between turns: `encode_rendered` sees to it.
+The wording is each family's own, from its model cards. If a family has no system role, the system message goes into the
+first user turn. No template writes a BOS except between turns: `encode_rendered` adds the first one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A way of writing conversations.
+    """One family's way of writing conversations.
 
-    controls  control strings the vocabulary must have, each a token
-    end       the control string that ends a turn. A vocabulary whose EOS it is was made for chatting; base models of
-              the same family have the token too, but end their texts otherwise
-    named     the names of models that were made for chatting, where `end` does not tell
+    controls  control strings that the vocabulary must have, each as one token
+    end       the control string that ends a turn. If it is the vocabulary's EOS, the model was made for chatting; base
+              models of the family have the token too, but another EOS
+    named     matches the names of models made for chatting, for cases where `end` does not tell
     """
 
     name: str
@@ -134,7 +134,7 @@ FAMILIES = (
 
 
 def family_of(info: ModelInfo, tokenizer: Tokenizer) -> Family | None:
-    """The family whose conversations the model was made for, or None: a base model, or one nobody told us of."""
+    """Return the family whose conversations the model was made for, or None for base models and unknown families."""
     names = " ".join(str(info.metadata.get(key, "")) for key in ("general.name", "general.finetune"))
     names = f"{info.name} {names}".lower()
     return next((family for family in FAMILIES if _fits(family, names, tokenizer)), None)
@@ -148,6 +148,6 @@ def _fits(family: Family, names: str, tokenizer: Tokenizer) -> bool:
 
 
 def _token(tokenizer: Tokenizer, control: str) -> int | None:
-    """The id of a control string, or None when it is not a token of its own."""
+    """Return the id of a control string, or None if it is not a single token."""
     ids = tokenizer.encode(control, add_special=False, parse_special=True).tolist()
     return ids[0] if len(ids) == 1 and tokenizer.token_text(ids[0]) == control else None

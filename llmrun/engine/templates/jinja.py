@@ -1,4 +1,4 @@
-"""Jinja2's own sandbox, set up as `transformers` sets up its own. Only worker.py and its helpers import this."""
+"""Jinja2's sandbox, set up as in `transformers`. Only worker.py and its helpers import this."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _LONGEST_WORDS = 10_000  # characters of an error
 
 
 class ConversationRefused(Exception):  # named for what the template says, which is not an error of ours
-    """`raise_exception` was called."""
+    """The template called `raise_exception`."""
 
 
 class TemplateFailed(Exception):
-    """The template is no template, or it went wrong. Its text says where and why."""
+    """The source is not a valid template, or rendering it failed. The message says where and why."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the model said, for training. Here it is just its body."""
+    """`{% generation %}...{% endgeneration %}` marks the model's words for training. Only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
 
@@ -38,7 +38,7 @@ class GenerationTag(Extension):
 
 
 def render(source: str, variables: Mapping[str, Any], now: datetime) -> str:
-    """The text a template makes at a time.
+    """Render a template; `now` is the time that it sees.
 
     Raises ConversationRefused, TemplateFailed, MemoryError and RecursionError.
     """
@@ -54,7 +54,7 @@ def render(source: str, variables: Mapping[str, Any], now: datetime) -> str:
 
 
 def parse(source: str) -> nodes.Template:
-    """The syntax tree of a template. Raises TemplateFailed, MemoryError and RecursionError."""
+    """Return the syntax tree of a template. Raises TemplateFailed, MemoryError and RecursionError."""
     try:
         return _ENVIRONMENT.parse(source)
     except (MemoryError, RecursionError):
@@ -70,7 +70,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as the filter of `transformers` writes it; Jinja2's own would escape `<`, `>`, `&` and `'` for HTML."""
+    """Write JSON like the filter of `transformers`; Jinja2's own would escape `<`, `>`, `&` and `'` for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -96,7 +96,7 @@ def _compiled(source: str) -> Template:
 
 
 def _place(error: Exception, template: Template | None) -> str:
-    """ "line 7: ", when it is known."""
+    """Return "line 7: ", or nothing if the line is unknown."""
     line = error.lineno if isinstance(error, TemplateSyntaxError) else None
     trace = error.__traceback__
     while trace is not None and template is not None:

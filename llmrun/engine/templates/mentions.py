@@ -1,4 +1,4 @@
-"""What a template's source speaks of when it speaks of thinking: read from its syntax tree, nothing is run."""
+"""Finds what a template's source says about thinking. It reads the syntax tree and runs nothing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llmrun.engine.templates.jinja import parse
 Constant = str | int | bool
 _OF_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z_]\w{0,40}")
-_MOST = 12  # names, keys and constants of each: a template that knows more is not one
+_MOST = 12  # at most so many names, keys, and constants per name; a real template has fewer
 
 
 @dataclass(frozen=True, slots=True)
 class Mentions:
-    """In the order of the source.
+    """What a source mentions, in its order.
 
-    variables  names of thinking that the template reads, each with the constants it is compared with or given
-    keys       keys of thinking that it may look up in a message, such as "reasoning_content"
-    texts      what it may write: its own words and the constants of its expressions
+    variables  names related to thinking that the template reads, each with the constants it is compared or set to
+    keys       keys related to thinking that it may look up in a message, such as "reasoning_content"
+    texts      what it may write: its own text and the string constants of its expressions
     """
 
     variables: dict[str, list[Constant]]
@@ -31,7 +31,7 @@ class Mentions:
 
 
 def mentions(source: str) -> Mentions:
-    """Raises TemplateFailed for what is no template, MemoryError and RecursionError."""
+    """Read a source. Raises TemplateFailed if it is not a template, MemoryError and RecursionError."""
     variables: dict[str, list[Constant]] = {}
     keys: dict[str, None] = {}
     texts: list[str] = []
@@ -53,7 +53,7 @@ def mentions(source: str) -> Mentions:
 
 
 def _walk(tree: nodes.Node) -> Iterator[nodes.Node]:
-    """Every node, in the order of the source. Not by recursion: the tree may be deep."""
+    """Yield every node, in the order of the source, without recursion: the tree may be deep."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -62,7 +62,7 @@ def _walk(tree: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def _names(node: nodes.Compare | nodes.Assign) -> list[str]:
-    """The variables of thinking that a comparison, or the setting of a default, is about."""
+    """Return the variables related to thinking in a comparison or in the setting of a default."""
     if isinstance(node, nodes.Assign):
         named = [node.target.name] if isinstance(node.target, nodes.Name) else []
     else:

@@ -1,8 +1,8 @@
-"""What a chat template can do, found out by trying it: nothing here knows a model's name.
+"""Finds out what a chat template can do by trying it. Nothing here knows the name of a model.
 
-A template is rendered with small conversations whose texts are marks, and what it made of the marks tells how it
-writes past thinking, and what a variable of its own changes in the end of a prompt, where the answer begins. It is
-read only for the names to try. All this happens in the process that renders, as one request.
+A template is rendered with small conversations whose texts are marks. The result shows how the template writes past
+thinking, and how each of its variables changes the end of a prompt, where the answer begins. The source is read only
+for names to try. All of this happens in the rendering process, as one request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmrun.engine.templates.abilities import TemplateAbilities, ThinkingTags
 from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, render
 from llmrun.engine.templates.mentions import Constant, mentions
 
-_SECONDS = 1.0  # of CPU for all tries together; then it is left at what is known
+_SECONDS = 1.0  # of CPU time for all tries together; after that, what is known so far must do
 _ASKED, _THOUGHT, _SAID, _TOOL, _WORD = "Qzask", "Qzthought", "Qzsaid", "qztool", "qzword"
 _USER = {"role": "user", "content": _ASKED}
 _CALL = {"id": "callabcde", "type": "function", "function": {"name": _TOOL, "arguments": {"a": "b"}}}
@@ -27,13 +27,13 @@ _MARKUP = r"(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\])"
 _LAST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP}|\w{{1,20}})?\Z")  # "<think>", "<|open|>think<|sep|>"
 _FIRST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP})?")
 _WRITTEN_TAG = re.compile(r"</([\w:|]{0,20}think\w{0,20})>", re.IGNORECASE)
-_REPEATED = re.compile(r"['\"]type['\"]: *['\"]th")  # a list of parts that the template writes out as it is
+_REPEATED = re.compile(r"['\"]type['\"]: *['\"]th")  # a list of parts that the template prints verbatim
 _LONGEST_TAG = 200  # characters
 _CLOSED, _FREE, _OPENED = range(3)  # how a prompt ends: thinking is over, the model decides, it has begun
 
 
 def probe(source: str) -> TemplateAbilities:
-    """What the template can do. Raises TemplateFailed for what is no template, MemoryError and RecursionError."""
+    """Find out what a template can do. Raises TemplateFailed if it is not one, MemoryError and RecursionError."""
     tries = _Tries(source)
     named = mentions(source)
     tags = _tags(tries, named.keys, named.variables) or _written_tags(named.texts)
@@ -42,14 +42,14 @@ def probe(source: str) -> TemplateAbilities:
 
 
 class _Tries:
-    """Renders small conversations with one template, until the time is over."""
+    """Renders small conversations with one template until the time is up."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._deadline = process_time() + _SECONDS
 
     def text(self, messages: Sequence[Mapping[str, object]], **variables: object) -> str | None:
-        """None when the template refuses, or when there is no time left to ask it."""
+        """Render a conversation. Returns None if the template refuses it or no time is left."""
         if process_time() > self._deadline:
             return None
         given = {"bos_token": "", "eos_token": "", "tools": None, "add_generation_prompt": True}
@@ -59,7 +59,7 @@ class _Tries:
             return None
 
     def prompt(self, variables: Mapping[str, object] | None = None) -> str | None:
-        """What one question becomes."""
+        """Render a single question."""
         return self.text([_USER], **(variables or {}))
 
 
@@ -67,7 +67,7 @@ class _Tries:
 
 
 def _tags(tries: _Tries, keys: Sequence[str], variables: Mapping[str, Sequence[Constant]]) -> ThinkingTags | None:
-    """By an answer with its thinking: alone, then with a tool call, as some write it only then."""
+    """Find the tags with an answer and its thinking: alone, then with a tool call, as some write them only then."""
     switched_on = dict.fromkeys(variables, True)
     for given in ({}, switched_on) if switched_on else ({},):
         prompt = tries.prompt(given)
@@ -84,11 +84,11 @@ def _past(variables: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _answers(keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Answers with their thinking, under each key; the key most programs send comes first."""
+    """Return answers with thinking under each key; the key that most programs send comes first."""
     found: list[dict[str, Any]] = []
     ordered = sorted(keys, key=lambda key: key != "reasoning_content")
     for calls in ({}, {"tool_calls": [_CALL]}):
-        content = "" if calls else _SAID  # gpt-oss takes only one of both with a call
+        content = "" if calls else _SAID  # with a call, gpt-oss takes content or thinking, not both
         found += [{"role": "assistant", "content": content, key: _THOUGHT, **calls} for key in ordered]
     parts = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _SAID}]
     blocks = [{"type": "thoughts", "text": _THOUGHT}, {"type": "response", "text": _SAID}]
@@ -96,9 +96,9 @@ def _answers(keys: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _tags_in(text: str, prompt: str, plain: str) -> ThinkingTags | None:
-    """The tags in a conversation whose last message has thinking.
+    """Extract the tags from a conversation whose last message has thinking.
 
-    prompt  the same question when an answer is to begin
+    prompt  the same question, at the point where an answer is to begin
     plain   the same conversation without the thinking
     """
     before, _, after = text.partition(_THOUGHT)
@@ -131,7 +131,7 @@ def _tags_in(text: str, prompt: str, plain: str) -> ThinkingTags | None:
 
 
 def _closing(opening: str, between: str) -> str:
-    """What stands after thinking: a tag, one of three parts when `opening` is, or a line of words."""
+    """Return what follows thinking: a tag (in three parts if `opening` has three) or a line of words."""
     word = re.search(r">(\w{1,40})<", opening)
     named = re.match(rf"{_MARKUP}{word[1]}{_MARKUP}", between) if word else None
     first = named or re.match(_MARKUP, between)
@@ -139,19 +139,19 @@ def _closing(opening: str, between: str) -> str:
 
 
 def _tag_of_plain_answers(header: str, prompt: str, known: tuple[str, str]) -> str:
-    """The tag right before an answer without thinking, if it is not what every prompt ends with."""
+    """Return the tag right before an answer without thinking, unless every prompt ends with it."""
     last = _LAST_TAG.search(header)
     return "" if last is None or last[0] in known or last[0] in prompt else last[0]
 
 
 def _answer_closing(end: str) -> str:
-    """The tag after an answer when it is not the last one, which ends the turn."""
+    """Return the tag after an answer, unless it is the last one, which ends the turn."""
     first = _FIRST_TAG.match(end.strip())
     return first[0] if first and first[0] != end.strip() else ""
 
 
 def _written_tags(texts: Sequence[str]) -> ThinkingTags | None:
-    """Tags the template only speaks of: where it cuts thinking off, or tells the model how to write it."""
+    """Find tags that the template only mentions: to cut thinking off, or to tell the model how to write it."""
     for text in texts:
         found = _WRITTEN_TAG.search(text)
         if found:
@@ -172,7 +172,7 @@ class _Switch:
 
 
 def _switch(tries: _Tries, variables: Mapping[str, Sequence[Constant]], tags: ThinkingTags | None) -> _Switch | None:
-    """The variable whose values differ most in how the prompt ends. One that only changes words must be a boolean."""
+    """Find the variable that changes the end of the prompt most. One that only changes words must be a boolean."""
     switches = [_tried(tries, name, constants, tags) for name, constants in variables.items()]
     return max((switch for switch in switches if switch), key=lambda switch: switch.rank, default=None)
 
@@ -186,7 +186,7 @@ def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: Thinki
         return None
     plain = tries.prompt()
     off, off_text = min(prompts, key=lambda each: _ending(each[1], tags))
-    # In doubt what the template does by itself, then the first.
+    # On a tie, prefer what the template does by default, then the first.
     on, on_text = max(
         [*prompts, ({}, plain)], key=lambda each: (_ending(each[1], tags), each[1] == plain, bool(each[0]))
     )
@@ -200,7 +200,7 @@ def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: Thinki
 
 
 def _ending(text: str | None, tags: ThinkingTags | None) -> int:
-    """How a prompt ends: _CLOSED, _FREE or _OPENED."""
+    """Say how a prompt ends: _CLOSED, _FREE or _OPENED."""
     end = (text or "").rpartition(_ASKED)[2].rstrip()
     if tags is None or not end:
         return _FREE

@@ -1,8 +1,8 @@
-"""The process that runs chat templates, seen from the one that uses it: started, asked, watched, and killed.
+"""Starts, asks, watches and kills the process that runs chat templates.
 
-A template comes with the model file, so it is a stranger's program. Jinja2's sandbox keeps it from Python. What that
-does not keep it from is time and memory, and for those there is this process, with the system's limits and ours; nor
-would a hole in the sandbox lead far, from an empty environment with no file open.
+A template comes with the model file, so it is an untrusted program. Jinja2's sandbox keeps it away from Python, but
+does not limit its time and memory. The process does, with the system's limits and our own. A hole in the sandbox would
+not lead far either: the process has an empty environment and no open files.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from llmrun.errors import LlmrunError, TemplateRefused
 if TYPE_CHECKING:
     import psutil
 
-_FIRST_LOOK_S = 0.05  # until then the system's own limits suffice; psutil takes 20 ms to import
+_FIRST_LOOK_S = 0.05  # until then, the system's limits suffice; psutil takes 20 ms to import
 _LOOK_S = 0.01
-# What a long conversation may need for each of its bytes. A text with one emoji in it takes four bytes a character, and
-# a template that splits, trims and joins it makes ten of it.
+# What a long conversation may need per byte. Python stores a text with one emoji in four bytes per character, and a
+# template that splits, trims and joins it makes ten copies.
 _MEMORY_PER_BYTE = 40
 _OUTPUT_PER_BYTE = 8
 _CPU_S_PER_BYTE = 1e-7
@@ -40,12 +40,12 @@ _NONSENSE = "its process gives an answer that means nothing"
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """What one template may need; more only in proportion to a long conversation.
+    """What one template may use; only a long conversation raises this, in proportion.
 
-    cpu_s   seconds of CPU: other programs at work make no template refused
-    wall_s  seconds until it is given up whatever it does
-    memory  bytes of the whole process, some 30 million of them Python's own
-    output  bytes of text: some 4 million tokens
+    cpu_s   seconds of CPU time, so that no template is refused because other programs are busy
+    wall_s  seconds until it is given up, whatever it does
+    memory  bytes of the whole process, about 30 million of them Python's own
+    output  bytes of text: about 4 million tokens
     """
 
     cpu_s: float = 2.0
@@ -54,7 +54,7 @@ class RenderLimits:
     output: int = 1 << 24
 
     def for_request(self, size: int, memory: int) -> RenderLimits:
-        """Those for a request of `size` bytes to a process that has `memory` already."""
+        """Return the limits for a request of `size` bytes to a process that already has `memory`."""
         return replace(
             self,
             cpu_s=self.cpu_s + size * _CPU_S_PER_BYTE,
@@ -72,19 +72,19 @@ class RenderLimits:
 
 
 class TemplateProcess:
-    """Runs the templates of one model. It is started by `start`, or when it is needed. Not thread-safe."""
+    """Runs the templates of one model. The process starts with `start` or on first use. Not thread-safe."""
 
     def __init__(self, limits: RenderLimits | None = None) -> None:
         self._limits = limits or RenderLimits()
         self._process: subprocess.Popen[bytes] | None = None
-        self._memory = 0  # the limit it runs under, which cannot be raised; 0: it has done nothing yet
+        self._memory = 0  # the limit it runs under, which cannot be raised; 0 if it has done nothing yet
 
     def start(self) -> None:
-        """Start the process, and do not wait until it is ready, which takes 60 ms. Raises LlmrunError."""
+        """Start the process without waiting until it is ready, which takes 60 ms. Raises LlmrunError."""
         self._running()
 
     def render(self, source: str, name: str, variables: Mapping[str, Any]) -> str:
-        """The text a template makes. `name` says in errors which template it was. Raises TemplateRefused."""
+        """Render a template. Errors call it `name`. Raises TemplateRefused."""
         try:
             request = encoded({"source": source, "variables": variables, "now": datetime.now().isoformat()})
         except (TypeError, ValueError, RecursionError) as error:
@@ -95,7 +95,7 @@ class TemplateProcess:
         return text
 
     def abilities(self, source: str) -> TemplateAbilities:
-        """What a template can do, found out by trying it: 20 to 200 ms. Nothing where it cannot be rendered."""
+        """Find out what a template can do by trying it, in 20 to 200 ms. Empty if it cannot be rendered."""
         try:
             found = self._asked(encoded({"probe": source}), "", "abilities")
             tags = found["thinking_tags"]
@@ -106,14 +106,14 @@ class TemplateProcess:
             return TemplateAbilities()
 
     def close(self) -> None:
-        """End the process. Idempotent; it starts again when it is needed."""
+        """End the process. Idempotent; the process starts again when needed."""
         process, self._process = self._process, None
         self._memory = 0
         if process is not None:
             process.kill()
             process.wait()
             for pipe in _pipes(process):
-                with contextlib.suppress(OSError):  # half a request may be left in it
+                with contextlib.suppress(OSError):  # half a request may be left in the pipe
                     pipe.close()
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -128,12 +128,12 @@ class TemplateProcess:
         return self._process
 
     def _asked(self, request: bytes, name: str, wanted: str) -> Any:
-        """What is in an answer of the kind `wanted`. Raises TemplateRefused for all others."""
+        """Send a request and return the answer's value. Raises TemplateRefused unless its kind is `wanted`."""
         limits = self._limits.for_request(len(request), self._memory)
         if 0 < self._memory < limits.memory:
             self.close()
         process = self._running()
-        if self._memory == 0:  # no template has run yet: nothing to look at until it is ready
+        if self._memory == 0:  # no template has run yet: nothing to watch until the process is ready
             self._exchange(process, (), limits, name, unwatched_s=limits.wall_s)
         self._memory = limits.memory
         head = encoded({"cpu_s": limits.cpu_s, "memory": limits.memory})
@@ -158,7 +158,7 @@ class TemplateProcess:
         name: str,
         unwatched_s: float = _FIRST_LOOK_S,
     ) -> bytes:
-        """Send frames and return the next one that comes. Raises TemplateRefused when it cannot come within limits."""
+        """Send frames and return the next one that comes. Raises TemplateRefused if none comes within the limits."""
         exchange = _Exchange(process, frames, limits.output)
         try:
             exchange.start()
@@ -173,16 +173,16 @@ class TemplateProcess:
         raise TemplateRefused(f"chat template refused: {name}: {words}")
 
     def _given_up(self, name: str, words: str) -> TemplateRefused:
-        """The error to raise. The process may not be what it was: the next template gets another."""
+        """Return the error to raise. The process may be damaged, so the next template gets a new one."""
         self.close()
         return TemplateRefused(f"chat template refused: {name}: {words}")
 
 
 class _Exchange(threading.Thread):
-    """Sends a request and takes the answer. Either may block for ever: then the process is killed.
+    """Sends a request and receives the answer. Either may block forever; then the process is killed.
 
-    answer   None: it has not come, or there is none
-    trouble  why not, where it is not that the process ended
+    answer   None until it has come, or if there is none
+    trouble  why there is none, unless the process has ended
     """
 
     def __init__(self, process: subprocess.Popen[bytes], frames: Sequence[bytes], longest: int) -> None:
@@ -194,7 +194,7 @@ class _Exchange(threading.Thread):
         self.trouble = ""
 
     def run(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             try:
                 for frame in self._frames:
                     write_frame(self._to, frame)
@@ -204,7 +204,7 @@ class _Exchange(threading.Thread):
 
 
 def _started() -> subprocess.Popen[bytes]:
-    """The process, in a session of its own: Ctrl-C is for this one, which decides."""
+    """Start the process in a session of its own, so that Ctrl-C reaches only its parent, which decides what to do."""
     return subprocess.Popen(
         child_processes.isolated_command("engine.templates.worker"),
         stdin=subprocess.PIPE,
@@ -220,8 +220,8 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     return cast("tuple[IO[bytes], IO[bytes]]", (process.stdin, process.stdout))
 
 
-def _watch(exchange: threading.Thread, pid: int, limits: RenderLimits, unwatched_s: float) -> str:
-    """Wait until the exchange is over; returns what the process needs too much of, or nothing."""
+def _watch(exchange: threading.Thread, pid: int, limits: Limits, unwatched_s: float) -> str:
+    """Wait until the exchange is over. Returns which limit the process has broken, or ""."""
     deadline = time.monotonic() + limits.wall_s
     exchange.join(unwatched_s)
     if not exchange.is_alive():
@@ -229,7 +229,7 @@ def _watch(exchange: threading.Thread, pid: int, limits: RenderLimits, unwatched
     import psutil
 
     most_cpu_s = limits.cpu_s
-    with contextlib.suppress(psutil.Error):  # it has ended
+    with contextlib.suppress(psutil.Error):  # the process has ended
         watched = psutil.Process(pid)
         most_cpu_s += _cpu_s(watched)
         while exchange.is_alive() and time.monotonic() < deadline:

@@ -1,9 +1,13 @@
-"""The process that runs chat templates: `main` answers requests on its standard streams until the first one closes.
+"""The process that runs chat templates: `main` answers requests on stdin and stdout until stdin closes.
 
 An empty frame says that it is ready. A request is two frames: the limits, {"cpu_s", "memory"}, then {"probe": source}
-or {"source", "variables", "now"}.
-An answer is [kind, value]: "text" with what the template wrote, "abilities" with what probing it found, "refuses" (the
-template does not take this conversation) or "failed" (it went wrong) with words, "over" with "memory" or "depth".
+or {"source", "variables", "now"}. An answer is [kind, value]:
+
+"text"       what the template wrote
+"abilities"  what probing it found
+"refuses"    the template's reason for not taking this conversation
+"failed"     what went wrong in the template
+"over"       the limit that it broke: "memory" or "depth"
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, r
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Answer requests until stdin closes."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     write_frame(answers, b"")  # ready
     while (limits := read_frame(requests)) is not None:
@@ -56,16 +60,16 @@ def _abilities(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limit(cpu_s: float, memory: int) -> None:
-    """Have the system hold what the parent holds by looking, where it can: a look may come too late."""
+    """Let the system enforce the parent's limits too, where it can: the parent may look too late."""
     try:
         import resource
     except ImportError:  # Windows
         return
-    enough = math.ceil(process_time() + cpu_s) + 1  # a second more: the parent gives the better reason
+    enough = math.ceil(process_time() + cpu_s) + 1  # a second more, because the parent's error message is better
     for what, soft, hard in (
         (resource.RLIMIT_AS, memory, memory),
         (resource.RLIMIT_CPU, enough, resource.getrlimit(resource.RLIMIT_CPU)[1]),
         (resource.RLIMIT_FSIZE, 0, 0),
     ):
-        with contextlib.suppress(OSError, ValueError):  # macOS, or a limit that is lower already
+        with contextlib.suppress(OSError, ValueError):  # macOS, or the limit is already lower
             resource.setrlimit(what, (soft, hard))
