@@ -1,6 +1,6 @@
 """The sampling parameters, each declared once: settings, flags, checks and requests are derived from here.
 
-This file is apart from types.py because every command reads the settings, and nearly none needs the other types.
+This file is apart from types.py because every command reads the settings, but few need the other types.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SamplingParameter(NamedTuple):
     models.toml.
 
     default   llmrun's own, for models without a recommendation; its type is the parameter's type
-    flags     on the command line; error messages name the first one
+    flags     its flags on the command line; error messages name the first one
     minimum, maximum  inclusive
     gguf_key  where a model file stores its default; None if the format has no such key
     wire      the fields in a request to a server; () if servers know none
@@ -46,7 +46,7 @@ def _declared(parameter: SamplingParameter) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn from the logits. The defaults are llama.cpp's; --help keeps the order of the fields.
+    """How the next token is drawn from the logits. The defaults are llama.cpp's; --help lists them in this order.
 
     The penalties consider the last `repeat_last_n` tokens, prompt included.
     """

@@ -25,16 +25,16 @@ def _explain_to_nobody(words: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """How to open a model. Made once, by whoever read the flags, and handed as it is to the backend.
+    """How to open a model. Made once, by the code that reads the flags, and passed unchanged to the backend.
 
     backend        a name in the registry, or "auto"
-    context_size   tokens that one sequence may hold; None: what fits (context_size.py)
-    max_sequences  that the KV cache holds at once
+    context_size   tokens that one sequence may hold; None: what fits (sizing/context_size.py)
+    max_sequences  sequences that the KV cache holds at once
     threads        None: one per physical core
     kv_type        precision of the KV cache, one of KV_TYPES
     gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; for backends that use GPUs
-    progress       is told how far loading, or compiling, has come
-    explain        is told in a few words which backend "auto" chose, and why
+    progress       called with how far loading, or compiling, has come
+    explain        called with a few words on which backend "auto" chose, and why
     """
 
     backend: str = AUTO
@@ -47,7 +47,7 @@ class OpenOptions:
     explain: Callable[[str], None] = _explain_to_nobody
 
     def without_gpus(self) -> OpenOptions:
-        """The same options with no layer on a GPU."""
+        """Return the same options with no layer on a GPU."""
         return replace(self, gpu_layers=0)
 
 
@@ -60,7 +60,7 @@ class KVCache(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Tokens the cache can hold, all sequences together."""
+        """Tokens that the cache can hold for all sequences together."""
 
     def copy(self, src: int, dst: int, n: int) -> int:
         """Let sequence dst begin with the first n tokens of src (dst's own are freed first). Returns kept."""
@@ -85,18 +85,19 @@ class Backend(Protocol):
     def kv(self) -> KVCache: ...
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
-        """Run one step; float32[number of wanted rows, vocabulary], in row order.
+        """Run one step. Returns float32[number of wanted rows, vocabulary], in row order.
 
-        The array belongs to the caller. Raises KVFull before anything has changed when the cache has no room, and
-        Cancelled when `cancel` was called since the last pass ended; then the sequences are as they were before the
-        step, or as much of them as could be kept: `kv.truncate` to the former length tells.
+        The array belongs to the caller. Raises KVFull, before changing anything, if the cache has no room, and
+        Cancelled if `cancel` was called since the last pass ended. The sequences are then as they were before the
+        step, or as much of them as could be kept: `kv.truncate` to the former length says how much.
         """
 
     def cancel(self) -> None:
-        """Stop the forward pass that is running or, when none is, the next one as it begins: one pass, once.
+        """Stop the running forward pass or, if there is none, the next one as it begins: one pass, once.
 
-        For another thread or a signal handler, which cannot know whether a pass is just about to begin. It may come
-        too late: the caller keeps his own note of what he wants ended. A pass stopped for nobody may be run again.
+        For other threads and signal handlers, which cannot know whether a pass is about to begin. It may come too
+        late, so callers must keep their own note of what they want ended. A pass that was stopped needlessly may be
+        run again.
         """
 
     def close(self) -> None:

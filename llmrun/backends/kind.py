@@ -1,6 +1,6 @@
-"""What a backend tells about itself before it has opened a model. How to add one: docs/adding-a-backend.md.
+"""What a backend says about itself before it opens a model. How to add one: docs/adding-a-backend.md.
 
-Apart from base.py, which the engine uses: this side is for choosing a backend (select.py) and for sizing (fitting.py).
+This is apart from base.py, which the engine uses: it is for choosing a backend (select.py) and for sizing (fitting.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NoRoomOnGpu(DoesNotFit):
-    """Not one layer can go to a GPU. Callers that asked for as many as fit continue without GPUs."""
+    """No layer fits on a GPU. Callers that asked for as many as fit continue without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +42,22 @@ class Gpus:
 
 
 class GpuSupport(Protocol):
-    """What a backend that uses GPUs tells about them."""
+    """What a backend that uses GPUs says about them."""
 
     def find(self, progress: Progress | None = None) -> Gpus:
-        """Look for GPUs. Never raises: what goes wrong is a reason. `progress` is told if this takes long."""
+        """Look for GPUs. Never raises: a failure becomes the `reason`. `progress` is called if this takes long."""
 
     def memory(self) -> Sequence[dict[str, Any]]:
-        """Return the `description` of each GPU, with its `free` and `total` bytes now. Never raises."""
+        """Return each GPU's `description` and its current `free` and `total` bytes. Never raises."""
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
-        """Return how many layers fit into the free bytes of each GPU, and how many there are, with the output layer."""
+        """Return how many layers fit into each GPU's `free` bytes, and how many there are, with the output layer."""
 
 
 class BackendKind(Protocol):
-    """One row of the registry: a backend that no model has been opened with.
+    """A backend as the registry knows it, before it opens a model.
 
-    Its module is imported to choose a backend, so it imports what it runs models with only when it opens one.
+    Its module is imported to choose a backend, so it must import what it runs models with only in `open`.
     """
 
     @property
@@ -70,16 +70,16 @@ class BackendKind(Protocol):
     def open(self, file: GGUFFile, options: OpenOptions) -> Backend:
         """Open the model of a file that has passed the reader.
 
-        Raises UnsupportedModel, early, for what this backend does not run: "auto" then asks the next one. Raises
-        NoRoomOnGpu when `options.gpu_layers` is "auto" and a backend with `gpus` cannot put one layer on them; it is
-        asked again with 0. Raises DoesNotFit, ModelFileError, BackendCrashed and UsageError.
+        Raises UnsupportedModel early for models that this backend cannot run: "auto" then asks the next one. Raises
+        NoRoomOnGpu if `options.gpu_layers` is "auto" and a backend with `gpus` cannot put a single layer on them; it is
+        then asked again with 0. Raises DoesNotFit, ModelFileError, BackendCrashed and UsageError.
         """
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
-        """Return the memory of a model opened without GPUs, from its header alone. Raises UnsupportedModel."""
+        """Return the memory that a model needs without GPUs, from its header alone. Raises UnsupportedModel."""
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
-        """Predict how fast the model will be after a prompt of so many tokens; None if that is unknown."""
+        """Predict how fast the model will be after `prompt` tokens. Returns None if that is unknown."""
 
 
 class StandIn(Protocol):

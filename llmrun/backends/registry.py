@@ -1,4 +1,4 @@
-"""The backends, one line each. Flags, settings, `auto`, `fit` and `bench` know a backend by its line here.
+"""The backends, one line each. Flags, settings, `auto`, `fit` and `bench` take them from here.
 
 Importing this costs nothing: a backend's module is imported when it is first needed.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One backend: its name, the module whose KIND it is, and the program behind it where that is not ours."""
+    """One backend: its name, the module with its KIND, and the program that does the work if it is not llmrun."""
 
     name: str
     module: str
@@ -27,7 +27,7 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """What to call it in a sentence."""
+        """The backend's name in a sentence."""
         return self.program or self.name
 
     def kind(self) -> BackendKind:
@@ -52,7 +52,7 @@ def backend_named(name: str) -> Entry | None:
 
 
 def stand_in_named(name: str) -> StandIn | None:
-    """Return the stand-in of that name, if it is one."""
+    """Return the stand-in of that name, or None."""
     return next((cast("StandIn", _kind_in(entry.module)) for entry in STAND_INS if entry.name == name), None)
 
 

@@ -33,8 +33,8 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
 
 
 def _named(options: OpenOptions) -> Entry | None:
-    """Return the backend that was asked for, None for "auto". Raises UsageError for what cannot be, before the file is
-    read."""
+    """Return the requested backend, or None for "auto". Raises UsageError for impossible options, before reading the
+    file."""
     known = ", ".join
     if options.backend not in CHOICES:
         raise UsageError(f"unknown backend: --backend: '{options.backend}', known are {known(CHOICES)}")
@@ -47,7 +47,7 @@ def _named(options: OpenOptions) -> Entry | None:
 
 
 def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
-    """A number of layers is passed on as it is; as many as fit may be none."""
+    """Open on this backend, without GPUs if "auto" layers turn out to be none."""
     try:
         return entry.kind().open(file, options)
     except NoRoomOnGpu as refusal:

@@ -1,8 +1,8 @@
-"""The commands: one for each file in `commands/`, which has the command's name.
+"""The commands: one for each file in `commands/`, named after the file.
 
-A command's module is imported only when that command is run: `llmrun list` does not pay for `bench`, and `--help` pays
-for none of them (30 ms of 160). What the list of commands shows is therefore read from the text of the files, at 1 ms
-for all of them. docs/adding-a-command.md describes such a file.
+A command's module is imported only when that command runs: `llmrun list` does not pay for `bench`, and `--help` pays
+for none of them (30 ms of 160). The list of commands is therefore read from the text of the files, in 1 ms for all of
+them. docs/adding-a-command.md describes such a file.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
 _FOLDER = Path(__file__).with_name("commands")
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 _LISTING = re.compile(r"^LISTING = (\{.*\})$", re.MULTILINE)
-_LAST = 1000  # place of a command that does not say where it belongs
+_LAST = 1000  # the place of a command whose file names none
 
 
 class Page(NamedTuple):
     """What a command's file says about the command.
 
     help      paragraphs; the first sentence is the command's line in `llmrun --help`
-    examples  a line each
-    place     where `llmrun --help` lists it: ascending
-    aliases   other names for it
+    examples  one per line
+    place     its position in `llmrun --help`, in ascending order
+    aliases   its other names
     """
 
     help: str
@@ -66,17 +66,17 @@ class Commands(CommandGroup):
 
 
 def command_names() -> list[str]:
-    """The names of all commands, in alphabetical order."""
+    """Return the names of all commands, in alphabetical order."""
     return sorted(path.stem for path in _FOLDER.glob("[!_]*.py"))
 
 
 def aliases() -> dict[str, str]:
-    """The commands' other names, each with the command it stands for."""
+    """Return the commands' aliases, each with its command."""
     return {alias: name for name in command_names() for alias in page_of(name).aliases}
 
 
 def page_of(name: str) -> Page:
-    """Read what a command's file says about it, without importing the file."""
+    """Read a command's page from its file, without importing it."""
     source = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
     docstring = _DOCSTRING.match(source)
     assert docstring is not None, f"commands/{name}.py has no docstring"
@@ -92,7 +92,7 @@ def page_of(name: str) -> Page:
 
 
 def load(name: str) -> Any:
-    """Import a command and make it ready to be invoked."""
+    """Import a command and prepare it for invocation."""
     made = import_module(f"llmrun.cli.commands.{name}").command
     if not isinstance(made, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
