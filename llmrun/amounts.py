@@ -1,6 +1,6 @@
-"""Numbers as people read them: sizes, counts, speeds, times and shares.
+"""Formats numbers for people: sizes, counts, speeds, times and shares.
 
-For every output, so that a terminal, a page in a browser and an error say the same.
+All output uses these functions, so that a terminal, a page in a browser and an error message agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _NOT_A_NUMBER = "–"
 
 
 def format_number(value: float) -> str:
-    """Three digits, or all that are before the point: 0.912, 9.12, 92.0, 311, 1,235. A dash for NaN and infinity."""
+    """Three digits, or all digits before the point: 0.912, 9.12, 92.0, 311, 1,235. A dash for NaN and infinity."""
     if not math.isfinite(value):
         return _NOT_A_NUMBER
     size = abs(value)
@@ -45,7 +45,7 @@ def format_parameters(count: int) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """`98.4 MB`, `2.50 GB`, `771 MB`: three digits, decimal units, as disks and memory are sold."""
+    """`98.4 MB`, `2.50 GB`, `771 MB`: three digits and decimal units, as disks and memory are sold."""
     for size, unit in _UNITS:
         if count >= 0.9995 * size:
             number = count / size
@@ -55,13 +55,13 @@ def format_bytes(count: float) -> str:
 
 
 def format_bytes_done(done: int, total: int) -> str:
-    """`40.3/98.4 MB`: both in the unit of the total, with as many digits while `done` grows."""
+    """`40.3/98.4 MB`: both in the unit of the total, with a fixed number of decimals while `done` grows."""
     unit, name, digits = (1e9, "GB", 2) if total >= 1e9 else (1e6, "MB", 1)
     return f"{done / unit:.{digits}f}/{total / unit:.{digits}f} {name}"
 
 
 def format_mebibytes(count: float) -> str:
-    """`1,234 MiB`, the unit of llama.cpp and of system monitors, for memory that is asked for or taken."""
+    """`1,234 MiB`, the unit of llama.cpp and of system monitors, for memory that is requested or in use."""
     return f"{count / 2**20:,.0f} MiB" if math.isfinite(count) else _NOT_A_NUMBER
 
 
@@ -69,7 +69,7 @@ def format_mebibytes(count: float) -> str:
 
 
 def format_bandwidth(bytes_per_second: float) -> str:
-    """`39.1 GB/s`, of memory."""
+    """`39.1 GB/s`: memory bandwidth."""
     return f"{format_number(bytes_per_second / 1e9)} GB/s"
 
 
@@ -111,14 +111,14 @@ def format_seconds_briefly(seconds: float) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """A time that counts down: `0:04`, `12:30`, `3:05:00`."""
+    """A countdown: `0:04`, `12:30`, `3:05:00`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def format_age(moment: float, now: float) -> str:
-    """How long ago a moment was, both in seconds since 1970: `3 days ago`."""
+    """How long ago a moment was: `3 days ago`. Both arguments are seconds since 1970."""
     seconds = now - moment
     if seconds < 60:
         return "just now"

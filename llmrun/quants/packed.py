@@ -2,9 +2,9 @@
 
     weight = scale * integer + minimum
 
-Bits of a value lie in up to two planes (kernels/packing/pack.py), the lowest in the first. A scale is one number for 32
-columns, or it has two levels: a small integer for 16 or 32 columns, times a number for 256, both exact in float32 as is
-their product.
+The bits of a value lie in up to two planes (kernels/packing/pack.py), the lowest bits in the first. A scale is one
+number for 32 columns, or it has two levels: a small integer for 16 or 32 columns, times a number for 256. Both are
+exact in float32, and so is their product.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SUPER_BLOCKS = 8  # blocks of 32 columns that share an upper scale
 
 
 class Scales(StrEnum):
-    """What is stored for the scales."""
+    """How scales are stored."""
 
     F16 = "f16"  # a half for 32 columns
     E8M0 = "e8m0"  # a power of two for 32 columns, as ggml's MXFP4 has it: exponent + 128 in a byte
@@ -30,11 +30,11 @@ class Scales(StrEnum):
 class PackedType:
     """One integer weight type as the kernels hold it.
 
-    planes       bits of a value in each plane: (4, 2) are 6 bits; (8,) is a signed byte
-    zero         what is taken off the unsigned value
-    table        16 integers that 4-bit values stand for instead
-    mins         each scale comes with a minimum
-    sub_columns  16 or 32 columns have a scale (and a minimum) of their own
+    planes       bits of a value in each plane: (4, 2) for 6 bits; (8,) is a signed byte
+    zero         subtracted from the unsigned value
+    table        the 16 integers that 4-bit values index; () if the values are used as they are
+    mins         whether each scale comes with a minimum
+    sub_columns  columns that share a scale (and a minimum): 16 or 32
     """
 
     planes: tuple[int, ...]
@@ -50,27 +50,27 @@ class PackedType:
 
     @property
     def is_signed(self) -> bool:
-        """Values, or what they stand for, are signed bytes; else they are unsigned and at most 63."""
+        """Whether the values, or their table's integers, are signed bytes; else they are unsigned and at most 63."""
         return self.bits == 8 or bool(self.table)
 
     @property
     def sub_blocks(self) -> int:
-        """Scales of a block of 32 columns."""
+        """The number of scales in a block of 32 columns."""
         return BLOCK_COLUMNS // self.sub_columns
 
     @property
     def scale_bytes(self) -> int:
-        """Of a row's block."""
+        """The bytes of the scales in one row's block."""
         return {Scales.F16: 2, Scales.F32: 4}.get(self.scales, 1) * self.sub_blocks
 
     @property
     def block_bytes(self) -> int:
-        """Of 16 rows x 32 columns; upper scales not counted."""
+        """The bytes of a block of 16 rows x 32 columns, without upper scales."""
         return GROUP_ROWS * (self.scale_bytes * (1 + self.mins) + BLOCK_COLUMNS * self.bits // 8)
 
     @property
     def panel_block_bytes(self) -> int:
-        """Of a block of 16 rows, unpacked (kernels/linear/tiles.py): a byte a weight, scales and minimums as floats."""
+        """The bytes of that block unpacked (kernels/linear/tiles.py): int8 weights; float32 scales and minimums."""
         return GROUP_ROWS * (BLOCK_COLUMNS + 4 * self.sub_blocks * (1 + self.mins))
 
     @property

@@ -1,8 +1,8 @@
-"""Whether stored weights are numbers at all.
+"""Finds NaNs and infinities in stored weights.
 
-Only the fields that every weight of a block is multiplied by are looked at. A NaN or an infinity there comes from a
-damaged file or a failed conversion, and spoils every answer. One pass over the bytes, no weight is computed: a
-hundredth of the work of `dequantize`.
+Only the scales are examined, because every weight of a block is multiplied by them. A NaN or an infinity there comes
+from a damaged file or a failed conversion, and spoils every answer. This takes one pass over the bytes and computes no
+weight: a hundredth of the work of `dequantize`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from llmrun.quants.weight_type import WeightType, unsound_half_field
 
 
 def unsound_blocks(type_: WeightType, raw: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """uint8[n block_bytes] -> bool[n]: which blocks have a NaN or an infinity among their scales; for types without
-    blocks, which weights are one. Types of plain integers have none."""
+    """Return which blocks have a NaN or an infinity among their scales: uint8[n * block_bytes] -> bool[n].
+
+    For types without blocks, return which weights are one. Plain integers never are."""
     blocks = blocks_of(raw, type_.block_bytes)
     found = np.zeros(len(blocks), np.bool_)
     for offset in type_.half_fields:

@@ -1,4 +1,4 @@
-"""What a weight type is: its number and block in the file, and how it is read, written, checked and packed."""
+"""Weight types: a type's number and block in the file, and how it is read, written, checked and packed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class WeightType:
 
     ggml_id       its number in ggml's `enum ggml_type`, which the file holds
     dequantize    uint8[..., blocks * block_bytes] -> float32[..., blocks * block_weights], the reference; None for
-                  types that the format knows and this build does not read
+                  types that the format has but this build does not read
     quantize      the inverse, with the rounding of gguf-py; None where gguf-py has none
-    unpack        the same bytes as integers and their scales (unpacked.py), of which `dequantize` is the product; None
-                  for floats
+    unpack        turns the same bytes into integers and scales (unpacked.py), which `dequantize` multiplies; None for
+                  floats
     half_fields   offsets of a block's f16 fields: its scale, then its minimum
-    other_scales  uint8[n, block_bytes] -> bool[n]: which blocks have a NaN or an infinity in a scale that is no f16
+    other_scales  uint8[n, block_bytes] -> bool[n]: which blocks have a NaN or an infinity in a scale that is not f16
     packed        how the kernels hold its integers; None for floats, and for types that are packed as bytes
     """
 
@@ -47,7 +47,7 @@ class WeightType:
     packed: PackedType | None = None
 
     def row_bytes(self, n: int) -> int:
-        """Bytes of a row of n weights. Raises ValueError unless n is a multiple of the block."""
+        """Return the bytes of a row of n weights. Raises ValueError unless n is a multiple of the block."""
         blocks, rest = divmod(n, self.block_weights)
         if rest:
             raise ValueError(f"{n} weights are no whole number of {self.name} blocks of {self.block_weights}")
@@ -66,7 +66,7 @@ def integer_type(
     other_scales: FindUnsound | None = None,
     packed: PackedType | None = None,
 ) -> WeightType:
-    """A type of integers and scales, whose `dequantize` follows from `unpack`."""
+    """Declare a type of integers and scales; `dequantize` follows from `unpack`."""
     return WeightType(
         name,
         ggml_id,
@@ -82,16 +82,16 @@ def integer_type(
 
 
 def all_set(words: NDArray[np.unsignedinteger], bits: np.unsignedinteger) -> NDArray[np.bool_]:
-    """Which words have every one of these bits."""
+    """Return which words have all of these bits set."""
     found: NDArray[np.bool_] = (words & bits) == bits
     return found
 
 
 def unsound_halves(words: NDArray[np.uint16]) -> NDArray[np.bool_]:
-    """Which f16 numbers are a NaN or an infinity."""
+    """Return which f16 numbers are NaN or infinite."""
     return all_set(words, _HALF_EXPONENT)
 
 
 def unsound_half_field(blocks: NDArray[np.uint8], offset: int) -> NDArray[np.bool_]:
-    """uint8[n, block_bytes] -> bool[n]: whether the f16 field at an offset is a NaN or an infinity."""
+    """Return which blocks have a NaN or an infinity in the f16 field at an offset: uint8[n, block_bytes] -> bool[n]."""
     return unsound_halves(words16(blocks[:, offset : offset + 2])[:, 0])
