@@ -1,7 +1,7 @@
-"""What the blocks of an answer look like. Rich draws them; the elements that it would draw otherwise are here.
+"""What the blocks of an answer look like. Rich draws them; this file has the elements that we draw differently.
 
-The terminal's own colors are used, and no background, so that answers can be read on light and on dark. Code begins in
-the first column and is not broken, so that it can be copied.
+Only the terminal's own colors are used, and no background, so that answers are readable on light and dark terminals.
+Code begins in the first column and is not wrapped, so that it can be copied.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rich.theme import Theme
 from llmrun.cli.chatting.markdown.rows import Row, rows_of, wrapped
 
 WIDEST_TEXT = 100  # columns; longer lines are hard to read. Code and tables may be wider
-_NARROWEST = 8  # columns that a cell, or what is nested, is worth being read in
+_NARROWEST = 8  # columns; a narrower cell, list item or quote is not readable
 _RULE = 30  # columns
-_LONGEST_LINE = 2000  # characters of code; what is longer is data, and Pygments may take long for it
+_LONGEST_LINE = 2000  # characters of code; longer lines are data, and Pygments may take long for them
 _LONGEST_CODE = 50_000
 _LANGUAGE = re.compile(r"[\w+#-]*")
 _DIM = Style(dim=True)
@@ -68,7 +68,7 @@ class _Paragraph(markdown.Paragraph):
 
 
 class _Heading(markdown.Heading):
-    """At the left and without a box. Without color it keeps its signs."""
+    """A heading, left-aligned and without a box. Without color it keeps its `#` signs."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         signs = "" if console.color_system else "#" * int(self.tag[1:]) + " "
@@ -76,7 +76,7 @@ class _Heading(markdown.Heading):
 
 
 class _CodeBlock(markdown.CodeBlock):
-    """Code between two rules, of which the first one says its language. An indented block has no rules."""
+    """Code between two rules, the first of which names the language. An indented block has no rules."""
 
     def __init__(self, token: Token) -> None:
         super().__init__("", "")
@@ -91,7 +91,7 @@ class _CodeBlock(markdown.CodeBlock):
         if self._fenced:
             label = f"── {self._info} " if self._info else ""
             yield _rule(options, label)
-        # The line that is growing has no colors, so that the lines above are colored once.
+        # The growing last line is not colored, so that the lines above are colored only once.
         code, ended, growing = self.text.plain.rpartition("\n")
         if ended:
             language = _LANGUAGE.match(self._info) if console.color_system else None
@@ -156,9 +156,9 @@ class _Quote(markdown.BlockQuote):
 
 
 def _beside(first: str, others: str, elements: Renderables, console: Console, options: ConsoleOptions) -> RenderResult:
-    """Elements with a sign before their first row and one before the others; below the sign, where there is no room.
+    """Draw elements with one sign before their first row and another before the rest; below the sign if too narrow.
 
-    Rich's own list items cut off what does not fit, which code does not have to.
+    Rich's own list items cut off what does not fit, but code may be wider than the terminal.
     """
     room = options.max_width - len(first)
     inside = console.render(elements, options.update(width=room if room >= _NARROWEST else options.max_width))
@@ -173,7 +173,7 @@ def _beside(first: str, others: str, elements: Renderables, console: Console, op
 
 
 class _Table(markdown.TableElement):
-    """Side by side where it fits, with the cells wrapped; one cell a line where it does not."""
+    """A table with wrapped cells if it fits the terminal, and with one cell per line if not."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         head = [cell.content for cell in self.header.row.cells] if self.header and self.header.row else []
@@ -191,7 +191,7 @@ class _Table(markdown.TableElement):
 
 
 def _stacked(head: Sequence[Text], body: Sequence[Sequence[Text]], limit: int) -> RenderResult:
-    """Every cell on a line of its own, after the name of its column; a blank row between the table's lines."""
+    """Draw every cell on its own line, after its column's name, with a blank row between the table's lines."""
     for number, line in enumerate(body or [[]]):
         if number:
             yield Text()

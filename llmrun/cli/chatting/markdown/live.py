@@ -1,4 +1,4 @@
-"""The rows at the bottom of the screen that are still changing, and the written ones above, which never do."""
+"""The rows at the bottom of the screen, which still change; those above them never do."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 
 class LiveRows:
-    """Rows on the screen that may be drawn again. `write` takes what is sent to the terminal.
+    """Rows on the screen that may be redrawn. `write` sends text to the terminal.
 
-    The cursor stands at the end of the last row, or, when no row is alive, in the first column of a fresh line. All it
-    takes is going up, and erasing from there down: no mode of the terminal is changed, so nothing has to be restored.
+    The cursor is at the end of the last row or, if no row is alive, in the first column of a fresh line. All that is
+    needed is moving up and erasing downwards: no terminal mode is changed, so nothing has to be restored.
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:
@@ -17,9 +17,9 @@ class LiveRows:
         self._drawn: list[str] = []
 
     def draw(self, done: Sequence[str], alive: Sequence[str]) -> None:
-        """Show rows in place of those alive now: first the ones that are `done` and leave our hands, then the others.
+        """Replace the live rows: with rows that are `done` and will not change again, then with the new live ones.
 
-        Only what differs is written. A live row must be narrower than the terminal, and there must be fewer of them
+        Only differences are written. A live row must be narrower than the terminal, and there must be fewer of them
         than the terminal has rows; rows that are done may have any length.
         """
         drawn, rows = self._drawn, [*done, *alive]
@@ -48,5 +48,5 @@ class LiveRows:
             self._write(text)
 
     def leave(self, count: int) -> None:
-        """Let the first live rows stand as they are, and erase the others; what comes next begins below them."""
+        """Leave the first live rows on the screen and erase the others; later rows begin below them."""
         self.draw(self._drawn[:count], [])

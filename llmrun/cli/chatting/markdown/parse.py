@@ -1,10 +1,10 @@
 """Splits an answer into blocks with markdown-it, and says which blocks no further text can change.
 
-Some rules of Markdown are changed, for streams and for what models mean:
+Some rules of Markdown are changed, to suit streams and what models mean:
 
 - Link references and underlined headings are off, so that no text changes the meaning of an earlier block. `---` below
   a paragraph is a rule.
-- A table's first line has a bar among its first characters and does not begin like another block.
+- A table's first line must have a bar among its first characters, and must not begin like another block.
 - Cells beyond the last column of a table are kept in that column.
 - HTML is text, and a backslash stays before what only LaTeX escapes: `\\(x^2\\)`.
 """
@@ -34,10 +34,10 @@ _LATEX = frozenset("()[]{}\\,;:!")
 class MarkdownBlock:
     """A top-level block, or one item of a top-level list.
 
-    tokens     markdown-it's, complete in themselves: an item is in a list of its own
+    tokens     markdown-it's tokens, complete in themselves: an item is in a list of its own
     first      its first line in the source
-    number     an item's number; for any other block it means nothing
-    continues  it is an item, and not the first one of its list
+    number     an item's number; meaningless for other blocks
+    continues  whether it is an item, but not the first of its list
     """
 
     tokens: Sequence[Token]
@@ -52,12 +52,12 @@ class MarkdownBlock:
 
     @property
     def has_text(self) -> bool:
-        """False for a rule, the first line of a fence, and a marker alone."""
+        """Whether it has text; a rule, the first line of a fence and a lone marker have none."""
         return any(token.content for token in self.tokens if token.type == "inline")
 
 
 def blocks_of(source: str, continued: MarkdownBlock | None = None) -> list[MarkdownBlock]:
-    """Parse a text into its blocks, in order. `continued` is the item that the text began with when it was cut off."""
+    """Parse a text into its blocks, in order. `continued` is the item that the text began with when it was cut."""
     lines = source.split("\n")
     blocks: list[MarkdownBlock] = []
     for tokens in _siblings(_parser().parse(source)):
@@ -72,10 +72,10 @@ def blocks_of(source: str, continued: MarkdownBlock | None = None) -> list[Markd
 
 
 def first_unfinished(blocks: Sequence[MarkdownBlock], lines: Sequence[str]) -> int:
-    """The index of the first block that more text may change; `lines` are the source's.
+    """Return the index of the first block that more text may change; `lines` are the source's.
 
-    It is the last one, or the one before when the last one may become part of that: after "text", the line "#" is an
-    empty heading, but "#1" continues the paragraph; after a list, "2" may become the next number.
+    It is the last block, or the one before it if the last may still become part of that: after "text", the line "#" is
+    an empty heading, but "#1" continues the paragraph; after a list, "2" may become the next number.
     """
     last = len(blocks) - 1
     if last < 1:
@@ -88,12 +88,12 @@ def first_unfinished(blocks: Sequence[MarkdownBlock], lines: Sequence[str]) -> i
 
 
 def follows_blank(line: int, lines: Sequence[str]) -> bool:
-    """Whether a blank line stands before this one in the source."""
+    """Return whether a blank line precedes this one in the source."""
     return line > 0 and not lines[line - 1].strip(" \t>")
 
 
 def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
-    """The parts of one level: each is a single token, or an opening token up to its closing one."""
+    """Split one level into its parts: single tokens, and opening tokens up to their closing ones."""
     depth = begin = 0
     for at, token in enumerate(tokens):
         depth += token.nesting
@@ -103,7 +103,7 @@ def _siblings(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 
 def _items(tokens: Sequence[Token], lines: Sequence[str], continued: MarkdownBlock | None) -> Iterator[MarkdownBlock]:
-    """The items of a list, or the list as one block if an item is indented: alone, that might mean something else."""
+    """Split a list into items, or keep it whole if an item is indented, as that may mean something else by itself."""
     opening, *inside, closing = tokens
     if continued is not None and continued.kind == opening.type:
         number, continues = continued.number, continued.continues
@@ -121,7 +121,7 @@ def _items(tokens: Sequence[Token], lines: Sequence[str], continued: MarkdownBlo
 
 
 def _as_written(lines: Sequence[str]) -> Sequence[Token]:
-    """A paragraph of source text, for what is nested too deeply to be parsed."""
+    """Make a paragraph of source text that is nested too deeply to be parsed."""
     text = "\n".join(line.strip() for line in lines)
     content = Token("inline", "", 0, content=text, children=[Token("text", "", 0, content=text)])
     return [Token("paragraph_open", "p", 1), content, Token("paragraph_close", "p", -1)]

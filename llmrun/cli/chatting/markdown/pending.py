@@ -1,4 +1,4 @@
-"""The blocks of an answer that are not finished, and how much of them is on the screen for good."""
+"""The unfinished blocks of an answer, and how much of them is on the screen for good."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ROOM_TO_GROW = 10  # columns that a word is expected to need
 
 
 class Pending:
-    """Source that grows at its end, and is cut off at its beginning when blocks are finished.
+    """Source that grows at its end, and is cut at its beginning as blocks are finished.
 
-    source  what is left; it begins with a top-level block that is not finished
+    source  what is left; it begins with an unfinished top-level block
     """
 
     def __init__(self, *, color: bool) -> None:
@@ -135,7 +135,7 @@ class Pending:
         return next((at for at, (left, now) in enumerate(pairs) if left != now), min(len(self._left), len(text)))
 
 
-# Signs in text that may still become markup, and what the next character may make a longer run or a part of it.
+# Signs in text that may still become markup, and endings that the next character may extend into a longer run.
 _UNDECIDED = re.compile(r"[*_~`\[\]<&\\|]")
 _MAY_GO_ON = ("*", "_", "~", "`", "!")
 
@@ -159,9 +159,9 @@ def _is_decided(text: Token) -> bool:
 
 
 def _without_growing_word(row: Row, limit: int) -> Row:
-    """Leave out the row's last word if it begins so near the end that it may soon have to jump to the next row.
+    """Leave out the row's last word if it begins so near the end that it may soon have to move to the next row.
 
-    Rows then only grow, which a terminal that is changing its width confuses least.
+    Rows then only grow, which is least confusing when the terminal changes its width.
     """
     limit = min(limit, WIDEST_TEXT)
     shorter = without_last_word(row)

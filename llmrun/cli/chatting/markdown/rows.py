@@ -1,4 +1,4 @@
-"""Rows of a terminal: wrapped, cut, and turned into what is written."""
+"""Rows of a terminal: wrapping them, cutting them, and encoding them for output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmrun.cli.console.terminal import visible, visible_line, width
 Row = list[Segment]
 
 _MOST_MARKS = 8  # on one character; the scripts that stack the most need five
-_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # blanks and lines, which depend on the terminal's width
+_LAYOUT = str.maketrans("", "", " \u2502\u2500\u253c")  # spaces and lines, which depend on the terminal's width
 
 
 def plain(row: Row) -> str:
@@ -46,7 +46,7 @@ def rows_of(segments: Iterable[Segment]) -> list[Row]:
 
 
 def encoded(row: Row, *, color: bool) -> str:
-    """Return what is written to the terminal for a row. All foreign text passes through here."""
+    """Return what to write to the terminal for a row. All foreign text passes through here."""
     parts = []
     for text, style, _ in row:
         safe = visible_line(text)
@@ -66,7 +66,7 @@ _MARKS = re.compile(
 
 
 def _thinned(run: re.Match[str]) -> str:
-    """Show marks beyond the most that one character may carry by number."""
+    """Replace marks beyond the most that one character may carry with their numbers."""
     written = []
     marks = 0
     for character in run[0]:
@@ -76,7 +76,7 @@ def _thinned(run: re.Match[str]) -> str:
 
 
 def cut(row: Row, at: int) -> tuple[Row, Row]:
-    """Split a row behind its first `at` characters."""
+    """Split a row after its first `at` characters."""
     for number, (text, style, _) in enumerate(row):
         if at < len(text):
             return [*row[:number], Segment(text[:at], style)], [Segment(text[at:], style), *row[number + 1 :]]
@@ -85,7 +85,7 @@ def cut(row: Row, at: int) -> tuple[Row, Row]:
 
 
 def folded(row: Row, limit: int) -> Iterator[Row]:
-    """Break a row into rows of at most `limit` columns, anywhere and with every blank kept."""
+    """Break a row into rows of at most `limit` columns, at any character, keeping every space."""
     *others, _ = _chopped(plain(row), 0, limit) if columns_of(row) > limit else [(0, 0)]
     for begin, end in others:
         first, row = cut(row, end - begin)
@@ -121,8 +121,8 @@ def without_last_word(row: Row) -> Row | None:
 def wrapped(text: Text, limit: int) -> Iterator[Text]:
     """Break text into rows of at most `limit` columns at its newlines and blanks; longer words have their own rows.
 
-    Rich breaks neither Chinese nor Japanese inside a sentence until it has to, and keeps no punctuation from beginning
-    a row. Each row is filled before the next begins, so that text that grows at its end changes only the last two.
+    Rich does not break Chinese or Japanese inside a sentence until it has to, and lets punctuation begin a row. Here,
+    each row is filled before the next begins, so that text that grows at its end changes only the last two.
     """
     for line in text.split("\n", allow_blank=True):
         begins = [begin for begin, _ in _filled(line.plain, limit)]

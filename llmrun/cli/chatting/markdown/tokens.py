@@ -1,8 +1,8 @@
 """Prepares markdown-it's tokens for Rich.
 
 Text is made safe here, after Markdown, because an entity (`&#27;`) hides a control character from any earlier look. The
-targets of links and images become text behind them: Rich would hide a link's target in an escape sequence and show
-images before the paragraph that they stand in.
+targets of links and images become text after them: Rich would hide a link's target in an escape sequence and show
+images before their paragraph.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from llmrun.cli.chatting.markdown.parse import follows_blank
 from llmrun.cli.chatting.markdown.rows import shown
 
 _TAB = 4
-_BREAKS = ("softbreak", "hardbreak")  # a model that begins a new line wants one
+_BREAKS = ("softbreak", "hardbreak")  # a model that begins a new line means it
 _EMPHASIS = ("strong", "em", "s")
 
 
 def prepared(tokens: Sequence[Token], lines: Sequence[str], *, color: bool) -> list[Token]:
-    """The tokens of one block for Rich, with a `blank` token wherever the source has a blank line inside the block.
+    """Return one block's tokens for Rich, with a `blank` token wherever the source has a blank line inside the block.
 
-    Without color, the signs of emphasis and code stay in the text, because nothing else tells them.
+    Without color, the signs of emphasis and code stay in the text, because nothing else shows them.
     """
     result: list[Token] = []
     seen = {(tokens[0].map or (0, 0))[0]}
@@ -42,7 +42,7 @@ def prepared(tokens: Sequence[Token], lines: Sequence[str], *, color: bool) -> l
 
 
 def _inline(children: Sequence[Token], color: bool) -> Iterator[Token]:
-    links: list[tuple[str, int]] = []  # targets, and which child each link's text begins with
+    links: list[tuple[str, int]] = []  # each link's target, and the index of the child that its text begins with
     for at, child in enumerate(children):
         if child.type in _BREAKS:
             yield Token("hardbreak", "br", 0)
@@ -69,7 +69,7 @@ def _inline(children: Sequence[Token], color: bool) -> Iterator[Token]:
 
 
 def _target(target: str) -> Iterator[Token]:
-    """Where a link leads, for all to see."""
+    """Write a link's target as visible text."""
     yield _text(" (")
     yield Token("link_url", "link_url", 0, content=target)
     yield _text(")")

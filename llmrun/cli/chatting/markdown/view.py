@@ -1,7 +1,7 @@
-"""An answer as it streams.
+"""Shows an answer as it streams.
 
-A finished block is written once and belongs to the terminal's scrollback. What may still change is drawn again in
-place; of a block that is higher than the terminal, the last rows.
+A finished block is written once and belongs to the terminal's scrollback. What may still change is redrawn in place; if
+a block is higher than the terminal, only its last rows are.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_color, visible
 
 _FRAME_S = 0.05
-_SHARE = 0.05  # of the time, at most, goes into drawing: the cores belong to the model
-_NARROWEST = 12  # columns; below that, rows are written when they are done, and none is drawn
+_SHARE = 0.05  # at most this share of the time goes into drawing: the cores belong to the model
+_NARROWEST = 12  # columns; below that, rows are written only when they are done
 
 
 class MarkdownView:
-    """Shows one answer after another on stdout, which has to be a terminal that can move its cursor.
+    """Shows one answer after another on stdout, which must be a terminal that can move its cursor.
 
-    write  where the terminal's characters go
-    size   columns and rows of the terminal now
-    clock  seconds
+    write  sends characters to the terminal
+    size   returns the terminal's current columns and rows
+    clock  returns seconds
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class MarkdownView:
         self._next_frame = self._clock()
 
     def text(self, piece: str) -> None:
-        """The next piece of the answer, as the model wrote it. It is shown now, or with a later piece."""
+        """Take the next piece of the answer, as the model wrote it. It is shown now or with a later piece."""
         piece = self._held + piece
-        self._held = "\r" if piece.endswith("\r") else ""  # perhaps the first half of a line's end
+        self._held = "\r" if piece.endswith("\r") else ""  # perhaps the first half of a line ending
         self._pending.source += visible(piece.removesuffix("\r").replace("\r\n", "\n"))
         if self._clock() >= self._next_frame:
             self._frame(is_open=True)
 
     def end(self) -> None:
-        """The answer is over: all of it is written, and the cursor is in the first column."""
+        """End the answer: write all of it and leave the cursor in the first column."""
         self._pending.source += visible(self._held)
         self._frame(is_open=False)
         self.begin()
@@ -69,7 +69,7 @@ class MarkdownView:
         began = self._clock()
         columns, lines = self._size()
         if any(columns_of(row) >= columns for row in self._drawn) and (kept := self._pending.leave()):
-            # Whether the terminal has broken these rows into more, and how many to go up, nobody knows.
+            # The terminal may have broken these rows into more, so nobody knows how many to go up.
             self._live.leave(kept)
         room = lines - 1 if columns >= _NARROWEST else 0
         done, self._drawn = self._pending.advance(max(1, columns - 1), room, is_open=is_open)
