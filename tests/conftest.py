@@ -1,4 +1,4 @@
-"""What every test starts from: nobody's own settings, and caches that outlive a run. And the options --quick, which
+"""What every test starts from: no user settings, and caches that are kept between runs. Also the options --quick, which
 compiles nothing, and --no-skips."""
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ CACHE = HERE.parent / ".tests-cache"
 
 for variable in [name for name in os.environ if name.startswith("LLMRUN_") and name != "LLMRUN_TEST_CACHE"]:
     del os.environ[variable]
-# Without bytecode each process that a test starts would compile our sources anew: a tenth of a second.
+# Without bytecode, each process that a test starts would compile our sources again: a tenth of a second.
 for variable in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(variable, None)
 
-# Compiled kernels are kept between runs (seconds each); the folder is not the user's own.
+# Compiled kernels are kept between runs (they take seconds each), in a folder that is not the user's own.
 os.environ["LLMRUN_CACHE_DIR"] = str(CACHE / "cache")
 os.environ["LLMRUN_DATA_DIR"] = str(CACHE / "data")
 CACHE.mkdir(exist_ok=True)
 os.environ["LLMRUN_CONFIG"] = str(CACHE / "config.toml")
 Path(os.environ["LLMRUN_CONFIG"]).touch()
 
-# NumPy's own threads wait for each other by spinning: beside other tests that costs many times what they save.
+# NumPy's own threads spin while they wait for each other: beside other tests, that costs far more than they save.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-# A deadline is a timed assert: on a busy machine it fails for no reason of ours.
+# A deadline is a timing assertion: on a busy machine it fails through no fault of ours.
 settings.register_profile("llmrun", deadline=None, print_blob=True)
 settings.load_profile("llmrun")
 
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(empty.cleanup)
         os.environ["LLMRUN_CACHE_DIR"] = empty.name
         blocker = str(HERE / "support" / "no_compiling")
-        sys.path.insert(0, blocker)  # the compiler's processes have this one's path
+        sys.path.insert(0, blocker)  # the compiler's processes inherit this path
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (blocker, os.environ.get("PYTHONPATH"))))
 
 

@@ -1,4 +1,4 @@
-"""What the catalogue says of a model, and what a name means before any server is asked."""
+"""What the catalogue says about a model, and what a name means before any server is asked."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """One of the files that a model can be had as (or several: its shards).
+    """One quantization of a model: a file, or several if it has shards.
 
-    files    what is known of each; a size or a sha256 that nobody saw is None
+    files    what is known about each; an unknown size or sha256 is None
     sources  where to look, in this order
-    about    the size as it is quoted, rounded: "2.3 GiB"; "" where it is not quoted or known exactly
+    about    the rounded size that its source quotes: "2.3 GiB"; "" if none is quoted or the exact size is known
     """
 
     name: str  # "Q4_K_M"
@@ -28,13 +28,13 @@ class Quant:
 
     @property
     def size(self) -> int | None:
-        """Bytes of all files, if every one is known exactly."""
+        """Bytes of all files, or None unless every size is known exactly."""
         sizes = [file.size for file in self.files]
         return sum(size for size in sizes if size is not None) if None not in sizes else None
 
     @property
     def estimated_size(self) -> int | None:
-        """Bytes: exact if they are known, else as quoted (good to a few percent), else None."""
+        """Bytes: exact if known, else as quoted (within a few percent), else None."""
         if self.size is not None or not self.about:
             return self.size
         match = QUOTED_SIZE.fullmatch(self.about)
@@ -44,16 +44,16 @@ class Quant:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model with a name: what it is, and the files it can be had as.
+    """A model that has a name: what it is, and its quantizations.
 
-    name         "qwen3:4b": the family and which one of it
-    parameters   how many weights; None: not known
-    context      tokens that it was trained for; None: not known
-    quants       by their names, as the file lists them
-    default      the name of the one that is meant when none is said
-    sampling     recommended, by the names of SamplingParams
-    end_of_turn  texts of the tokens that end an answer; () where the GGUF has to tell
-    thinking     the texts around what a model thinks before it answers; () for one that does not; None: not said
+    name         "qwen3:4b": the family, and which of its models
+    parameters   the number of weights; None if unknown
+    context      tokens that it was trained for; None if unknown
+    quants       by name, in the order of models.toml
+    default      the name of the quantization to use if none is given
+    sampling     recommended values, by the names of SamplingParams
+    end_of_turn  texts of the tokens that end an answer; () if only the GGUF file says
+    thinking     the tags around the model's thinking; () if it does not think; None if the catalogue does not say
     seen         who quoted its files, and when
     """
 
@@ -75,18 +75,18 @@ class CatalogEntry:
         return self.name.partition(":")[0]
 
     def name_with(self, quant: str) -> str:
-        """What to ask for to get this one of its files: "qwen3:4b" for the default, else "qwen3:4b-q8_0"."""
+        """Return the name of one quantization: "qwen3:4b" for the default, else "qwen3:4b-q8_0"."""
         return self.name if quant == self.default else f"{self.name}-{quant.lower()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model that somebody asked for.
+    """A model that the user asked for.
 
     name      what to call it in a message: "qwen3:4b", "qwen3:4b-q8_0", "hf:owner/name:Q5_K_M", a URL
     sources   where to look, in this order
-    expected  its files, a shard each, as the catalogue knows them; () where a server has to tell
-    entry     what the catalogue says of the model; None for one it does not know
+    expected  its files, one per shard, as the catalogue knows them; () if a server must be asked
+    entry     what the catalogue says about the model; None if it does not know it
     """
 
     name: str

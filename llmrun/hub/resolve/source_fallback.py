@@ -1,4 +1,4 @@
-"""The sources of one model: the next one is asked when one has failed."""
+"""The sources of one model: when one fails, the next one is asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OWN_COPY = "try again later, or fetch the file yourself and give its path with 
 
 
 class Sources:
-    """The sources of one model, asked in their order; the next one is asked when one has failed."""
+    """The sources of one model, in order; when one fails, the next one is asked."""
 
     def __init__(self, wanted: Wanted, reporter: Reporter) -> None:
         self._wanted, self._reporter = wanted, reporter
@@ -22,11 +22,11 @@ class Sources:
         self._offer: Artifact | None = None
 
     def offer(self) -> Artifact:
-        """What the first source that has not failed would send; it is asked once.
+        """Return what the first source that has not failed would send; it is asked only once.
 
-        When none is left, one error has every source and its reason: DoesNotFit if room was missing anywhere, else
-        IntegrityError for other or wrong bytes, else LlmrunError for a folder that could not be written, else
-        NetworkError; ModelNotFound if no source has it.
+        If none is left, raises one error with every source and its reason: DoesNotFit if any lacked room, else
+        IntegrityError for wrong bytes, else ModelNotFound if no source has the model, else NetworkError if all
+        failures were of the network, else LlmrunError, for example for a folder that could not be written.
         """
         while self._offer is None:
             if not self._left:
@@ -38,7 +38,7 @@ class Sources:
         return self._offer
 
     def failed(self, error: LlmrunError) -> None:
-        """The source of the offer, or of the one that was being asked for, is of no use."""
+        """Give up the current source, because asking it or downloading from it failed."""
         self._offer = None
         source = self._left.pop(0)
         self._failures.append((source, error))
@@ -67,7 +67,7 @@ def fetch(sources: Sources, reporter: Reporter) -> Path:
 
 
 def _pinned(source: Source, wanted: Wanted) -> Artifact:
-    """Exactly which files a source would send."""
+    """Ask a source exactly which files it would send."""
     if isinstance(source, HubSource):
         from llmrun.hub.remote import huggingface
 
@@ -85,7 +85,7 @@ def _pinned(source: Source, wanted: Wanted) -> Artifact:
 
 
 def _most_telling(errors: list[LlmrunError]) -> type[LlmrunError]:
-    """What the user can mend at home comes first: room, then wrong bytes, then a folder, then the network."""
+    """Choose the error class. What the user can fix comes first: room, wrong bytes, a folder, then the network."""
     for kind in (DoesNotFit, IntegrityError):
         if any(isinstance(error, kind) for error in errors):
             return kind
