@@ -1,7 +1,7 @@
 """Measure how fast models are on this machine.
 
-Prompts of 512 random tokens and answers of 128, or what the flags say. Each value of a list is measured with each
-of the others; all of them take turns, and are compared with the first.
+The default is prompts of 512 random tokens and answers of 128. Flags that take a list are measured in every
+combination. All configurations take turns, and are compared with the first.
 
 Examples:
     llmrun bench -m qwen3:4b
@@ -58,7 +58,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
     if flags.compare_price is not None and flags.price_kwh is None:
         raise UsageError("--compare-price: what electricity costs is not known: --price-kwh")
 
-    # Nothing heavy is imported above this line: a usage error comes at once.
+    # Nothing heavy is imported above this line, so that usage errors come at once.
     from llmrun.bench.measuring.sweep import configurations
 
     if flags.profile:
@@ -72,7 +72,7 @@ def measure(context: typer.Context, *, flags: BenchFlags) -> int:
 
 
 def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchTarget]:
-    """Models are found, and fetched, before anything is measured. A model may be an endpoint's too."""
+    """Find, and if need be fetch, all models before anything is measured. Endpoints count as models too."""
     from llmrun.bench.measuring.sweep import local_targets, remote_target
     from llmrun.remote.url import is_endpoint
 
@@ -93,7 +93,7 @@ def _targets(flags: BenchFlags, settings: Settings, lists: Knobs) -> list[BenchT
 
 
 def _names(given: Sequence[str]) -> list[str]:
-    """`A,B` are two, unless there is a file of that very name."""
+    """Split `A,B` into two names, unless a file has exactly that name."""
     from llmrun.remote.url import is_endpoint
 
     names = [[text] if Path(text).exists() or is_endpoint(text) else text.split(",") for text in given]
@@ -115,7 +115,7 @@ def _refuse_what_a_server_decides(flags: BenchFlags) -> None:
 
 
 def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str, str]:
-    """(what to call it, its file)"""
+    """Return what to call a model, and its file."""
     if any(map(is_stand_in, backends)):
         return Path(name).stem, name
     from llmrun.cli.console.progress import HubReporter
@@ -126,7 +126,7 @@ def _found(name: str, settings: Settings, backends: Sequence[str]) -> tuple[str,
 
 
 def _measured(configurations: Sequence[Configuration], flags: BenchFlags, seconds: float) -> Document:
-    """Raises what failed when everything did, and KeyboardInterrupt when there is nothing to show."""
+    """Measure. If everything failed, raises the first error; if nothing was measured, KeyboardInterrupt."""
     from llmrun.bench.measuring.digests import file_sha256
     from llmrun.bench.measuring.results import document, is_precise
     from llmrun.bench.measuring.runner import Effort, Runner
@@ -169,7 +169,7 @@ def _tell(found: Document, flags: BenchFlags, kind: str) -> int:
         show(found, kind, api_price=flags.compare_price)
         if flags.html is not None:
             write_page(found, flags.html)
-    finally:  # whatever became of the pipe or the page
+    finally:  # even if the pipe is closed or the page cannot be written
         if flags.save:
             save(found)
     if flags.save:
@@ -244,7 +244,7 @@ def compare(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """Compare two runs: of the history, or files of results, llama-bench's JSON too."""
+    """Compare two runs: from the history, or from files of results, including llama-bench's JSON."""
     del debug
     BenchFlags(quiet=quiet).settings()
     from llmrun.cli.benching.comparing import compare_runs

@@ -1,6 +1,6 @@
 """Talk with a model. /help lists the commands; every conversation is saved as it goes.
 
-From a pipe every line is a turn, and triple quotes begin and end one of several lines.
+If the input is a pipe, every line is a turn; triple quotes begin and end a turn of several lines.
 
 Examples:
     llmrun chat
@@ -75,8 +75,7 @@ def command(
 
 
 def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
-    """The flags that belong to a conversation, and are kept with it: what they change of the one before. Raises
-    UsageError."""
+    """Yield what the flags change in a conversation; these changes are saved with it. Raises UsageError."""
     from llmrun.cli.answers.open_model import lasting_name
     from llmrun.cli.chatting.events import ModelChanged, PreferenceSet, SystemSet
     from llmrun.cli.chatting.preferences import NAMES, STOP, THINK_BUDGET, checked_value
@@ -86,7 +85,7 @@ def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Itera
     if flags.system is not None:
         yield SystemSet(checked_text(flags.system, "--system"))
     if flags.think and flags.think_budget is None and before.preferences.get(THINK_BUDGET) == 0:
-        yield PreferenceSet(THINK_BUDGET, None)  # said before, and the opposite
+        yield PreferenceSet(THINK_BUDGET, None)  # an earlier run forbade thinking; this one asks for it
     for key, value in flags.given().items():
         if key in NAMES:
             yield PreferenceSet(key, checked_value(key, value))
@@ -95,7 +94,7 @@ def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Itera
 
 
 def _unsaid(flags: AnswerFlags) -> Settings:
-    """What holds for a conversation that says nothing itself."""
+    """Return the settings that apply where a conversation sets nothing itself."""
     from llmrun.cli.chatting.preferences import NAMES
 
     return load_settings({key: value for key, value in flags.given().items() if key not in NAMES})

@@ -1,6 +1,6 @@
 """Look at this machine: what works, and what to do where something does not.
 
-Exit code 1 when something is broken that llmrun needs; what is missing but not needed is a note.
+The exit code is 1 if something that llmrun needs is broken; anything missing but not needed is a note.
 
 Examples:
     llmrun doctor
@@ -22,7 +22,7 @@ LISTING = {"place": 110}
 
 @dataclass(frozen=True, slots=True)
 class DoctorFlags:
-    """What was typed. In the order of --help."""
+    """What was typed, in the order of --help."""
 
     json: options.Json = False
     offline: options.Offline = False
@@ -31,8 +31,8 @@ class DoctorFlags:
     debug: options.Debug = False
 
     def settings(self) -> Settings:
-        """Those of this run; `out` obeys them from here on. Where they are refused, which the report tells, the
-        defaults."""
+        """Return this run's settings, and apply them to `out`. If they are invalid, which the report says, the defaults
+        are used."""
         given: dict[str, object] = {"offline": self.offline or None, "quiet": self.quiet or None}
         try:
             settings = load_settings(given)

@@ -1,8 +1,8 @@
 """Tell whether models fit this machine, and how fast they will be.
 
-Of a model that is not here only the header is fetched. A name that leaves the quantization open is told for all of
-them, the best choice marked. Memory is the sum of weights, KV cache and scratch; speeds are what this machine was
-measured at, a few seconds once, applied to what the model needs.
+For models not yet downloaded, only the header is fetched. If a name leaves the quantization open, all of them are
+listed, with the best choice marked. Memory is the sum of weights, KV cache and scratch space. Speeds are predicted
+from a measurement of this machine, which takes a few seconds and is done once.
 
 Examples:
     llmrun fit qwen3:8b
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LISTING = {"place": 40}
 _NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "ON GPU", "TTFT", "TOK/S")
-_DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # where the terminal is narrow
+_DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # columns to drop if the terminal is narrow
 
 
 def command(
@@ -80,7 +80,7 @@ def command(
 
 
 class _FitFlags:
-    """What every model is looked at with. The machine is measured when the first one needs it."""
+    """What was asked about every model. The machine is measured when the first model needs it."""
 
     def __init__(self, settings: Settings, prompt: int, remeasure: bool) -> None:
         from llmrun.backends.cpu.speeds.machine import Speeds
@@ -108,7 +108,7 @@ class _Named(NamedTuple):
 
 
 def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
-    """Show one model, or all quantizations of one; returns what --json says of it."""
+    """Show one model, or all its quantizations; return what --json says about it."""
     from llmrun.backends.fitting import best_of
     from llmrun.hub.names.file_names import quantization_of
 
@@ -128,9 +128,9 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
 
 
 def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile]]:
-    """(what to call it, its file, its header) of a file, a model that is here, or all that can be had under the name.
+    """Yield what to call it, its file and its header: of a file, a local model, or all quantizations offered by a name.
 
-    Raises every LlmrunError of hub and reader; one quantization of several whose header cannot be read is a note.
+    Raises every LlmrunError of hub and reader. If one header of several cannot be read, that is only a note.
     """
     from llmrun.cli.console.progress import HubReporter
     from llmrun.gguf.reader import open_gguf
@@ -200,7 +200,7 @@ def _show_table(named: Sequence[_Named], best: int | None, asked: _FitFlags) -> 
 
 
 def _cells(row: _Named, is_best: bool) -> dict[str, str]:
-    """By the heads of their columns; the first and the last have none."""
+    """Return the cells by column heading; the first and the last column have none."""
     one, speed = row.fit, row.fit.forecast
     return {
         "": "*" if is_best else "",
@@ -236,7 +236,7 @@ def _verdict(one: Fit, is_best: bool) -> str:
 
 
 def _heading(asked: _FitFlags, one: Fit) -> list[str]:
-    """What the figures are for, and what there is."""
+    """Say what the figures are for, and what this machine has."""
     found = asked.resources
     memory = f"{format_bytes(found.memory)} of memory are free" if found.memory is not None else "free memory unknown"
     gpus = [f"{gpu['description']}: {format_bytes(gpu['free'])} free" for gpu in found.gpus]

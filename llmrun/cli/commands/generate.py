@@ -68,7 +68,7 @@ def command(
     text = read_prompt(prompt or (), prompt_option, file)
     messages = chat_messages(text, settings.system if flags.system is None else checked_text(flags.system, "--system"))
 
-    # Nothing heavy is imported above this line: a usage error comes at once.
+    # Nothing heavy is imported above this line, so that usage errors come at once.
     from llmrun.cli.answers.answering import answer
     from llmrun.cli.answers.open_model import open_model
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking

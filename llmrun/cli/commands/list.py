@@ -1,7 +1,7 @@
 """List the models on this machine.
 
-Those that llmrun and other Hugging Face tools fetched, and those of Ollama and LM Studio, which are used where they
-are. Every name can be given to -m, show, rm and verify.
+These are the models that llmrun and other Hugging Face tools have fetched, and those of Ollama and LM Studio, which
+are used where they are. Every name works with -m, show, rm and verify.
 
 Examples:
     llmrun list
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LISTING = {"place": 60, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
 _RIGHT = ("SIZE", "CONTEXT")
-_DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # where the terminal is narrow; most names tell the second
+_DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # to drop on narrow terminals; most names have the second
 
 
 def command(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:

@@ -1,8 +1,8 @@
 """Remove what newer downloads have replaced.
 
-In the cache shared with other Hugging Face tools, that is a revision of a GGUF model that no branch points at any
-more, where the newer one is here too; bytes that belong to no model; and downloads that nobody went on with for a
-week. Repositories without a GGUF model are left alone unless they are named.
+In the cache shared with other Hugging Face tools, these are revisions of GGUF models that no branch points to any
+more, if the newer one is here too; data that belongs to no model; and unfinished downloads that have not been resumed
+for a week. Repositories without a GGUF model are left alone unless they are named.
 
 Examples:
     llmrun prune --dry-run

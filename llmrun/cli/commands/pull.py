@@ -1,7 +1,7 @@
 """Fetch models. Their paths go to stdout, everything else to stderr.
 
-What an earlier pull left is gone on with; what is here is not fetched again. Without names, all models of the
-llmrun.lock in this folder are fetched, exactly as it says.
+Interrupted downloads resume, and files already present are not fetched again. Without names, all models in this
+folder's llmrun.lock are fetched, exactly as it says.
 
 Examples:
     llmrun pull qwen3:4b hf:org/repo:Q5_K_M
@@ -89,7 +89,7 @@ class _PullFlags:
 
 
 class _Pulling:
-    """One run: plan all, look for room, then fetch one after the other. What fails does not keep the others."""
+    """One run: plan all, check for room, then fetch one after the other. One failure does not stop the others."""
 
     def __init__(self, asked: _PullFlags) -> None:
         from llmrun.hub.resolve.lockfile import LOCK
@@ -105,7 +105,7 @@ class _Pulling:
 
         names, plan = self._names_and_plan()
         found = [planned for name in names if (planned := self._trying(name, plan, name))]
-        pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may be the same
+        pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may be the same model
         for planned in pulls:
             self._tell_plan(planned)
         fetching = [planned for planned in pulls if planned.here is None]
@@ -140,7 +140,7 @@ class _Pulling:
             lock = read_lock(self.lock_path)
             names = names or tuple(lock)
         if asked.lock and self.lock_path.exists():
-            read_lock(self.lock_path)  # one that is broken is told before gigabytes are fetched
+            read_lock(self.lock_path)  # a broken lock is reported before gigabytes are fetched
         if asked.lock or asked.revision is not None:
             return names, lambda name: plan_current(name, asked.revision, self.reporter, offline=asked.offline)
         if lock is not None:
@@ -148,7 +148,7 @@ class _Pulling:
         return names, lambda name: plan(name, self.reporter, offline=asked.offline)
 
     def _trying(self, name: str, step: Callable[[Given], Found], given: Given) -> Found | None:
-        """What `step` returns. Its failure is told, and None returned; with one model alone it is raised."""
+        """Return what `step` returns. On failure, report it and return None; if there is only one model, raise it."""
         try:
             return step(given)
         except LlmrunError as error:
@@ -210,7 +210,7 @@ class _Pulling:
 
 
 def _memory_checked(planned: Pull) -> Pull:
-    """Raises DoesNotFit for a model that could not run here."""
+    """Return the pull. Raises DoesNotFit for a model that cannot run here."""
     from llmrun.hub.resolve.memory_check import require_memory
 
     if planned.pinned is not None and planned.wanted is not None:
@@ -236,7 +236,7 @@ def _plan_fields(planned: Pull) -> list[str]:
 
 
 def _described(planned: Pull, status: str, path: Path | None) -> dict[str, Any]:
-    """For --json: the same keys for all models, but for what nobody was asked about."""
+    """Describe a model for --json, with the same keys for all models, except what no server was asked about."""
     body: dict[str, Any] = {"name": planned.name, "status": status, "path": str(path) if path else None}
     if planned.pinned is not None:
         body |= {

@@ -1,6 +1,6 @@
 """Remove models from this machine.
 
-Nothing is asked. What another revision or another name still needs stays, and so does a model that is in use.
+`rm` does not ask for confirmation. Files that another revision or name still needs stay, and so do models in use.
 
 Examples:
     llmrun rm qwen3:4b hf:org/repo:Q8_0
@@ -45,7 +45,7 @@ def command(
     found, begun = models(), partials()
     told: list[dict[str, Any]] = []
     exit_code = 0
-    done: set[str] = set()  # one model may be meant by several names
+    done: set[str] = set()  # several names may mean the same model
     for name in names:
         try:
             planned = _planned(name, found, begun)

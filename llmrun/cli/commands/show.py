@@ -1,7 +1,7 @@
 """Show what a model is, without running it.
 
-What its file says of the architecture, the tensors, the tokenizer, sampling, the chat template and the licence, and
-what the catalogue says. Of a model that is not here only the header is fetched.
+This is what its file says about the architecture, tensors, tokenizer, sampling, chat template and licence, and what
+the catalogue says. For models not yet downloaded, only the header is fetched.
 
 Examples:
     llmrun show qwen3:4b
@@ -52,7 +52,7 @@ def command(
 
 
 def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str]:
-    """(its header, what the catalogue says of it, what to call it); of a model that is not here, its header is fetched.
+    """Return a model's header, its catalogue entry and its name. If it is not downloaded, only its header is fetched.
 
     Raises every LlmrunError of hub and reader.
     """
@@ -84,9 +84,9 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
 
 
 def show_file(file: GGUFFile, name: str, entry: CatalogEntry | None, *, part: str = "", as_json: bool = False) -> None:
-    """Show a header, of a file that is here or not.
+    """Show the header of a local or remote file.
 
-    part  "--template", "--metadata" or "--tensors": this alone
+    part  "--template", "--metadata" or "--tensors" to show only that part
     """
     from llmrun.cli import header_output
 

@@ -1,7 +1,7 @@
-"""Check that models are whole and unchanged.
+"""Check that models are complete and unchanged.
 
-Every byte is read: the sha256 must be the one that was promised, the header must be sound, and no block of weights
-may be scaled by something that is not a number.
+Every byte is read: the sha256 must match the expected one, the header must be valid, and no scale of a block of
+weights may be NaN or infinite.
 
 Examples:
     llmrun verify
@@ -66,7 +66,7 @@ def command(
 
 
 def _model(name: str, found: list[Model]) -> Model:
-    """One of those that were found, or a file by its path. Raises ModelNotFound and UsageError."""
+    """Return one of the models found, or a file by its path. Raises ModelNotFound and UsageError."""
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import of_path, select
 
@@ -80,7 +80,7 @@ def _model(name: str, found: list[Model]) -> Model:
 
 
 def _exit_code(verdict: VerificationResult) -> int:
-    """That of damage is the highest."""
+    """Return a model's exit code. The one for damage is the highest."""
     if verdict.problems:
         return IntegrityError.exit_code
     if verdict.missing:
@@ -110,7 +110,7 @@ def _told(model: Model, *, quietly: bool) -> VerificationResult:
 
 
 def _promised(model: Model) -> tuple[Expected, ...]:
-    """What the catalogue says of a model that it has given its name."""
+    """Return what the catalogue expects of a model that has a name from it."""
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import OWN, SHARED
 
@@ -134,7 +134,7 @@ def _advice(model: Model, verdict: VerificationResult) -> str:
 
 
 def _again(model: Model) -> str:
-    """What fetches it again."""
+    """Return the command that fetches a model again."""
     holder, _, name = model.name.partition(":")
     if holder == "ollama":
         return f"ollama rm {name} && ollama pull {name}"

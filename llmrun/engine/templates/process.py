@@ -220,7 +220,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
     return cast("tuple[IO[bytes], IO[bytes]]", (process.stdin, process.stdout))
 
 
-def _watch(exchange: threading.Thread, pid: int, limits: Limits, unwatched_s: float) -> str:
+def _watch(exchange: threading.Thread, pid: int, limits: RenderLimits, unwatched_s: float) -> str:
     """Wait until the exchange is over. Returns which limit the process has broken, or ""."""
     deadline = time.monotonic() + limits.wall_s
     exchange.join(unwatched_s)

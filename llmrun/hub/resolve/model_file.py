@@ -33,7 +33,7 @@ class ResolvedModel:
 
 
 def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> ResolvedModel:
-    """The file that `name` means: a path, or a name that `reference.understand` knows, downloaded if it is not here.
+    """The file that `name` means: a path, or a name that `model_name.understand` knows, downloaded if it is not here.
 
     A model that is here costs no network and no heavy import. That it is used now is remembered. Raises ModelNotFound,
     and what a download raises; with `offline` (or HF_HUB_OFFLINE=1) a NetworkError instead of a download.
