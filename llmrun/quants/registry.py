@@ -27,4 +27,5 @@ _KNOWN = (
 
 _ALL = (*(type_ for format_ in _FORMATS for type_ in format_.TYPES), *_KNOWN)
 BY_ID: dict[int, WeightType] = {type_.ggml_id: type_ for type_ in sorted(_ALL, key=lambda type_: type_.ggml_id)}
+assert len(BY_ID) == len(_ALL), "a type of _KNOWN is declared by its format, too"
 BY_NAME: dict[str, WeightType] = {type_.name: type_ for type_ in BY_ID.values()}
