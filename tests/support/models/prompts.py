@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-PASSAGES = Path(__file__).resolve().parent.parent / "data" / "passages.txt"
+PASSAGES = Path(__file__).resolve().parents[2] / "data" / "passages.txt"
 
 
 class _Encoder(Protocol):

@@ -390,8 +390,9 @@ HOSTILE: dict[str, str] = {
     "inner filter by name in a loop": looped("", "{{ [-10 ** 12]|map(' pay')|list }}"),
 }
 
-# Those that Jinja2 itself answers with a text, and a short one.
+# Those that Jinja2 itself answers with a text, and a short one; of floats, where the machine is fast enough.
 HARMLESS = {
+    *("json of floats", "text of floats"),
     *("power of powers", "power tower", "strftime", "int of hex", "int of a float", "long text", "long comment"),
     *("itself", "itself in a list", "itself hashed"),
 }
