@@ -20,7 +20,7 @@ SHAPE = AttentionShape(4, 2, 16)
 
 
 class Counted:
-    """In place of OpSpeeds and Machine."""
+    """In place of OpSpeeds and MachineLimits."""
 
     measured: list[str]
 
@@ -49,7 +49,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(Counted, "measured", [], raising=False)
     monkeypatch.setattr(machine, "OpSpeeds", Counted)
-    monkeypatch.setattr(machine, "Machine", Counted)
+    monkeypatch.setattr(machine, "MachineLimits", Counted)
     return Counted.measured
 
 
