@@ -6,7 +6,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -95,30 +94,25 @@ class Engine:
         *,
         chat_template: str | None = None,
         thinking_tags: Sequence[str] | None = None,
-        will_chat: bool = False,
+        templates: TemplateProcess | None = None,
     ) -> Engine:
         """Open a GGUF file on the backend that `options` name, or on the best one.
 
-        `chat_template` is Jinja source (not a path), `thinking_tags` as in Engine. Where it `will_chat`, the process
-        that renders chat templates starts while the weights load. Raises ModelFileError, UnsupportedModel, DoesNotFit,
-        BackendCrashed, UsageError.
+        `chat_template` is Jinja source (not a path), `thinking_tags` and `templates` as in Engine. Raises
+        ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
         """
         from llmrun.backends.select import open_backend
 
         started = time.perf_counter()
-        with ExitStack() as on_failure:  # threads and processes would live on
-            templates = TemplateProcess()
-            on_failure.callback(templates.close)
-            if will_chat:
-                templates.start()
-            opened = open_backend(path, options)
-            on_failure.callback(opened.close)
+        opened = open_backend(path, options)
+        try:
             loaded = time.perf_counter() - started
-            engine = cls(
+            return cls(
                 opened, chat_template=chat_template, thinking_tags=thinking_tags, templates=templates, load_s=loaded
             )
-            on_failure.pop_all()
-            return engine
+        except BaseException:
+            opened.close()  # its threads, or its process, would live on
+            raise
 
     @property
     def info(self) -> ModelInfo:

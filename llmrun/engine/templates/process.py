@@ -48,7 +48,7 @@ class RenderLimits:
     output  bytes of text: about 4 million tokens
     """
 
-    cpu_s: float = 2.0
+    cpu_s: float = 6.0
     wall_s: float = 30.0
     memory: int = 256_000_000
     output: int = 1 << 24

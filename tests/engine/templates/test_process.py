@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from llmrun import child_processes
-from llmrun.backends.base import OpenOptions
 from llmrun.backends.scripted.backend import ScriptedBackend, echo
+from llmrun.cli.answers.open_model import open_model
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import ChatPrompt, Request
 from llmrun.engine.templates import process as module
@@ -23,6 +23,7 @@ from llmrun.engine.templates.abilities import TemplateAbilities
 from llmrun.engine.templates.frames import FrameTooLong, decoded, encoded, read_frame, write_frame
 from llmrun.engine.templates.process import RenderLimits, TemplateProcess
 from llmrun.errors import LlmrunError, TemplateRefused
+from llmrun.settings import load_settings
 from tests.support.models.downloads import llama_cpp_source
 from tests.support.templates.hostile_templates import HARMLESS, HOSTILE
 from tests.support.templates.template_drafts import hostile_draft
@@ -74,12 +75,14 @@ def hostile() -> dict[str, Ended]:
     return dict(zip(HOSTILE, ended_all([*HOSTILE.values()], QUICK), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_refused_in_one_line(name: str, hostile: dict[str, Ended]) -> None:
     assert hostile[name].well, hostile[name]
     assert hostile[name].outcome == "refused" or name in HARMLESS
 
 
+@pytest.mark.slow
 def test_random_ones_end_in_text_or_are_refused() -> None:
     paths = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
     real = [path.read_text(encoding="utf-8") for path in paths]
@@ -110,9 +113,10 @@ def test_a_refusal_says_what_was_too_much_and_where(name: str, process: Template
     assert process.render("{{ 1 }}", "t.jinja", {}) == "1"
 
 
-def test_a_template_has_two_seconds_of_processor_time(patient: TemplateProcess) -> None:
+@pytest.mark.slow
+def test_a_template_has_six_seconds_of_processor_time(patient: TemplateProcess) -> None:
     before = time.process_time()
-    assert refusal(patient, FOR_EVER).endswith("it takes longer than 2.0 s")
+    assert refusal(patient, FOR_EVER).endswith("it takes longer than 6.0 s")
     assert time.process_time() - before < 1.0  # this process only looks now and then
 
 
@@ -225,11 +229,12 @@ def test_an_engine_ends_it() -> None:
     assert not running.is_running()
 
 
-def test_an_engine_that_cannot_be_opened_leaves_none(tmp_path: Any) -> None:
+def test_a_model_that_cannot_be_opened_leaves_none(tmp_path: Any) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     before = psutil.Process().children()
-    with pytest.raises(LlmrunError):
-        Engine.open(tmp_path / "bad.gguf", OpenOptions(backend="cpu"), will_chat=True)
+    settings = load_settings({"model": str(tmp_path / "bad.gguf"), "backend": "cpu"})
+    with pytest.raises(LlmrunError), open_model(settings, chat_template=None, will_chat=True):
+        pass
     assert psutil.Process().children() == before
 
 
