@@ -54,7 +54,7 @@ def lasting_name(settings: Settings) -> str:
 @contextmanager
 def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool) -> Iterator[OpenModel]:
     """Find the model's file, fetching it if need be, and open it. Where it `will_chat`, the process that renders chat
-    templates starts first: beside the imports and the loading of weights, its 70 ms cost nothing.
+    templates starts first: most of its 70 ms pass beside imports and the loading of weights.
     A model behind a server is opened where it is, without what concerns models that run here.
 
     Raises every LlmrunError of hub and engine.
