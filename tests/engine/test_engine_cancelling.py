@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.scripted.backend import ScriptedBackend, ScriptedCache
@@ -94,6 +95,7 @@ def only_once(moment: int, act: Callable[[], None]) -> Callable[[Place], None]:
     return lambda place: act() if next(numbers) == moment else None
 
 
+@pytest.mark.slow
 def test_a_cancel_at_any_line_ends_everything_without_another_pass() -> None:
     moments = first_and_last_times()
     assert len(moments) > 150
