@@ -49,7 +49,7 @@ _MOST_SCALE = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """Of a head's features, `rope.dimensions` are rotated and the others are `plain`.
+    """Attention over latent keys and values: `rope.dimensions` features of a head are rotated, the others `plain`.
 
     absorbed      keys and values are the latent features themselves
     latent        features that keys and values of all heads are made of
@@ -209,7 +209,7 @@ def _absorbed_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Ro
 
 
 def _full_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) -> Value:
-    """What is rotated of a key is the same for all heads."""
+    """Broadcast the rotated part of a key, which all heads share."""
     plain, rotated = _queries(w, block, h, c)
     q = w.plan.concat(rotated, plain, c.heads)
     latent, rotated = _latent(w, block, h, c)

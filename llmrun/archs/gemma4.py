@@ -142,7 +142,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 def _rope_with_factors(w: PlanWriter, c: Config) -> Rope:
-    """Of layers without a window. The factors, which say what is not rotated, must be there."""
+    """Return the RoPE of layers without a window. Its factors, which say what is not rotated, must be present."""
     w.tensors.vector("rope_freqs.weight", c.rope.dimensions // 2)
     return w.rope(Pairing.NEOX)
 

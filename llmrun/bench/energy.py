@@ -1,4 +1,4 @@
-"""What energy says about an answer: joules a token, and what a million tokens cost."""
+"""The energy of an answer: joules per token, and the cost of a million tokens."""
 
 from __future__ import annotations
 

@@ -6,10 +6,8 @@ A type says in its own file of quants/ how the kernels hold it. Integer types th
 
 from __future__ import annotations
 
-from llmrun.quants.packed import BLOCK_COLUMNS, GROUP_ROWS, SUPER_BLOCKS, PackedType, Scales
+from llmrun.quants.packed import PackedType, Scales
 from llmrun.quants.registry import BY_ID
-
-__all__ = ["BLOCK_COLUMNS", "GROUP_ROWS", "SUPER_BLOCKS", "PackedType", "Scales"]
 
 WIDE = "wide"
 WIDE_BYTES = 40  # of 32 columns: two float32 scales, and an int8 each

@@ -124,7 +124,7 @@ def nvml_sources() -> list[EnergySource]:
 
 
 def gpu_names() -> list[str]:
-    """Of NVIDIA's GPUs. Nothing is started on them."""
+    """Return the names of NVIDIA's GPUs, without starting anything on them."""
     nvml = _nvml()
     with contextlib.suppress(OSError):
         return [str(_translated(nvml, nvml.nvmlDeviceGetName, device)()) for device in _devices(nvml)]
@@ -195,7 +195,7 @@ class EnergyMeter:
 
     @contextlib.contextmanager
     def measure(self) -> Iterator[Reading]:
-        """What is taken inside the `with`. `joules` stays None without a source. Measurements do not overlap."""
+        """Measure the energy used inside the `with`, None without a source. Measurements must not overlap."""
         reading = Reading(" + ".join(dict.fromkeys(source.name for source in self._sources)))
         sampler = _Sampler(self._sources)
         started = time.monotonic()

@@ -57,7 +57,7 @@ def _free_memory() -> int | None:
 
 
 def _stolen_time() -> dict[str, float | None]:
-    """Of all logical processors since the machine started. A virtual machine's are sometimes run for another one."""
+    """Return the time stolen from all logical processors since boot, in which a host ran another virtual machine."""
     times = _told(psutil.cpu_times)
     if times is None or not hasattr(times, "steal"):
         return {"stolen_seconds": None, "processor_seconds": None}

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrun.layouts.packed_types import BLOCK_COLUMNS, PACKED_TYPES
+from llmrun.layouts.packed_types import PACKED_TYPES
 from llmrun.plan.ops.linear import float_linear_reference, integer_linear_reference, quantize_reference
 from llmrun.plan.twin import Run, dequantized
+from llmrun.quants.packed import BLOCK_COLUMNS
 from llmrun.quants.registry import BY_NAME
 
 if TYPE_CHECKING:

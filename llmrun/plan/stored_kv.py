@@ -33,7 +33,7 @@ def entered_reference(
 
 
 def stored_reference(values: NDArray[np.float32], kv_type: str) -> NDArray[np.float32]:
-    """What the cache gives back of float32[..., head size]."""
+    """Return float32[..., head size] as the cache stores and restores it."""
     if kv_type != Q8_0:
         return values.astype(np.float16).astype(np.float32)
     whole = values.shape[-1] // GROUP * GROUP

@@ -25,7 +25,6 @@ _KNOWN = (
     WeightType("Q2_0", 42, 64, 18),
 )
 
-_ALL = (*(type_ for format_ in _FORMATS for type_ in format_.TYPES), *_KNOWN)
-BY_ID: dict[int, WeightType] = {type_.ggml_id: type_ for type_ in sorted(_ALL, key=lambda type_: type_.ggml_id)}
-assert len(BY_ID) == len(_ALL), "a type of _KNOWN is declared by its format, too"
+ALL_TYPES = (*(type_ for format_ in _FORMATS for type_ in format_.TYPES), *_KNOWN)
+BY_ID: dict[int, WeightType] = {type_.ggml_id: type_ for type_ in sorted(ALL_TYPES, key=lambda type_: type_.ggml_id)}
 BY_NAME: dict[str, WeightType] = {type_.name: type_ for type_ in BY_ID.values()}

@@ -9,10 +9,15 @@ import llama_cpp._ggml as llama_cpp_ggml
 import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
-from llmrun.quants.registry import BY_ID, BY_NAME
+from llmrun.quants.registry import ALL_TYPES, BY_ID, BY_NAME
 
 GGML_TYPE_COUNT = 43  # of llama-cpp-python 0.3.36
 REMOVED = {4, 5, 31, 32, 33, 36, 37, 38}
+
+
+def test_no_type_is_declared_twice() -> None:
+    """A type that a format declares may not also stand among those that this build does not read."""
+    assert len({type_.ggml_id for type_ in ALL_TYPES}) == len({type_.name for type_ in ALL_TYPES}) == len(ALL_TYPES)
 
 
 def test_ids_and_names_name_the_same_types() -> None:

@@ -42,7 +42,7 @@ class YarnSettings:
 
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
-    """Of all layers that are rotated in the same way.
+    """The RoPE settings of all layers that are rotated in the same way.
 
     dimensions        features of a head that are rotated, from the first on
     base              of the geometric series of frequencies
@@ -118,7 +118,7 @@ class RopeSettings:
 
     @property
     def magnitude_with_yarn(self) -> float:
-        """What rotated features are multiplied by."""
+        """The factor by which rotated features are multiplied."""
         return self.magnitude if self.yarn is None else self.magnitude * self._yarn_magnitude(self.yarn)
 
     def rope_of(self, tensors: Tensors, pairing: Pairing) -> Rope:

@@ -9,8 +9,8 @@ import numpy as np
 
 from llmrun.errors import BadGGUF, UnsupportedModel
 from llmrun.gguf.problems import shown
-from llmrun.layouts.packed_types import GROUP_ROWS
 from llmrun.plan.matrix import SUPPORTED, Matrix
+from llmrun.quants.packed import GROUP_ROWS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from llvmlite import ir
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.dots import takes_unsigned
 from llmrun.kernels.code.simd import F16X16, F32X16, I8, I8X64, I32X16, I64, constant, emit_load, emit_offset
-from llmrun.layouts.packed_types import SUPER_BLOCKS, PackedType, Scales
+from llmrun.quants.packed import SUPER_BLOCKS, PackedType, Scales
 
 _I8X16 = ir.VectorType(I8, 16)
 

@@ -1,4 +1,4 @@
-"""What is done with the rows that experts made: a bias each, and what they add up to."""
+"""Kernels on the rows that experts computed: their biases and their weighted sums."""
 
 from __future__ import annotations
 

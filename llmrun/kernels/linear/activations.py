@@ -7,7 +7,7 @@ from typing import Any
 
 from llmrun.kernels.code import simd
 from llmrun.kernels.code.dots import bias_of
-from llmrun.layouts.packed_types import PackedType
+from llmrun.quants.packed import PackedType
 
 
 @dataclass(frozen=True, slots=True)

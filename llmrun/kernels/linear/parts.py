@@ -13,8 +13,8 @@ from llmrun.kernels.code.load_store import load_i64
 from llmrun.kernels.compiler import inline_function
 from llmrun.kernels.linear.tiles import single_row, unpacking
 from llmrun.layouts import records
-from llmrun.layouts.packed_types import PackedType
 from llmrun.plan.ops.linear import IntegerWords
+from llmrun.quants.packed import PackedType
 
 PRODUCT = records.offsets(IntegerWords)
 

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from llmrun.kernels.code import simd, unpack
 from llmrun.kernels.code.dots import broadcast, emit_dots, new_sum
 from llmrun.kernels.linear.activations import Activations, emit_starts, emit_sums
-from llmrun.layouts.packed_types import PackedType
+from llmrun.quants.packed import PackedType
 
 _WORD = types.int64
 _LINE = 64

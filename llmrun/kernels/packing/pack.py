@@ -17,7 +17,8 @@ from llmrun.kernels.code.work import claim
 from llmrun.kernels.compiler import inline_function, kernel, kernel_family
 from llmrun.kernels.packing.file_blocks import BLOCK_READERS
 from llmrun.layouts import records
-from llmrun.layouts.packed_types import PACKED_TYPES, SUPER_BLOCKS
+from llmrun.layouts.packed_types import PACKED_TYPES
+from llmrun.quants.packed import SUPER_BLOCKS
 
 ARG = records.OP_ARGS
 A_SOURCE, A_PACKED, A_ROWS, A_COLUMNS, A_ROW_BYTES, A_GROUP_BYTES = (ARG + 8 * i for i in range(6))

@@ -1,4 +1,4 @@
-"""What every op of a plan says of itself."""
+"""The base class of ops: what each op declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done with the logits."""
+"""Ops on the logits."""
 
 from __future__ import annotations
 

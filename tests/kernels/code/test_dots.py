@@ -16,7 +16,8 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from llmrun.kernels.code import dots, simd
-from llmrun.layouts.packed_types import PACKED_TYPES, PackedType
+from llmrun.layouts.packed_types import PACKED_TYPES
+from llmrun.quants.packed import PackedType
 from tests.support.kernels.runs import LEVELS_HERE
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)

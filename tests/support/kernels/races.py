@@ -12,7 +12,6 @@ from llmrun.backends.cpu.lowering.base import Lowered
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of
-from llmrun.layouts.packed_types import GROUP_ROWS
 from llmrun.plan.ops.activations import GatedWords
 from llmrun.plan.ops.attention import AttentionWords, MergeWords
 from llmrun.plan.ops.convolution import ConvolutionWords
@@ -23,6 +22,7 @@ from llmrun.plan.ops.logits import SoftCapWords
 from llmrun.plan.ops.norms import NormWords
 from llmrun.plan.ops.rope import RopeWords
 from llmrun.plan.ops.rows import AddWords, ConcatWords
+from llmrun.quants.packed import GROUP_ROWS
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What ops have to read and to multiply: the work that a profile or a roofline holds their time against."""
+"""The bytes that ops read and the products they compute, with which profiles and rooflines compare their time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOAT = 4  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Of one op or of many.
+    """The work of one op or of many.
 
     weight_bytes      of weights, as they are packed; read from memory once in a step, however many rows it has
     kv_bytes          of keys and values read, or by rope_store written; each once in a step

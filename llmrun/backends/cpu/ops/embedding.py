@@ -9,8 +9,8 @@ from llmrun.backends.cpu.lowering.needs import Needs, StepShape
 from llmrun.backends.cpu.ops.base import CpuOp
 from llmrun.backends.cpu.weights.packed import PackedLayout
 from llmrun.compiled.store import KernelName
-from llmrun.layouts.packed_types import GROUP_ROWS
 from llmrun.plan.ops.embedding import Embed, EmbedWords
+from llmrun.quants.packed import GROUP_ROWS
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering

@@ -189,7 +189,7 @@ def _own_numbers(work: Lowering, routing: Routing) -> int:
 
 
 def _linear_needs(op: ExpertLinear, kv_type: str, step: StepShape) -> Needs:
-    """Of as many experts as are expected to be chosen by one row or more, if all are as likely."""
+    """Count the experts that at least one row is expected to choose, if all are equally likely."""
     rows, routing = step.of(op.out), op.routing
     missed: float = (1 - routing.used / routing.experts) ** step.rows
     weight_bytes = round(PackedLayout.of(op.weight).n_bytes * (1 - missed))

@@ -11,9 +11,9 @@ from llmrun.backends.cpu.weights.packed import PackedLayout, panel_bytes
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate, round_up
-from llmrun.layouts.packed_types import BLOCK_COLUMNS, GROUP_ROWS
 from llmrun.layouts.tile_shapes import MANY_ROWS
 from llmrun.plan.ops.linear import FloatWords, HeadLinear, IntegerWords, Linear, Product, QuantizeWords
+from llmrun.quants.packed import BLOCK_COLUMNS, GROUP_ROWS
 
 if TYPE_CHECKING:
     from llmrun.backends.cpu.lowering.base import Lowering, OpRecord

@@ -1,4 +1,4 @@
-"""What is done with the logits on the CPU."""
+"""Ops on the logits, on the CPU."""
 
 from __future__ import annotations
 

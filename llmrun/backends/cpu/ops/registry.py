@@ -39,10 +39,10 @@ CPU_OPS: dict[type[Op], CpuOp] = {
 
 
 def needs_of(op: Op, kv_type: str, step: StepShape) -> Needs:
-    """What one op needs in one step; the quantizing of its input is not in it (`quantizing_needs`)."""
+    """Return what one op needs in one step, without the quantizing of its input (`quantizing_needs`)."""
     return CPU_OPS[type(op)].needs(op, kv_type, step)
 
 
 def needs_of_step(plan: Plan, kv_type: str, step: StepShape) -> Needs:
-    """What all ops need together, activations counted as if each linear op quantized none."""
+    """Return what all ops need together, as if no linear op quantized its input."""
     return sum((needs_of(op, kv_type, step) for op in plan.ops), Needs())

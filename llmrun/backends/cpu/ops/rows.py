@@ -72,7 +72,7 @@ def _bias_needs(op: Bias, kv_type: str, step: StepShape) -> Needs:
 
 @dataclass(frozen=True, slots=True)
 class _CopiedPart:
-    """What is taken from a row for each part of another; in bytes."""
+    """The bytes taken from a row for each part of another."""
 
     of: Buffer
     first: int

@@ -17,7 +17,7 @@ WIDTHS = (512, 2048, 8192)
 
 @dataclass(frozen=True, slots=True)
 class LinearSpeed:
-    """Of one weight type.
+    """The speed of one weight type.
 
     read      bytes of weights a second, for one row
     op        seconds an op takes besides, its barrier included
@@ -35,7 +35,7 @@ class LinearSpeed:
 
 @dataclass(frozen=True, slots=True)
 class RowSpeed:
-    """Of an op that works on each row by itself: seconds for one row, and a row's share of many, at each of WIDTHS."""
+    """The speed of a row-wise op: seconds for one row, and per row of many, at each of WIDTHS."""
 
     one: tuple[float, ...]
     many: tuple[float, ...]
@@ -44,13 +44,13 @@ class RowSpeed:
         return between(width, self.one) if rows == 1 else rows * between(width, self.many)
 
     def shared_seconds(self, rows: int, width: int) -> float:
-        """Of rows so wide that the threads share even one: a feature takes what it takes in many rows."""
+        """Return the seconds of rows so wide that threads share even one: the time per feature is that of many rows."""
         return rows * width * self.many[-1] / WIDTHS[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpeed:
-    """Of one shape of heads and type of cache.
+    """The speed of attention for one shape of heads and one type of cache.
 
     op          seconds for one row with nothing before it
     read        bytes of keys and values a second, for one row
@@ -69,7 +69,7 @@ class AttentionSpeed:
 
 
 def between(width: int, values: Sequence[float]) -> float:
-    """What was measured at WIDTHS, for another width: by its logarithm, and not beyond the ends."""
+    """Interpolate what was measured at WIDTHS by the width's logarithm; beyond the ends, the end's value holds."""
     return float(np.interp(log2(width), [log2(one) for one in WIDTHS], values))
 
 
@@ -77,13 +77,13 @@ class SpeedTable(Protocol):
     """The figures of one machine and number of threads."""
 
     def linear(self, packed: str) -> LinearSpeed:
-        """Of products with weights as kernels hold them (Matrix.packed)."""
+        """Return the speed of products with weights in a packed form (Matrix.packed)."""
 
     def rows(self, name: str) -> RowSpeed:
-        """Of "rmsnorm", "swiglu" or "quantize"."""
+        """Return the speed of "rmsnorm", "swiglu" or "quantize"."""
 
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
-        """Of one layer of that shape."""
+        """Return the speed of one layer of that shape."""
 
     def read_bandwidth(self) -> float:
         """Bytes a second from memory, all threads together."""

@@ -29,7 +29,7 @@ _REQUEST = 2e-3  # seconds of a request before its first step: template and toke
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is expected. Decode is at the depth of the prompt; TTFT as bench has it: the model is open."""
+    """The expected speed. Decode is at the prompt's depth; TTFT counts from an open model, as in bench."""
 
     decode_per_second: float
     prefill_per_second: float
@@ -39,7 +39,7 @@ class Forecast:
 def forecast_on_cpu(
     plan: Plan, speeds: SpeedTable, *, vocabulary_size: int, prompt: int, kv_type: str, max_rows: int
 ) -> Forecast:
-    """Of our own engine: a prompt of so many tokens, and the answer after it."""
+    """Forecast our own engine on a prompt of so many tokens and the answer after it."""
     begun = range(0, prompt, max_rows)
     shapes = [StepShape(min(max_rows, prompt - at), at, int(at + max_rows >= prompt)) for at in begun]
     prefill = sum(step_seconds(plan, speeds, kv_type, shape) for shape in shapes)
@@ -49,7 +49,7 @@ def forecast_on_cpu(
 
 
 def step_seconds(plan: Plan, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
-    """Of all ops, and of what a step takes besides."""
+    """Return the seconds of all ops and of a step's overhead."""
     attention = [attention_speed(op.kv, speeds, kv_type).step for op in plan.ops if isinstance(op, Attention)]
     total = _STEP_PYTHON + max(attention, default=0.0)
     quantized: set[Value] = set()
@@ -64,7 +64,7 @@ def step_seconds(plan: Plan, speeds: SpeedTable, kv_type: str, step: StepShape) 
 
 
 def drawing_seconds(vocabulary_size: int) -> float:
-    """Of choosing a token among so many: what sampling does with all of them, done here."""
+    """Measure the choice of one token among so many, by doing what sampling does with all of them."""
     logits = np.linspace(-1, 1, vocabulary_size, dtype=np.float32)
     taken = []
     for _ in range(5):

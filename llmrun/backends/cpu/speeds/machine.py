@@ -53,7 +53,7 @@ class Speeds:
         return self._speed(f"linear {packed}", LinearSpeed, lambda ops: ops.linear(packed))
 
     def rows(self, name: str) -> RowSpeed:
-        """Of "rmsnorm", "swiglu" or "quantize"."""
+        """Return the speed of "rmsnorm", "swiglu" or "quantize"."""
         return self._speed(f"rows {name}", RowSpeed, lambda ops: self._all_rows(ops)[name])
 
     def _all_rows(self, measuring: OpSpeeds) -> dict[str, RowSpeed]:

@@ -70,7 +70,7 @@ class OpSpeeds:
         return {name: RowSpeed(tuple(one), tuple(many)) for name, (one, many) in found.items()}
 
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
-        """Of one layer of that shape."""
+        """Return the speed of one layer of that shape."""
         trial = _AttentionTrial(self._region, shape, kv_type, self._n_threads)
         both = shape.head_size + shape.value_size
         features = shape.heads * shape.head_size + shape.kv_heads * both

@@ -18,7 +18,8 @@ from llmrun.backends.cpu.weights.widened import widened
 from llmrun.compiled.store import Kernel, load_kernels
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of
-from llmrun.layouts.packed_types import GROUP_ROWS, WIDENED_TYPES
+from llmrun.layouts.packed_types import WIDENED_TYPES
+from llmrun.quants.packed import GROUP_ROWS
 
 # File bytes a thread reads at a time. SmolLM2's 98 MB, 2 threads: 128 KiB 58 ms, 512 KiB 44, 1 MiB 42, 4 MiB 46 (a
 # mapping's page faults: 81).

@@ -11,16 +11,10 @@ import numpy as np
 from llmrun.compiled.store import KernelName
 from llmrun.layouts import records
 from llmrun.layouts.arena import address_of, allocate_huge, round_up
-from llmrun.layouts.packed_types import (
-    BLOCK_COLUMNS,
-    FLOAT_BYTES,
-    GROUP_ROWS,
-    PACKED_TYPES,
-    SUPER_BLOCKS,
-    packed_name,
-)
+from llmrun.layouts.packed_types import FLOAT_BYTES, PACKED_TYPES, packed_name
 from llmrun.layouts.tile_shapes import MOST_GROUPS
 from llmrun.plan.matrix import Matrix
+from llmrun.quants.packed import BLOCK_COLUMNS, GROUP_ROWS, SUPER_BLOCKS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

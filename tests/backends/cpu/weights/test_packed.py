@@ -12,9 +12,10 @@ from llmrun.backends.cpu.weights.filling import fill
 from llmrun.backends.cpu.weights.packed import PackedLayout, PackedMatrix, packing_kernels, reserve
 from llmrun.errors import ModelFileError
 from llmrun.layouts import records
-from llmrun.layouts.packed_types import PACKED_TYPES, WIDENED_TYPES, Scales
+from llmrun.layouts.packed_types import PACKED_TYPES, WIDENED_TYPES
 from llmrun.plan.matrix import SUPPORTED, Matrix
 from llmrun.plan.twin import dequantized
+from llmrun.quants.packed import Scales
 from llmrun.quants.registry import BY_NAME
 from tests.support.kernels.runs import (
     FLOAT_TYPES,
