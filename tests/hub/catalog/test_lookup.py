@@ -266,9 +266,9 @@ def test_the_users_shortnames_are_read(own: Path) -> None:
     assert load_catalog().shortnames == {"mine": "hf://owner/repo"}
 
 
-def test_the_example_in_the_readme_is_a_models_toml(own: Path) -> None:
-    readme = (Path(llmrun.__file__).resolve().parents[1] / "README.md").read_text("utf-8")
-    (own / "models.toml").write_text(re.findall(r"^```toml\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)[0], "utf-8")
+def test_the_example_in_the_docs_is_a_models_toml(own: Path) -> None:
+    page = (Path(llmrun.__file__).resolve().parents[1] / "docs" / "models.md").read_text("utf-8")
+    (own / "models.toml").write_text(re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0], "utf-8")
     catalog = load_catalog()
     assert len(catalog.find("mine:7b-q8_0").expected) == 2
     assert catalog.find("qwen3").name == "qwen3:4b"
