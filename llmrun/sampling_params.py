@@ -1,6 +1,6 @@
-"""The sampling parameters, each declared once: settings, flags, checks and requests are derived from here.
+"""The sampling parameters. Settings, flags, checks and requests are all derived from the declarations in this file.
 
-This file is apart from types.py because every command reads the settings, but few need the other types.
+They are separate from types.py because every command reads the settings, but few commands need the other types.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 
 class SamplingParameter(NamedTuple):
-    """What the rest of llmrun needs to know about one parameter.
+    """The declaration of one sampling parameter.
 
-    The name of its field in SamplingParams is also the setting (`LLMRUN_*`, config.toml, `/set`) and the key in
-    models.toml.
+    The name of its field in SamplingParams is also the name of the setting (`LLMRUN_*`, config.toml, `/set`) and the
+    key in models.toml.
 
-    default   llmrun's own, for models without a recommendation; its type is the parameter's type
-    flags     its flags on the command line; error messages name the first one
-    minimum, maximum  inclusive
-    gguf_key  where a model file stores its default; None if the format has no such key
-    wire      the fields in a request to a server; () if servers know none
-    openai    whether OpenAI's API has these fields; others are left out once a server refuses them
+    default   llmrun's default for models without a recommendation; its type is the type of the parameter
+    flags     command-line flags; error messages name the first one
+    minimum, maximum  limits, both inclusive
+    gguf_key  the metadata key of the model file's default; None if the format has no such key
+    wire      the field names in a request to a server; () if no server supports the parameter
+    openai    whether OpenAI's API has these fields; others are left out once a server rejects them
     """
 
     default: int | float
@@ -46,9 +46,9 @@ def _declared(parameter: SamplingParameter) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn from the logits. The defaults are llama.cpp's; --help lists them in this order.
+    """The parameters for choosing the next token. The defaults are llama.cpp's, and --help lists them in this order.
 
-    The penalties consider the last `repeat_last_n` tokens, prompt included.
+    The penalties apply to the last `repeat_last_n` tokens, including the prompt.
     """
 
     temperature: float = _declared(

@@ -1,4 +1,4 @@
-"""Facts about this machine and what runs on it, as the system tells them."""
+"""Facts about this machine and its software, as the system reports them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")
 
 
 def system_facts(root: Path = Path("/")) -> dict[str, Any]:
-    """Facts by name: text, numbers, lists of them, or None where the machine does not tell.
+    """Return facts by name: text, numbers, lists of them, or None if unknown.
 
-    Sizes are bytes, times seconds. `root` is where the files of Linux lie.
+    Sizes are in bytes, times in seconds. `root` is the directory that holds Linux's system files.
     """
     return {
         "cpu": processor_name(root),
@@ -57,16 +57,16 @@ def _free_memory() -> int | None:
 
 
 def _stolen_time() -> dict[str, float | None]:
-    """Return the time stolen from all logical processors since boot, in which a host ran another virtual machine."""
+    """Return the time stolen from all logical processors since boot, in which the host ran other virtual machines."""
     times = _told(psutil.cpu_times)
     if times is None or not hasattr(times, "steal"):
         return {"stolen_seconds": None, "processor_seconds": None}
-    counted = sum(times) - times.guest - times.guest_nice  # a guest's time is counted as the user's too
+    counted = sum(times) - times.guest - times.guest_nice  # user time already includes guest time
     return {"stolen_seconds": times.steal, "processor_seconds": round(counted, 2)}
 
 
 def _power() -> dict[str, Any]:
-    battery = _told(lambda: psutil.sensors_battery())  # not on every system
+    battery = _told(lambda: psutil.sensors_battery())  # psutil lacks this function on some systems
     if battery is None:
         return {"on_battery": None, "battery_percent": None}
     plugged = battery.power_plugged
@@ -74,7 +74,7 @@ def _power() -> dict[str, Any]:
 
 
 def _told(question: Callable[[], Any]) -> Any:
-    """The answer, or None where the system has none to give."""
+    """Return the answer to a system query, or None if the system has none."""
     try:
         return question()
     except (OSError, psutil.Error, NotImplementedError, AttributeError, RuntimeError, ValueError):

@@ -54,8 +54,7 @@ def unpack_iq3_xxs(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_iq3_s(raw: NDArray[np.uint8]) -> Unpacked:
-    """Unpack uint8[..., 110 n] -> 256 n weights: odd values -15 to 15, and an odd sub-scale of 1 to 31 per 32 weights.
-    """
+    """Unpack uint8[..., 110 n] -> 256 n weights: odd values -15 to 15, an odd sub-scale of 1 to 31 per 32 weights."""
     blocks = blocks_of(raw, IQ3_S_BYTES)
     indices = blocks[..., 2:66] | (sequence(blocks[..., 66:74], 1).astype(np.uint16) << np.uint16(8))
     magnitudes = grids.iq3_s()[indices]
