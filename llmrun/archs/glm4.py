@@ -1,6 +1,5 @@
-"""The `glm4` architecture: norms before and after attention and feed-forward, whose two halves are one matrix; rotary
-positions for a part of each head.
-"""
+"""The `glm4` architecture: norms before and after attention and feed-forward, gate and up in one matrix, and RoPE for a
+part of each head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `granite` architecture: llama's form, with factors for embeddings, scores, what layers add, and logits."""
+"""The `granite` architecture: like llama, with scales for embeddings, attention scores, residuals and logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """attention_scale None: by the size of the heads."""
+    """`attention_scale` is None for the default, which depends on the head size."""
 
     embedding_scale: float
     attention_scale: float | None

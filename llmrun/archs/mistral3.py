@@ -1,6 +1,7 @@
-"""The `mistral3` architecture: llama's form, with YaRN of its own settings, and queries that grow with their position.
+"""The `mistral3` architecture: like llama, with YaRN parameters from the file, and queries that grow with their
+position.
 
-Ministral 3.
+Models: Ministral 3.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ class Module:
 
 
 def memory_facts(root: Path = Path("/")) -> dict[str, str | int | None]:
-    """Return the facts `memory_modules` (a count), `memory_type` and `memory_mts` (the slowest speed). None if unknown.
-    """
+    """Return the facts `memory_modules` (a count), `memory_type` and `memory_mts` (slowest speed). None if unknown."""
     modules = _of_udev(text_of(root / "run/udev/data/+dmi:id") or "") or _of_table(root)
     return {
         "memory_modules": len(modules) or None,
