@@ -72,7 +72,7 @@ def format_mebibytes(count: float) -> str:
     return f"{count / 2**20:,.0f} MiB" if math.isfinite(count) else _NOT_A_NUMBER
 
 
-# --- speeds and shares ------------------------------------------------------------------------------------------------
+# --- speeds and percentages -------------------------------------------------------------------------------------------
 
 
 def format_bandwidth(bytes_per_second: float) -> str:

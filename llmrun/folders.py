@@ -43,7 +43,7 @@ def _named_path(variable: str) -> Path | None:
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError as error:
-        raise UsageError(f"environment: {variable}: {text!r} names a home folder that does not exist") from error
+        raise UsageError(f"environment: {variable}: the home directory in {text!r} does not exist") from error
 
 
 def _platform() -> PlatformDirs:

@@ -92,7 +92,7 @@ class Config(Hyperparameters):
 def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     if keys.number("attention.temperature_scale", 0.0):
-        raise keys.unsupported("queries that grow with their position")
+        raise keys.unsupported("queries scaled by their position (attention.temperature_scale)")
     absorbed = keys.has("attention.key_length_mla")
     part = "_mla" if absorbed else ""
     head_size, value_size = (
@@ -120,7 +120,7 @@ def read_config(file: GGUFFile) -> Config:
 def _check_heads(keys: Keys, c: Config) -> None:
     """Check that the file's numbers about heads are consistent, because they determine the layout of the cache."""
     if c.plain <= 0 or c.plain % VECTOR:
-        raise keys.unsupported(f"heads of {c.head_size} features of which {c.rotated} are rotated")
+        raise keys.unsupported(f"heads of {c.head_size} features with {c.rotated} rotated features")
     kept = c.shape
     seen = {"head_count_kv": c.kv_heads}
     for kind in ("key", "value"):
@@ -154,7 +154,7 @@ def _attention_scale(keys: Keys, rope: RopeSettings, multiplier: float, head_siz
     magnitude = rope.magnitude_with_yarn if rope.yarn is not None else rope.magnitude * (1 + 0.1 * spread)
     scale = (magnitude * (1 + 0.1 * multiplier * spread)) ** 2 / sqrt(head_size)
     if not 1 / _MOST_SCALE <= scale <= _MOST_SCALE:
-        raise keys.bad("rope.scaling.factor", f"{rope.factor:g} seen, which makes an attention scale of {scale:g}")
+        raise keys.bad("rope.scaling.factor", f"{rope.factor:g} seen, which gives an attention scale of {scale:g}")
     return scale
 
 

@@ -18,7 +18,7 @@ def read_config(file: GGUFFile) -> llama.Config:
     keys = Keys(file)
     refuse_experts(keys)
     if any(name.endswith(".attn_output.bias") for name in file.tensors):
-        raise keys.unsupported("a bias of attention's output")
+        raise keys.unsupported("a bias on the attention output")
     return llama.Config.of(keys)
 
 

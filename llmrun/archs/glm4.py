@@ -19,7 +19,7 @@ def read_config(file: GGUFFile) -> Hyperparameters:
     keys = Keys(file)
     refuse_experts(keys)
     if keys.has("rope.dimension_sections"):
-        raise keys.unsupported(f"{keys.name('rope.dimension_sections')}, which images need")
+        raise keys.unsupported(f"image input ({keys.name('rope.dimension_sections')})")
     return Hyperparameters.of(keys)
 
 

@@ -30,7 +30,7 @@ def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     if keys.has("deepstack_mapping"):
-        raise keys.unsupported(f"{keys.name('deepstack_mapping')}, which images need")
+        raise keys.unsupported(f"image input ({keys.name('deepstack_mapping')})")
     return Config.of(
         keys,
         embedding_scale=keys.scale("embedding_scale", 1.0),

@@ -111,8 +111,8 @@ def architecture_of(file: GGUFFile) -> Architecture:
     found = ARCHITECTURES.get(name)
     if found is None:
         raise UnsupportedModel(
-            f"architecture not supported: {shown(str(file.path), 300)}: '{shown(name)}', the CPU engine runs "
-            f"{len(ARCHITECTURES)} others, such as {', '.join(_KNOWN_BEST)}",
+            f"architecture not supported: {shown(str(file.path), 300)}: '{shown(name)}'; the CPU engine supports "
+            f"{len(ARCHITECTURES)} architectures, such as {', '.join(_KNOWN_BEST)}",
             hint="This model may run with --backend llama. The README lists all architectures.",
         )
     return found

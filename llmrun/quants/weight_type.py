@@ -50,7 +50,9 @@ class WeightType:
         """Return the bytes of a row of n weights. Raises ValueError unless n is a multiple of the block size."""
         blocks, rest = divmod(n, self.block_weights)
         if rest:
-            raise ValueError(f"{n} weights are no whole number of {self.name} blocks of {self.block_weights}")
+            raise ValueError(
+                f"{n} weights are not a whole number of {self.name} blocks of {self.block_weights} weights"
+            )
         return blocks * self.block_bytes
 
 

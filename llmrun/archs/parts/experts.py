@@ -49,7 +49,7 @@ def experts_of(
     """Read the settings of the experts. Raises BadGGUF and UnsupportedModel."""
     count = keys.integer("expert_count", minimum=1, maximum=MAX_EXPERTS)
     if keys.integer("expert_group_count", 0, minimum=0, maximum=count) > 1:
-        raise keys.unsupported("experts chosen by groups of them")
+        raise keys.unsupported("experts chosen in groups")
     return Experts(count, _used(keys), feed_forward, gating, normalized, scale)
 
 

@@ -150,9 +150,9 @@ def _head_size(keys: Keys, kind: str, default: int) -> int:
     key = keys.integer(f"attention.key_length{kind}", default, minimum=1, maximum=MOST_WIDTH)
     value = keys.integer(f"attention.value_length{kind}", default, minimum=1, maximum=MOST_WIDTH)
     if key != value:
-        raise keys.unsupported(f"keys of {key} and values of {value} features, they must be equal")
+        raise keys.unsupported(f"keys and values of different sizes, {key} and {value} features")
     if key % VECTOR:
-        raise keys.unsupported(f"heads of {key} features, must be a multiple of {VECTOR}")
+        raise keys.unsupported(f"a head size of {key}, must be a multiple of {VECTOR}")
     return key
 
 
@@ -164,11 +164,11 @@ def _refuse_other_heads_in_windows(keys: Keys, head_size: int, dimensions: int) 
     }
     for name, expected in alike.items():
         if keys.integer(name, expected, minimum=0, maximum=MOST_CONTEXT) != expected:
-            raise keys.unsupported(f"a {keys.name(name)} other than that of layers without a window")
+            raise keys.unsupported(f"{keys.name(name)} differs from that of layers without a window")
 
 
 def _refuse_variants(keys: Keys, unused_layers: int) -> None:
     if not keys.flag("attention.causal", default=True):
-        raise keys.unsupported(f"not a model that generates text: {keys.name('attention.causal')} is false")
+        raise keys.unsupported(f"it does not generate text ({keys.name('attention.causal')} is false)")
     if layers_ahead(keys) != unused_layers:
-        raise keys.unsupported("layers that predict tokens further ahead")
+        raise keys.unsupported("layers for multi-token prediction")

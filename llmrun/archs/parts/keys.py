@@ -95,7 +95,7 @@ class Keys:
         layers = self.integer("block_count", minimum=1, maximum=MOST_LAYERS)
         values = set(self.of_each_layer(key, layers))
         if len(values) != 1:
-            raise self.unsupported(f"a {self.name(key)} for each layer")
+            raise self.unsupported(f"different values of {self.name(key)} in different layers")
         value = values.pop()
         if not minimum <= value <= maximum:
             raise self.bad(key, f"{value} seen, must be {minimum} to {maximum}")

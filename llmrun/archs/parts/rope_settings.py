@@ -69,7 +69,7 @@ class RopeSettings:
         factor = keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
         original = keys.integer("rope.scaling.original_context_length", train_context, minimum=1, maximum=_MOST_CONTEXT)
         if kind == "yarn" and base <= 1:
-            raise keys.bad("rope.freq_base", f"{base} seen, must be above 1 for yarn")
+            raise keys.bad("rope.freq_base", f"{base} seen, must be above 1 for YaRN")
         return cls(
             dimensions=dimensions,
             base=base,
@@ -109,9 +109,9 @@ class RopeSettings:
             fast = self.base**-exponents / divisors
             slow = fast / self.factor
         if max(fast.max(), slow.max()) > _MOST_FREQUENCY:
-            seen = f"{max(fast.max(), slow.max()):g} radians a position"
+            seen = f"{max(fast.max(), slow.max()):g} radians per position"
             raise file.bad(
-                "rope.freq_base, its scaling and its factors", f"{seen}, must be at most {_MOST_FREQUENCY:g}"
+                "rope.freq_base with its scaling and factors", f"{seen}, must be at most {_MOST_FREQUENCY:g}"
             )
         if self.yarn is not None:
             kept = self._kept_by_yarn(self.yarn)
@@ -140,7 +140,7 @@ class RopeSettings:
     def _factors(self, tensors: Tensors, name: str) -> NDArray[np.float32] | None:
         factors = tensors.optional_vector(name, self.dimensions // 2)
         if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
-            raise tensors.file.bad(name, "a factor that is not positive and finite")
+            raise tensors.file.bad(name, "all factors must be positive and finite")
         return factors
 
     def _kept_by_yarn(self, yarn: YarnSettings) -> NDArray[np.float64]:
@@ -168,7 +168,7 @@ def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
     if dimensions % 2:
         raise keys.bad(key, f"{dimensions} seen, must be even")
     if dimensions > head_size:
-        raise keys.bad(key, f"missing, and {dimensions} of other layers is more than a head of {head_size} has")
+        raise keys.bad(key, f"missing, and the {dimensions} of other layers exceed the head size of {head_size}")
     return dimensions
 
 

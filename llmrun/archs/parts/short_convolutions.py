@@ -26,7 +26,7 @@ def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
     counts = keys.of_each_layer(key, layers)
     some = set(counts) - {0}
     if len(some) > 1:
-        raise keys.unsupported(f"a {keys.name(key)} for each layer")
+        raise keys.unsupported(f"different values of {keys.name(key)} in different layers")
     kv_heads = some.pop() if some else 1  # unused without attention layers
     if not 1 <= kv_heads <= MOST_HEADS:
         raise keys.bad(key, f"{kv_heads} seen, must be 0 to {MOST_HEADS}")
@@ -42,7 +42,7 @@ def add_convolution(w: PlanWriter, block: str, h: Value, taps: int, to: Value) -
     """Add the convolution of h to `to`. Raises UnsupportedModel."""
     if to.width % _FEATURES_AT_ONCE:
         keys = Keys(w.tensors.file)
-        raise keys.unsupported(f"a convolution of {to.width} features, must be a multiple of {_FEATURES_AT_ONCE}")
+        raise keys.unsupported(f"a convolution with {to.width} features, must be a multiple of {_FEATURES_AT_ONCE}")
     weight = w.tensors.vector(f"{block}.shortconv.conv.weight", taps, to.width).reshape(to.width, taps)
     mixed = w.plan.convolve(w.linear(f"{block}.shortconv.in_proj", h, 3 * to.width), weight)
     w.linear_add(f"{block}.shortconv.out_proj", mixed, to=to)

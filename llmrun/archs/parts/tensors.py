@@ -69,8 +69,7 @@ class Tensors:
         for name in self.file.tensors:
             if name not in self._asked and not name.startswith(self._left_out):
                 raise UnsupportedModel(
-                    f"tensor not supported: {_path(self.file)}: {shown(name)}: this architecture's engine does not "
-                    "know it",
+                    f"tensor not supported: {_path(self.file)}: {shown(name)}: not part of this architecture",
                     hint="This model may run with --backend llama.",
                 )
 
@@ -82,8 +81,8 @@ class Tensors:
             raise BadGGUF(f"tensor missing: {_path(self.file)}: {name}")
         if _trimmed(tensor.shape) != _trimmed(shape):
             raise BadGGUF(
-                f"tensor of a wrong shape: {_path(self.file)}: {name}: {_dimensions(_trimmed(tensor.shape))} seen, "
-                f"{_dimensions(_trimmed(shape))} wanted by the metadata"
+                f"tensor has the wrong shape: {_path(self.file)}: {name}: {_dimensions(_trimmed(tensor.shape))} seen, "
+                f"must be {_dimensions(_trimmed(shape))} according to the metadata"
             )
 
 
@@ -94,8 +93,8 @@ def matrix(file: GGUFFile, name: str) -> Matrix:
     kind = tensor.type.name.lower()
     if kind not in SUPPORTED:
         raise UnsupportedModel(
-            f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}, for which the CPU engine "
-            "has no kernels",
+            f"weight type not supported: {_path(file)}: {shown(name)}: the CPU engine has no "
+            f"kernels for {tensor.type.name}",
             hint="This model may run with --backend llama.",
         )
     return Matrix(name, kind, tensor.n_rows, tensor.shape[0], tensor.nbytes, partial(file.read_into, tensor))
@@ -110,8 +109,8 @@ def experts(file: GGUFFile, name: str, n: int) -> Matrix:
     outputs = found.rows // n
     if outputs % GROUP_ROWS:
         raise UnsupportedModel(
-            f"tensor not supported: {_path(file)}: {shown(name)}: experts of {outputs} outputs, must be a multiple of "
-            f"{GROUP_ROWS}",
+            f"tensor not supported: {_path(file)}: {shown(name)}: experts with {outputs} outputs, must be a multiple "
+            f"of {GROUP_ROWS}",
             hint="This model may run with --backend llama.",
         )
     return found
@@ -121,7 +120,9 @@ def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:
     """Read a small float tensor as float32[n]. Raises UnsupportedModel for all other types, including block types."""
     tensor = file.tensors[name]
     if tensor.type.dequantize is None or tensor.type.block_weights > 1:
-        raise UnsupportedModel(f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}")
+        raise UnsupportedModel(
+            f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name} seen, must be a float type"
+        )
     return tensor.type.dequantize(file.read(tensor))
 
 
