@@ -1,4 +1,4 @@
-"""The types that rooms share. They are frozen and have no behavior."""
+"""The types that rooms share. They are frozen and have no behaviour."""
 
 from __future__ import annotations
 

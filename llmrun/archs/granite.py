@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """`attention_scale` is None for the default, which depends on the head size."""
+    """If `attention_scale` is None, it depends on the head size."""
 
     embedding_scale: float
     attention_scale: float | None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """`attention_scale` is None for the default by head size. `shared` is 0 if there is no shared expert."""
+    """If `attention_scale` is None, it depends on the head size. `shared` is 0 if there is no shared expert."""
 
     embedding_scale: float
     attention_scale: float | None

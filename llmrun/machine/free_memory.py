@@ -10,21 +10,21 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def free_memory() -> int | None:
     """Return the bytes available without swapping, within the memory limit of the container. None if unknown."""
-    bounds = [bound for bound in (_available(), _container_room()) if bound is not None]
+    bounds = [bound for bound in (_available(), _container_headroom()) if bound is not None]
     return min(bounds, default=None)
 
 
 def whole_memory() -> int | None:
     """Return the memory of this machine in bytes, or the container's limit if that is lower. None if unknown."""
-    bounds = [bound for bound in (_line_of_memory("MemTotal"), _container_limit()) if bound is not None]
+    bounds = [bound for bound in (_meminfo_bytes("MemTotal"), _container_limit()) if bound is not None]
     return min(bounds, default=None)
 
 
 def _available() -> int | None:
-    return _line_of_memory("MemAvailable")
+    return _meminfo_bytes("MemAvailable")
 
 
-def _line_of_memory(wanted: str) -> int | None:
+def _meminfo_bytes(wanted: str) -> int | None:
     try:
         for line in _MEMORY.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -35,7 +35,7 @@ def _line_of_memory(wanted: str) -> int | None:
     return None
 
 
-def _container_room() -> int | None:
+def _container_headroom() -> int | None:
     limit = _container_limit()
     if limit is None:
         return None

@@ -32,15 +32,15 @@ class Gpu:
 
 
 def gpus(root: Path = Path("/")) -> list[Gpu]:
-    """Return every GPU that could run models, as far as the system reports it."""
+    """Return every GPU that the system reports and that could run models."""
     found = [Gpu(_NVIDIA, card.name, f"driver {card.driver}", card.memory, card.memory_free) for card in nvidia_cards()]
-    found += [gpu for gpu in _on_the_bus(root) if not (found and gpu.maker == _NVIDIA)]
+    found += [gpu for gpu in _pci_gpus(root) if not (found and gpu.maker == _NVIDIA)]
     if sys.platform == "darwin" and platform.machine() == "arm64":
         found.append(Gpu("Apple", processor_name(root), "Metal"))
     return found
 
 
-def _on_the_bus(root: Path) -> list[Gpu]:
+def _pci_gpus(root: Path) -> list[Gpu]:
     found = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         maker = _MAKERS.get(text_of(device / "vendor") or "")

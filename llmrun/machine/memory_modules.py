@@ -28,7 +28,7 @@ class Module:
 
 def memory_facts(root: Path = Path("/")) -> dict[str, str | int | None]:
     """Return the facts `memory_modules` (a count), `memory_type` and `memory_mts` (slowest speed). None if unknown."""
-    modules = _of_udev(text_of(root / "run/udev/data/+dmi:id") or "") or _of_table(root)
+    modules = _udev_modules(text_of(root / "run/udev/data/+dmi:id") or "") or _smbios_modules(root)
     return {
         "memory_modules": len(modules) or None,
         "memory_type": "/".join(sorted({module.kind for module in modules if module.kind})) or None,
@@ -36,7 +36,7 @@ def memory_facts(root: Path = Path("/")) -> dict[str, str | int | None]:
     }
 
 
-def _of_udev(text: str) -> list[Module]:
+def _udev_modules(text: str) -> list[Module]:
     slots: dict[str, dict[str, str]] = {}
     for slot, name, value in _UDEV.findall(text):
         slots.setdefault(slot, {})[name] = value
@@ -54,7 +54,7 @@ def _integer(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
-def _of_table(root: Path) -> list[Module]:
+def _smbios_modules(root: Path) -> list[Module]:
     try:
         table = (root / "sys/firmware/dmi/tables/DMI").read_bytes()
     except OSError:

@@ -11,8 +11,10 @@ _PROCESSES = Path("/proc")
 
 
 def peak_memory() -> int:
-    """Return bytes. Only child processes that are still running are counted. If the system keeps no peak for them,
-    their current memory use counts."""
+    """Return the peak memory use in bytes, including child processes that are still running.
+
+    If the system does not record the peak of a process, its current memory use counts.
+    """
     own = psutil.Process()
     return _peak(own) + sum(_peak(child) for child in own.children(recursive=True))
 

@@ -28,14 +28,14 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
     return {
         "cpu": processor_name(root),
         "cpu_architecture": platform.machine(),
-        "cores_physical": _told(lambda: psutil.cpu_count(logical=False)),
-        "cores_logical": _told(psutil.cpu_count),
+        "cores_physical": _query_or_none(lambda: psutil.cpu_count(logical=False)),
+        "cores_logical": _query_or_none(psutil.cpu_count),
         "cpu_quota": processor_quota(root),
         "threads": default_threads(),
         **frequency_facts(root),
-        "load_average": _told(lambda: [round(load, 2) for load in psutil.getloadavg()]),
+        "load_average": _query_or_none(lambda: [round(load, 2) for load in psutil.getloadavg()]),
         **_stolen_time(),
-        "memory_bytes": _told(lambda: psutil.virtual_memory().total),
+        "memory_bytes": _query_or_none(lambda: psutil.virtual_memory().total),
         "memory_free": _free_memory(),
         **memory_facts(root),
         **_power(),
@@ -52,13 +52,13 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
 def _free_memory() -> int | None:
     free = free_memory()
     if free is None:
-        free = _told(lambda: psutil.virtual_memory().available)
+        free = _query_or_none(lambda: psutil.virtual_memory().available)
     return free
 
 
 def _stolen_time() -> dict[str, float | None]:
     """Return the time stolen from all logical processors since boot, in which the host ran other virtual machines."""
-    times = _told(psutil.cpu_times)
+    times = _query_or_none(psutil.cpu_times)
     if times is None or not hasattr(times, "steal"):
         return {"stolen_seconds": None, "processor_seconds": None}
     counted = sum(times) - times.guest - times.guest_nice  # user time already includes guest time
@@ -66,17 +66,17 @@ def _stolen_time() -> dict[str, float | None]:
 
 
 def _power() -> dict[str, Any]:
-    battery = _told(lambda: psutil.sensors_battery())  # psutil lacks this function on some systems
+    battery = _query_or_none(lambda: psutil.sensors_battery())  # psutil lacks this function on some systems
     if battery is None:
         return {"on_battery": None, "battery_percent": None}
     plugged = battery.power_plugged
     return {"on_battery": None if plugged is None else not plugged, "battery_percent": round(battery.percent)}
 
 
-def _told(question: Callable[[], Any]) -> Any:
+def _query_or_none(query: Callable[[], Any]) -> Any:
     """Return the answer to a system query, or None if the system has none."""
     try:
-        return question()
+        return query()
     except (OSError, psutil.Error, NotImplementedError, AttributeError, RuntimeError, ValueError):
         return None
 

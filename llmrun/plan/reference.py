@@ -57,7 +57,7 @@ def integers_of(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32], 
 
 
 def _repeated(factors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """Repeat each factor to widen [rows, n] to [rows, count]."""
+    """Repeat each factor along the second axis: [rows, n] -> [rows, count]."""
     return np.repeat(factors, count // factors.shape[1], axis=1)
 
 

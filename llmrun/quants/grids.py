@@ -14,40 +14,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 # The magnitudes of the weights in a grid. For IQ1, the values with their sign.
-_OF_IQ2 = (8, 25, 43)
-_OF_IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
-_OF_IQ3_S = (1, 3, 5, 7, 9, 11, 13, 15)
-_OF_IQ1 = (-1, 0, 1)
+_IQ2_LEVELS = (8, 25, 43)
+_IQ3_XXS_LEVELS = (4, 12, 20, 28, 36, 44, 52, 62)
+_IQ3_S_LEVELS = (1, 3, 5, 7, 9, 11, 13, 15)
+_IQ1_LEVELS = (-1, 0, 1)
 
 
 def iq2_xxs() -> NDArray[np.int8]:
     """Return the grid of IQ2_XXS, int8[256, 8]."""
-    return _grid(_IQ2_XXS, _OF_IQ2, 8)
+    return _grid(_IQ2_XXS, _IQ2_LEVELS, 8)
 
 
 def iq2_xs() -> NDArray[np.int8]:
     """Return the grid of IQ2_XS, int8[512, 8]."""
-    return _grid(_IQ2_XS, _OF_IQ2, 8)
+    return _grid(_IQ2_XS, _IQ2_LEVELS, 8)
 
 
 def iq2_s() -> NDArray[np.int8]:
     """Return the grid of IQ2_S, int8[1024, 8]."""
-    return _grid(_IQ2_S, _OF_IQ2, 8)
+    return _grid(_IQ2_S, _IQ2_LEVELS, 8)
 
 
 def iq3_xxs() -> NDArray[np.int8]:
     """Return the grid of IQ3_XXS, int8[256, 4]."""
-    return _grid(_IQ3_XXS, _OF_IQ3_XXS, 4)
+    return _grid(_IQ3_XXS, _IQ3_XXS_LEVELS, 4)
 
 
 def iq3_s() -> NDArray[np.int8]:
     """Return the grid of IQ3_S, int8[512, 4]."""
-    return _grid(_IQ3_S, _OF_IQ3_S, 4)
+    return _grid(_IQ3_S, _IQ3_S_LEVELS, 4)
 
 
 def iq1() -> NDArray[np.int8]:
     """Return the grid that IQ1_S and IQ1_M share, int8[2048, 8]."""
-    return _grid(_IQ1, _OF_IQ1, 8)
+    return _grid(_IQ1, _IQ1_LEVELS, 8)
 
 
 @cache

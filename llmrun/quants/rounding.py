@@ -16,10 +16,10 @@ def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def around_zero(blocks: NDArray[np.float32], middle: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Quantize blocks symmetrically: float32[n, block] -> scale float32[n, 1], levels uint8[n, block] of 0 to 2 middle
-    - 1.
+    """Quantize blocks symmetrically: float32[n, block] -> scale float32[n, 1], levels uint8[n, block].
 
-    weight = scale * (level - middle). The weight of the largest magnitude in a block becomes level 0.
+    Levels are 0 to 2 * middle - 1, and weight = scale * (level - middle). The weight of the largest magnitude in a
+    block becomes level 0.
     """
     widest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1, keepdims=True), axis=-1)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,7 +1,7 @@
 """Finds NaNs and infinities in stored weights.
 
 Only the scales are checked, because every weight of a block is multiplied by them. A NaN or an infinity in a scale
-comes from a damaged file or a failed conversion, and spoils every answer. The check takes one pass over the bytes and
+comes from a damaged file or a failed conversion, and ruins every answer. The check takes one pass over the bytes and
 computes no weights, which is a hundredth of the work of `dequantize`.
 """
 

@@ -16,7 +16,7 @@ _FEATURES_AT_ONCE = 16  # the kernel processes whole vectors
 
 
 def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
-    """Return for each layer whether it is attention, and the number of KV heads of attention layers.
+    """Return which layers are attention layers, and the number of KV heads of those layers.
 
     Convolution layers have no KV heads. Raises BadGGUF and UnsupportedModel.
     """

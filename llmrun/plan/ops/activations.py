@@ -34,7 +34,7 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gated(Op):
-    """Computes activation(gate) * up."""
+    """An op that computes activation(gate) * up."""
 
     gate: Value
     up: Value
@@ -51,7 +51,7 @@ class Gated(Op):
 
 @dataclass(frozen=True, slots=True)
 class Activate(Op):
-    """Computes activation(x), where the activation is SILU or GELU."""
+    """An op that computes activation(x), where the activation is SILU or GELU."""
 
     x: Value
     activation: Activation

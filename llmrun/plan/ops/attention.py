@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Attention(Op):
-    """Softmax attention of each row over all positions it sees.
+    """An op that computes the softmax attention of each row over all positions it sees.
 
     scale     factor applied to the dot products of queries and keys
     soft_cap  if not 0, scores become cap * tanh(score / cap)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Convolve(Op):
-    """A gated short convolution.
+    """An op that computes a gated short convolution.
 
     x is the concatenation of b, c and y, each of the shape's width. The cache keeps b * y. The output is c times the
     sum over taps of weight[:, tap] * (b * y at that position), where the last tap is the row's own position. `weight`

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Embed(Op):
-    """Looks up the embedding of each token of the step: out = scale * table[token]."""
+    """An op that looks up the embedding of each token of the step: out = scale * table[token]."""
 
     table: Matrix
     scale: float

@@ -33,7 +33,7 @@ class Gating(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route(Op):
-    """Chooses the `used` most probable experts. Ties go to the lower expert number.
+    """An op that chooses the `used` most probable experts. Ties go to the lower expert number.
 
     normalized      divide the weights by their sum (at least 2^-14)
     scale           factor applied to the weights after normalization
@@ -63,7 +63,7 @@ class Route(Op):
 
 @dataclass(frozen=True, slots=True)
 class ExpertLinear(Product):
-    """Multiplies each chosen row by the matrix of its expert.
+    """An op that multiplies each chosen row by the matrix of its expert.
 
     `weight` holds the matrices of all experts, one after the other. If x has ALL rows, each row goes to every expert it
     is routed to.
@@ -93,7 +93,7 @@ class ExpertLinear(Product):
 
 @dataclass(frozen=True, slots=True)
 class ExpertBias(Op):
-    """Adds the expert's bias to each row; `bias` is float32[experts, width]."""
+    """An op that adds the expert's bias to each row; `bias` is float32[experts, width]."""
 
     x: Value
     bias: NDArray[np.float32]
@@ -115,7 +115,7 @@ class ExpertBias(Op):
 
 @dataclass(frozen=True, slots=True)
 class Combine(Op):
-    """Sums weight * y over the experts of each row, in the order of the routing."""
+    """An op that sums weight * y over the experts of each row, in the order of the routing."""
 
     y: Value  # CHOSEN
     routing: Routing

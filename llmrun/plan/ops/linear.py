@@ -36,7 +36,7 @@ class Product(Op):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Product):
-    """Computes out = x . weight, or out += x . weight if `adds`."""
+    """An op that computes out = x . weight, or out += x . weight if `adds`."""
 
     x: Value
     weight: Matrix
@@ -58,8 +58,8 @@ class Linear(Product):
 
 @dataclass(frozen=True, slots=True)
 class HeadLinear(Product):
-    """Multiplies each of `heads` equal parts of a row by its own matrix. `weight` holds these matrices one after the
-    other."""
+    """An op that multiplies each of `heads` equal parts of a row by its own matrix. `weight` holds these matrices one
+    after the other."""
 
     x: Value
     weight: Matrix

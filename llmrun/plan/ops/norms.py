@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm(Op):
-    """Computes x / sqrt(mean(x^2) + epsilon) * weight."""
+    """An op that computes x / sqrt(mean(x^2) + epsilon) * weight."""
 
     x: Value
     weight: NDArray[np.float32]
@@ -36,7 +36,7 @@ class RmsNorm(Op):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Op):
-    """Computes (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias."""
+    """An op that computes (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias."""
 
     x: Value
     weight: NDArray[np.float32]
@@ -54,7 +54,7 @@ class LayerNorm(Op):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm(Op):
-    """Applies RMSNorm to each head separately; `weight` is float32[head size]."""
+    """An op that applies RMSNorm to each head separately; `weight` is float32[head size]."""
 
     x: Value
     weight: NDArray[np.float32]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RopeStore(Op):
-    """Rotates queries and keys, and stores keys and values in the cache."""
+    """An op that rotates queries and keys, and stores keys and values in the cache."""
 
     q: Value
     k: Value
@@ -48,7 +48,7 @@ class RopeStore(Op):
 
 @dataclass(frozen=True, slots=True)
 class Rotate(Op):
-    """Rotates the queries of a layer that attends to the keys and values of another layer."""
+    """An op that rotates the queries of a layer that attends to the keys and values of another layer."""
 
     q: Value
     kv: LayerKV

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bias(Op):
-    """Computes x + bias; `bias` is float32[width]."""
+    """An op that computes x + bias; `bias` is float32[width]."""
 
     x: Value
     bias: NDArray[np.float32]
@@ -36,7 +36,7 @@ class Bias(Op):
 
 @dataclass(frozen=True, slots=True)
 class Add(Op):
-    """Computes out += scale * y."""
+    """An op that computes out += scale * y."""
 
     y: Value
     scale: float
@@ -56,7 +56,7 @@ class Add(Op):
 
 @dataclass(frozen=True, slots=True)
 class AddGated(Op):
-    """Computes out += sigmoid(gate) * y; `gate` has one feature."""
+    """An op that computes out += sigmoid(gate) * y; `gate` has one feature."""
 
     y: Value
     gate: Value
@@ -77,7 +77,7 @@ class AddGated(Op):
 
 @dataclass(frozen=True, slots=True)
 class Scale(Op):
-    """Computes x *= factor in place."""
+    """An op that computes x *= factor in place."""
 
     x: Value
     factor: float
@@ -112,8 +112,8 @@ class AddWords(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slice(Op):
-    """Splits each row into `groups` equal parts, and takes a slice of each part, starting at `first`. The width of
-    `out` determines the width of the slices."""
+    """An op that splits each row into `groups` equal parts and takes a slice of each part, starting at `first`. The
+    width of `out` determines the width of the slices."""
 
     x: Value
     groups: int
@@ -131,8 +131,8 @@ class Slice(Op):
 
 @dataclass(frozen=True, slots=True)
 class Concat(Op):
-    """Splits the rows of a and b into `groups` equal parts, and concatenates each part of a with the same part of b. If
-    a has only one part, it is broadcast to all parts of b."""
+    """An op that splits the rows of a and b into `groups` equal parts and concatenates each part of a with the same
+    part of b. If a has only one part, it is broadcast to all parts of b."""
 
     a: Value
     b: Value
@@ -188,7 +188,7 @@ class RowOps(PlanBuilder):
         self.ops.append(Scale(x, factor))
 
     def slice(self, x: Value, first: int, width: int, groups: int = 1) -> Value:
-        """Take `width` features, starting at `first`, of each of `groups` equal parts of x."""
+        """Take `width` features of each of `groups` equal parts of x, starting at feature `first` of each part."""
         out = x.like(width * groups)
         self.ops.append(Slice(x, groups, first, out))
         return out
