@@ -7,7 +7,7 @@
     │   └── UnsupportedModel       the file is valid, but this build cannot run it
     ├── BackendCrashed          3  the backend crashed while running this file
     ├── ModelNotFound           4  no file, no catalogue entry, no repository
-    ├── NetworkError            5  the server is unreachable, refused, or denied access
+    ├── NetworkError            5  the server is unreachable, refused the connection or denied access
     ├── IntegrityError          6  the data does not match its checksum or size
     ├── DoesNotFit              7  not enough RAM, VRAM or disk space
     │   └── KVFull                 the KV cache has no free block (the engine catches this error)
@@ -67,7 +67,7 @@ class IntegrityError(LlmrunError):
 
 
 class DoesNotFit(LlmrunError):
-    """Something does not fit into memory or onto the disk.
+    """Something does not fit into memory or on the disk.
 
     If the weights are too large, `most_weights` is the size in bytes of the largest weights that would fit.
     """
@@ -98,7 +98,8 @@ class Cancelled(LlmrunError):
 
 
 class KernelWarning(UserWarning):
-    """Compiled kernels were damaged or could not be cached, or an instruction level does not work on this machine.
+    """A warning that compiled kernels were damaged or could not be cached, or that an instruction level does not work
+    here.
 
     Kernels are then compiled again or run slower, but results do not change.
     """

@@ -103,8 +103,9 @@ def _shapes(keys: Keys) -> tuple[AttentionShape, ...]:
 def _storing(keys: Keys, shapes: tuple[AttentionShape, ...]) -> int:
     """Return the number of layers that store keys and values.
 
-    The later layers attend to a layer that stores. llama.cpp takes the last one, or for layers with a window the one
-    before it. The plan takes the last one of the same shape. In all existing models the result is the same.
+    The other layers reuse the keys and values of one of these layers. llama.cpp reuses the last one, or the one before
+    it in layers with a window. The plan reuses the last one of the same shape. In all existing models the result is the
+    same.
     """
     storing = len(shapes) - keys.integer("attention.shared_kv_layers", 0, minimum=0, maximum=len(shapes) - 1)
     for shape in set(shapes[storing:]):

@@ -16,7 +16,7 @@ class Rows(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A float32[rows, width] array. Where rows are CHOSEN, `copies` is the number of experts that each row is routed
+    """A float32[rows, width] array. If the rows are CHOSEN, `copies` is the number of experts that each row is routed
     to."""
 
     width: int

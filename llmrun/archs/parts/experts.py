@@ -59,8 +59,10 @@ def expert_size(keys: Keys) -> int:
 
 
 def expert_size_or_share(keys: Keys) -> int:
-    """Return the number of features of each expert. If the file does not say, divide the feed-forward by the used
-    experts."""
+    """Return the number of features of each expert.
+
+    If the file does not say, it is the size of the feed-forward divided by the number of used experts.
+    """
     return keys.of_all_layers(_SIZE, 0, minimum=0, maximum=MOST_WIDTH) or feed_forward_of(keys) // _used(keys)
 
 

@@ -73,7 +73,7 @@ class Keys:
         return value
 
     def scale(self, key: str, default: float | None = None) -> float:
-        """Return a scale for which 0 means that there is none, and 1.0 is returned."""
+        """Return a scale. A stored 0 means that there is no scale, and returns 1.0."""
         value = self.number(key, default) or 1.0
         if not 1 / _LARGEST_SCALE <= abs(value) <= _LARGEST_SCALE:
             raise self.bad(key, f"{value:g} seen, must be {1 / _LARGEST_SCALE:g} to {_LARGEST_SCALE:g}")

@@ -27,7 +27,8 @@ _MOST_CONTEXT = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class YarnSettings:
-    """YaRN keeps the frequency of fast feature pairs, and divides that of slow pairs by the factor.
+    """The settings of YaRN, which keeps the frequency of fast feature pairs and divides that of slow pairs by the
+    factor.
 
     original_context  tokens
     fast, slow        full rotations within the original context: pairs with more than `fast` are kept, pairs with fewer

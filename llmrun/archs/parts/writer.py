@@ -1,4 +1,4 @@
-"""PlanWriter, with which architectures write their plans: it adds ops whose weights are tensors of the file."""
+"""The writer with which architectures build their plans from the tensors of a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PlanWriter:
-    """Adds ops to `plan`. Their weights are tensors, named as in the file but without `.weight`.
+    """A writer that adds ops to `plan`. Their weights are tensors, named as in the file but without `.weight`.
 
     If the file also has a `.bias`, it is added. All methods raise BadGGUF and UnsupportedModel for tensors that do not
     match the config.
@@ -143,7 +143,7 @@ class PlanWriter:
         self._output(h)
 
     def _output(self, h: Value) -> None:
-        """Compute the logits. Files without an output matrix share the one of the embedding."""
+        """Compute the logits. Files without an output matrix use the embedding matrix instead."""
         name = "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
         self.plan.output(h, self.tensors.matrix(name, h.width, self._config.vocabulary_size))
 

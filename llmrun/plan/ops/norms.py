@@ -93,7 +93,10 @@ class NormWords(NamedTuple):
 
 
 def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.float32]:
-    """Normalize x float32[..., width] by its root mean square; weight is float32[width]. Returns an array like x."""
+    """Normalize x float32[..., width] by its root mean square; weight is float32[width].
+
+    Returns an array of x's shape.
+    """
     mean = np.square(x, dtype=np.float32).mean(-1, keepdims=True, dtype=np.float32)
     result: NDArray[np.float32] = x * (np.float32(1) / np.sqrt(mean + np.float32(epsilon))) * weight
     return result
@@ -102,8 +105,10 @@ def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsil
 def layernorm_reference(
     x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
 ) -> NDArray[np.float32]:
-    """Normalize x float32[rows, width] by mean and variance; weight and bias are float32[width]. Returns an array like
-    x."""
+    """Normalize x float32[rows, width] by its mean and variance; weight and bias are float32[width].
+
+    Returns an array of x's shape.
+    """
     centred = x - x.mean(-1, keepdims=True, dtype=np.float32)
     result = rmsnorm_reference(centred, weight, epsilon)
     return result if bias is None else result + bias

@@ -109,8 +109,10 @@ def _rotated(run: Run, value: Value, head_size: int, rope: int | None) -> NDArra
 def rope_reference(
     x: NDArray[np.float32], rotations: NDArray[np.float32], pairing: Pairing = Pairing.INTERLEAVED
 ) -> NDArray[np.float32]:
-    """Rotate x float32[rows, heads, head size] by rotations float32[rows, pairs, 2] (cosine, sine). Returns an array
-    like x."""
+    """Rotate x float32[rows, heads, head size] by rotations float32[rows, pairs, 2] (cosine, sine).
+
+    Returns an array of x's shape.
+    """
     y = x.copy()
     pairs = rotations.shape[1]
     cosine, sine = rotations[:, None, :, 0], rotations[:, None, :, 1]
