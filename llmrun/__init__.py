@@ -1,4 +1,4 @@
-"""llmrun: run quantized GGUF language models on the machine in front of you."""
+"""llmrun runs quantized GGUF language models on your own machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Engine", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # `Engine` pulls in NumPy; `llmrun --help` must not.
+    # Import `Engine` lazily: it imports NumPy, which would slow down `llmrun --help`.
     if name == "Engine":
         from llmrun.engine.engine import Engine
 

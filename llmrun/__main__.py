@@ -1,4 +1,4 @@
-"""`python -m llmrun`, and what the `llmrun` command calls."""
+"""The entry point of `python -m llmrun` and of the `llmrun` command."""
 
 from __future__ import annotations
 

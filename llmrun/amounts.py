@@ -1,6 +1,6 @@
-"""Formats numbers for people: sizes, counts, speeds, times and shares.
+"""Formats numbers for people: sizes, counts, speeds, times and percentages.
 
-All output uses these functions, so that a terminal, a page in a browser and an error message agree.
+All output uses these functions, so that the terminal, web pages and error messages agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ _NOT_A_NUMBER = "–"
 
 
 def format_number(value: float) -> str:
-    """Three digits, or all digits before the point: 0.912, 9.12, 92.0, 311, 1,235. A dash for NaN and infinity."""
+    """Format with three digits, or with all digits before the point: 0.912, 9.12, 92.0, 311, 1,235. NaN and infinity
+    become a dash."""
     if not math.isfinite(value):
         return _NOT_A_NUMBER
     size = abs(value)
@@ -25,19 +26,19 @@ def format_number(value: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 model`, `2 models`."""
+    """Format a count with its noun: `1 model`, `2 models`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_tokens(count: int) -> str:
-    """`8k` for 8192 tokens of context; "" for none."""
+    """Format a number of tokens of context: `8k` for 8192, "" for 0."""
     if not count:
         return ""
     return f"{count // 1024}k" if count % 1024 == 0 and count < 1 << 20 else f"{count:,}"
 
 
 def format_parameters(count: int) -> str:
-    """`135 million parameters`."""
+    """Format a number of parameters: `135 million parameters`."""
     return f"{count / 1e6:,.0f} million parameters"
 
 
@@ -45,7 +46,10 @@ def format_parameters(count: int) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """`98.4 MB`, `2.50 GB`, `771 MB`: three digits and decimal units, as disks and memory are sold."""
+    """Format a size with three digits and decimal units: `98.4 MB`, `2.50 GB`, `771 MB`.
+
+    Disks and memory are sold in these units.
+    """
     for size, unit in _UNITS:
         if count >= 0.9995 * size:
             number = count / size
@@ -55,26 +59,29 @@ def format_bytes(count: float) -> str:
 
 
 def format_bytes_done(done: int, total: int) -> str:
-    """`40.3/98.4 MB`: both in the unit of the total, with a fixed number of decimals while `done` grows."""
+    """Format download progress: `40.3/98.4 MB`.
+
+    Both numbers use the unit of the total, with a fixed number of decimals while `done` grows.
+    """
     unit, name, digits = (1e9, "GB", 2) if total >= 1e9 else (1e6, "MB", 1)
     return f"{done / unit:.{digits}f}/{total / unit:.{digits}f} {name}"
 
 
 def format_mebibytes(count: float) -> str:
-    """`1,234 MiB`, the unit of llama.cpp and of system monitors, for memory that is requested or in use."""
+    """Format memory that is requested or in use: `1,234 MiB`. llama.cpp and system monitors use this unit."""
     return f"{count / 2**20:,.0f} MiB" if math.isfinite(count) else _NOT_A_NUMBER
 
 
-# --- speeds and shares ------------------------------------------------------------------------------------------------
+# --- speeds and percentages -------------------------------------------------------------------------------------------
 
 
 def format_bandwidth(bytes_per_second: float) -> str:
-    """`39.1 GB/s`: memory bandwidth."""
+    """Format a memory bandwidth: `39.1 GB/s`."""
     return f"{format_number(bytes_per_second / 1e9)} GB/s"
 
 
 def format_percent(share: float) -> str:
-    """Two digits or more: 5.1%, 74%."""
+    """Format a fraction as a percentage with at least two digits: 5.1%, 74%."""
     if not math.isfinite(share):
         return _NOT_A_NUMBER
     return f"{share * 100:.1f}%" if abs(share) < 0.0995 else f"{share * 100:,.0f}%"
@@ -84,7 +91,7 @@ def format_percent(share: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits in the unit that suits: 840 µs, 8.30 ms, 1.51 s, 2 min 04 s."""
+    """Format a duration with three digits in a suitable unit: 840 µs, 8.30 ms, 1.51 s, 2 min 04 s."""
     if not math.isfinite(seconds):
         return _NOT_A_NUMBER
     size = abs(seconds)
@@ -100,7 +107,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_seconds_briefly(seconds: float) -> str:
-    """Two or three digits, for a line with little room: 840us, 8.3ms, 123ms, 1.51s, 2m04s."""
+    """Format a duration compactly with two or three digits: 840us, 8.3ms, 123ms, 1.51s, 2m04s."""
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f}us"
     if seconds < 0.9995:
@@ -111,14 +118,14 @@ def format_seconds_briefly(seconds: float) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """A countdown: `0:04`, `12:30`, `3:05:00`."""
+    """Format a countdown: `0:04`, `12:30`, `3:05:00`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def format_age(moment: float, now: float) -> str:
-    """How long ago a moment was: `3 days ago`. Both arguments are seconds since 1970."""
+    """Format how long ago a moment was: `3 days ago`. Both arguments are seconds since 1970."""
     seconds = now - moment
     if seconds < 60:
         return "just now"

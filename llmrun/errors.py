@@ -1,31 +1,31 @@
-"""Every error llmrun raises on purpose, and the exit code each one ends the process with.
+"""All errors that llmrun raises on purpose, with the exit code of each.
 
-    LlmrunError                 1  failed
-    ├── UsageError              2  a flag or an argument that cannot be meant
-    ├── ModelFileError          3  the file is broken, hostile, or of a kind we do not run
-    │   ├── BadGGUF                a rule of the format is broken
-    │   └── UnsupportedModel       well formed, but this build cannot run it
-    ├── BackendCrashed          3  the backend died on this file
+    LlmrunError                 1  any other failure
+    ├── UsageError              2  an invalid flag or argument
+    ├── ModelFileError          3  the file is broken, malicious or not supported
+    │   ├── BadGGUF                the file violates the GGUF format
+    │   └── UnsupportedModel       the file is valid, but this build cannot run it
+    ├── BackendCrashed          3  the backend crashed while running this file
     ├── ModelNotFound           4  no file, no catalogue entry, no repository
-    ├── NetworkError            5  unreachable, refused, or not authorised
-    ├── IntegrityError          6  bytes that are not the bytes that were promised
-    ├── DoesNotFit              7  RAM, VRAM or disk
-    │   └── KVFull                 the KV cache has no block left (the engine catches this one)
+    ├── NetworkError            5  the server is unreachable, refused the connection or denied access
+    ├── IntegrityError          6  the data does not match its checksum or size
+    ├── DoesNotFit              7  not enough RAM, VRAM or disk space
+    │   └── KVFull                 the KV cache has no free block (the engine catches this error)
     ├── ContextExceeded         8  the prompt is longer than the context
     ├── TemplateRefused         9  the chat template is broken, too big or too slow
     └── Cancelled             130  Ctrl-C
 
-and one warning, of Python's `warnings`: KernelWarning.
+KernelWarning is the only warning, issued through Python's `warnings`.
 
-An error is one sentence in the form ``what: which file or key: number seen, limit``; `hint` is the next command to
-try. `cli/messages.py` turns both into the lines the user reads.
+A message has the form ``what happened: file or key: actual value, limit``, and `hint` tells the user what to do next.
+`cli/messages.py` formats both for the terminal.
 """
 
 from __future__ import annotations
 
 
 class LlmrunError(Exception):
-    """Root of the tree. `hint` is what the user can do next, or an empty string."""
+    """The base class of llmrun's errors. `hint` tells the user what to do next, or is empty."""
 
     exit_code = 1
 
@@ -43,11 +43,11 @@ class ModelFileError(LlmrunError):
 
 
 class BadGGUF(ModelFileError):
-    """The file breaks a rule of the GGUF format."""
+    """The file violates the GGUF format."""
 
 
 class UnsupportedModel(ModelFileError):
-    """The file is well formed, but its architecture, tokenizer or a weight type is one this build cannot run."""
+    """The file is valid, but this build cannot run its architecture, tokenizer or weight type."""
 
 
 class BackendCrashed(LlmrunError):
@@ -67,7 +67,10 @@ class IntegrityError(LlmrunError):
 
 
 class DoesNotFit(LlmrunError):
-    """`most_weights`: bytes of weights that would fit, where the weights are what is too large."""
+    """Something does not fit into memory or on the disk.
+
+    If the weights are too large, `most_weights` is the size in bytes of the largest weights that would fit.
+    """
 
     exit_code = 7
 
@@ -77,7 +80,7 @@ class DoesNotFit(LlmrunError):
 
 
 class KVFull(DoesNotFit):
-    """The KV cache has no room for a batch. Raised before anything has changed."""
+    """The KV cache has no room for a batch. Raised before anything is changed."""
 
 
 class ContextExceeded(LlmrunError):
@@ -89,11 +92,14 @@ class TemplateRefused(LlmrunError):
 
 
 class Cancelled(LlmrunError):
-    """A forward pass was stopped by `Backend.cancel()`; the rows of that batch are not in the KV cache."""
+    """`Backend.cancel()` stopped a forward pass. The rows of that batch are not in the KV cache."""
 
     exit_code = 130
 
 
 class KernelWarning(UserWarning):
-    """Compiled kernels were damaged, or cannot be kept, or an instruction level does not work here. It costs time, and
-    nothing else."""
+    """A warning that compiled kernels were damaged or could not be cached, or that an instruction level does not work
+    here.
+
+    Kernels are then compiled again or run slower, but results do not change.
+    """

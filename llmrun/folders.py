@@ -1,4 +1,4 @@
-"""Where llmrun keeps its files."""
+"""The directories that llmrun uses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,26 @@ if TYPE_CHECKING:
 
 
 def cache_folder() -> Path:
-    """Files that can be made again (`kernels/`). LLMRUN_CACHE_DIR moves it. Not created."""
+    """Return the directory for files that can be recreated (`kernels/`).
+
+    LLMRUN_CACHE_DIR overrides it. The directory is not created.
+    """
     return _named_path("LLMRUN_CACHE_DIR") or _platform().user_cache_path
 
 
 def data_folder() -> Path:
-    """Files worth keeping (`models/`). LLMRUN_DATA_DIR moves it. Not created."""
+    """Return the directory for files worth keeping (`models/`).
+
+    LLMRUN_DATA_DIR overrides it. The directory is not created.
+    """
     return _named_path("LLMRUN_DATA_DIR") or _platform().user_data_path
 
 
 def config_file() -> Path:
-    """`config.toml`, which need not exist. LLMRUN_CONFIG names another file, which must."""
+    """Return the path of `config.toml`, which need not exist.
+
+    LLMRUN_CONFIG overrides it; that file must exist.
+    """
     return _named_path("LLMRUN_CONFIG") or _platform().user_config_path / "config.toml"
 
 
@@ -34,7 +43,7 @@ def _named_path(variable: str) -> Path | None:
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError as error:
-        raise UsageError(f"environment: {variable}: {text!r} names a home folder that does not exist") from error
+        raise UsageError(f"environment: {variable}: the home directory in {text!r} does not exist") from error
 
 
 def _platform() -> PlatformDirs:

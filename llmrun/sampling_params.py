@@ -1,6 +1,6 @@
-"""The sampling parameters, each declared once: settings, flags, checks and requests are derived from here.
+"""The sampling parameters. Settings, flags, checks and requests are all derived from the declarations in this file.
 
-This file is apart from types.py because every command reads the settings, but few need the other types.
+They are separate from types.py because every command reads the settings, but few commands need the other types.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 
 class SamplingParameter(NamedTuple):
-    """What the rest of llmrun needs to know about one parameter.
+    """The declaration of one sampling parameter.
 
-    The name of its field in SamplingParams is also the setting (`LLMRUN_*`, config.toml, `/set`) and the key in
-    models.toml.
+    The name of its field in SamplingParams is also the name of the setting (`LLMRUN_*`, config.toml, `/set`) and the
+    key in models.toml.
 
-    default   llmrun's own, for models without a recommendation; its type is the parameter's type
-    flags     its flags on the command line; error messages name the first one
-    minimum, maximum  inclusive
-    gguf_key  where a model file stores its default; None if the format has no such key
-    wire      the fields in a request to a server; () if servers know none
-    openai    whether OpenAI's API has these fields; others are left out once a server refuses them
+    default   llmrun's default for models without a recommendation; its type is the type of the parameter
+    flags     command-line flags; error messages name the first one
+    minimum, maximum  limits, both inclusive
+    gguf_key  the metadata key of the model file's default; None if the format has no such key
+    wire      the field names in a request to a server; () if no server supports the parameter
+    openai    whether OpenAI's API has these fields; others are left out once a server rejects them
     """
 
     default: int | float
@@ -46,9 +46,9 @@ def _declared(parameter: SamplingParameter) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn from the logits. The defaults are llama.cpp's; --help lists them in this order.
+    """The parameters for choosing the next token. The defaults are llama.cpp's, and --help lists them in this order.
 
-    The penalties consider the last `repeat_last_n` tokens, prompt included.
+    The penalties apply to the last `repeat_last_n` tokens, including the prompt.
     """
 
     temperature: float = _declared(
@@ -56,7 +56,7 @@ class SamplingParams:
             default=0.8,
             flags=("--temp", "--temperature"),
             metavar="T",
-            help="Randomness; 0 always takes the likeliest token.",
+            help="Randomness; 0 always picks the most likely token.",
             minimum=0.0,
             maximum=100.0,
             gguf_key="general.sampling.temp",
@@ -69,7 +69,7 @@ class SamplingParams:
             default=40,
             flags=("--top-k",),
             metavar="K",
-            help="Draw from the K likeliest tokens; 0: all.",
+            help="Keep only the K most likely tokens; 0 disables.",
             minimum=0,
             gguf_key="general.sampling.top_k",
             wire=("top_k",),
@@ -80,7 +80,7 @@ class SamplingParams:
             default=0.95,
             flags=("--top-p",),
             metavar="P",
-            help="Draw from the likeliest tokens that add up to P; 1: all.",
+            help="Keep the most likely tokens that sum to P; 1 disables.",
             minimum=0.0,
             maximum=1.0,
             gguf_key="general.sampling.top_p",
@@ -93,7 +93,7 @@ class SamplingParams:
             default=0.05,
             flags=("--min-p",),
             metavar="P",
-            help="Drop tokens below P times the likeliest one; 0: none.",
+            help="Drop tokens below P times the top probability; 0 disables.",
             minimum=0.0,
             maximum=1.0,
             gguf_key="general.sampling.min_p",
@@ -105,7 +105,7 @@ class SamplingParams:
             default=1.0,
             flags=("--repeat-penalty",),
             metavar="R",
-            help="Penalize recent tokens by the factor R; 1: off.",
+            help="Penalty factor for recent tokens; 1 disables.",
             minimum=0.01,
             maximum=100.0,
             gguf_key="general.sampling.penalty_repeat",
@@ -117,7 +117,7 @@ class SamplingParams:
             default=0.0,
             flags=("--presence-penalty",),
             metavar="R",
-            help="Lower each recent token's logit by R; 0: off.",
+            help="Subtract R from the logits of recent tokens; 0 disables.",
             minimum=-100.0,
             maximum=100.0,
             wire=("presence_penalty",),
@@ -129,7 +129,7 @@ class SamplingParams:
             default=0.0,
             flags=("--frequency-penalty",),
             metavar="R",
-            help="Lower a logit by R per recent occurrence; 0: off.",
+            help="Subtract R for each recent occurrence; 0 disables.",
             minimum=-100.0,
             maximum=100.0,
             wire=("frequency_penalty",),
@@ -141,7 +141,7 @@ class SamplingParams:
             default=64,
             flags=("--repeat-last-n",),
             metavar="N",
-            help="How many recent tokens to penalize; -1: all.",
+            help="Number of recent tokens to penalize; -1 means all.",
             minimum=-1,
             gguf_key="general.sampling.penalty_last_n",
             wire=("repeat_last_n",),

@@ -1,4 +1,4 @@
-"""The values that cross a wall between two rooms. Frozen, and without behaviour."""
+"""The types that rooms share. They are frozen and have no behaviour."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One ragged step: n rows, each a token at a position of a sequence.
+    """One ragged step of n rows. Each row is a token at a position in a sequence.
 
-    Rows of one sequence are in order of position and follow what its KV cache already holds.
+    The rows of a sequence are ordered by position and continue where its KV cache ends.
 
     tokens  int32[n]  token ids
     seq     int32[n]  sequence slot, 0 <= seq < max_sequences
-    pos     int32[n]  position in the sequence, from 0
-    want    bool[n]   rows whose logits are asked for
+    pos     int32[n]  position in the sequence, starting at 0
+    want    bool[n]   rows whose logits are requested
     """
 
     tokens: NDArray[np.int32]
@@ -32,12 +32,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the engine and the user need to know about an open model. 0 and "" are what a server does not say."""
+    """Facts about an open model for the engine and the user. Facts that a server does not report are 0 or ""."""
 
-    path: str  # of a remote model its endpoint: "http://127.0.0.1:8080/v1"
+    path: str  # for remote models, the endpoint: "http://127.0.0.1:8080/v1"
     name: str  # general.name, or the file's stem
     architecture: str  # general.architecture, exact
-    file_type: str  # most common weight type by bytes, as "Q4_1"
+    file_type: str  # the weight type that takes the most bytes, such as "Q4_1"
     parameters: int
     file_bytes: int
     vocabulary_size: int
@@ -45,17 +45,17 @@ class ModelInfo:
     context_size: int  # tokens one sequence may hold in this session
     max_sequences: int
     backend: str  # its name in the registry (backends/registry.py), or "remote"
-    device: str  # "2 threads, avx512vnni"; of a remote model its host
-    threads: int  # 0: not ours to say
-    gpu_layers: str = ""  # "20/33": how many of its layers a GPU runs; empty: none
-    kv_type: str = "f16"  # of the numbers in the KV cache: "f16", "q8_0"
-    kv_bytes: int = 0  # of the KV cache when it is full, all sequences together; 0: there is none
-    suppressed_tokens: tuple[int, ...] = ()  # that it is never to write, by its own file
+    device: str  # "2 threads, avx512vnni"; for remote models, the host
+    threads: int  # 0 if unknown (remote)
+    gpu_layers: str = ""  # layers that run on the GPU, such as "20/33"; empty for none
+    kv_type: str = "f16"  # precision of the KV cache: "f16" or "q8_0"
+    kv_bytes: int = 0  # size of the full KV cache for all sequences; 0 if there is none
+    suppressed_tokens: tuple[int, ...] = ()  # tokens that must never be generated, according to the model file
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended, in OpenAI's words; CANCELLED is ours."""
+    """The reason why generation ended, in OpenAI's terms. CANCELLED is specific to llmrun."""
 
     STOP = "stop"  # end-of-generation token or a stop string
     LENGTH = "length"  # max_tokens reached, or the context is full
@@ -64,7 +64,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with its natural-log probability under the model (before sampling changes the distribution)."""
+    """A token with its natural-log probability under the model, before sampling changes the distribution."""
 
     token_id: int
     text: bytes
@@ -73,17 +73,20 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds and counts of one request; vLLM's definitions (TTFT from request in hand, model already loaded)."""
+    """The timings (in seconds) and token counts of one request.
+
+    The definitions are vLLM's: times start when the request is received, with the model already loaded.
+    """
 
     load_s: float
     prompt_tokens: int
-    cached_tokens: int  # of them, taken over from the KV cache
+    cached_tokens: int  # prompt tokens reused from the KV cache
     generated_tokens: int
     prefill_s: float
     ttft_s: float
-    decode_s: float  # first token out to last token out
-    total_s: float  # request in hand to last token out
-    gaps_s: tuple[float, ...] = ()  # inter-token latencies: one less than tokens, or than pieces that a server sends
+    decode_s: float  # from the first token to the last token
+    total_s: float  # from the request to the last token
+    gaps_s: tuple[float, ...] = ()  # latencies between tokens, or between the chunks that a server sends
 
     @property
     def prompt_per_second(self) -> float:

@@ -1,7 +1,6 @@
-"""The `cohere2` architecture: command-r's form, where three of four layers have a window, and the others know no
-positions.
+"""The `cohere2` architecture: like command-r, but three of four layers have a window, and the others use no RoPE.
 
-Command R7B and Command A.
+Models: Command R7B and Command A.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `command-r` architecture: one LayerNorm, from which attention and feed-forward both read; scaled logits."""
+"""The `command-r` architecture: attention and feed-forward share the input of one LayerNorm, and logits are scaled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The `deepseek` architecture: llama's form, with experts from some layer on, and one more that every row is sent to.
+"""The `deepseek` architecture: like llama, but layers after the first few have experts and a shared expert.
 
-DeepSeek MoE 16B, the first.
+Models: DeepSeek MoE 16B, the first DeepSeek model with experts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """dense: layers before the first with experts. shared: features of the expert that every row is sent to."""
+    """`dense` is the number of layers before the first with experts, `shared` the number of features of the shared
+    expert."""
 
     experts: Experts
     dense: int

@@ -1,11 +1,13 @@
-"""The `deepseek2` architecture: keys and values of all heads are made of few features ("latent"), experts with shared
-ones, positions apart from the rest.
+"""The `deepseek2` architecture: multi-head latent attention (MLA), in which the keys and values of all heads are
+computed from a few latent features, and experts with shared ones.
 
-DeepSeek V2 Lite, GLM-4.7-Flash, GigaChat 3, Kanana 2. Newer files have the matrix that makes keys and values as two
-(attn_k_b, attn_v_b): queries times the first are compared with the latent features themselves, so that all heads share
-one, and the cache is small. Older files have it as it was trained (attn_kv_b): keys and values of every head are made.
+Models: DeepSeek V2 Lite, GLM-4.7-Flash, GigaChat 3 and Kanana 2.
 
-A head's features that are rotated by position come first here; in the file they are last.
+Newer files split the matrix that computes keys and values into two (attn_k_b, attn_v_b). Queries are multiplied by the
+first and compared with the latent features directly, so all heads share one KV head and the cache is small. Older files
+have the matrix as it was trained (attn_kv_b), and the keys and values of every head are computed.
+
+The rotated features of a head come first here, but last in the file.
 """
 
 from __future__ import annotations
@@ -40,26 +42,26 @@ if TYPE_CHECKING:
     from llmrun.plan.rope import Rope
     from llmrun.plan.values import Value
 
-# GLM-4.7-Flash, by its layers (with or without one that looks ahead) and its vocabulary: files of it are older than the
-# key that says how its experts are weighed.
+# GLM-4.7-Flash is recognized by its number of layers (with or without the one that predicts tokens further ahead) and
+# its vocabulary, because its files are older than the key for the gating function.
 _LAYERS_OF_GLM, _VOCABULARY_OF_GLM = (47, 48), 154880
-_MOST_MULTIPLIER = 10.0  # of YaRN; in real models at most 1
+_MOST_MULTIPLIER = 10.0  # for YaRN; at most 1 in real models
 _MOST_SCALE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """Attention over latent keys and values: `rope.dimensions` features of a head are rotated, the others `plain`.
+    """Latent attention: `rope.dimensions` features of a head are rotated, and the others are `plain`.
 
-    absorbed      keys and values are the latent features themselves
-    latent        features that keys and values of all heads are made of
-    query_latent  the same of queries; 0: they are made of the whole row
-    value_size    features of a head's values
-    scale         of attention
+    absorbed      use the latent features themselves as keys and values
+    latent        number of latent features for the keys and values of all heads
+    query_latent  number of latent features for queries; 0 if queries are computed from the whole row
+    value_size    features of each value head
+    scale         scale of the attention scores
     unused        layers at the end that predict tokens further ahead
-    experts       None: all layers are dense
+    experts       None if all layers are dense
     dense         layers before the first with experts
-    shared        features of the expert that every row is sent to
+    shared        features of the shared expert
     """
 
     absorbed: bool
@@ -90,7 +92,7 @@ class Config(Hyperparameters):
 def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     if keys.number("attention.temperature_scale", 0.0):
-        raise keys.unsupported("queries that grow with their position")
+        raise keys.unsupported("queries scaled by their position (attention.temperature_scale)")
     absorbed = keys.has("attention.key_length_mla")
     part = "_mla" if absorbed else ""
     head_size, value_size = (
@@ -116,9 +118,9 @@ def read_config(file: GGUFFile) -> Config:
 
 
 def _check_heads(keys: Keys, c: Config) -> None:
-    """What the file says of heads must be what it has: the cache is laid out by it."""
+    """Check that the file's numbers about heads are consistent, because they determine the layout of the cache."""
     if c.plain <= 0 or c.plain % VECTOR:
-        raise keys.unsupported(f"heads of {c.head_size} features of which {c.rotated} are rotated")
+        raise keys.unsupported(f"heads of {c.head_size} features with {c.rotated} rotated features")
     kept = c.shape
     seen = {"head_count_kv": c.kv_heads}
     for kind in ("key", "value"):
@@ -130,7 +132,7 @@ def _check_heads(keys: Keys, c: Config) -> None:
 
 
 def _yarn_multiplier(keys: Keys) -> float:
-    """mscale_all_dim of the model's config, a tenth of which is in files. 0: there is none."""
+    """Return mscale_all_dim of the model's config, which files store divided by ten. 0 if there is none."""
     key = "rope.scaling.yarn_log_multiplier"
     multiplier = 10 * keys.number(key, 0.0)
     if not 0 <= multiplier <= _MOST_MULTIPLIER:
@@ -139,19 +141,20 @@ def _yarn_multiplier(keys: Keys) -> float:
 
 
 def _with_own_magnitude(rope: RopeSettings, multiplier: float) -> RopeSettings:
-    """With a multiplier rotated features keep their size: scores get YaRN's magnitude as a whole, twice."""
+    """If there is a multiplier, keep the size of rotated features, because the attention scale contains YaRN's
+    magnitude."""
     if rope.yarn is None:
         return rope
     return replace(rope, yarn=replace(rope.yarn, log_multiplier=1.0 if multiplier else 0.0))
 
 
 def _attention_scale(keys: Keys, rope: RopeSettings, multiplier: float, head_size: int) -> float:
-    """As llama.cpp has it: also where positions are scaled without YaRN, and where there is no multiplier."""
+    """Compute the attention scale like llama.cpp, including scaling without YaRN and models without a multiplier."""
     spread = log(rope.factor)
     magnitude = rope.magnitude_with_yarn if rope.yarn is not None else rope.magnitude * (1 + 0.1 * spread)
     scale = (magnitude * (1 + 0.1 * multiplier * spread)) ** 2 / sqrt(head_size)
     if not 1 / _MOST_SCALE <= scale <= _MOST_SCALE:
-        raise keys.bad("rope.scaling.factor", f"{rope.factor:g} seen, which makes an attention scale of {scale:g}")
+        raise keys.bad("rope.scaling.factor", f"{rope.factor:g} seen, which gives an attention scale of {scale:g}")
     return scale
 
 
@@ -199,7 +202,7 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 def _absorbed_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) -> Value:
-    """Values are the latent features that keys have too; heads make their own of what they have found."""
+    """Use the latent features as values. Each head then projects its result with its own matrix."""
     plain, rotated = _queries(w, block, h, c)
     q = w.plan.concat(rotated, w.head_linear(f"{block}.attn_k_b", plain, c.latent, c.heads), c.heads)
     latent, rotated = _latent(w, block, h, c)
@@ -209,7 +212,7 @@ def _absorbed_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Ro
 
 
 def _full_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) -> Value:
-    """Broadcast the rotated part of a key, which all heads share."""
+    """Compute keys and values for every head. All heads share the rotated part of the key, which is broadcast."""
     plain, rotated = _queries(w, block, h, c)
     q = w.plan.concat(rotated, plain, c.heads)
     latent, rotated = _latent(w, block, h, c)
@@ -220,7 +223,7 @@ def _full_attention(w: PlanWriter, block: str, h: Value, c: Config, rope: Rope) 
 
 
 def _queries(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Value]:
-    """(what is plain of each head, what is to be rotated)"""
+    """Return (plain, rotated): the features of each head that RoPE leaves alone, and those that it rotates."""
     if c.query_latent:
         latent = w.rmsnorm(f"{block}.attn_q_a_norm", w.linear(f"{block}.attn_q_a", h, c.query_latent))
         q = w.linear(f"{block}.attn_q_b", latent, c.heads * c.head_size)
@@ -230,7 +233,8 @@ def _queries(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Val
 
 
 def _latent(w: PlanWriter, block: str, h: Value, c: Config) -> tuple[Value, Value]:
-    """(what keys and values are made of, what is to be rotated of keys)"""
+    """Return (latent, rotated): the latent features for keys and values, and the features of the keys that RoPE
+    rotates."""
     both = w.linear(f"{block}.attn_kv_a_mqa", h, c.latent + c.rotated)
     latent = w.rmsnorm(f"{block}.attn_kv_a_norm", w.plan.slice(both, 0, c.latent))
     return latent, w.plan.slice(both, c.latent, c.rotated)

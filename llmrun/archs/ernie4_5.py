@@ -1,4 +1,4 @@
-"""The `ernie4_5` architecture: llama's form under another name, dense."""
+"""The `ernie4_5` architecture: identical to llama without experts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def read_config(file: GGUFFile) -> llama.Config:
-    """Raises UnsupportedModel for a bias that llama.cpp reads and leaves out."""
+    """Read the config. Raises UnsupportedModel for a bias that llama.cpp loads but ignores."""
     keys = Keys(file)
     refuse_experts(keys)
     if any(name.endswith(".attn_output.bias") for name in file.tensors):
-        raise keys.unsupported("a bias of attention's output")
+        raise keys.unsupported("a bias on the attention output")
     return llama.Config.of(keys)
 
 

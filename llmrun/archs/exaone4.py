@@ -1,6 +1,6 @@
-"""The `exaone4` architecture: olmo2's form with norms for each head.
+"""The `exaone4` architecture: like olmo2, with norms for each head.
 
-Of EXAONE 4.0 32B, three of four layers have a window, and the others know no positions.
+In EXAONE 4.0 32B, three of four layers have a window, and the others use no RoPE.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     layers = layers_of(keys)
-    if layers != _LAYERS_OF_32B:  # whatever the file says of a window
+    if layers != _LAYERS_OF_32B:  # ignore the window key in files of other sizes
         return Config.of(keys, windows=(0,) * layers)
     return Config.of(keys, windows=windows_of(keys, every=4, default=4096))
 

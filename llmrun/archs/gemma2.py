@@ -1,6 +1,5 @@
-"""The `gemma2` architecture: gemma's form with norms after attention and feed-forward too, every other layer with a
-window, and soft caps on scores and logits.
-"""
+"""The `gemma2` architecture: like gemma, with additional norms after attention and feed-forward, a window in every
+other layer, and soft caps on scores and logits."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ class Config(Hyperparameters):
 
 
 def attention_scale(config: Hyperparameters, *, largest: int) -> float:
-    """That of the largest model, of so many layers, is by its width, not by the size of its heads."""
+    """Return the attention scale. The largest model, which has `largest` layers, derives it from the width per head
+    instead of the head size."""
     size = config.width // config.heads if config.layers == largest else config.head_size
     return 1 / sqrt(size)
 

@@ -1,6 +1,5 @@
-"""The `gemma3` architecture: gemma2's form with norms for each head, other rotary positions in layers with a
-window, and no soft caps.
-"""
+"""The `gemma3` architecture: like gemma2, with norms for each head, different RoPE settings in layers with a window,
+and no soft caps."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _LAYERS_OF_27B = 62
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """logit_cap 0: there is none."""
+    """`logit_cap` is 0 if logits are not capped."""
 
     windows: tuple[int, ...]
     window_base: float

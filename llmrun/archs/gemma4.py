@@ -1,7 +1,7 @@
-"""The `gemma4` architecture: gemma3's form, in which layers with a window have heads of another size and number.
+"""The `gemma4` architecture: like gemma3, but layers with a window have a different size and number of heads.
 
-The small ones (E2B, E4B) give each layer what a second table says of the token, and their last layers look at the keys
-and values of earlier ones. 26B-A4B has experts beside the feed-forward.
+The small models (E2B, E4B) have a second embedding table that feeds every layer, and their last layers attend to the
+keys and values of earlier layers. 26B-A4B has experts in addition to the feed-forward.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ if TYPE_CHECKING:
     from llmrun.plan.rope import Rope
     from llmrun.plan.values import Value
 
-_LEAST_STORING = 2  # layers that store, where others look at theirs: llama.cpp ends the process of fewer
+_LEAST_STORING = 2  # layers with their own KV cache, if other layers share it; llama.cpp aborts with fewer
 
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """shapes         of the heads of each layer
-    feed_forwards  features of each layer's
-    window_rotated features of a head that are rotated in layers with a window, `window_base` the base there
-    storing        layers before the first that looks at what earlier ones have stored
-    table_width    features for each layer in the second table; 0: there is none
-    logit_cap      0: there is none
-    experts        None: all layers are dense
+    """The hyperparameters of gemma4.
+
+    shapes          attention shape of each layer
+    feed_forwards   feed-forward features of each layer
+    window_rotated  features of a head that are rotated in layers with a window; `window_base` is the RoPE base there
+    storing         layers before the first that uses the KV cache of earlier layers
+    table_width     features for each layer in the second table; 0 if there is none
+    logit_cap       0 if logits are not capped
+    experts         None if all layers are dense
     """
 
     shapes: tuple[AttentionShape, ...]
@@ -99,13 +101,17 @@ def _shapes(keys: Keys) -> tuple[AttentionShape, ...]:
 
 
 def _storing(keys: Keys, shapes: tuple[AttentionShape, ...]) -> int:
-    """llama.cpp takes the last layer that stores, or the one before it in layers with a window; the plan the last one
-    of the same shape. They are the same in all models that there are."""
+    """Return the number of layers that store keys and values.
+
+    The other layers reuse the keys and values of one of these layers. llama.cpp reuses the last one, or the one before
+    it in layers with a window. The plan reuses the last one of the same shape. In all existing models the result is the
+    same.
+    """
     storing = len(shapes) - keys.integer("attention.shared_kv_layers", 0, minimum=0, maximum=len(shapes) - 1)
     for shape in set(shapes[storing:]):
         last = max((layer for layer in range(storing) if shapes[layer] == shape), default=None)
         if storing < _LEAST_STORING or last != storing - (2 if shape.window else 1):
-            raise keys.unsupported("layers that share the keys and values of another than the last layer of their kind")
+            raise keys.unsupported("layers that share another KV cache than that of the last layer of their kind")
     return storing
 
 
@@ -142,28 +148,31 @@ def plan(file: GGUFFile, config: Config) -> Plan:
 
 
 def _rope_with_factors(w: PlanWriter, c: Config) -> Rope:
-    """Return the RoPE of layers without a window. Its factors, which say what is not rotated, must be present."""
+    """Return the RoPE of layers without a window. Its factors determine which features are not rotated, so they are
+    required."""
     w.tensors.vector("rope_freqs.weight", c.rope.dimensions // 2)
     return w.rope(Pairing.NEOX)
 
 
 def _inputs_of_layers(w: PlanWriter, c: Config, x: Value) -> Value:
-    """For each layer what the second table has of the token, and what the embedding is projected to, normed; the sum
-    times sqrt(1/2)."""
+    """Return the extra input of every layer: (table row of the token + normalized projection of the embedding) *
+    sqrt(1/2)."""
     width, half = c.layers * c.table_width, sqrt(0.5)
     table = w.tensors.matrix("per_layer_token_embd.weight", width, c.vocabulary_size)
     looked_up = w.plan.embed(table, sqrt(c.table_width) * half)
     projected = w.linear("per_layer_model_proj", x, width)
     weight = w.tensors.vector("per_layer_proj_norm.weight", c.table_width) * np.float32(half)
-    # The projection is divided by sqrt(width) first: to its norm that is an epsilon of so much more.
+    # The model divides the projection by sqrt(width) first. Multiplying the norm's epsilon by the width is equivalent.
     total = w.plan.headnorm(projected, weight, c.norm_epsilon * c.width)
     w.plan.add(looked_up, to=total)
     return total
 
 
 def _attention(w: PlanWriter, block: str, h: Value, shape: AttentionShape, rope: Rope | None, *, stores: bool) -> Value:
-    """Each head of the values is normalized too, with no weight. A layer without a matrix for values has keys in their
-    place, as they are before their norm."""
+    """Compute attention. Values are normalized per head too, but without a weight.
+
+    Layers without a value matrix use the keys, before their norm, as values.
+    """
     size = shape.head_size
     if not stores:
         w.tensors.leave_out(*(f"{block}.{name}.weight" for name in ("attn_k", "attn_v", "attn_k_norm")))
@@ -180,7 +189,7 @@ def _attention(w: PlanWriter, block: str, h: Value, shape: AttentionShape, rope:
 
 
 def _feed_forward(w: PlanWriter, block: str, x: Value, size: int, experts: Experts | None) -> Value:
-    """Of a layer with experts, what they make beside it."""
+    """Compute the feed-forward. In layers with experts, add their output."""
     h = w.rmsnorm(f"{block}.ffn_norm", x)
     y = w.linear(f"{block}.ffn_down", w.gated(block, h, Activation.GELU, size), x.width)
     if experts is None or f"{block}.ffn_gate_inp.weight" not in w.tensors:
@@ -192,7 +201,7 @@ def _feed_forward(w: PlanWriter, block: str, x: Value, size: int, experts: Exper
 
 
 def _combined_experts(w: PlanWriter, block: str, x: Value, experts: Experts) -> Value:
-    """The router has a norm of its own."""
+    """Compute the experts. Their router normalizes its input separately."""
     scale = w.tensors.vector(f"{block}.ffn_gate_inp.scale", x.width) / np.float32(sqrt(x.width))
     logits = w.linear(f"{block}.ffn_gate_inp", w.plan.rmsnorm(x, scale, w.epsilon), experts.count)
     routing = w.plan.route(

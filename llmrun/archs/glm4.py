@@ -1,6 +1,5 @@
-"""The `glm4` architecture: norms before and after attention and feed-forward, whose two halves are one matrix; rotary
-positions for a part of each head.
-"""
+"""The `glm4` architecture: norms before and after attention and feed-forward, gate and up in one matrix, and RoPE for a
+part of each head."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ def read_config(file: GGUFFile) -> Hyperparameters:
     keys = Keys(file)
     refuse_experts(keys)
     if keys.has("rope.dimension_sections"):
-        raise keys.unsupported(f"{keys.name('rope.dimension_sections')}, which images need")
+        raise keys.unsupported(f"image input ({keys.name('rope.dimension_sections')})")
     return Hyperparameters.of(keys)
 
 

@@ -1,4 +1,4 @@
-"""The `gpt-oss` architecture: experts with biases, every other layer with a window, sinks in attention."""
+"""The `gpt-oss` architecture: experts with biases, a window in every other layer, and attention sinks."""
 
 from __future__ import annotations
 

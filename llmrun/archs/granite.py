@@ -1,4 +1,4 @@
-"""The `granite` architecture: llama's form, with factors for embeddings, scores, what layers add, and logits."""
+"""The `granite` architecture: like llama, with scales for embeddings, attention scores, residuals and logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """attention_scale None: by the size of the heads."""
+    """If `attention_scale` is None, it depends on the head size."""
 
     embedding_scale: float
     attention_scale: float | None
@@ -30,7 +30,7 @@ def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
     refuse_experts(keys)
     if keys.has("deepstack_mapping"):
-        raise keys.unsupported(f"{keys.name('deepstack_mapping')}, which images need")
+        raise keys.unsupported(f"image input ({keys.name('deepstack_mapping')})")
     return Config.of(
         keys,
         embedding_scale=keys.scale("embedding_scale", 1.0),

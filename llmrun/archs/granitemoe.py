@@ -1,6 +1,4 @@
-"""The `granitemoe` architecture: granite's form, with experts for a feed-forward, in some models also one that every
-row is sent to.
-"""
+"""The `granitemoe` architecture: like granite, with experts as the feed-forward and in some models a shared expert."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """attention_scale None: by the size of the heads. shared 0: there is no expert that every row is sent to."""
+    """If `attention_scale` is None, it depends on the head size. `shared` is 0 if there is no shared expert."""
 
     embedding_scale: float
     attention_scale: float | None
@@ -32,7 +30,7 @@ class Config(Hyperparameters):
 
 def read_config(file: GGUFFile) -> Config:
     keys = Keys(file)
-    residual_scale = keys.scale("residual_scale", 1.0)  # 0 means that there is none
+    residual_scale = keys.scale("residual_scale", 1.0)
     return Config.of(
         keys,
         embedding_scale=keys.scale("embedding_scale", 1.0),

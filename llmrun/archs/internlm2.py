@@ -1,4 +1,4 @@
-"""The `internlm2` architecture: llama's form under another name."""
+"""The `internlm2` architecture: identical to llama without experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `lfm2` architecture: most layers are short convolutions over positions, the others attention."""
+"""The `lfm2` architecture: most layers are short convolutions over positions, the others are attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """looks_back: whether a layer is attention. window 0: it sees all positions before."""
+    """`looks_back` says which layers are attention. Their `window` is 0 if they see all earlier positions."""
 
     looks_back: tuple[bool, ...]
     taps: int

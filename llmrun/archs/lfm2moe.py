@@ -1,4 +1,4 @@
-"""The `lfm2moe` architecture: lfm2's form, with experts from some layer on."""
+"""The `lfm2moe` architecture: like lfm2, but layers after the first few have experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """looks_back: whether a layer is attention. dense: layers before the first with experts."""
+    """`looks_back` says which layers are attention. `dense` is the number of layers before the first with experts."""
 
     looks_back: tuple[bool, ...]
     taps: int

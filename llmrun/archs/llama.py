@@ -1,6 +1,7 @@
-"""The `llama` architecture: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""The `llama` architecture: RMSNorm, RoPE, grouped-query attention and SwiGLU.
 
-Also SmolLM2, TinyLlama, Mistral and what else was made in its form; of Mixtral, the feed-forward is one of experts.
+It covers SmolLM2, TinyLlama, Mistral and other models of the same form. In Mixtral, the feed-forward is a mixture of
+experts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """growth: of queries, by how far they look back (Rope.growth)."""
+    """`growth` scales queries by their position (Rope.growth)."""
 
     experts: Experts | None = None
     growth: tuple[float, int] | None = None

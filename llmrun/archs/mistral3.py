@@ -1,6 +1,7 @@
-"""The `mistral3` architecture: llama's form, with YaRN of its own settings, and queries that grow with their position.
+"""The `mistral3` architecture: like llama, with YaRN parameters from the file, and queries that grow with their
+position.
 
-Ministral 3.
+Models: Ministral 3.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def read_config(file: GGUFFile) -> llama.Config:
     refuse_experts(keys)
     config = llama.Config.of(keys)
     if config.rope.dimensions != config.head_size:
-        seen = f"{config.rope.dimensions} seen, must be {config.head_size}, all of a head"
+        seen = f"{config.rope.dimensions} seen, must be {config.head_size}, the head size"
         raise keys.bad("rope.dimension_count", seen)
     factor, rope = keys.factor("attention.temperature_scale", 0.0), config.rope.with_yarn_of(keys)
     return replace(config, rope=rope, growth=(factor, rope.original_context) if factor else None)

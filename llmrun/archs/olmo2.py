@@ -1,6 +1,7 @@
-"""The `olmo2` architecture: norms of queries, keys and of what layers add, none of what they read.
+"""The `olmo2` architecture: norms for queries, keys and the outputs of attention and feed-forward, but not for their
+inputs.
 
-OLMo 2, and OLMo 3, where three of four layers have a window and plain rotary positions.
+Models: OLMo 2 and OLMo 3. In OLMo 3, three of four layers have a window and use unscaled RoPE.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `olmoe` architecture: llama's form, with norms over all heads of queries and keys, and experts."""
+"""The `olmoe` architecture: like llama, with experts, and norms over all query heads and over all key heads."""
 
 from __future__ import annotations
 

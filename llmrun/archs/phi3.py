@@ -1,7 +1,6 @@
-"""The `phi3` architecture: one matrix for queries, keys and values, and one for both halves of the feed-forward.
+"""The `phi3` architecture: one matrix for queries, keys and values, and one for gate and up.
 
-Phi-3, Phi-3.5 and Phi-4, dense. Their files name a window that their layers do not have: llama.cpp takes no notice of
-it either.
+Models: dense Phi-3, Phi-3.5 and Phi-4. Their files name a window that the layers do not use; llama.cpp ignores it too.
 """
 
 from __future__ import annotations

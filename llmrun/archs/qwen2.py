@@ -1,7 +1,6 @@
-"""The `qwen2` architecture: llama's form, with NeoX RoPE, and biases for
-queries, keys and values.
+"""The `qwen2` architecture: like llama, with NeoX RoPE, and biases for queries, keys and values.
 
-Qwen2 and Qwen2.5.
+Models: Qwen2 and Qwen2.5.
 """
 
 from __future__ import annotations

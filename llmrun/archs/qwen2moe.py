@@ -1,6 +1,4 @@
-"""The `qwen2moe` architecture: qwen2's form, with experts for a feed-forward, and one more that every row is sent to,
-by a gate of its own.
-"""
+"""The `qwen2moe` architecture: like qwen2, with experts as the feed-forward, and a shared expert with its own gate."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Config(Hyperparameters):
-    """shared: features of the expert that every row is sent to."""
+    """`shared` is the number of features of the shared expert."""
 
     experts: Experts
     shared: int

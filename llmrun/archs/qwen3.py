@@ -1,4 +1,4 @@
-"""The `qwen3` architecture: qwen2's form, with a norm for each head of queries and keys."""
+"""The `qwen3` architecture: like qwen2, with norms for each query and key head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `qwen3moe` architecture: qwen3's form, with experts for a feed-forward."""
+"""The `qwen3moe` architecture: like qwen3, with experts as the feed-forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures by the string of `general.architecture`."""
+"""The supported architectures, by their `general.architecture` name."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`read_config` reads the config; `plan` writes the model down, and holds every tensor against the config.
+    """One architecture. `read_config` reads the config; `plan` builds the plan and checks every tensor against the
+    config.
 
-    models  what its users know it as
-    notes   what is uncommon about it
+    models  the names under which users know its models
+    notes   its unusual features
     """
 
     read_config: Callable[[GGUFFile], Any]
@@ -100,32 +101,32 @@ ARCHITECTURES = {
     "lfm2moe": Architecture(lfm2moe.read_config, lfm2moe.plan, "LFM2 8B and 24B", "short convolutions, experts"),
 }
 
-# Named in messages, where all would be too many.
+# Messages name only these, because the full list would be too long.
 _KNOWN_BEST = ("llama", "qwen3", "gemma3", "phi3")
 
 
 def architecture_of(file: GGUFFile) -> Architecture:
-    """Raises UnsupportedModel for an architecture without a file here."""
+    """Return the architecture of a file. Raises UnsupportedModel if it is not registered."""
     name = file.string("general.architecture")
     found = ARCHITECTURES.get(name)
     if found is None:
         raise UnsupportedModel(
-            f"architecture not supported: {shown(str(file.path), 300)}: '{shown(name)}', the CPU engine runs "
-            f"{len(ARCHITECTURES)} others, such as {', '.join(_KNOWN_BEST)}",
+            f"architecture not supported: {shown(str(file.path), 300)}: '{shown(name)}'; the CPU engine supports "
+            f"{len(ARCHITECTURES)} architectures, such as {', '.join(_KNOWN_BEST)}",
             hint="This model may run with --backend llama. The README lists all architectures.",
         )
     return found
 
 
 def table() -> str:
-    """All architectures as the Markdown table of the README: name, models, what is uncommon."""
+    """Return the README's Markdown table of all architectures: name, models, notes."""
     rows = [("`general.architecture`", "models", "notes"), ("---", "---", "---")]
     rows += [(f"`{name}`", found.models, found.notes) for name, found in ARCHITECTURES.items()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def plan_of_header(file: GGUFFile) -> Plan:
-    """The plan of a model, no weight of which is read: for arithmetic about it. Raises BadGGUF and UnsupportedModel."""
+    """Return the plan of a model without reading its weights, to compute sizes. Raises BadGGUF and UnsupportedModel."""
     architecture = architecture_of(file)
     made_up = file.with_made_up_weights()
     return architecture.plan(made_up, architecture.read_config(made_up))

@@ -1,4 +1,4 @@
-"""The `seed_oss` architecture: qwen2's form; the norm before the feed-forward has another name."""
+"""The `seed_oss` architecture: like qwen2, but the norm before the feed-forward has a different name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `smollm3` architecture: llama's form, where every fourth layer knows no positions."""
+"""The `smollm3` architecture: like llama, but every fourth layer uses no RoPE."""
 
 from __future__ import annotations
 

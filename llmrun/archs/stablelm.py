@@ -1,5 +1,6 @@
-"""The `stablelm` architecture: LayerNorm, and rotary positions for a part of each head. Where a layer has no second
-norm, attention and feed-forward read the same.
+"""The `stablelm` architecture: LayerNorm, and RoPE for a part of each head.
+
+In layers without a second norm, attention and feed-forward share the same input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many threads to use: the physical cores this process may run on."""
+"""The default number of threads: one for each physical core that this process may run on."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def default_threads() -> int:
-    """One thread a physical core: a second on the same core shares its vector units and its caches. Never more than
-    the share of the machine that a container was given."""
+    """Return one thread per physical core, within the CPU limit of the container.
+
+    A second thread on the same core would share its vector units and caches.
+    """
     cores = {_core_of(cpu) for cpu in _allowed()}
     return max(1, min(len(cores), _container_limit()))
 
 
 def most_threads() -> int:
-    """How many can run at the same time: with more they wait for each other, at every op of a step."""
+    """Return how many threads can run at the same time. With more, threads would wait for each other at every op of a
+    step."""
     return max(1, min(len(_allowed()), _container_limit()))
 
 
 def _allowed() -> Collection[int]:
-    """The logical processors this process may run on."""
+    """Return the logical processors that this process may run on."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 def _core_of(cpu: int) -> str:
-    """The logical processors that share a core with this one, as the kernel lists them; itself where it does not."""
+    """Return the logical processors that share a core with this one, as the kernel lists them, or `cpu` itself if
+    unknown."""
     try:
         return (_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
     except OSError:
@@ -36,7 +40,7 @@ def _core_of(cpu: int) -> str:
 
 
 def _container_limit() -> int:
-    """Whole processors of a cgroup's quota; very many where there is none."""
+    """Return the number of whole processors in the cgroup's quota, or a very large number without a quota."""
     try:
         quota, period = _CGROUP_LIMIT.read_text().split()
         return max(1, int(quota) // int(period))

@@ -1,7 +1,7 @@
-"""The energy that processors and GPUs took while something ran, by their own counters.
+"""Measures the energy that processors and GPUs use, with their own counters.
 
-RAPL is the processor package's (Intel, and AMD through the same files), NVML an NVIDIA GPU's. What is told by neither
-(fans, disks, losses of the power supply, memory on many machines) is in no figure here.
+RAPL counts the energy of processor packages (Intel, and AMD through the same files), NVML that of NVIDIA GPUs. Neither
+includes fans, disks, power supply losses or, on many machines, memory.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from llmrun.machine.processor import text_of
 
 Value = TypeVar("Value")
 
-_MOST_WATTS = 1000.0  # of one package: how soon its counter may come round
-_POWER_INTERVAL = 0.1  # seconds between two readings of a GPU that counts no energy: NVML's own are about as far apart
+_MOST_WATTS = 1000.0  # upper bound for one package, which limits how soon its counter can wrap around
+_POWER_INTERVAL = 0.1  # seconds between power readings, about as often as NVML updates them
 
 
 class EnergySource(Protocol):
-    """Something that counts joules.
+    """A counter of joules.
 
-    name      "RAPL package", "NVML"
-    interval  read it at least so often, in seconds; 0: reading it at the ends is enough
+    name      "RAPL package" or "NVML"
+    interval  the longest time between two readings, in seconds; 0 if reading it at the start and the end is enough
     """
 
     name: str
     interval: float
 
     def joules(self) -> float:
-        """Since the last call, or since any earlier moment for the first one. Raises OSError."""
+        """Return the energy since the last call. The first call may count from any earlier moment. Raises OSError."""
 
 
 class RaplPackage:
-    """One processor package of Linux's powercap tree. Its counter of microjoules goes back to 0 at its range."""
+    """One processor package in Linux's powercap tree. Its counter of microjoules wraps around to 0."""
 
     name = "RAPL package"
 
     def __init__(self, zone: Path) -> None:
-        """Raises OSError, ValueError where the counter cannot be read (on most systems only root may)."""
+        """Raises OSError or ValueError if the counter cannot be read. On most systems only root may read it."""
         self._counter = zone / "energy_uj"
         self._range = int((zone / "max_energy_range_uj").read_text())
         self._last = self._read()
@@ -59,13 +59,13 @@ class RaplPackage:
 
 
 class NvmlCounter:
-    """A GPU that counts the energy it took, in millijoules."""
+    """A GPU that counts the energy it uses, in millijoules."""
 
     name = "NVML"
     interval = 0.0
 
     def __init__(self, nvml: Any, device: Any) -> None:
-        """Raises OSError where the GPU does not count."""
+        """Raises OSError if the GPU does not count energy."""
         self._read: Callable[[], float] = _translated(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, device)
         self._last = self._read()
 
@@ -75,13 +75,13 @@ class NvmlCounter:
 
 
 class NvmlPower:
-    """A GPU that tells its power, in milliwatts: the sum over time, by trapezoids."""
+    """A GPU that only reports its power, in milliwatts. Energy is integrated with the trapezoidal rule."""
 
     name = "NVML"
     interval = _POWER_INTERVAL
 
     def __init__(self, nvml: Any, device: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises OSError where the GPU does not tell."""
+        """Raises OSError if the GPU does not report its power."""
         self._clock = clock
         self._read: Callable[[], float] = _translated(nvml, nvml.nvmlDeviceGetPowerUsage, device)
         self._last = (clock(), self._read())
@@ -103,11 +103,14 @@ def _translated(nvml: Any, question: Callable[[Any], Value], device: Any) -> Cal
 
 
 def rapl_sources(root: Path = Path("/")) -> list[EnergySource]:
-    """The packages only: their cores and caches are zones below them, and `psys` holds them once more."""
+    """Return the processor packages.
+
+    Cores and caches are zones below the packages, and the `psys` zone includes the packages, so both would count twice.
+    """
     sources: list[EnergySource] = []
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         if (text_of(zone / "name") or "").startswith("package"):
-            with contextlib.suppress(OSError, ValueError):  # not readable: not a source
+            with contextlib.suppress(OSError, ValueError):  # skip packages that cannot be read
                 sources.append(RaplPackage(zone))
     return sources
 
@@ -117,14 +120,14 @@ def nvml_sources() -> list[EnergySource]:
     nvml = _nvml()
     for device in _devices(nvml):
         for kind in (NvmlCounter, NvmlPower):
-            with contextlib.suppress(OSError):  # older GPUs, and slices of one: not counted
+            with contextlib.suppress(OSError):  # older GPUs and MIG slices have no energy counter
                 sources.append(kind(nvml, device))
                 break
     return sources
 
 
 def gpu_names() -> list[str]:
-    """Return the names of NVIDIA's GPUs, without starting anything on them."""
+    """Return the names of NVIDIA GPUs. This starts nothing on them."""
     nvml = _nvml()
     with contextlib.suppress(OSError):
         return [str(_translated(nvml, nvml.nvmlDeviceGetName, device)()) for device in _devices(nvml)]
@@ -133,7 +136,7 @@ def gpu_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaCard:
-    """A GPU as NVIDIA's driver tells of it; bytes are 0 where it does not (parts of one, shared memory)."""
+    """A GPU as NVIDIA's driver reports it. Byte counts are 0 if unknown (MIG slices, shared memory)."""
 
     name: str
     driver: str
@@ -142,7 +145,8 @@ class NvidiaCard:
 
 
 def nvidia_cards() -> list[NvidiaCard]:
-    """NVIDIA's GPUs and the driver's version; none without a driver that works. Nothing is started."""
+    """Return NVIDIA's GPUs with the driver version, or an empty list without a working driver. This starts nothing on
+    them."""
     nvml = _nvml()
     cards = []
     with contextlib.suppress(OSError):
@@ -159,7 +163,7 @@ def nvidia_cards() -> list[NvidiaCard]:
 
 @functools.cache
 def _nvml() -> Any:
-    """The library, started once; None without a driver."""
+    """Return the initialized library, or None without a driver."""
     import pynvml
 
     try:
@@ -180,7 +184,10 @@ def _devices(nvml: Any) -> list[Any]:
 
 @dataclass(slots=True)
 class Reading:
-    """`joules` of all sources together, and `seconds`, once the measurement is over. None: a counter failed."""
+    """The result of a measurement, filled in when it ends: joules of all sources, and seconds.
+
+    `joules` is None if a counter failed.
+    """
 
     source: str  # names of the sources: "RAPL package + NVML"
     joules: float | None = None
@@ -188,14 +195,18 @@ class Reading:
 
 
 class EnergyMeter:
-    """Reads sources. For a model that runs on the processor alone give those of RAPL alone: idle GPUs count too."""
+    """Measures energy with the given sources. For models that run on the CPU only, pass the RAPL sources alone, because
+    idle GPUs use energy too."""
 
     def __init__(self, sources: Sequence[EnergySource]) -> None:
         self._sources = sources
 
     @contextlib.contextmanager
     def measure(self) -> Iterator[Reading]:
-        """Measure the energy used inside the `with`, None without a source. Measurements must not overlap."""
+        """Measure the energy used inside the `with` block. Measurements must not overlap.
+
+        `joules` is None without a source.
+        """
         reading = Reading(" + ".join(dict.fromkeys(source.name for source in self._sources)))
         sampler = _Sampler(self._sources)
         started = time.monotonic()
@@ -207,7 +218,7 @@ class EnergyMeter:
 
 
 class _Sampler:
-    """Sums what sources count; in a thread of its own where one must be read between the ends."""
+    """Sums what the sources count. Starts a thread if a source must be read during the measurement."""
 
     def __init__(self, sources: Sequence[EnergySource]) -> None:
         self._sources = sources
@@ -216,7 +227,7 @@ class _Sampler:
         self._thread: threading.Thread | None = None
         self._read()
         if self._joules is not None:
-            self._joules = 0.0  # that was from before
+            self._joules = 0.0  # the first reading covers the time before the measurement
         self._interval = min((source.interval for source in sources if source.interval > 0), default=0.0)
         if self._interval:
             self._thread = threading.Thread(target=self._sample, name="llmrun-energy", daemon=True)
@@ -238,7 +249,7 @@ class _Sampler:
             try:
                 joules = source.joules()
             except (OSError, ValueError):
-                self._joules = None  # and stays None: a part of a sum is no sum
+                self._joules = None  # stays None, because a partial sum would be misleading
                 return
             if self._joules is not None:
                 self._joules += joules

@@ -1,4 +1,4 @@
-"""How much memory this process may still take before the system begins to kill."""
+"""How much memory this process can still allocate before the system starts to kill processes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Bytes: what the system could give without swapping, at most what is left of a container's share. None where
-    the system does not say."""
-    bounds = [bound for bound in (_available(), _container_room()) if bound is not None]
+    """Return the bytes available without swapping, within the memory limit of the container. None if unknown."""
+    bounds = [bound for bound in (_available(), _container_headroom()) if bound is not None]
     return min(bounds, default=None)
 
 
 def whole_memory() -> int | None:
-    """Bytes of this machine, at most a container's share. None where the system does not say."""
-    bounds = [bound for bound in (_line_of_memory("MemTotal"), _container_limit()) if bound is not None]
+    """Return the memory of this machine in bytes, or the container's limit if that is lower. None if unknown."""
+    bounds = [bound for bound in (_meminfo_bytes("MemTotal"), _container_limit()) if bound is not None]
     return min(bounds, default=None)
 
 
 def _available() -> int | None:
-    return _line_of_memory("MemAvailable")
+    return _meminfo_bytes("MemAvailable")
 
 
-def _line_of_memory(wanted: str) -> int | None:
+def _meminfo_bytes(wanted: str) -> int | None:
     try:
         for line in _MEMORY.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -36,7 +35,7 @@ def _line_of_memory(wanted: str) -> int | None:
     return None
 
 
-def _container_room() -> int | None:
+def _container_headroom() -> int | None:
     limit = _container_limit()
     if limit is None:
         return None
@@ -48,14 +47,16 @@ def _container_room() -> int | None:
 
 def _container_limit() -> int | None:
     try:
-        return int((_CGROUP / "memory.max").read_text())  # "max" is no limit
+        return int((_CGROUP / "memory.max").read_text())  # "max" means no limit and raises ValueError
     except (OSError, ValueError):
         return None
 
 
 def _file_pages() -> int:
-    """Of a container: pages that hold what files hold, such as a model that was just downloaded. They count as used,
-    but go as soon as memory is wanted."""
+    """Return the bytes of the container's page cache, such as a model that was just downloaded.
+
+    These pages count as used, but the kernel frees them as soon as memory is needed.
+    """
     try:
         lines = (_CGROUP / "memory.stat").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""The GPUs of this machine and their drivers, as the system tells; none is started.
+"""The GPUs of this machine and their drivers, as the system reports them. Nothing is started on the GPUs.
 
-NVIDIA's driver answers for itself. Others are found on the PCI bus, where Linux names each device's maker and driver;
-a Mac with an Apple processor has its own.
+NVIDIA GPUs come from NVIDIA's driver. Other GPUs are found on the PCI bus, where Linux lists the vendor and driver of
+each device. Macs with Apple silicon have a built-in GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NVIDIA = "NVIDIA"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`driver`: its name and version as far as known; empty: none has taken it. Bytes are 0 where nobody tells."""
+    """One GPU. `driver` is its name and version if known, or empty without a driver. Byte counts are 0 if unknown."""
 
     maker: str  # "NVIDIA", "AMD", "Intel", "Apple"
     name: str
@@ -32,15 +32,15 @@ class Gpu:
 
 
 def gpus(root: Path = Path("/")) -> list[Gpu]:
-    """Every GPU that models could run on, as far as the system tells."""
+    """Return every GPU that the system reports and that could run models."""
     found = [Gpu(_NVIDIA, card.name, f"driver {card.driver}", card.memory, card.memory_free) for card in nvidia_cards()]
-    found += [gpu for gpu in _on_the_bus(root) if not (found and gpu.maker == _NVIDIA)]
+    found += [gpu for gpu in _pci_gpus(root) if not (found and gpu.maker == _NVIDIA)]
     if sys.platform == "darwin" and platform.machine() == "arm64":
         found.append(Gpu("Apple", processor_name(root), "Metal"))
     return found
 
 
-def _on_the_bus(root: Path) -> list[Gpu]:
+def _pci_gpus(root: Path) -> list[Gpu]:
     found = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         maker = _MAKERS.get(text_of(device / "vendor") or "")

@@ -1,6 +1,6 @@
-"""How fast the memory modules run, from the tables of the firmware (SMBIOS, structures of type 17).
+"""The type and speed of the memory modules, from the firmware's tables (SMBIOS structures of type 17).
 
-The tables are for root alone; udev, where it runs, has read them when the machine started and tells everybody.
+Only root may read these tables. udev, if it runs, has read them at boot and makes them available to all users.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _KINDS = {24: "DDR3", 26: "DDR4", 27: "LPDDR", 28: "LPDDR2", 29: "LPDDR3", 30: "
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One memory module. `speed`: millions of transfers a second, as it is run; 0: not told."""
+    """One memory module. `speed` is in millions of transfers per second as configured, or 0 if unknown."""
 
-    kind: str  # "DDR5"; empty: not told
+    kind: str  # "DDR5"; empty if unknown
     speed: int
 
 
 def memory_facts(root: Path = Path("/")) -> dict[str, str | int | None]:
-    """`memory_modules`: how many, `memory_type`, `memory_mts`: of the slowest. None where nobody tells."""
-    modules = _of_udev(text_of(root / "run/udev/data/+dmi:id") or "") or _of_table(root)
+    """Return the facts `memory_modules` (a count), `memory_type` and `memory_mts` (slowest speed). None if unknown."""
+    modules = _udev_modules(text_of(root / "run/udev/data/+dmi:id") or "") or _smbios_modules(root)
     return {
         "memory_modules": len(modules) or None,
         "memory_type": "/".join(sorted({module.kind for module in modules if module.kind})) or None,
@@ -36,7 +36,7 @@ def memory_facts(root: Path = Path("/")) -> dict[str, str | int | None]:
     }
 
 
-def _of_udev(text: str) -> list[Module]:
+def _udev_modules(text: str) -> list[Module]:
     slots: dict[str, dict[str, str]] = {}
     for slot, name, value in _UDEV.findall(text):
         slots.setdefault(slot, {})[name] = value
@@ -54,7 +54,7 @@ def _integer(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
-def _of_table(root: Path) -> list[Module]:
+def _smbios_modules(root: Path) -> list[Module]:
     try:
         table = (root / "sys/firmware/dmi/tables/DMI").read_bytes()
     except OSError:
@@ -65,11 +65,11 @@ def _of_table(root: Path) -> list[Module]:
         body = table[start : start + length]
         if kind == _END or len(body) != length or length < 4:
             break
-        if kind == _MEMORY_DEVICE and length >= 0x17 and struct.unpack_from("<H", body, 0x0C)[0]:  # a size: not empty
+        if kind == _MEMORY_DEVICE and length >= 0x17 and struct.unpack_from("<H", body, 0x0C)[0]:  # size 0: empty slot
             (rated,) = struct.unpack_from("<H", body, 0x15)
             configured = struct.unpack_from("<H", body, 0x20)[0] if length >= 0x22 else 0
             modules.append(Module(_KINDS.get(body[0x12], ""), _known(configured) or _known(rated)))
-        start = table.find(b"\0\0", start + length) + 2  # its texts end with an empty one
+        start = table.find(b"\0\0", start + length) + 2  # an empty string ends the structure's strings
         if start < 2:
             break
     return modules

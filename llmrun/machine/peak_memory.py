@@ -1,4 +1,4 @@
-"""The most memory that this process and those it started ever held."""
+"""The peak memory use of this process and its child processes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ _PROCESSES = Path("/proc")
 
 
 def peak_memory() -> int:
-    """Bytes. Of processes that it started, those that still run; where the system keeps no peak of theirs, what they
-    hold now."""
+    """Return the peak memory use in bytes, including child processes that are still running.
+
+    If the system does not record the peak of a process, its current memory use counts.
+    """
     own = psutil.Process()
     return _peak(own) + sum(_peak(child) for child in own.children(recursive=True))
 
 
 def _peak(process: psutil.Process) -> int:
     if sys.platform == "linux":
-        # Not getrusage: at exec Linux counts what the parent held.
+        # getrusage would be wrong: at exec, Linux includes the memory of the parent.
         try:
             lines = (_PROCESSES / str(process.pid) / "status").read_text().splitlines()
         except OSError:
-            return 0  # it has just ended
+            return 0  # the process has just ended
         return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
     try:
         memory = process.memory_info()

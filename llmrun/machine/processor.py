@@ -1,6 +1,6 @@
-"""What the system tells of the processor: its name, how fast it may run, and whether it is a real one.
+"""Facts about the processor: its name, its frequency, and whether it is virtual.
 
-`root` is where the files of Linux are looked up; on other systems they are not there, and theirs are asked.
+`root` is the directory that holds Linux's system files. Other systems are queried through their own interfaces.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _POLICY = "sys/devices/system/cpu/cpu0/cpufreq"
-_VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # of machines whose CPU does not tell
+_VIRTUAL_VENDORS = ("QEMU", "VMware", "Xen", "Parallels", "innotek", "Google")  # for CPUs without a hypervisor flag
 
 
 def processor_name(root: Path = Path("/")) -> str:
-    """As its maker calls it; what is known of it where it has no name."""
+    """Return the vendor's name of the processor. If it has none, describe the processor as well as the system can."""
     known = _cpuinfo(root)
     return (
         known.get("model name")
@@ -43,7 +43,7 @@ def _name_elsewhere() -> str | None:
 
 
 def frequency_facts(root: Path = Path("/")) -> dict[str, str | float | None]:
-    """How the system chooses the first core's frequency, and what it was; None where it does not tell."""
+    """Return the frequency policy and the frequencies of the first core. None for what the system does not report."""
     return {
         "governor": text_of(root / _POLICY / "scaling_governor"),
         "energy_preference": text_of(root / _POLICY / "energy_performance_preference"),
@@ -53,7 +53,8 @@ def frequency_facts(root: Path = Path("/")) -> dict[str, str | float | None]:
 
 
 def machine_facts(root: Path = Path("/")) -> dict[str, str | bool | None]:
-    """`machine`: its maker and model; `virtual`: it is simulated; `container`: the kind of it, None outside of any."""
+    """Return `machine` (vendor and model), `virtual` (a virtual machine), and `container` (its kind; None outside
+    containers)."""
     dmi = root / "sys/class/dmi/id"
     vendor = text_of(dmi / "sys_vendor")
     words = [word for word in (vendor, text_of(dmi / "product_name")) if word]
@@ -65,7 +66,7 @@ def machine_facts(root: Path = Path("/")) -> dict[str, str | bool | None]:
 
 
 def _is_virtual(known: Mapping[str, str], vendor: str | None) -> bool | None:
-    if "flags" in known:  # an x86: a hypervisor sets the flag
+    if "flags" in known:  # on x86, hypervisors set a CPU flag
         return "hypervisor" in known["flags"].split()
     if vendor is not None:
         return vendor.startswith(_VIRTUAL_VENDORS)
@@ -84,14 +85,14 @@ def _container(root: Path) -> str | None:
 
 
 def processor_quota(root: Path = Path("/")) -> float | None:
-    """Processors' worth of time that a container may take; None where there is no limit."""
+    """Return the container's CPU limit in processors, or None without a limit."""
     words = (text_of(root / "sys/fs/cgroup/cpu.max") or "").split()
     quota, period = (_number(words[0]), _number(words[1])) if len(words) == 2 else (None, None)
     return quota / period if quota and period else None
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """Of the first processor."""
+    """Return the fields of the first processor in /proc/cpuinfo."""
     known: dict[str, str] = {}
     for line in (text_of(root / "proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
@@ -123,7 +124,7 @@ def _number(text: str | None) -> float | None:
 
 
 def text_of(path: Path) -> str | None:
-    """What a file of the system says, without the space and the NUL around it; None where it says nothing."""
+    """Return the text of a system file, without surrounding whitespace and NULs. None if empty or unreadable."""
     try:
         return path.read_text("utf-8", "replace").strip(" \t\n\0") or None
     except OSError:

@@ -1,4 +1,4 @@
-"""Facts about this machine and what runs on it, as the system tells them."""
+"""Facts about this machine and its software, as the system reports them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _LIBRARIES = ("numba", "llvmlite", "numpy", "llama-cpp-python")
 
 
 def system_facts(root: Path = Path("/")) -> dict[str, Any]:
-    """Facts by name: text, numbers, lists of them, or None where the machine does not tell.
+    """Return facts by name: text, numbers, lists of them, or None if unknown.
 
-    Sizes are bytes, times seconds. `root` is where the files of Linux lie.
+    Sizes are in bytes, times in seconds. `root` is the directory that holds Linux's system files.
     """
     return {
         "cpu": processor_name(root),
         "cpu_architecture": platform.machine(),
-        "cores_physical": _told(lambda: psutil.cpu_count(logical=False)),
-        "cores_logical": _told(psutil.cpu_count),
+        "cores_physical": _query_or_none(lambda: psutil.cpu_count(logical=False)),
+        "cores_logical": _query_or_none(psutil.cpu_count),
         "cpu_quota": processor_quota(root),
         "threads": default_threads(),
         **frequency_facts(root),
-        "load_average": _told(lambda: [round(load, 2) for load in psutil.getloadavg()]),
+        "load_average": _query_or_none(lambda: [round(load, 2) for load in psutil.getloadavg()]),
         **_stolen_time(),
-        "memory_bytes": _told(lambda: psutil.virtual_memory().total),
+        "memory_bytes": _query_or_none(lambda: psutil.virtual_memory().total),
         "memory_free": _free_memory(),
         **memory_facts(root),
         **_power(),
@@ -52,31 +52,31 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
 def _free_memory() -> int | None:
     free = free_memory()
     if free is None:
-        free = _told(lambda: psutil.virtual_memory().available)
+        free = _query_or_none(lambda: psutil.virtual_memory().available)
     return free
 
 
 def _stolen_time() -> dict[str, float | None]:
-    """Return the time stolen from all logical processors since boot, in which a host ran another virtual machine."""
-    times = _told(psutil.cpu_times)
+    """Return the time stolen from all logical processors since boot, in which the host ran other virtual machines."""
+    times = _query_or_none(psutil.cpu_times)
     if times is None or not hasattr(times, "steal"):
         return {"stolen_seconds": None, "processor_seconds": None}
-    counted = sum(times) - times.guest - times.guest_nice  # a guest's time is counted as the user's too
+    counted = sum(times) - times.guest - times.guest_nice  # user time already includes guest time
     return {"stolen_seconds": times.steal, "processor_seconds": round(counted, 2)}
 
 
 def _power() -> dict[str, Any]:
-    battery = _told(lambda: psutil.sensors_battery())  # not on every system
+    battery = _query_or_none(lambda: psutil.sensors_battery())  # psutil lacks this function on some systems
     if battery is None:
         return {"on_battery": None, "battery_percent": None}
     plugged = battery.power_plugged
     return {"on_battery": None if plugged is None else not plugged, "battery_percent": round(battery.percent)}
 
 
-def _told(question: Callable[[], Any]) -> Any:
-    """The answer, or None where the system has none to give."""
+def _query_or_none(query: Callable[[], Any]) -> Any:
+    """Return the answer to a system query, or None if the system has none."""
     try:
-        return question()
+        return query()
     except (OSError, psutil.Error, NotImplementedError, AttributeError, RuntimeError, ValueError):
         return None
 

@@ -1,4 +1,4 @@
-"""The state of a plan that the methods of every op family add to."""
+"""The state of a plan while it is built. The methods of every op family append to it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llmrun.plan.values import Value
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """The ops of one model so far.
+    """The ops added to a plan so far, and the caches and ropes they use.
 
     logits  the value that the caller reads; `output` sets it
-    groups  the layers that keep something in the KV cache, by its shape
-    ropes   the rotary positions that layers use
+    groups  the layers that use the KV cache, grouped by the shape of their cache
+    ropes   the distinct rotary embeddings that layers use
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -25,7 +25,7 @@ class PlanBuilder:
     ropes: list[Rope] = field(default_factory=list)
 
     def next_layer(self, shape: KVShape) -> LayerKV:
-        """Reserve the KV cache of one more layer of that shape."""
+        """Reserve the KV cache of one more layer of this shape."""
         shapes = [group.shape for group in self.groups]
         if shape not in shapes:
             shapes.append(shape)
@@ -35,12 +35,12 @@ class PlanBuilder:
         return LayerKV(shape, number, self.groups[number].layers - 1)
 
     def last_layer(self, shape: KVShape) -> LayerKV:
-        """The KV cache of the last layer of that shape."""
+        """Return the KV cache of the last layer of this shape."""
         [number] = [number for number, group in enumerate(self.groups) if group.shape == shape]
         return LayerKV(shape, number, self.groups[number].layers - 1)
 
     def rope_number(self, rope: Rope | None) -> int | None:
-        """The index of a rope in `ropes`, added if it is new."""
+        """Return the index of a rope in `ropes`, and append it if it is new. Returns None for None."""
         if rope is None:
             return None
         for number, known in enumerate(self.ropes):

@@ -1,4 +1,4 @@
-"""Smooth functions of NumPy arrays that several ops' twins share."""
+"""Smooth NumPy functions that the twins of several ops share."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 def sigmoid_reference(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """1 / (1 + exp(-x))"""
+    """Compute 1 / (1 + exp(-x)) without overflow."""
     e = np.exp(-np.abs(x))
     top = np.where(x < 0, e, np.float32(1))
     return (top / (np.float32(1) + e)).astype(np.float32)
 
 
 def soft_cap_reference(x: NDArray[np.float32], cap: float) -> NDArray[np.float32]:
-    """cap * tanh(x / cap)"""
+    """Compute cap * tanh(x / cap)."""
     result: NDArray[np.float32] = np.float32(cap) * np.tanh(x / np.float32(cap))
     return result
 
 
 def softmax_reference(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The softmax of each row of float32[rows, width]."""
+    """Compute the softmax of each row of float32[rows, width]."""
     e = np.exp(x - x.max(1, keepdims=True))
     result: NDArray[np.float32] = e / e.sum(1, keepdims=True)
     return result

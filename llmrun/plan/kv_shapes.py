@@ -1,4 +1,4 @@
-"""What layers keep from step to step in the KV cache, by the shape of it."""
+"""The shapes of what layers keep in the KV cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ _FLOAT = 4
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads of a layer. Grouped-query attention (GQA): `heads` is a multiple of `kv_heads`.
+    """The head counts and sizes of an attention layer. Under grouped-query attention (GQA), `heads` is a multiple of
+    `kv_heads`.
 
-    head_size   features of a query's head and a key's
-    window      how many positions a row sees, its own among them; 0: all before it
-    value_size  features of a value's head; 0: as many as a key's
+    head_size   features of each query and key head
+    window      number of positions a row attends to, including its own; 0 means all earlier positions
+    value_size  features of each value head; 0 means the same as `head_size`
     """
 
     heads: int
@@ -28,18 +29,18 @@ class AttentionShape:
         object.__setattr__(self, "value_size", self.value_size or self.head_size)
 
     def layout(self, kv_type: str) -> HeadLayout:
-        """Of a KV head in the cache."""
+        """Return the cache layout of one KV head."""
         return HeadLayout(kv_type, self.head_size, self.value_size)
 
     def block_bytes(self, kv_type: str) -> int:
-        """Of a block of the cache, in one layer."""
+        """Return the size of one cache block in one layer."""
         return self.kv_heads * self.layout(kv_type).n_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
-    """A short convolution over positions: a row sees `taps` positions, its own among them. They are kept as float32 in
-    the cache's blocks: [position, feature]."""
+    """A short convolution over positions. Each row sees `taps` positions, including its own. The cache's blocks store
+    them as float32[position, feature]."""
 
     width: int
     taps: int
@@ -57,7 +58,8 @@ KVShape = AttentionShape | ConvolutionShape
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """Where one layer's keys and values are in the KV cache: its number in the group of all layers of its shape."""
+    """The location of one layer's keys and values in the KV cache: its group, and its index among the layers of that
+    group."""
 
     shape: KVShape
     group: int
@@ -66,7 +68,7 @@ class LayerKV:
 
 @dataclass(slots=True)
 class KVGroup:
-    """All layers of one shape, whose cache is one array."""
+    """All layers of one shape. Their cache is a single array."""
 
     shape: KVShape
     layers: int = 0

@@ -1,4 +1,4 @@
-"""Weight matrices as a plan names them: bytes of the model's file that are read when they are needed."""
+"""Weight matrices as a plan refers to them. Their bytes stay in the model file until they are needed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 SUPPORTED = frozenset(PACKED_TYPES) - {WIDE} | WIDENED_TYPES | frozenset(FLOAT_BYTES)
 
-# Fills uint8[n] with the bytes of a matrix from an offset on, from any thread.
+# Fills a uint8[n] array with the bytes of a matrix, starting at an offset. Can be called from any thread.
 ReadInto = Callable[[int, "NDArray[np.uint8]"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A weight matrix in the file, whose bytes are read when they are needed."""
+    """A weight matrix in the file. Its bytes are read on demand."""
 
     name: str
     kind: str  # "q4_1": the weight type's name in lower case
@@ -32,7 +32,7 @@ class Matrix:
 
     @classmethod
     def of_bytes(cls, name: str, kind: str, rows: int, columns: int, data: NDArray[np.uint8]) -> Self:
-        """A matrix that is in memory: `data` uint8[rows * row bytes]."""
+        """Wrap a matrix that is already in memory: `data` is uint8[rows * row bytes]."""
 
         def copy(start: int, into: NDArray[np.uint8]) -> None:
             into[:] = data[start : start + len(into)]
@@ -40,7 +40,7 @@ class Matrix:
         return cls(name, kind, rows, columns, data.size, copy)
 
     def part(self, first: int, rows: int) -> Matrix:
-        """Some of its rows, as a matrix of its own."""
+        """Return `rows` consecutive rows, starting at `first`, as a matrix."""
         name, start = f"{self.name}[{first}:{first + rows}]", first * self.row_bytes
 
         def read_into(offset: int, into: NDArray[np.uint8]) -> None:
@@ -49,7 +49,8 @@ class Matrix:
         return Matrix(name, self.kind, rows, self.columns, rows * self.row_bytes, read_into)
 
     def part_of_each(self, n: int, first: int, rows: int) -> Matrix:
-        """Some rows of each of `n` equal parts, as a matrix of its own."""
+        """Split the matrix into `n` equal parts, and return `rows` rows of each part, starting at `first`, as one
+        matrix."""
         name = f"{self.name}[each {first}:{first + rows}]"
         whole, start, size = self.n_bytes // n, first * self.row_bytes, rows * self.row_bytes
 
@@ -64,7 +65,7 @@ class Matrix:
         return Matrix(name, self.kind, n * rows, self.columns, n * size, read_into)
 
     def read(self) -> NDArray[np.uint8]:
-        """uint8[rows, row bytes], all of it."""
+        """Read the whole matrix as uint8[rows, row bytes]."""
         data = np.empty(self.n_bytes, np.uint8)
         self.read_into(0, data)
         return data.reshape(self.rows, -1)
@@ -79,5 +80,5 @@ class Matrix:
 
     @property
     def packed(self) -> str:
-        """How the kernels hold it: a name of PACKED_TYPES, or a float type's."""
+        """The form in which the kernels hold the matrix: a key of PACKED_TYPES, or the name of a float type."""
         return packed_name(self.kind)

@@ -1,7 +1,8 @@
-"""A plan: the ops that turn tokens into logits, as an architecture writes them down.
+"""The plan of a model: the list of ops that turn tokens into logits.
 
-An architecture calls the methods of Plan in the order of the model. Each appends an op and returns the value it makes;
-each family of ops (plan/ops) brings its own methods and says what its ops compute.
+An architecture calls the methods of Plan in the order in which the model computes. Each method appends an op and
+returns the value that the op produces. Every family of ops (plan/ops) adds its own methods and defines what its ops
+compute.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class Plan(EmbeddingOps, NormOps, LinearOps, RowOps, AttentionOps, ActivationOps, ConvolutionOps, ExpertOps, LogitsOps):
-    """The ops of one model."""
+    """The ops of one model, in order."""
 
     __slots__ = ()
 
     @property
     def matrices(self) -> list[Matrix]:
-        """Every matrix that is looked up or multiplied by, once, in order of use."""
+        """Every matrix that the ops use, without duplicates, in order of first use."""
         return list({matrix.name: matrix for op in self.ops if (matrix := op.matrix)}.values())
 
     @property
     def windows(self) -> list[int]:
-        """The distinct windows of the groups: each has its own block table. 0: everything is kept."""
+        """The distinct windows of the cache groups. Each window has its own block table; 0 keeps every position."""
         return list(dict.fromkeys(group.shape.window for group in self.groups))
 
     @property
     def experts_used(self) -> int:
-        """Rows of a CHOSEN value for each row of the step; 1 where no op chooses."""
+        """The number of rows that a CHOSEN value has for each row of the step; 1 if the model has no router."""
         return next((routing.used for op in self.ops if (routing := op.routed_by)), 1)

@@ -1,8 +1,8 @@
-"""A plan run with the ops' NumPy twins: slow, short, and the definition of what the kernels compute.
+"""Runs a plan with the NumPy twins of its ops. This is slow and short, and it defines what the kernels compute.
 
-`exact` leaves activations and the KV cache in float32 and multiplies by dequantized weights: what the model means.
-`quantizing` rounds where the kernels round: activations to int8 for integer weights, keys and values to the KV cache's
-type.
+`exact` keeps activations and the KV cache in float32 and multiplies by dequantized weights, so it computes the model
+without rounding. `quantizing` rounds wherever the kernels round: activations to int8 for integer weights, and keys and
+values to the type of the KV cache.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 def exact(plan: Plan, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Logits float32[n, vocabulary] of every position of one sequence, without any rounding of activations."""
+    """Compute logits float32[n, vocabulary] for every position of one sequence, without rounding activations."""
     return _run(plan, tokens, lambda matrix, x: x @ dequantized(matrix).T, None)
 
 
 def quantizing(plan: Plan, tokens: NDArray[np.int32], kv_type: str) -> NDArray[np.float32]:
-    """The same with every rounding of the kernels."""
+    """Compute the same logits as `exact`, but round everything that the kernels round."""
     return _run(plan, tokens, _multiply_quantizing, kv_type)
 
 
 def integers_of(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32] | None]:
-    """(integers int8[rows, blocks, 32], scales and mins float32[rows, blocks, sub-blocks]; mins None for a type without
-    them)."""
+    """Unpack a matrix into (integers int8[rows, blocks, 32], scales, mins), where scales and mins are float32[rows,
+    blocks, sub-blocks]. `mins` is None for types without minimums."""
     unpack = BY_NAME[matrix.kind.upper()].unpack
     assert unpack is not None
     weights = unpack(matrix.read())
@@ -57,7 +57,7 @@ def integers_of(matrix: Matrix) -> tuple[NDArray[np.int8], NDArray[np.float32], 
 
 
 def _repeated(factors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """[rows, n] -> [rows, count]: each as often as it takes."""
+    """Repeat each factor along the second axis: [rows, n] -> [rows, count]."""
     return np.repeat(factors, count // factors.shape[1], axis=1)
 
 

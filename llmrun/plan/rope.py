@@ -1,4 +1,4 @@
-"""Rotary positions: the angle by which each pair of features is rotated at each position."""
+"""Rotary position embeddings (RoPE): the angle by which each pair of features is rotated at each position."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class Pairing(StrEnum):
-    """Which features of a head make a pair."""
+    """How the features of a head are paired."""
 
-    INTERLEAVED = "interleaved"  # 2i and 2i + 1: llama.cpp's "norm"
-    NEOX = "neox"  # i and i + pairs
+    INTERLEAVED = "interleaved"  # features 2i and 2i + 1, llama.cpp's "norm"
+    NEOX = "neox"  # features i and i + pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
-    """Rotary positions of the first `2 * len(frequencies)` features of a head.
+    """The rotary embedding of the first `2 * len(frequencies)` features of a head.
 
-    frequencies  float64[pairs], radians a position
-    magnitude    what rotated features are multiplied by (YaRN's and LongRoPE's attention factor)
-    longer       (context size, Rope): what takes the place of this one in a context of more tokens than that
-    growth       (factor, tokens): what is rotated is multiplied by 1 + factor * log(1 + position // tokens) too, for
-                 queries that look back far
+    frequencies  float64[pairs], radians per position
+    magnitude    factor applied to the rotated features (the attention factor of YaRN and LongRoPE)
+    longer       (context size, Rope): the Rope that replaces this one in contexts of more than that many tokens
+    growth       (factor, tokens): also multiply rotated features by 1 + factor * log(1 + position // tokens), for
+                 queries in long contexts
     """
 
     frequencies: NDArray[np.float64]
@@ -45,14 +45,15 @@ class Rope:
         return self.frequencies.size
 
     def in_context(self, size: int) -> Self:
-        """The same for all positions of a context of so many tokens."""
+        """Return the Rope to use at every position of a context of `size` tokens."""
         if self.longer is not None and size > self.longer[0]:
             other = self.longer[1]
             return replace(self, frequencies=other.frequencies, magnitude=other.magnitude, longer=None)
         return self
 
     def rotations(self, positions: NDArray[np.int32]) -> NDArray[np.float32]:
-        """float32[rows, pairs, 2]: cosine and sine of each row's angles, computed in float64, times `magnitude`."""
+        """Return float32[rows, pairs, 2]: the cosine and sine of each row's angles, times `magnitude`. Computed in
+        float64."""
         angles = positions[:, None].astype(np.float64) * self.frequencies
         both = np.stack([np.cos(angles), np.sin(angles)], axis=-1) * self.magnitude
         if self.growth is not None:
@@ -62,7 +63,7 @@ class Rope:
 
 
 def rotations_of(ropes: Sequence[Rope], positions: NDArray[np.int32]) -> NDArray[np.float32]:
-    """float32[rows, pairs of all ropes, 2], one rope's after the other's; contiguous."""
+    """Concatenate the rotations of several ropes into a contiguous float32[rows, pairs of all ropes, 2]."""
     if len(ropes) == 1:
         return ropes[0].rotations(positions)
     if not ropes:

@@ -1,9 +1,10 @@
-"""What the KV cache gives back of keys and values, in each of its types (kv_blocks.py), in NumPy.
+"""The keys and values that the KV cache returns for each of its types (kv_blocks.py), in NumPy.
 
-In q8_0, keys are rotated by a Hadamard matrix before they are rounded to 8 bits. A few features of SmolLM2's keys are
-many times as large as the others and set the scale of their group; the rotation makes all features of a group about as
-large, and a query rotated alike has the same product with the key. It takes the divergence that the q8_0 cache costs
-from 6.0e-4 to 2.5e-4 nats; llama.cpp does so too, and has 3.0e-4. Values are more even: they would gain little.
+In a q8_0 cache, keys are multiplied by a Hadamard matrix before they are rounded to 8 bits. A few features of SmolLM2's
+keys are many times larger than the others and dominate the scale of their group. The rotation evens out the features of
+a group, and a query rotated in the same way has the same dot product with the key. This reduces the divergence caused
+by the q8_0 cache from 6.0e-4 to 2.5e-4 nats. llama.cpp rotates keys too, and its divergence is 3.0e-4. Values are more
+even and would gain little.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from llmrun.layouts.kv_blocks import GROUP, Q8_0
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# What the product with the Hadamard matrix (of 1 and -1) is multiplied by. Powers of two, with which products are
-# exact: of a group of 32 they make 1/32 together, of one of 16 1/16.
+# The factors applied after multiplying by the Hadamard matrix (whose entries are 1 and -1), by group size. They are
+# powers of two, so the products are exact. The key and query factors multiply to 1 / group size.
 KEY_FACTORS = {32: 1 / 4, 16: 1 / 4}
 QUERY_FACTORS = {32: 1 / 8, 16: 1 / 4}
 
@@ -26,14 +27,15 @@ QUERY_FACTORS = {32: 1 / 8, 16: 1 / 4}
 def entered_reference(
     queries: NDArray[np.float32], keys: NDArray[np.float32], values: NDArray[np.float32], kv_type: str
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """(queries, keys, values) as attention reads them once they are in the cache: float32[..., their size] each."""
+    """Return (queries, keys, values) as attention reads them once they are in the cache, each float32[..., its head
+    size]."""
     if kv_type == Q8_0:
         queries, keys = hadamard_reference(queries, QUERY_FACTORS), hadamard_reference(keys, KEY_FACTORS)
     return queries, stored_reference(keys, kv_type), stored_reference(values, kv_type)
 
 
 def stored_reference(values: NDArray[np.float32], kv_type: str) -> NDArray[np.float32]:
-    """Return float32[..., head size] as the cache stores and restores it."""
+    """Round float32[..., head size] as the cache does, and return float32 of the same shape."""
     if kv_type != Q8_0:
         return values.astype(np.float16).astype(np.float32)
     whole = values.shape[-1] // GROUP * GROUP
@@ -53,7 +55,7 @@ def _group_reference(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def hadamard_reference(x: NDArray[np.float32], factors: dict[int, float]) -> NDArray[np.float32]:
-    """The Hadamard rotation of each group of float32[..., head size]. `factors`: by the size of a group."""
+    """Rotate each group of float32[..., head size] with a Hadamard matrix. `factors` maps group sizes to scales."""
     rotated = np.empty_like(x)
     with np.errstate(over="ignore", invalid="ignore"):
         for first in range(0, x.shape[-1], GROUP):

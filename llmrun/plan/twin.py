@@ -1,4 +1,4 @@
-"""The values of one sequence, all positions at once, as the ops' NumPy twins compute them."""
+"""The values of one sequence, for all positions at once, as the NumPy twins of the ops compute them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Multiply = Callable[[Matrix, "NDArray[np.float32]"], "NDArray[np.float32]"]
 
 
 class Run:
-    """One sequence on its way through a plan.
+    """One run of a plan on a single sequence.
 
-    multiply  returns x . matrix for x float32[rows, columns]
-    kv_type   the type that keys and values are rounded to, or None to keep them as they are
+    multiply  computes x . matrix for x float32[rows, columns]
+    kv_type   the type that keys and values are rounded to, or None to keep them in float32
     """
 
     def __init__(
@@ -38,29 +38,29 @@ class Run:
         self.routed: dict[Routing, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
 
     def rows_of(self, table: Matrix) -> NDArray[np.float32]:
-        """The row of a table for each token, float32[tokens, columns]."""
+        """Look up each token's row in a table: float32[tokens, columns]."""
         return dequantized(table)[self.tokens]
 
     def parts(self, value: Value, groups: int) -> NDArray[np.float32]:
-        """float32[rows, groups, width of each]."""
+        """Split a value into float32[rows, groups, width of a group]."""
         x = self.values[value]
         return x.reshape(len(x), groups, -1)
 
     def heads(self, value: Value, head_size: int) -> NDArray[np.float32]:
-        """float32[rows, heads, head size]."""
+        """Split a value into float32[rows, heads, head size]."""
         return self.parts(value, value.width // head_size)
 
     def put_parts(self, value: Value, parts: NDArray[np.float32]) -> None:
-        """Set a value to float32[rows, groups, width of each], as one row after the other."""
+        """Set a value from float32[rows, groups, width of a group], flattening each row."""
         self.values[value] = parts.reshape(len(parts), -1)
 
     def rotation(self, rope: int) -> tuple[NDArray[np.float32], Pairing]:
-        """The rotations float32[rows, pairs, 2] of one of the plan's ropes, and its pairing."""
+        """Return the rotations float32[rows, pairs, 2] of one of the plan's ropes, and its pairing."""
         return self._rotations[rope], self._pairings[rope]
 
 
 def dequantized(matrix: Matrix) -> NDArray[np.float32]:
-    """The weights of a matrix as float32[rows, columns]."""
+    """Return the weights of a matrix as float32[rows, columns]."""
     dequantize = BY_NAME[matrix.kind.upper()].dequantize
     assert dequantize is not None
     return dequantize(matrix.read())

@@ -1,4 +1,4 @@
-"""The values that pass between the ops of a plan."""
+"""The values that ops pass to each other."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from enum import StrEnum
 class Rows(StrEnum):
     """Which rows a value has."""
 
-    ALL = "all"  # those of the step
-    WANTED = "wanted"  # those whose logits are asked for
-    CHOSEN = "chosen"  # one for each expert that a row of the step is sent to
+    ALL = "all"  # every row of the step
+    WANTED = "wanted"  # only the rows whose logits are requested
+    CHOSEN = "chosen"  # one copy of each row per expert that the row is routed to
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """float32[rows, width]. `copies` is the number of experts each row is sent to, where rows are CHOSEN."""
+    """A float32[rows, width] array. If the rows are CHOSEN, `copies` is the number of experts that each row is routed
+    to."""
 
     width: int
     rows: Rows = Rows.ALL
     copies: int = 1
 
     def like(self, width: int) -> Value:
-        """Another value with the same rows."""
+        """Create another value of the given width with the same rows."""
         return Value(width, self.rows, self.copies)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routing:
-    """The experts each row is sent to, `used` of `experts`, by falling probability, and their weights."""
+    """The `used` experts (out of `experts`) that each row is routed to, most probable first, and their weights."""
 
     experts: int
     used: int

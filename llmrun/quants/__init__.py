@@ -1,5 +1,5 @@
-"""How weights are stored: one file per format family, each the readable specification of its blocks.
+"""The weight formats. Each family has one file, which is the readable specification of its blocks.
 
-A type's file says where its bits lie and sorts them out into integers and scales; unpacked.py says what those mean, the
-same for all of them. registry.py is the table of types.
+That file says where the bits lie and unpacks them into integers and scales. unpacked.py turns those into weights, in
+the same way for all types. registry.py is the table of types.
 """

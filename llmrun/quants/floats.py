@@ -1,7 +1,7 @@
-"""Weights stored as plain floating-point numbers: F32, F16 and BF16.
+"""Weights stored as floating-point numbers: F32, F16 and BF16.
 
-A block is one weight: 4, 2 and 2 little-endian bytes. F16 is IEEE 754 binary16. BF16 is the upper half of a
-binary32: the same exponent, 7 bits of fraction.
+A block is a single weight of 4, 2 or 2 little-endian bytes. F16 is IEEE 754 binary16. BF16 is the upper half of a
+binary32, with the same exponent and 7 bits of fraction.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from llmrun.quants.weight_type import WeightType, all_set
 
 
 def dequantize_f32(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """uint8[..., 4 n] -> float32[..., n], exact. A view of `raw` where its layout allows one."""
+    """Decode uint8[..., 4 n] -> float32[..., n], exactly. Returns a view of `raw` if its memory layout allows it."""
     return np.ascontiguousarray(raw).view("<f4").astype(np.float32, copy=False)
 
 
 def quantize_f32(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., n] -> uint8[..., 4 n], exact."""
+    """Encode float32[..., n] -> uint8[..., 4 n], exactly."""
     return np.ascontiguousarray(values, "<f4").view(np.uint8)
 
 
 def dequantize_f16(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """uint8[..., 2 n] -> float32[..., n], exact."""
+    """Decode uint8[..., 2 n] -> float32[..., n], exactly."""
     return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
 
 
 def quantize_f16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., n] -> uint8[..., 2 n], rounded to nearest even; beyond 65504 is infinity."""
+    """Encode float32[..., n] -> uint8[..., 2 n]. Rounds to nearest even; numbers beyond 65504 become infinite."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values).astype("<f2").view(np.uint8)
 
 
 def dequantize_bf16(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """uint8[..., 2 n] -> float32[..., n], exact."""
+    """Decode uint8[..., 2 n] -> float32[..., n], exactly."""
     halves = np.ascontiguousarray(raw).view("<u2").astype(np.uint32)
     return (halves << np.uint32(16)).view(np.float32)
 
 
 def quantize_bf16(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., n] -> uint8[..., 2 n], rounded to nearest even; a NaN stays one, made quiet."""
+    """Encode float32[..., n] -> uint8[..., 2 n]. Rounds to nearest even; NaNs become quiet NaNs."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    # Half of the last kept bit, plus one when that bit is odd: a tie then goes to the even neighbour.
+    # 0x7FFF is just under half of the last kept bit. Adding 1 more if that bit is set sends ties to the even neighbour.
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x0040)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)

@@ -1,4 +1,4 @@
-"""MXFP4 and NVFP4: weights that are floats of 4 bits (e2m1), with scales that are floats of 8 bits.
+"""MXFP4 and NVFP4: weights are 4-bit floats (e2m1), and scales are 8-bit floats.
 
     MXFP4, 17 bytes for 32 weights, 4.25 bits    NVFP4, 36 bytes for 64 weights, 4.5 bits
 
@@ -8,14 +8,15 @@
 
     weight[i] = scale * value[nibble[i]]         weight[i] = scales[i / 16] * value[nibble[i]]
 
-A nibble is a sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6. The values here are twice that, integers, and the scales half
-of what is stored. Of each 16 bytes of MXFP4 (8 of NVFP4), byte j holds weight j in its low half and weight j + 16
-(j + 8) in its high half.
+A nibble is a sign and one of 0, 0.5, 1, 1.5, 2, 3, 4, 6. This module doubles the values, which makes them integers, and
+halves the scales. In each 16 bytes of MXFP4, byte j holds weight j in its low half and weight j + 16 in its high half.
+In each 8 bytes of NVFP4, the high half of byte j holds weight j + 8.
 
-e8m0 is a power of two: 2^(byte - 127), so half of it is 2^(byte - 128), a subnormal for 0 and 1. 255, which the
-standard has for NaN, is read as 2^128 like any other.
-ue4m3 is 4 bits of exponent above 3 of fraction: 2^(exponent - 7) * (1 + fraction / 8), or 2^-9 * fraction where the
-exponent is 0. 127 is 0. The eighth bit is not looked at, but 255 is not 127: it is 480.
+e8m0 is a power of two: 2^(byte - 127). Half of that is 2^(byte - 128), which is subnormal for bytes 0 and 1. Byte 255,
+which means NaN in the standard, is read as 2^128 like any other byte.
+
+ue4m3 has a 4-bit exponent above a 3-bit fraction: 2^(exponent - 7) * (1 + fraction / 8), or 2^-9 * fraction if the
+exponent is 0. Byte 127 means 0. The eighth bit is ignored, except that byte 255 means 480, not 0 like 127.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ MXFP4_BYTES = 17
 NVFP4_WEIGHTS = 64
 NVFP4_BYTES = 36
 
-_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
+_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled values
 VALUES = np.array(_TABLE, np.int8)
 
 
 def unpack_mxfp4(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 17 n] -> 32 n weights: values of the table, a scale for 32."""
+    """Unpack uint8[..., 17 n] -> 32 n weights. Values come from the table; each scale covers 32 weights."""
     blocks = blocks_of(raw, MXFP4_BYTES)
     values = VALUES[planes(blocks[..., 1:], 4)]
     return joined(raw.ndim - 1, values, super_scales=_half_e8m0(blocks[..., :1]), super_block=32, sub_block=32)
 
 
 def unpack_nvfp4(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 36 n] -> 64 n weights: values of the table, a scale for 16."""
+    """Unpack uint8[..., 36 n] -> 64 n weights. Values come from the table; each scale covers 16 weights."""
     blocks = blocks_of(raw, NVFP4_BYTES)
     runs = blocks[..., 4:].reshape(*blocks.shape[:-1], 4, 8)
     return joined(
@@ -58,10 +59,11 @@ def unpack_nvfp4(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def quantize_mxfp4(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., 32 n] -> uint8[..., 17 n]. Finite weights; the widest of a block becomes 4 to 6 times the scale.
+    """Encode float32[..., 32 n] -> uint8[..., 17 n]. The weights must be finite.
 
-    Each weight takes the nearest value; of two equally near, the one of the lower nibble. A block whose widest weight
-    is below 2^-125 has the least scale there is.
+    The scale is chosen so that the largest magnitude in a block is 4 to 8 times the scale before rounding. Each weight
+    is rounded to the nearest value; ties go to the lower nibble. Blocks whose largest magnitude is below 2^-125 get the
+    smallest scale.
     """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, MXFP4_WEIGHTS)
     widest = np.abs(blocks).max(axis=-1, keepdims=True)
@@ -75,16 +77,16 @@ def quantize_mxfp4(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _half_e8m0(stored: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """2^(stored - 128), exact."""
+    """Compute 2^(stored - 128), exactly."""
     return np.ldexp(np.float32(1), stored.astype(np.int32) - 128)
 
 
 def _half_ue4m3(stored: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Half of what is stored, exact."""
+    """Decode ue4m3 numbers and halve them, exactly."""
     exponent, fraction = (stored.astype(np.int32) >> 3) & 15, stored.astype(np.int32) & 7
     is_normal = exponent > 0
     significand = np.where(is_normal, 8 + fraction, fraction).astype(np.float32)
-    # A fraction has 3 bits, and half of the scale is wanted: 3 + 1 more than the bias of 7.
+    # 11 is the bias of 7, plus the 3 bits of fraction, plus 1 for halving.
     numbers = np.ldexp(significand, np.where(is_normal, exponent, 1) - 11)
     return np.where(stored == 127, np.float32(0), numbers)
 
@@ -95,7 +97,7 @@ def _unsound_e8m0(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _unsound_ue4m3(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """The eighth bit of a scale does not count."""
+    """Ignore the eighth bit of each scale."""
     unsound: NDArray[np.bool_] = ((blocks[:, :4] & np.uint8(127)) == 127).any(axis=1)
     return unsound
 

@@ -1,8 +1,8 @@
-"""The grids of IQ1, IQ2 and IQ3: the lists of vectors of 8 or 4 weights that these types choose from.
+"""The grids of IQ1, IQ2 and IQ3: lists of vectors of 8 or 4 weights that these types index.
 
-Read a vector as a number in base 3 or 8: the place of each weight among the levels its grid knows is a digit, the first
-weight the lowest. Every grid is in ascending order of those numbers. So all there is to tell is which numbers it has:
-one bit for each of the 3^8 or 8^4, lowest first, as the base 85 of Python's `b85encode`.
+Each vector can be read as a number in base 3 or 8: every weight is a digit (its index among the levels of the grid),
+and the first weight is the lowest digit. All grids are sorted by this number. It is therefore enough to store a bitmap
+of the numbers that occur: 3^8 or 8^4 bits, lowest first, encoded with Python's `b85encode`.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# The magnitudes, or values, of a weight in a grid.
-_OF_IQ2 = (8, 25, 43)
-_OF_IQ3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
-_OF_IQ3_S = (1, 3, 5, 7, 9, 11, 13, 15)
-_OF_IQ1 = (-1, 0, 1)
+# The magnitudes of the weights in a grid. For IQ1, the values with their sign.
+_IQ2_LEVELS = (8, 25, 43)
+_IQ3_XXS_LEVELS = (4, 12, 20, 28, 36, 44, 52, 62)
+_IQ3_S_LEVELS = (1, 3, 5, 7, 9, 11, 13, 15)
+_IQ1_LEVELS = (-1, 0, 1)
 
 
 def iq2_xxs() -> NDArray[np.int8]:
-    """int8[256, 8]."""
-    return _grid(_IQ2_XXS, _OF_IQ2, 8)
+    """Return the grid of IQ2_XXS, int8[256, 8]."""
+    return _grid(_IQ2_XXS, _IQ2_LEVELS, 8)
 
 
 def iq2_xs() -> NDArray[np.int8]:
-    """int8[512, 8]."""
-    return _grid(_IQ2_XS, _OF_IQ2, 8)
+    """Return the grid of IQ2_XS, int8[512, 8]."""
+    return _grid(_IQ2_XS, _IQ2_LEVELS, 8)
 
 
 def iq2_s() -> NDArray[np.int8]:
-    """int8[1024, 8]."""
-    return _grid(_IQ2_S, _OF_IQ2, 8)
+    """Return the grid of IQ2_S, int8[1024, 8]."""
+    return _grid(_IQ2_S, _IQ2_LEVELS, 8)
 
 
 def iq3_xxs() -> NDArray[np.int8]:
-    """int8[256, 4]."""
-    return _grid(_IQ3_XXS, _OF_IQ3_XXS, 4)
+    """Return the grid of IQ3_XXS, int8[256, 4]."""
+    return _grid(_IQ3_XXS, _IQ3_XXS_LEVELS, 4)
 
 
 def iq3_s() -> NDArray[np.int8]:
-    """int8[512, 4]."""
-    return _grid(_IQ3_S, _OF_IQ3_S, 4)
+    """Return the grid of IQ3_S, int8[512, 4]."""
+    return _grid(_IQ3_S, _IQ3_S_LEVELS, 4)
 
 
 def iq1() -> NDArray[np.int8]:
-    """int8[2048, 8], of IQ1_S and IQ1_M."""
-    return _grid(_IQ1, _OF_IQ1, 8)
+    """Return the grid that IQ1_S and IQ1_M share, int8[2048, 8]."""
+    return _grid(_IQ1, _IQ1_LEVELS, 8)
 
 
 @cache
@@ -125,18 +125,18 @@ _IQ1 = (
 )
 
 
-# --- signs: a bit each, 1 for a negative weight ----------------------------------------------------------------------
+# --- signs: one bit per weight, 1 if it is negative -------------------------------------------------------------------
 
-# Where only 7 bits are stored for 8 weights, the number of negative ones is even: the eighth bit makes it so.
+# Some types store only 7 sign bits for 8 weights. The eighth bit makes the number of negative weights even.
 _EIGHT_BITS = np.array([seven | (seven.bit_count() % 2) << 7 for seven in range(128)], np.uint8)
 
 
 def signs(bits: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """uint8[...] -> int8[..., 8] of 1 and -1; the lowest bit is the first weight's."""
+    """Turn sign bits into factors of 1 and -1: uint8[...] -> int8[..., 8]. The lowest bit is the first weight's."""
     is_negative = (bits[..., None] >> np.arange(8, dtype=np.uint8)) & np.uint8(1)
     return np.int8(1) - np.int8(2) * is_negative.astype(np.int8)
 
 
 def even_signs(seven_bits: NDArray[np.integer]) -> NDArray[np.int8]:
-    """integers[...] of 0 to 127 -> int8[..., 8]."""
+    """Turn 7 stored sign bits (0 to 127) into 8 factors: integers[...] -> int8[..., 8] of 1 and -1."""
     return signs(_EIGHT_BITS[seven_bits])

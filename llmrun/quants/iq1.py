@@ -1,4 +1,4 @@
-"""IQ1_S and IQ1_M: weights in eights, each a vector of a grid of -1, 0 and 1, moved up or down by an eighth.
+"""IQ1_S and IQ1_M: groups of 8 weights, each a grid vector of -1, 0 and 1 shifted by plus or minus 1/8.
 
     IQ1_S, 50 bytes, 1.5625 bits a weight        IQ1_M, 56 bytes, 1.75 bits a weight
 
@@ -9,15 +9,16 @@
 
     weight[i] = (scale * (2 * sub_scale[s] + 1)) * (grid[index[i / 8]][i % 8] + delta[d])
 
-s = d = i / 32 in IQ1_S; s = i / 16, d = i / 8 in IQ1_M. A delta is 1/8, or -1/8 where its bit is 1.
+In IQ1_S, s = d = i / 32. In IQ1_M, s = i / 16 and d = i / 8. A delta is -1/8 if its bit is 1, and 1/8 otherwise.
 
-A group of IQ1_S, 32 weights, is 4 times the high 3 bits of a grid index, then 3 bits of sub-scale, then the delta's.
-A nibble of IQ1_M, 8 weights, is the high 3 bits of a grid index, then the delta's bit. A quarter, 64 weights, is 4
-sub-scales of 3 bits, then 4 bits of the f16 scale, of which the first quarter has the lowest. Of two nibbles in a byte,
-the first is the low one.
+In IQ1_S, each u16 of `groups` covers 32 weights: the high 3 bits of 4 grid indices, 3 bits of sub-scale, and the bit of
+the delta. In IQ1_M, each nibble covers 8 weights: the high 3 bits of a grid index, and the bit of the delta. Each u16
+of `quarters` covers 64 weights: 4 sub-scales of 3 bits, then 4 bits of the f16 scale, whose lowest bits are in the
+first quarter. The low nibble of a byte comes first.
 
-Scales have 11 significant bits, sub-scales 4, and grid and delta together 4: nothing here is ever rounded. So the delta
-needs no minimum: unpacked, a weight is (scale / 8) * (2 sub_scale + 1) * (8 grid + 8 delta), an odd integer last.
+Scales have 11 significant bits, sub-scales 4, and grid and delta together 4, so nothing is ever rounded. This is why
+the delta needs no minimum: an unpacked weight is (scale / 8) * (2 sub_scale + 1) * (8 grid + 8 delta), whose last
+factor is an odd integer.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from llmrun.quants.weight_type import integer_type, unsound_halves
 IQ1_S_BYTES = 50
 IQ1_M_BYTES = 56
 
-_THREES = np.array([0, 3, 6, 9], np.uint16)  # where the four numbers of 3 bits begin in a group or quarter
+_THREES = np.array([0, 3, 6, 9], np.uint16)  # bit offsets of the four 3-bit numbers in a group or quarter
 
 
 def unpack_iq1_s(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 50 n] -> 256 n weights: values -9, -7, -1, 1, 7, 9; sub-scales 1 to 15, odd, for 32."""
+    """Unpack uint8[..., 50 n] -> 256 n weights: values -9, -7, -1, 1, 7, 9, with an odd sub-scale of 1 to 15 per 32
+    weights."""
     blocks = blocks_of(raw, IQ1_S_BYTES)
     groups = words16(blocks[..., 34:])
     high_bits = (groups[..., None] >> _THREES) & np.uint16(7)
@@ -54,7 +56,8 @@ def unpack_iq1_s(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_iq1_m(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 56 n] -> 256 n weights: values -9, -7, -1, 1, 7, 9; sub-scales 1 to 15, odd, for 16."""
+    """Unpack uint8[..., 56 n] -> 256 n weights: values -9, -7, -1, 1, 7, 9, with an odd sub-scale of 1 to 15 per 16
+    weights."""
     blocks = blocks_of(raw, IQ1_M_BYTES)
     nibbles, quarters = sequence(blocks[..., 32:48], 4).astype(np.uint16), words16(blocks[..., 48:])
     parts = (quarters >> np.uint16(12)) << np.array([0, 4, 8, 12], np.uint16)
@@ -72,7 +75,7 @@ def unpack_iq1_m(raw: NDArray[np.uint8]) -> Unpacked:
 def _eighths(
     low_bits: NDArray[np.uint8], high_bits: NDArray[np.uint16], is_down: NDArray[np.uint16]
 ) -> NDArray[np.int8]:
-    """Of the same shape, or one that broadcasts, [...] -> int8[..., 8]: 8 times the grid's vector moved by delta."""
+    """Return the grid vectors shifted by delta, times 8: [...] -> int8[..., 8]. The arguments broadcast together."""
     vectors = grids.iq1()[low_bits | (high_bits << np.uint16(8))]
     deltas = np.int8(1) - np.int8(2) * is_down.astype(np.int8)
     return np.int8(8) * vectors + deltas[..., None]
@@ -83,7 +86,7 @@ def _odd(sub_scales: NDArray[np.uint16]) -> NDArray[np.int16]:
 
 
 def _unsound_iq1_m(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """The scale is an f16 whose bits are the highest 4 of four words."""
+    """Assemble the f16 scale from the highest 4 bits of four words, and check it."""
     high = (words16(blocks[:, 48:56]) >> np.uint16(12)) << np.array([0, 4, 8, 12], np.uint16)
     return unsound_halves(np.bitwise_or.reduce(high, axis=1))
 

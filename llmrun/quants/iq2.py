@@ -1,4 +1,4 @@
-"""IQ2_XXS, IQ2_XS and IQ2_S: weights in eights, each a vector of a grid and 8 signs.
+"""IQ2_XXS, IQ2_XS and IQ2_S: groups of 8 weights, each a grid vector with 8 signs.
 
     IQ2_XXS, 66 bytes, 2.0625 bits a weight    IQ2_XS, 74 bytes, 2.3125 bits a weight
 
@@ -18,13 +18,14 @@
 
 weight[i] = ((scale * (0.5 + sub_scale[s])) * 0.25) * grid[index[i / 8]][i % 8] * sign[i]
 
-s = i / 32 in IQ2_XXS, i / 16 in the others. Scales have 11 significant bits, sub-scales 5, magnitudes 6: nothing here
-is ever rounded, and the weight is just as well (scale / 8) * (2 sub_scale + 1) * (magnitude * sign), as it is unpacked.
+s is i / 32 in IQ2_XXS and i / 16 in the others. Scales have 11 significant bits, sub-scales 5 and magnitudes 6, so
+nothing is ever rounded. The unpacked form (scale / 8) * (2 sub_scale + 1) * (magnitude * sign) is therefore equivalent.
 
-A group of IQ2_XXS, 32 weights, is two u32: the first one's bytes are 4 grid indices; the second one's bits are 4 times
-7 for signs, then 4 for the sub-scale. An eight of IQ2_XS is 9 bits of grid index, then 7 for signs. Of these 7 bits,
-each is the sign of a weight, 1 for a negative one, and the eighth makes the number of negative ones even. IQ2_S stores
-all 8. Bits and sub-scales of 4 bits lie one after the other, the lowest of the first byte first.
+In IQ2_XXS, a group of 32 weights is two u32. The bytes of the first are 4 grid indices. The bits of the second are 4
+times 7 sign bits, then 4 bits of sub-scale. In IQ2_XS, each u16 of `eights` covers 8 weights: 9 bits of grid index,
+then 7 sign bits. A sign bit is 1 for a negative weight. Where only 7 are stored, the eighth makes the number of
+negative weights even. IQ2_S stores all 8. Sign bits and 4-bit sub-scales are packed in order, starting with the lowest
+bits of the first byte.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ IQ2_S_BYTES = 82
 
 
 def unpack_iq2_xxs(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 66 n] -> 256 n weights: values -43 to 43, never 0; sub-scales 1 to 31, odd, for 32."""
+    """Unpack uint8[..., 66 n] -> 256 n weights: values -43 to 43, never 0, with an odd sub-scale of 1 to 31 per 32
+    weights."""
     blocks = blocks_of(raw, IQ2_XXS_BYTES)
     groups = blocks[..., 2:].reshape(*blocks.shape[:-1], 8, 8)
     indices, rest = groups[..., :4], words32(groups[..., 4:])
@@ -54,7 +56,8 @@ def unpack_iq2_xxs(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_iq2_xs(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 74 n] -> 256 n weights: values -43 to 43, never 0; sub-scales 1 to 31, odd, for 16."""
+    """Unpack uint8[..., 74 n] -> 256 n weights: values -43 to 43, never 0, with an odd sub-scale of 1 to 31 per 16
+    weights."""
     blocks = blocks_of(raw, IQ2_XS_BYTES)
     eights = words16(blocks[..., 2:66])
     values = grids.iq2_xs()[eights & np.uint16(511)] * even_signs(eights >> np.uint16(9))
@@ -62,7 +65,8 @@ def unpack_iq2_xs(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_iq2_s(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 82 n] -> 256 n weights: values -43 to 43, never 0; sub-scales 1 to 31, odd, for 16."""
+    """Unpack uint8[..., 82 n] -> 256 n weights: values -43 to 43, never 0, with an odd sub-scale of 1 to 31 per 16
+    weights."""
     blocks = blocks_of(raw, IQ2_S_BYTES)
     indices = blocks[..., 2:34] | (sequence(blocks[..., 66:74], 2).astype(np.uint16) << np.uint16(8))
     values = grids.iq2_s()[indices] * signs(blocks[..., 34:66])

@@ -1,4 +1,4 @@
-"""Q2_K to Q6_K: 256 weights with integer scales of their own for every 16 or 32, and an f16 scale for those scales.
+"""Q2_K to Q6_K: blocks of 256 weights with an integer sub-scale per 16 or 32 weights, and an f16 scale for the block.
 
     Q2_K, 84 bytes, 2.625 bits a weight        Q3_K, 110 bytes, 3.4375 bits a weight
 
@@ -28,22 +28,23 @@
 Q2_K, Q4_K, Q5_K:  weight[i] = (scale * sub_scale[s]) * level[i] - minimum * sub_minimum[s]
 Q3_K, Q6_K:        weight[i] = (scale * sub_scale[s]) * value[i]
 
-s = i / 16 in Q2_K, Q3_K and Q6_K; i / 32 in Q4_K and Q5_K. The bits of 256 levels lie in planes: a plane is the same
-bits of successive bytes, and holds successive weights.
+s is i / 16 in Q2_K, Q3_K and Q6_K, and i / 32 in Q4_K and Q5_K. The bits of the 256 levels are stored in planes. A
+plane consists of the same bits of consecutive bytes, and holds consecutive weights.
 
-high bits      bit p of byte j is of weight 32 p + j
-pairs          two runs of 32 bytes, each 4 planes of 2 bits: 128 weights
-nibbles        runs of 32 bytes (Q6_K: of 64), each 2 planes of 4 bits: 64 weights (128)
+high bits      bit p of byte j belongs to weight 32 p + j
+pairs          two runs of 32 bytes, each with 4 planes of 2 bits for 128 weights
+nibbles        runs of 32 bytes, each with 2 planes of 4 bits for 64 weights; in Q6_K, 64 bytes for 128 weights
 
-Q3_K's value is the pair, less 4 where the high bit is 0. Q6_K's is the nibble and the pair above it, less 32.
+A Q3_K value is the pair, minus 4 if the high bit is 0. A Q6_K value has the nibble as its low bits and the pair as its
+high bits, minus 32.
 
-Q2_K's byte s holds sub-scale s in its low half, sub-minimum s in its high half. Q3_K's sub-scales are 6 bits less 32:
-the low 4 bits in two planes of 8 bytes, the high 2 in four planes of 4 bytes. Q4_K's and Q5_K's 12 bytes are three
-runs of 4:
+In Q2_K, byte s holds sub-scale s in its low half and sub-minimum s in its high half. Q3_K stores sub-scales as 6 bits
+with an offset of 32: the low 4 bits in two planes of 8 bytes, the high 2 bits in four planes of 4 bytes. In Q4_K and
+Q5_K, the 12 bytes are three runs of 4:
 
     run 0, byte k   sub-scale k, 6 bits                   and the high 2 bits of sub-scale k + 4
     run 1, byte k   sub-minimum k, 6 bits                 and the high 2 bits of sub-minimum k + 4
-    run 2, byte k   the low 4 bits of sub-scale k + 4     and those of sub-minimum k + 4
+    run 2, byte k   the low 4 bits of sub-scale k + 4     and the low 4 bits of sub-minimum k + 4
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ Q6_K_BYTES = 210
 
 
 def unpack_q2_k(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 84 n] -> 256 n weights: values 0 to 3; sub-scales and sub-minimums 0 to 15, for 16."""
+    """Unpack uint8[..., 84 n] -> 256 n weights: values 0 to 3, with a sub-scale and sub-minimum of 0 to 15 per 16
+    weights."""
     blocks = blocks_of(raw, Q2_K_BYTES)
     sub_scales, sub_minimums = _split(planes(blocks[..., :16], 4))
     return joined(
@@ -80,7 +82,7 @@ def unpack_q2_k(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_q3_k(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 110 n] -> 256 n weights: values -4 to 3; sub-scales -32 to 31, for 16."""
+    """Unpack uint8[..., 110 n] -> 256 n weights: values -4 to 3, with a sub-scale of -32 to 31 per 16 weights."""
     blocks = blocks_of(raw, Q3_K_BYTES)
     high_bits = _runs(blocks[..., :32], 32, bits=1)
     levels = _runs(blocks[..., 32:96], 32, bits=2) | (high_bits << np.uint8(2))
@@ -97,13 +99,15 @@ def unpack_q3_k(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_q4_k(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 144 n] -> 256 n weights: values 0 to 15; sub-scales and sub-minimums 0 to 63, for 32."""
+    """Unpack uint8[..., 144 n] -> 256 n weights: values 0 to 15, with a sub-scale and sub-minimum of 0 to 63 per 32
+    weights."""
     blocks = blocks_of(raw, Q4_K_BYTES)
     return _with_minimums(raw.ndim - 1, blocks, _runs(blocks[..., 16:144], 32, bits=4))
 
 
 def unpack_q5_k(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 176 n] -> 256 n weights: values 0 to 31; sub-scales and sub-minimums 0 to 63, for 32."""
+    """Unpack uint8[..., 176 n] -> 256 n weights: values 0 to 31, with a sub-scale and sub-minimum of 0 to 63 per 32
+    weights."""
     blocks = blocks_of(raw, Q5_K_BYTES)
     high_bits = _runs(blocks[..., 16:48], 32, bits=1)
     levels = _runs(blocks[..., 48:176], 32, bits=4) | (high_bits << np.uint8(4))
@@ -111,7 +115,7 @@ def unpack_q5_k(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_q6_k(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 210 n] -> 256 n weights: values -32 to 31; sub-scales -128 to 127, for 16."""
+    """Unpack uint8[..., 210 n] -> 256 n weights: values -32 to 31, with a sub-scale of -128 to 127 per 16 weights."""
     blocks = blocks_of(raw, Q6_K_BYTES)
     high_pairs = _runs(blocks[..., 128:192], 32, bits=2)
     levels = _runs(blocks[..., :128], 64, bits=4) | (high_pairs << np.uint8(4))
@@ -126,7 +130,7 @@ def unpack_q6_k(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def _with_minimums(n_rows_axes: int, blocks: NDArray[np.uint8], levels: NDArray[np.uint8]) -> Unpacked:
-    """What Q4_K and Q5_K share: the header of 16 bytes."""
+    """Decode the 16-byte header that Q4_K and Q5_K share, and attach it to the levels."""
     first, second, third = (blocks[..., start : start + 4] for start in (4, 8, 12))
     low_scales, low_minimums = _split(planes(third, 4))
     return joined(
@@ -142,19 +146,22 @@ def _with_minimums(n_rows_axes: int, blocks: NDArray[np.uint8], levels: NDArray[
 
 
 def _six_bits(run: NDArray[np.uint8], low_bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """uint8[..., 4] each -> uint8[..., 8]: four numbers of the run itself, four with their high bits from there."""
+    """Assemble eight 6-bit numbers from two uint8[..., 4]: uint8[..., 8].
+
+    The first four are the low 6 bits of `run`. The others combine `low_bits` with the high 2 bits of `run`.
+    """
     return np.concatenate([run & np.uint8(63), low_bits | (run >> np.uint8(6) << np.uint8(4))], axis=-1)
 
 
 def _runs(field: NDArray[np.uint8], run_bytes: int, *, bits: int) -> NDArray[np.uint8]:
-    """uint8[..., m] -> uint8[..., 8 m / bits]: the planes of each run of bytes, one run after the other."""
+    """Extract the planes of each run of bytes, one run after the other: uint8[..., m] -> uint8[..., 8 m / bits]."""
     lead, count = field.shape[:-1], field.shape[-1]
     runs = field.reshape(*lead, count // run_bytes, run_bytes)
     return planes(runs, bits).reshape(*lead, count * (8 // bits))
 
 
 def _split(pair: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """uint8[..., 2, m] -> two uint8[..., m]."""
+    """Split uint8[..., 2, m] into two uint8[..., m]."""
     return pair[..., 0, :], pair[..., 1, :]
 
 

@@ -1,10 +1,10 @@
-"""How the kernels hold the integer weight types: planes of values, a map to integers, scales and minimums.
+"""The form in which kernels hold integer weight types: planes of values, a map to integers, scales and minimums.
 
     weight = scale * integer + minimum
 
-The bits of a value lie in up to two planes (kernels/packing/pack.py), the lowest bits in the first. A scale is one
-number for 32 columns, or it has two levels: a small integer for 16 or 32 columns, times a number for 256. Both are
-exact in float32, and so is their product.
+The bits of a value are stored in one or two planes (kernels/packing/pack.py), with the lowest bits in the first. A
+scale is either one number per 32 columns, or it has two levels: a small integer per 16 or 32 columns, times a number
+per 256 columns. Both levels and their product are exact in float32.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ SUPER_BLOCKS = 8  # blocks of 32 columns that share an upper scale
 class Scales(StrEnum):
     """How scales are stored."""
 
-    F16 = "f16"  # a half for 32 columns
-    E8M0 = "e8m0"  # a power of two for 32 columns, as ggml's MXFP4 has it: exponent + 128 in a byte
-    TWO_LEVELS = "two levels"  # int8 for a sub-block, times a half for 256 columns
-    F32 = "f32"  # a float for a sub-block
+    F16 = "f16"  # one f16 per 32 columns
+    E8M0 = "e8m0"  # one power of two per 32 columns, stored as exponent + 128 in a byte like ggml's MXFP4
+    TWO_LEVELS = "two levels"  # one int8 per sub-block, times one f16 per 256 columns
+    F32 = "f32"  # one float32 per sub-block
 
 
 @dataclass(frozen=True, slots=True)
 class PackedType:
-    """One integer weight type as the kernels hold it.
+    """The packed form of one integer weight type.
 
     planes       bits of a value in each plane: (4, 2) for 6 bits; (8,) is a signed byte
-    zero         subtracted from the unsigned value
-    table        the 16 integers that 4-bit values index; () if the values are used as they are
+    zero         zero point, subtracted from the unsigned value
+    table        the 16 integers that 4-bit values index, or () if the values are used directly
     mins         whether each scale comes with a minimum
     sub_columns  columns that share a scale (and a minimum): 16 or 32
     """
@@ -50,7 +50,8 @@ class PackedType:
 
     @property
     def is_signed(self) -> bool:
-        """Whether the values, or their table's integers, are signed bytes; else they are unsigned and at most 63."""
+        """Whether the values, or the integers of their table, are signed bytes. Otherwise they are unsigned and at most
+        63."""
         return self.bits == 8 or bool(self.table)
 
     @property
@@ -60,17 +61,17 @@ class PackedType:
 
     @property
     def scale_bytes(self) -> int:
-        """The bytes of the scales in one row's block."""
+        """The size of the scales in one block of one row."""
         return {Scales.F16: 2, Scales.F32: 4}.get(self.scales, 1) * self.sub_blocks
 
     @property
     def block_bytes(self) -> int:
-        """The bytes of a block of 16 rows x 32 columns, without upper scales."""
+        """The size of a block of 16 rows x 32 columns, without upper scales."""
         return GROUP_ROWS * (self.scale_bytes * (1 + self.mins) + BLOCK_COLUMNS * self.bits // 8)
 
     @property
     def panel_block_bytes(self) -> int:
-        """The bytes of that block unpacked (kernels/linear/tiles.py): int8 weights; float32 scales and minimums."""
+        """The size of an unpacked block (kernels/linear/tiles.py): int8 weights with float32 scales and minimums."""
         return GROUP_ROWS * (BLOCK_COLUMNS + 4 * self.sub_blocks * (1 + self.mins))
 
     @property

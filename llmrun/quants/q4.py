@@ -1,4 +1,4 @@
-"""Q4_0 and Q4_1: 32 weights of 4 bits, with one scale, or with a scale and a minimum.
+"""Q4_0 and Q4_1: blocks of 32 weights of 4 bits, with a scale. Q4_1 also has a minimum.
 
     Q4_0, 18 bytes, 4.5 bits a weight        Q4_1, 20 bytes, 5 bits a weight
 
@@ -29,14 +29,14 @@ Q4_1_BYTES = 20
 
 
 def unpack_q4_0(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 18 n] -> 32 n weights: values -8 to 7, a scale for 32."""
+    """Unpack uint8[..., 18 n] -> 32 n weights: values -8 to 7, with a scale per 32 weights."""
     blocks = blocks_of(raw, Q4_0_BYTES)
     values = planes(blocks[..., 2:], 4).astype(np.int8) - np.int8(8)
     return joined(raw.ndim - 1, values, super_scales=halves(blocks[..., :2]), super_block=32, sub_block=32)
 
 
 def unpack_q4_1(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 20 n] -> 32 n weights: values 0 to 15, a scale and a minimum for 32."""
+    """Unpack uint8[..., 20 n] -> 32 n weights: values 0 to 15, with a scale and a minimum per 32 weights."""
     blocks = blocks_of(raw, Q4_1_BYTES)
     return joined(
         raw.ndim - 1,
@@ -49,7 +49,10 @@ def unpack_q4_1(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., 32 n] -> uint8[..., 18 n]. Finite weights; the widest becomes -8 times the scale."""
+    """Encode float32[..., 32 n] -> uint8[..., 18 n].
+
+    The weights must be finite. The weight of the largest magnitude becomes -8 times the scale.
+    """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
     scale, levels = around_zero(blocks, 8)
     packed = np.concatenate([half_bytes(scale), _pack(levels)], axis=-1)
@@ -57,7 +60,10 @@ def quantize_q4_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def quantize_q4_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., 32 n] -> uint8[..., 20 n]. Finite weights; the least becomes 0, the greatest 15."""
+    """Encode float32[..., 32 n] -> uint8[..., 20 n].
+
+    The weights must be finite. The smallest becomes level 0, the largest level 15.
+    """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
     scale, minimum, levels = above_the_least(blocks, 15)
     packed = np.concatenate([half_bytes(scale), half_bytes(minimum), _pack(levels)], axis=-1)

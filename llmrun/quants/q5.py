@@ -1,4 +1,4 @@
-"""Q5_0 and Q5_1: 32 weights of 5 bits, with one scale, or with a scale and a minimum.
+"""Q5_0 and Q5_1: blocks of 32 weights of 5 bits, with a scale. Q5_1 also has a minimum.
 
     Q5_0, 22 bytes, 5.5 bits a weight        Q5_1, 24 bytes, 6 bits a weight
 
@@ -10,8 +10,8 @@
 
     weight[i] = scale * (level[i] - 16)      weight[i] = scale * level[i] + minimum
 
-Byte j of the nibbles holds the low 4 bits of level j in its low half and those of level j + 16 in its high half. The
-fifth bit of level i is bit i of the high bits.
+Byte j of the nibbles holds the low 4 bits of level j in its low half, and the low 4 bits of level j + 16 in its high
+half. The fifth bit of level i is bit i of the high bits.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Q5_1_BYTES = 24
 
 
 def unpack_q5_0(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 22 n] -> 32 n weights: values -16 to 15, a scale for 32."""
+    """Unpack uint8[..., 22 n] -> 32 n weights: values -16 to 15, with a scale per 32 weights."""
     blocks = blocks_of(raw, Q5_0_BYTES)
     values = _levels(blocks[..., 2:]).astype(np.int8) - np.int8(16)
     return joined(raw.ndim - 1, values, super_scales=halves(blocks[..., :2]), super_block=32, sub_block=32)
 
 
 def unpack_q5_1(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 24 n] -> 32 n weights: values 0 to 31, a scale and a minimum for 32."""
+    """Unpack uint8[..., 24 n] -> 32 n weights: values 0 to 31, with a scale and a minimum per 32 weights."""
     blocks = blocks_of(raw, Q5_1_BYTES)
     return joined(
         raw.ndim - 1,
@@ -51,7 +51,10 @@ def unpack_q5_1(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def quantize_q5_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., 32 n] -> uint8[..., 22 n]. Finite weights; the widest becomes -16 times the scale."""
+    """Encode float32[..., 32 n] -> uint8[..., 22 n].
+
+    The weights must be finite. The weight of the largest magnitude becomes -16 times the scale.
+    """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
     scale, levels = around_zero(blocks, 16)
     packed = np.concatenate([half_bytes(scale), *_pack(levels)], axis=-1)
@@ -59,7 +62,10 @@ def quantize_q5_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def quantize_q5_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., 32 n] -> uint8[..., 24 n]. Finite weights; the least becomes 0, the greatest 31."""
+    """Encode float32[..., 32 n] -> uint8[..., 24 n].
+
+    The weights must be finite. The smallest becomes level 0, the largest level 31.
+    """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
     scale, minimum, levels = above_the_least(blocks, 31)
     packed = np.concatenate([half_bytes(scale), half_bytes(minimum), *_pack(levels)], axis=-1)
@@ -67,7 +73,7 @@ def quantize_q5_1(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _levels(field: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """High bits and nibbles uint8[..., 20] -> uint8[..., 32]."""
+    """Combine the high bits and nibbles: uint8[..., 20] -> uint8[..., 32]."""
     fifth = sequence(field[..., :4], 1)
     nibbles = planes(field[..., 4:], 4)
     return nibbles.reshape(fifth.shape) | (fifth << np.uint8(4))

@@ -1,4 +1,4 @@
-"""Q8_0: 32 weights in 34 bytes, 8.5 bits a weight.
+"""Q8_0: blocks of 32 weights in 34 bytes, 8.5 bits a weight.
 
 offset  bytes  field
 0       2      scale    f16
@@ -23,14 +23,17 @@ BLOCK_BYTES = 34
 
 
 def unpack(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 34 n] -> 32 n weights: values -128 to 127, a scale for 32."""
+    """Unpack uint8[..., 34 n] -> 32 n weights: values -128 to 127, with a scale per 32 weights."""
     blocks = blocks_of(raw, BLOCK_BYTES)
     values = blocks[..., 2:].view(np.int8)
     return joined(raw.ndim - 1, values, super_scales=halves(blocks[..., :2]), super_block=32, sub_block=32)
 
 
 def quantize(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., 32 n] -> uint8[..., 34 n]. Finite weights; the widest of a block becomes 127 or -127."""
+    """Encode float32[..., 32 n] -> uint8[..., 34 n].
+
+    The weights must be finite. The weight of the largest magnitude in each block becomes 127 or -127.
+    """
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK_WEIGHTS)
     scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,6 +1,6 @@
-"""How weights are rounded to levels, the same for every type that gguf-py can write.
+"""Rounding of weights to levels, shared by all types that gguf-py can write.
 
-An inverse scale comes from the float32 scale, before that is rounded to f16.
+Inverse scales are computed from the float32 scale, before it is rounded to f16.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 
 
 def inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """1 / scale in float32; 0 for a block of zeros, or of equal weights."""
+    """Compute 1 / scale in float32. Returns 0 for a scale of 0 (a block of zeros, or of equal weights)."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.where(scale == 0, np.float32(0), np.float32(1) / scale)
 
 
 def around_zero(blocks: NDArray[np.float32], middle: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """float32[n, block] -> scale float32[n, 1], levels uint8[n, block] of 0 to 2 middle - 1.
+    """Quantize blocks symmetrically: float32[n, block] -> scale float32[n, 1], levels uint8[n, block].
 
-    weight = scale * (level - middle). The widest weight of a block becomes level 0.
+    Levels are 0 to 2 * middle - 1, and weight = scale * (level - middle). The weight of the largest magnitude in a
+    block becomes level 0.
     """
     widest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1, keepdims=True), axis=-1)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -30,9 +31,9 @@ def around_zero(blocks: NDArray[np.float32], middle: int) -> tuple[NDArray[np.fl
 def above_the_least(
     blocks: NDArray[np.float32], greatest: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]]:
-    """float32[n, block] -> scale and minimum float32[n, 1], levels uint8[n, block] of 0 to `greatest`.
+    """Quantize blocks with a minimum: float32[n, block] -> scale and minimum float32[n, 1], levels uint8[n, block].
 
-    weight = scale * level + minimum. The least weight of a block becomes level 0, the greatest `greatest`.
+    weight = scale * level + minimum. The smallest weight of a block becomes level 0, the largest becomes `greatest`.
     """
     minimum, maximum = blocks.min(axis=-1, keepdims=True), blocks.max(axis=-1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -42,7 +43,7 @@ def above_the_least(
 
 
 def half_away_from_zero(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rounded to integers, ties away from zero, as C's `roundf`."""
+    """Round to integers, with ties away from zero like C's `roundf`."""
     magnitude = np.abs(numbers)
     whole = np.floor(magnitude)
     rounded: NDArray[np.float32] = np.sign(numbers) * (whole + np.floor(np.float32(2) * (magnitude - whole)))

@@ -1,8 +1,8 @@
 """Finds NaNs and infinities in stored weights.
 
-Only the scales are examined, because every weight of a block is multiplied by them. A NaN or an infinity there comes
-from a damaged file or a failed conversion, and spoils every answer. This takes one pass over the bytes and computes no
-weight: a hundredth of the work of `dequantize`.
+Only the scales are checked, because every weight of a block is multiplied by them. A NaN or an infinity in a scale
+comes from a damaged file or a failed conversion, and ruins every answer. The check takes one pass over the bytes and
+computes no weights, which is a hundredth of the work of `dequantize`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from llmrun.quants.weight_type import WeightType, unsound_half_field
 
 
 def unsound_blocks(type_: WeightType, raw: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which blocks have a NaN or an infinity among their scales: uint8[n * block_bytes] -> bool[n].
+    """Find the blocks with a NaN or an infinity in their scales: uint8[n * block_bytes] -> bool[n].
 
-    For types without blocks, return which weights are one. Plain integers never are."""
+    In float types each weight is its own block. Integer types without scales are never reported.
+    """
     blocks = blocks_of(raw, type_.block_bytes)
     found = np.zeros(len(blocks), np.bool_)
     for offset in type_.half_fields:

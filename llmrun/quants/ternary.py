@@ -1,4 +1,4 @@
-"""TQ1_0 and TQ2_0: 256 weights of -1, 0 or 1, with one scale.
+"""TQ1_0 and TQ2_0: blocks of 256 weights of -1, 0 or 1, with one scale.
 
     TQ1_0, 54 bytes, 1.6875 bits a weight        TQ2_0, 66 bytes, 2.0625 bits a weight
 
@@ -10,11 +10,12 @@
 
     weight[i] = scale * (digit[i] - 1)           weight[i] = scale * (pair[i] - 1)
 
-TQ2_0's pairs are two runs of 32 bytes, each 4 planes of 2 bits; a pair of 3, which nobody writes, is the weight 2.
+In TQ2_0, the pairs are two runs of 32 bytes, each with 4 planes of 2 bits. A pair of 3 is the weight 2, but no encoder
+writes it.
 
-Of TQ1_0's bytes, each holds five digits 0 to 2 as a fraction of 256 in base 3, rounded up: the first digit is what the
-byte times 3 carries beyond 8 bits, and the remaining 8 bits hold the others in the same way. The first digits of
-all bytes of a field come first, then the second digits, and so on; of the fours, the last digit is not used.
+In TQ1_0, each byte holds five digits of 0 to 2 as a fraction of 256 in base 3, rounded up. Multiplying the byte by 3
+carries the first digit beyond 8 bits; the remaining 8 bits hold the other digits in the same way. The first digits of
+all bytes of a field come first, then the second digits, and so on. The fours do not use the last digit.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from llmrun.quants.weight_type import integer_type
 TQ1_0_BYTES = 54
 TQ2_0_BYTES = 66
 
-# (bytes, digits of each that are used) of TQ1_0's fields, in the file's order.
+# (bytes, digits used per byte) for each field of TQ1_0, in file order.
 _FIELDS = ((32, 5), (16, 5), (4, 4))
 
 
 def unpack_tq1_0(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 54 n] -> 256 n weights: values -1 to 1, a scale for 256."""
+    """Unpack uint8[..., 54 n] -> 256 n weights: values -1 to 1, with a scale per 256 weights."""
     blocks = blocks_of(raw, TQ1_0_BYTES)
     digits, start = [], 0
     for n_bytes, n_digits in _FIELDS:
@@ -46,7 +47,8 @@ def unpack_tq1_0(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def unpack_tq2_0(raw: NDArray[np.uint8]) -> Unpacked:
-    """uint8[..., 66 n] -> 256 n weights: values -1 to 1 (2 for the bits nobody writes), a scale for 256."""
+    """Unpack uint8[..., 66 n] -> 256 n weights: values -1 to 1 (2 for the unused bit pattern), with a scale per 256
+    weights."""
     blocks = blocks_of(raw, TQ2_0_BYTES)
     runs = blocks[..., :64].reshape(*blocks.shape[:-1], 2, 32)
     values = planes(runs, 2).astype(np.int8) - np.int8(1)
@@ -54,7 +56,10 @@ def unpack_tq2_0(raw: NDArray[np.uint8]) -> Unpacked:
 
 
 def quantize_tq1_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., 256 n] -> uint8[..., 54 n]. Finite weights; the widest becomes the scale or its negative."""
+    """Encode float32[..., 256 n] -> uint8[..., 54 n].
+
+    The weights must be finite. The weight of the largest magnitude becomes the scale or its negative.
+    """
     scale, digits = _levels(values)
     fields, start = [], 0
     for n_bytes, n_digits in _FIELDS:
@@ -68,7 +73,10 @@ def quantize_tq1_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def quantize_tq2_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """float32[..., 256 n] -> uint8[..., 66 n]. Finite weights; the widest becomes the scale or its negative."""
+    """Encode float32[..., 256 n] -> uint8[..., 66 n].
+
+    The weights must be finite. The weight of the largest magnitude becomes the scale or its negative.
+    """
     scale, digits = _levels(values)
     pairs = digits.reshape(-1, 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
     packed = np.concatenate([np.bitwise_or.reduce(pairs, axis=-2).reshape(-1, 64), half_bytes(scale)], axis=-1)
@@ -76,15 +84,15 @@ def quantize_tq2_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _digits(field: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """uint8[..., m] -> uint8[..., count m]: the first digit of every byte, then the second of every byte."""
+    """Extract the first digit of every byte, then the second digit, and so on: uint8[..., m] -> uint8[..., count m]."""
     powers = np.array([3**place for place in range(count)], np.uint8)
-    rests = field[..., None, :] * powers[:, None]  # modulo 256: the digits before are carried away
+    rests = field[..., None, :] * powers[:, None]  # modulo 256, which drops the preceding digits
     digits = (rests.astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8)
     return digits.reshape(*field.shape[:-1], count * field.shape[-1])
 
 
 def _levels(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Scale float32[n, 1] and digits uint8[n, 256]."""
+    """Quantize the weights to a scale float32[n, 1] and digits uint8[n, 256]."""
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, SUPER_BLOCK)
     scale = np.abs(blocks).max(axis=-1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,11 +1,12 @@
-"""What most weight types are, once their bits are sorted out: integers, and the factors they are multiplied with.
+"""The unpacked form of most weight types: integers, and the factors to multiply them by.
 
     weight = (super_scale * sub_scale) * value - super_minimum * sub_minimum
 
-in float32, in this order: ggml's. A factor that a type does not have is left out with its product, not set to 1.
+All operations are in float32 and in this order, as in ggml. If a type lacks a factor, the multiplication is skipped;
+the factor is not set to 1.
 
-An f16 has 11 significant bits, and no type has a sub-scale and a value with more than 12 between them, so no product is
-ever rounded, whichever is taken first; only the difference is, once.
+An f16 has 11 significant bits, and in every type the sub-scale and the value have at most 12 together. The products are
+therefore exact in any order. Only the subtraction rounds, once.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from numpy.typing import NDArray
 class Unpacked:
     """Rows of n weights.
 
-    values          int8[..., n]: what is stored, after its offset, table or grid; the sign included
-    super_block     weights that share a super-scale: 16, 32 or 256
-    sub_block       weights that share a sub-scale; where there are none, no more than share a super-scale: 16 or 32
-    super_scales    float32[..., n / super_block]: the file's own f16 (or half an 8-bit float), widened. Of IQ1 and IQ2
-                    it is an eighth of that, of IQ3_XXS a quarter: exact here, but not always in an f16
+    values          int8[..., n]: the stored values after applying the offset, table or grid, and the sign
+    super_block     number of weights that share a super-scale: 16, 32 or 256
+    sub_block       number of weights that share a sub-scale: 16 or 32; types without sub-scales set it to at most the
+                    number that share a super-scale
+    super_scales    float32[..., n / super_block]: the f16 from the file (or half of an 8-bit float). For IQ1 and IQ2
+                    it is divided by 8, for IQ3_XXS by 4, which is exact here but not always in f16
     sub_scales      int16[..., n / sub_block]
-    super_minimums  float32[..., n / super_block]: what is taken off; of Q4_1 and Q5_1 the stored minimum, negated
+    super_minimums  float32[..., n / super_block], subtracted; for Q4_1 and Q5_1 it is the negated stored minimum
     sub_minimums    int16[..., n / sub_block]
     """
 
@@ -56,7 +58,7 @@ def joined(
     super_minimums: NDArray[np.float32] | None = None,
     sub_minimums: NDArray[Any] | None = None,
 ) -> Unpacked:
-    """The blocks of each row put one after the other: every array is [*rows, blocks, ...], any axes within a block."""
+    """Concatenate the blocks of each row. Every array is [*rows, blocks, ...], with any axes inside a block."""
 
     def join(array: NDArray[Any], dtype: Any) -> Any:
         rows, within = array.shape[:n_rows_axes], array.shape[n_rows_axes:]
@@ -74,7 +76,10 @@ def joined(
 
 
 def dequantize(weights: Unpacked) -> NDArray[np.float32]:
-    """float32[..., n]: the formula above. No warnings: an infinite scale times 0 is NaN, as in C."""
+    """Compute the weights float32[..., n] by the formula above.
+
+    Warnings are suppressed: an infinite scale times 0 is NaN, as in C.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         scales = _products(weights.super_scales, weights.sub_scales)
         products = _grouped(weights.values, scales) * scales[..., None]
@@ -85,13 +90,14 @@ def dequantize(weights: Unpacked) -> NDArray[np.float32]:
 
 
 def _products(factors: NDArray[np.float32], integers: NDArray[np.int16] | None) -> NDArray[np.float32]:
-    """float32[..., s] and int16[..., s k] or None -> float32[..., s k] or float32[..., s]."""
+    """Multiply float32[..., s] factors by int16[..., s k] integers: float32[..., s k]. Without integers, return the
+    factors."""
     if integers is None:
         return factors
     return (_grouped(integers, factors) * factors[..., None]).reshape(integers.shape)
 
 
 def _grouped(integers: NDArray[Any], factors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[..., s k] -> float32[..., s, k]: the integers that share each of the s factors."""
+    """Reshape [..., s k] -> float32[..., s, k], grouping the integers that share each of the s factors."""
     count = integers.shape[-1] // max(factors.shape[-1], 1)
     return integers.astype(np.float32).reshape(*factors.shape, count)

@@ -1,4 +1,4 @@
-"""Weight types: a type's number and block in the file, and how it is read, written, checked and packed."""
+"""Weight types: the number and block size of each type in the file, and how to read, write, check and pack it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _HALF_EXPONENT = np.uint16(0x7C00)  # all ones: NaN or infinity
 
 @dataclass(frozen=True)
 class WeightType:
-    """One way of storing weights: `block_weights` consecutive weights of a row in `block_bytes` bytes.
+    """A format for storing weights: `block_weights` consecutive weights of a row take `block_bytes` bytes.
 
-    ggml_id       its number in ggml's `enum ggml_type`, which the file holds
+    ggml_id       the type's number in ggml's `enum ggml_type`, as stored in the file
     dequantize    uint8[..., blocks * block_bytes] -> float32[..., blocks * block_weights], the reference; None for
-                  types that the format has but this build does not read
-    quantize      the inverse, with the rounding of gguf-py; None where gguf-py has none
-    unpack        turns the same bytes into integers and scales (unpacked.py), which `dequantize` multiplies; None for
+                  types that the format defines but this build does not read
+    quantize      the inverse, rounding like gguf-py; None if gguf-py cannot write the type
+    unpack        splits the same bytes into integers and scales (unpacked.py), which `dequantize` multiplies; None for
                   floats
-    half_fields   offsets of a block's f16 fields: its scale, then its minimum
+    half_fields   offsets of the f16 fields in a block: the scale, then the minimum
     other_scales  uint8[n, block_bytes] -> bool[n]: which blocks have a NaN or an infinity in a scale that is not f16
-    packed        how the kernels hold its integers; None for floats, and for types that are packed as bytes
+    packed        how the kernels hold the integers; None for floats, and for types that are packed as bytes
     """
 
     name: str
@@ -47,10 +47,12 @@ class WeightType:
     packed: PackedType | None = None
 
     def row_bytes(self, n: int) -> int:
-        """Return the bytes of a row of n weights. Raises ValueError unless n is a multiple of the block."""
+        """Return the bytes of a row of n weights. Raises ValueError unless n is a multiple of the block size."""
         blocks, rest = divmod(n, self.block_weights)
         if rest:
-            raise ValueError(f"{n} weights are no whole number of {self.name} blocks of {self.block_weights}")
+            raise ValueError(
+                f"{n} weights are not a whole number of {self.name} blocks of {self.block_weights} weights"
+            )
         return blocks * self.block_bytes
 
 
@@ -66,7 +68,7 @@ def integer_type(
     other_scales: FindUnsound | None = None,
     packed: PackedType | None = None,
 ) -> WeightType:
-    """Declare a type of integers and scales; `dequantize` follows from `unpack`."""
+    """Declare a type made of integers and scales. `dequantize` is derived from `unpack`."""
     return WeightType(
         name,
         ggml_id,

@@ -39,13 +39,13 @@ def test_keys_that_nobody_looks_at_are_not_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "value", "words"),
     [
-        ("gemma4 E2B", "attention.shared_kv_layers", 1, "of another than the last layer of their kind"),
+        ("gemma4 E2B", "attention.shared_kv_layers", 1, "another KV cache than that of the last layer of their kind"),
         ("gemma4 E2B", "attention.shared_kv_layers", 4, "4 seen"),
         ("gemma4 E2B", "embedding_length_per_layer_input", 24, "multiple of 16"),
         ("gemma4", "attention.sliding_window_pattern", 2, "must be an array"),
         ("gemma4", "attention.head_count_kv", np.array([4, 4, 3, 4], np.int32), "3 seen, must divide 4 heads"),
-        ("gemma4", "attention.value_length_swa", 32, "they must be equal"),
-        ("gemma4", "rope.dimension_count_swa", None, "more than a head of 16 has"),
+        ("gemma4", "attention.value_length_swa", 32, "different sizes"),
+        ("gemma4", "rope.dimension_count_swa", None, "exceed the head size of 16"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(
@@ -71,11 +71,14 @@ def test_one_layer_that_stores_is_too_few_for_others_to_look_at(tmp_path: Path) 
         metadata["gemma4.attention.sliding_window_pattern"] = np.array([False, True, False, True])
 
     path = changed_copy(tiny_architecture(tmp_path, "gemma4 E2B"), tmp_path / "changed.gguf", change)
-    with open_gguf(path) as file, pytest.raises(UnsupportedModel, match="of another than the last layer of their kind"):
+    with (
+        open_gguf(path) as file,
+        pytest.raises(UnsupportedModel, match="another KV cache than that of the last layer of their kind"),
+    ):
         plan_of_header(file)
 
 
 def test_fused_experts_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
     path = tiny_architecture(tmp_path, "gemma4 26B", expert_size=24)
-    with open_gguf(path) as file, pytest.raises(UnsupportedModel, match="experts of 24 outputs"):
+    with open_gguf(path) as file, pytest.raises(UnsupportedModel, match="experts with 24 outputs"):
         plan_of_header(file)

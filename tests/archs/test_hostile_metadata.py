@@ -59,9 +59,9 @@ def test_broken_metadata_ends_in_a_plan_or_in_words(name: str) -> None:
         ("mistral3", "rope.scaling.yarn_beta_fast", np.float64(1e308), "seen"),
         ("mistral3", "rope.scaling.yarn_beta_slow", np.float64(5e-324), "seen"),
         ("mistral3", "attention.temperature_scale", np.float64(1e20), r"1e\+20 seen, must be -1e\+09 to 1e\+09"),
-        ("mistral3", "rope.dimension_count", 8, "8 seen, must be 16, all of a head"),
+        ("mistral3", "rope.dimension_count", 8, "8 seen, must be 16, the head size"),
         ("qwen3", "feed_forward_length", np.full(5000, 96, np.int32), "5000 values seen"),
-        ("gemma3", "rope.dimension_count_swa", 8, "other than that of layers without a window"),
+        ("gemma3", "rope.dimension_count_swa", 8, "differs from that of layers without a window"),
     ],
 )
 def test_what_broke_a_reader_once(tmp_path: Path, name: str, key: str, value: object, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Mixtures of experts: what the metadata says of them, and the ops of a layer that has them."""
+"""Mixtures of experts: reading their hyperparameters, and adding their ops to a plan."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _GATINGS: Final = {1: Gating.SOFTMAX, 2: Gating.SIGMOID}
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """`used` of `count` feed-forwards, each of `feed_forward` features, for each row.
+    """The experts of a layer: `count` feed-forwards of `feed_forward` features, of which each row uses `used`.
 
-    normalized  the used ones' weights are divided by their sum
-    scale       of the weights, last
+    normalized  divide the weights of the used experts by their sum
+    scale       factor applied to the weights last
     """
 
     count: int
@@ -46,35 +46,38 @@ def has_experts(keys: Keys) -> bool:
 def experts_of(
     keys: Keys, feed_forward: int, *, normalized: bool, gating: Gating = Gating.SOFTMAX, scale: float = 1.0
 ) -> Experts:
-    """Raises BadGGUF and UnsupportedModel."""
+    """Read the settings of the experts. Raises BadGGUF and UnsupportedModel."""
     count = keys.integer("expert_count", minimum=1, maximum=MAX_EXPERTS)
     if keys.integer("expert_group_count", 0, minimum=0, maximum=count) > 1:
-        raise keys.unsupported("experts chosen by groups of them")
+        raise keys.unsupported("experts chosen in groups")
     return Experts(count, _used(keys), feed_forward, gating, normalized, scale)
 
 
 def expert_size(keys: Keys) -> int:
-    """Features of each expert."""
+    """Return the number of features of each expert."""
     return keys.of_all_layers(_SIZE, minimum=1, maximum=MOST_WIDTH)
 
 
 def expert_size_or_share(keys: Keys) -> int:
-    """The same; of a file that does not say, the used experts' share of the feed-forward."""
+    """Return the number of features of each expert.
+
+    If the file does not say, it is the size of the feed-forward divided by the number of used experts.
+    """
     return keys.of_all_layers(_SIZE, 0, minimum=0, maximum=MOST_WIDTH) or feed_forward_of(keys) // _used(keys)
 
 
 def shared_size(keys: Keys, default: int) -> int:
-    """Features of the expert that every row is sent to."""
+    """Return the number of features of the shared expert, which processes every row."""
     return keys.integer("expert_shared_feed_forward_length", 0, minimum=0, maximum=MOST_WIDTH) or default
 
 
 def shared_size_by_count(keys: Keys) -> int:
-    """The same where the file counts such experts: they are one of all their features."""
+    """Return the number of features of all shared experts together, for files that give their count."""
     return expert_size(keys) * keys.integer("expert_shared_count", minimum=1, maximum=MAX_EXPERTS)
 
 
 def leading_dense(keys: Keys) -> int:
-    """Layers before the first that has experts."""
+    """Return the number of dense layers before the first layer with experts."""
     return keys.integer("leading_dense_block_count", 0, minimum=0, maximum=MOST_LAYERS)
 
 
@@ -83,7 +86,7 @@ def scale_of(keys: Keys) -> float:
 
 
 def gating_of(keys: Keys) -> Gating:
-    """As the file says. Raises BadGGUF and UnsupportedModel."""
+    """Return the gating function that the file names. Raises BadGGUF and UnsupportedModel."""
     number = keys.integer("expert_gating_func", minimum=0, maximum=255)
     if number not in _GATINGS:
         raise keys.unsupported(f"a {keys.name('expert_gating_func')} of {number}")
@@ -91,14 +94,18 @@ def gating_of(keys: Keys) -> Gating:
 
 
 def _used(keys: Keys) -> int:
-    return keys.of_all_layers("expert_used_count", minimum=1, maximum=MAX_EXPERTS)  # of so many: the reader's rule
+    # The GGUF reader has already checked that this is at most `expert_count`.
+    return keys.of_all_layers("expert_used_count", minimum=1, maximum=MAX_EXPERTS)
 
 
 def add_experts(
     w: PlanWriter, block: str, h: Value, experts: Experts, to: Value, activation: Activation = Activation.SILU
 ) -> None:
-    """to += what a row's experts make of h, weighted. Biases are used where the file has them: the router's for
-    choosing and weighing, `exp_probs_b` for choosing alone."""
+    """Add the weighted sum of the experts' outputs for h to `to`.
+
+    Biases are used where the file has them. The router's bias affects both choosing and weighting; `exp_probs_b`
+    affects choosing only.
+    """
     logits = w.linear(f"{block}.ffn_gate_inp", h, experts.count)
     routing = w.plan.route(
         *(logits, experts.used, experts.gating),
@@ -112,20 +119,20 @@ def add_experts(
 def expert_outputs(
     w: PlanWriter, block: str, h: Value, experts: Experts, routing: Routing, activation: Activation
 ) -> Value:
-    """What each of a row's experts makes of h."""
+    """Compute the output of each of a row's experts for h."""
     gate, up = _gate_and_up(w, block, h, experts.feed_forward, routing)
     return _expert_linear(w, f"{block}.ffn_down_exps", w.plan.gated(gate, up, activation), h.width, routing)
 
 
 def shared_expert(w: PlanWriter, block: str, h: Value, feed_forward: int, width: int) -> Value:
-    """What the expert that every row is sent to makes of h."""
+    """Compute the output of the shared expert for h."""
     gate = w.linear(f"{block}.ffn_gate_shexp", h, feed_forward)
     up = w.linear(f"{block}.ffn_up_shexp", h, feed_forward)
     return w.linear(f"{block}.ffn_down_shexp", w.plan.swiglu(gate, up), width)
 
 
 def _gate_and_up(w: PlanWriter, block: str, h: Value, rows: int, routing: Routing) -> tuple[Value, Value]:
-    """From a tensor for each, or from one of both (`ffn_gate_up_exps`)."""
+    """Compute gate and up from two tensors, or from a fused one (`ffn_gate_up_exps`)."""
     fused = f"{block}.ffn_gate_up_exps.weight"
     if fused in w.tensors:
         halves = w.tensors.halves_of_experts(fused, h.width, rows, routing.experts)

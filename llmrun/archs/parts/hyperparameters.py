@@ -1,4 +1,4 @@
-"""The hyperparameters that all architectures share, with the limits a hostile header is held to."""
+"""The hyperparameters that all architectures share, with limits against malicious headers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmrun.archs.parts.keys import MOST_LAYERS, VECTOR, Keys
 from llmrun.archs.parts.rope_settings import RopeSettings
 from llmrun.plan.kv_shapes import AttentionShape
 
-# No model is near these; they keep a hostile header from asking for absurd amounts of work.
+# No real model comes near these limits. They keep malicious headers from causing absurd amounts of work.
 MOST_HEADS: Final = 1024
 MOST_WIDTH: Final = 1 << 20
 MOST_CONTEXT: Final = 1 << 27
@@ -20,7 +20,8 @@ LAYER_NORM_EPSILON: Final = "attention.layer_norm_epsilon"
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """Sizes of the layers, the norms' epsilon, rotary positions. An architecture with more has a subclass."""
+    """The sizes of the layers, the epsilon of the norms, and the RoPE settings. Architectures may add fields in a
+    subclass."""
 
     layers: int
     width: int
@@ -35,8 +36,10 @@ class Hyperparameters:
 
     @classmethod
     def of(cls, keys: Keys, *, kv_heads: int | None = None, **more: Any) -> Self:
-        """Read from the metadata of an architecture whose layers are alike; `kv_heads` of one where not all layers have
-        any, `more` as `of_largest` has it. Raises BadGGUF and UnsupportedModel."""
+        """Read the metadata of an architecture whose layers are all alike. Raises BadGGUF and UnsupportedModel.
+
+        Pass `kv_heads` if some layers have none. `more` is passed to `of_largest`.
+        """
         if kv_heads is None:
             kv_heads = keys.of_all_layers("attention.head_count_kv", heads_of(keys), minimum=1, maximum=heads_of(keys))
         config = cls.of_largest(keys, kv_heads=kv_heads, feed_forward=feed_forward_of(keys), **more)
@@ -55,11 +58,11 @@ class Hyperparameters:
         unused_layers: int = 0,
         **more: Any,
     ) -> Self:
-        """The same where layers differ: heads and rotary positions are those of layers without a window, KV heads and
-        feed-forward the most that a layer has.
+        """Read the metadata of an architecture whose layers differ. Raises BadGGUF and UnsupportedModel.
 
-        `head_size` is that of an architecture whose keys and values differ, `unused_layers` those at the end that its
-        plan leaves out, `more` the fields of a subclass.
+        Heads and RoPE settings are those of layers without a window. `kv_heads` and `feed_forward` are the maximum over
+        all layers. Pass `head_size` if keys and values have different sizes. `unused_layers` is the number of layers at
+        the end that the plan leaves out. `more` holds the fields of a subclass.
         """
         _refuse_variants(keys, unused_layers)
         width, heads = width_of(keys), heads_of(keys)
@@ -83,22 +86,22 @@ class Hyperparameters:
         )
 
     def attention(self, window: int = 0) -> AttentionShape:
-        """The heads of a layer, that see so many positions (0: all before)."""
+        """Return the attention shape of a layer whose rows see `window` positions (0 means all earlier positions)."""
         return AttentionShape(self.heads, self.kv_heads, self.head_size, window)
 
 
 def refuse_experts(keys: Keys) -> None:
-    """For architectures that have none here. Raises UnsupportedModel."""
+    """Refuse models with experts, for architectures that have none here. Raises UnsupportedModel."""
     experts = keys.integer("expert_count", 0, minimum=0, maximum=MOST_WIDTH)
     if experts:
         raise keys.unsupported(f"a mixture of {experts} experts")
 
 
 def windows_of(keys: Keys, *, every: int, default: int | None = None) -> tuple[int, ...]:
-    """For each layer, how many positions a row sees, its own among them; 0: all before it.
+    """Return for each layer the number of positions that a row sees, including its own; 0 means all earlier positions.
 
-    All layers but each `every`th have the window, unless the file has another number, or says it for each layer. A
-    `default` of None: the file must name the window; 0: where it names none, or 0, no layer has one.
+    All layers except each `every`th have the window, unless the file gives another period or a value for each layer. If
+    `default` is None, the file must name the window. If it is 0 and the file names no window, no layer has one.
     """
     layers = layers_of(keys)
     window = keys.integer("attention.sliding_window", default, minimum=int(default != 0), maximum=MOST_CONTEXT)
@@ -114,7 +117,10 @@ def layers_of(keys: Keys) -> int:
 
 
 def layers_ahead(keys: Keys) -> int:
-    """At the end of all, which predict tokens further ahead than the next; at least one that does not must remain."""
+    """Return the number of layers at the end that predict tokens further ahead (multi-token prediction).
+
+    At least one other layer must remain.
+    """
     return keys.integer("nextn_predict_layers", 0, minimum=0, maximum=layers_of(keys) - 1)
 
 
@@ -131,12 +137,12 @@ def feed_forward_of(keys: Keys) -> int:
 
 
 def head_size_of(keys: Keys) -> int:
-    """Of layers without a window."""
+    """Return the head size of layers without a window."""
     return _head_size(keys, "", width_of(keys) // heads_of(keys))
 
 
 def window_head_size_of(keys: Keys) -> int:
-    """Of layers with a window, where those have heads of another size."""
+    """Return the head size of layers with a window, which may differ."""
     return _head_size(keys, "_swa", head_size_of(keys))
 
 
@@ -144,9 +150,9 @@ def _head_size(keys: Keys, kind: str, default: int) -> int:
     key = keys.integer(f"attention.key_length{kind}", default, minimum=1, maximum=MOST_WIDTH)
     value = keys.integer(f"attention.value_length{kind}", default, minimum=1, maximum=MOST_WIDTH)
     if key != value:
-        raise keys.unsupported(f"keys of {key} and values of {value} features, they must be equal")
+        raise keys.unsupported(f"keys and values of different sizes, {key} and {value} features")
     if key % VECTOR:
-        raise keys.unsupported(f"heads of {key} features, must be a multiple of {VECTOR}")
+        raise keys.unsupported(f"a head size of {key}, must be a multiple of {VECTOR}")
     return key
 
 
@@ -158,11 +164,11 @@ def _refuse_other_heads_in_windows(keys: Keys, head_size: int, dimensions: int) 
     }
     for name, expected in alike.items():
         if keys.integer(name, expected, minimum=0, maximum=MOST_CONTEXT) != expected:
-            raise keys.unsupported(f"a {keys.name(name)} other than that of layers without a window")
+            raise keys.unsupported(f"{keys.name(name)} differs from that of layers without a window")
 
 
 def _refuse_variants(keys: Keys, unused_layers: int) -> None:
     if not keys.flag("attention.causal", default=True):
-        raise keys.unsupported(f"not a model that generates text: {keys.name('attention.causal')} is false")
+        raise keys.unsupported(f"it does not generate text ({keys.name('attention.causal')} is false)")
     if layers_ahead(keys) != unused_layers:
-        raise keys.unsupported("layers that predict tokens further ahead")
+        raise keys.unsupported("layers for multi-token prediction")

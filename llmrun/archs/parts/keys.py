@@ -1,4 +1,4 @@
-"""The metadata of an architecture: keys below its name, such as `llama.block_count`."""
+"""Access to the metadata keys of an architecture, such as `llama.block_count`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from llmrun.gguf.problems import shown
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-# No model is near these; they keep a hostile header from asking for absurd amounts of work, and float32 from
-# overflowing.
+# No real model comes near these limits. They keep malicious headers from causing absurd amounts of work or overflowing
+# float32.
 MOST_LAYERS: Final = 1024
-VECTOR: Final = 16  # features that kernels take at once
+VECTOR: Final = 16  # features that kernels process at once
 _LARGEST_SCALE = 1e9
 _LARGEST_NUMBER = 1e30
 
 
 class Keys:
-    """Getters of one file's keys, without the architecture's name. A default of None: the key must be there.
+    """Getters for the metadata keys of one file, without the architecture prefix. A default of None makes the key
+    required.
 
-    All raise BadGGUF for a key that is missing, of another type or outside its limits.
+    All getters raise BadGGUF if the key is missing, has the wrong type or is out of range.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -43,7 +44,7 @@ class Keys:
         return self.file.integer(name, default, minimum=minimum, maximum=maximum)
 
     def features(self, key: str, default: int | None = None, *, minimum: int, maximum: int) -> int:
-        """A number of features, in whole vectors. Raises UnsupportedModel for others."""
+        """Return a number of features, which must be a whole number of vectors. Raises UnsupportedModel otherwise."""
         count = self.integer(key, default, minimum=minimum, maximum=maximum)
         if count % VECTOR:
             raise self.unsupported(f"a {self.name(key)} of {count}, must be a multiple of {VECTOR}")
@@ -65,14 +66,14 @@ class Keys:
         return value
 
     def factor(self, key: str, default: float | None = None) -> float:
-        """What a number is multiplied by where 0 means 0."""
+        """Return a factor for which 0 means 0."""
         value = self.number(key, default)
         if abs(value) > _LARGEST_SCALE:
             raise self.bad(key, f"{value:g} seen, must be {-_LARGEST_SCALE:g} to {_LARGEST_SCALE:g}")
         return value
 
     def scale(self, key: str, default: float | None = None) -> float:
-        """What something is multiplied by; 0 says that there is none: 1.0."""
+        """Return a scale. A stored 0 means that there is no scale, and returns 1.0."""
         value = self.number(key, default) or 1.0
         if not 1 / _LARGEST_SCALE <= abs(value) <= _LARGEST_SCALE:
             raise self.bad(key, f"{value:g} seen, must be {1 / _LARGEST_SCALE:g} to {_LARGEST_SCALE:g}")
@@ -85,20 +86,23 @@ class Keys:
         return self.file.boolean(self.name(key), default)
 
     def of_all_layers(self, key: str, default: int | None = None, *, minimum: int, maximum: int) -> int:
-        """An integer, or an array of one for each layer, all equal. Raises UnsupportedModel where they differ."""
+        """Return an integer, or the common value of an array with one integer per layer.
+
+        Raises UnsupportedModel if layers differ.
+        """
         if not isinstance(self.file.metadata.get(self.name(key)), np.ndarray):
             return self.integer(key, default, minimum=minimum, maximum=maximum)
         layers = self.integer("block_count", minimum=1, maximum=MOST_LAYERS)
         values = set(self.of_each_layer(key, layers))
         if len(values) != 1:
-            raise self.unsupported(f"a {self.name(key)} for each layer")
+            raise self.unsupported(f"different values of {self.name(key)} in different layers")
         value = values.pop()
         if not minimum <= value <= maximum:
             raise self.bad(key, f"{value} seen, must be {minimum} to {maximum}")
         return value
 
     def of_each_layer(self, key: str, layers: int) -> list[int]:
-        """An array of integers or booleans, one for each layer."""
+        """Return an array of integers or booleans with one value per layer."""
         values = self.file.metadata[self.name(key)]
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "iub":
             raise self.bad(key, "must be an array of integers or booleans")
@@ -109,7 +113,7 @@ class Keys:
     def in_each_layer(
         self, key: str, layers: int, default: int | None = None, *, minimum: int, maximum: int
     ) -> tuple[int, ...]:
-        """An integer for each layer: from an array of them, or the same for all."""
+        """Return an integer per layer, from an array or from one value for all layers."""
         if not self.is_array(key):
             return (self.integer(key, default, minimum=minimum, maximum=maximum),) * layers
         values = self.of_each_layer(key, layers)
@@ -125,7 +129,7 @@ class Keys:
         return self.file.bad(self.name(key), seen)
 
     def unsupported(self, what: str) -> UnsupportedModel:
-        """The error for what would be computed wrongly."""
+        """Return the error for a model that would be computed incorrectly."""
         return UnsupportedModel(
             f"model not supported: {shown(str(self.file.path), 300)}: {what}",
             hint="This model may run with --backend llama.",

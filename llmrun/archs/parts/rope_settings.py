@@ -1,7 +1,7 @@
-"""What the metadata says of rotary positions, and the Rope it makes.
+"""RoPE settings from the metadata, and the Rope objects built from them.
 
-All scalings leave the angle linear in the position, so that they are frequencies and one magnitude. The formulae are
-those of ggml's rope with llama.cpp's defaults; its `freq_scale` is 1 / factor here.
+In all scalings the angle remains linear in the position, so each scaling can be expressed as frequencies and one
+magnitude. The formulas are those of ggml's rope with llama.cpp's defaults. Its `freq_scale` is 1 / factor here.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from llmrun.archs.parts.tensors import Tensors
     from llmrun.gguf.reader import GGUFFile
 
-_MOST_FREQUENCY = 1e9  # in real models it is 1
+_MOST_FREQUENCY = 1e9  # 1 in real models
 _MOST_CONTEXT = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
 class YarnSettings:
-    """YaRN turns pairs of features that are fast at the original context as before, and slow ones by the factor less.
+    """The settings of YaRN, which keeps the frequency of fast feature pairs and divides that of slow pairs by the
+    factor.
 
     original_context  tokens
-    fast, slow        turns within it: pairs of more are left as they are, of fewer are slowed, between are mixed
-    log_multiplier    mscale_all_dim of DeepSeek's config, 0: as the paper
+    fast, slow        full rotations within the original context: pairs with more than `fast` are kept, pairs with fewer
+                      than `slow` are slowed down, and pairs in between are interpolated
+    log_multiplier    mscale_all_dim in DeepSeek's config; 0 computes the magnitude as in the paper
     """
 
     original_context: int
@@ -44,11 +46,11 @@ class YarnSettings:
 class RopeSettings:
     """The RoPE settings of all layers that are rotated in the same way.
 
-    dimensions        features of a head that are rotated, from the first on
-    base              of the geometric series of frequencies
-    factor            positions are divided by it, or with YaRN those of slow pairs
-    yarn              None: all pairs are slowed alike
-    original_context  tokens; in a context of more, LongRoPE's other factors are used
+    dimensions        number of features of a head that are rotated, starting with the first
+    base              base of the geometric series of frequencies
+    factor            divides the positions; with YaRN, only those of slow pairs
+    yarn              None if all pairs are scaled alike
+    original_context  tokens; longer contexts use LongRoPE's long factors
     magnitude         `rope.scaling.attn_factor`
     """
 
@@ -61,14 +63,14 @@ class RopeSettings:
 
     @classmethod
     def of(cls, keys: Keys, head_size: int, train_context: int) -> Self:
-        """Raises BadGGUF."""
+        """Read the settings. Raises BadGGUF."""
         dimensions = rotated_features(keys, "rope.dimension_count", head_size, head_size)
-        kind = keys.string("rope.scaling.type", "linear")  # one of four, or the file was refused
+        kind = keys.string("rope.scaling.type", "linear")  # the GGUF reader has checked this value
         base = keys.positive("rope.freq_base", 10000.0)
         factor = keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
         original = keys.integer("rope.scaling.original_context_length", train_context, minimum=1, maximum=_MOST_CONTEXT)
         if kind == "yarn" and base <= 1:
-            raise keys.bad("rope.freq_base", f"{base} seen, must be above 1 for yarn")
+            raise keys.bad("rope.freq_base", f"{base} seen, must be above 1 for YaRN")
         return cls(
             dimensions=dimensions,
             base=base,
@@ -82,7 +84,7 @@ class RopeSettings:
         return replace(self, base=base)
 
     def with_yarn_of(self, keys: Keys) -> RopeSettings:
-        """With the file's own settings of YaRN: llama.cpp reads them for few architectures."""
+        """Return the settings with the file's YaRN parameters, which llama.cpp reads only for a few architectures."""
         if self.yarn is None:
             return self
         fast = _turns(keys, "rope.scaling.yarn_beta_fast", self.yarn.fast)
@@ -96,20 +98,21 @@ class RopeSettings:
         return replace(self, dimensions=dimensions)
 
     def unscaled(self) -> RopeSettings:
-        """All pairs at their own frequency: for layers that see a window only."""
+        """Return the settings without scaling, for layers that only see a window."""
         return replace(self, factor=1.0, yarn=None)
 
     def rope(self, file: GGUFFile, pairing: Pairing, factors: NDArray[np.float32] | None = None) -> Rope:
-        """`factors` float32[pairs]: each pair is slowed by its own. Raises BadGGUF for absurd frequencies."""
+        """Build the Rope. `factors` float32[pairs] divide the frequency of each pair. Raises BadGGUF for absurd
+        frequencies."""
         divisors = np.ones(1) if factors is None else factors.astype(np.float64)
         exponents = np.arange(self.dimensions // 2, dtype=np.float64) * 2 / self.dimensions
         with np.errstate(over="ignore"):
             fast = self.base**-exponents / divisors
             slow = fast / self.factor
         if max(fast.max(), slow.max()) > _MOST_FREQUENCY:
-            seen = f"{max(fast.max(), slow.max()):g} radians a position"
+            seen = f"{max(fast.max(), slow.max()):g} radians per position"
             raise file.bad(
-                "rope.freq_base, its scaling and its factors", f"{seen}, must be at most {_MOST_FREQUENCY:g}"
+                "rope.freq_base with its scaling and factors", f"{seen}, must be at most {_MOST_FREQUENCY:g}"
             )
         if self.yarn is not None:
             kept = self._kept_by_yarn(self.yarn)
@@ -122,8 +125,10 @@ class RopeSettings:
         return self.magnitude if self.yarn is None else self.magnitude * self._yarn_magnitude(self.yarn)
 
     def rope_of(self, tensors: Tensors, pairing: Pairing) -> Rope:
-        """With the factors that the file carries as tensors: Llama 3.1's, or LongRoPE's two. Raises BadGGUF and
-        UnsupportedModel."""
+        """Build the Rope with the factors in the file's tensors: those of Llama 3.1, or the two sets of LongRoPE.
+
+        Raises BadGGUF and UnsupportedModel.
+        """
         one = self._factors(tensors, "rope_freqs.weight")
         if one is not None:
             return self.rope(tensors.file, pairing, one)
@@ -136,14 +141,14 @@ class RopeSettings:
     def _factors(self, tensors: Tensors, name: str) -> NDArray[np.float32] | None:
         factors = tensors.optional_vector(name, self.dimensions // 2)
         if factors is not None and not (np.isfinite(factors).all() and (factors > 0).all()):
-            raise tensors.file.bad(name, "a factor that is not positive and finite")
+            raise tensors.file.bad(name, "all factors must be positive and finite")
         return factors
 
     def _kept_by_yarn(self, yarn: YarnSettings) -> NDArray[np.float64]:
-        """float64[pairs], 0 to 1: how much of a pair's own frequency is kept."""
+        """Return float64[pairs] from 0 to 1: the share of its own frequency that each pair keeps."""
 
         def pair_of(turns: float) -> float:
-            """The pair that makes so many turns within the original context, of them all: a fraction."""
+            """Return the fractional index of the pair that makes `turns` rotations within the original context."""
             return self.dimensions * log(yarn.original_context / (turns * 2 * pi)) / (2 * log(self.base))
 
         first, last = max(0, floor(pair_of(yarn.fast))), min(self.dimensions - 1, ceil(pair_of(yarn.slow)))
@@ -159,17 +164,17 @@ class RopeSettings:
 
 
 def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
-    """How many features of a head are rotated. Raises BadGGUF."""
+    """Return the number of features of a head that are rotated. Raises BadGGUF."""
     dimensions = keys.integer(key, default, minimum=2, maximum=head_size)
     if dimensions % 2:
         raise keys.bad(key, f"{dimensions} seen, must be even")
     if dimensions > head_size:
-        raise keys.bad(key, f"missing, and {dimensions} of other layers is more than a head of {head_size} has")
+        raise keys.bad(key, f"missing, and the {dimensions} of other layers exceed the head size of {head_size}")
     return dimensions
 
 
 def _turns(keys: Keys, key: str, default: float) -> float:
-    """One of YaRN's two numbers of turns; real ones are 1 and 32."""
+    """Read YaRN's `beta_fast` or `beta_slow`, which are 32 and 1 in real models."""
     turns = keys.positive(key, default)
     if not 1e-6 <= turns <= 1e6:
         raise keys.bad(key, f"{turns:g} seen, must be 1e-06 to 1e+06")

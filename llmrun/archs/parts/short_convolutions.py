@@ -1,4 +1,4 @@
-"""Layers that are short convolutions over positions: what the metadata says of them, and their ops."""
+"""Short convolution layers: reading their hyperparameters, and adding their ops to a plan."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from llmrun.plan.values import Value
 
 _MOST_TAPS = 64  # 3 in real models
-_FEATURES_AT_ONCE = 16  # the kernel takes whole vectors
+_FEATURES_AT_ONCE = 16  # the kernel processes whole vectors
 
 
 def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
-    """For each layer whether it is attention, and the key and value heads of those that are: a convolution has none.
+    """Return which layers are attention layers, and the number of KV heads of those layers.
 
-    Raises BadGGUF and UnsupportedModel.
+    Convolution layers have no KV heads. Raises BadGGUF and UnsupportedModel.
     """
     key, layers = "attention.head_count_kv", layers_of(keys)
     if not keys.is_array(key):
@@ -26,23 +26,23 @@ def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
     counts = keys.of_each_layer(key, layers)
     some = set(counts) - {0}
     if len(some) > 1:
-        raise keys.unsupported(f"a {keys.name(key)} for each layer")
-    kv_heads = some.pop() if some else 1  # of no layer
+        raise keys.unsupported(f"different values of {keys.name(key)} in different layers")
+    kv_heads = some.pop() if some else 1  # unused without attention layers
     if not 1 <= kv_heads <= MOST_HEADS:
         raise keys.bad(key, f"{kv_heads} seen, must be 0 to {MOST_HEADS}")
     return tuple(count > 0 for count in counts), kv_heads
 
 
 def taps_of(keys: Keys) -> int:
-    """Positions that a row sees, its own among them. Raises BadGGUF."""
+    """Return the number of positions that a row sees, including its own. Raises BadGGUF."""
     return keys.integer("shortconv.l_cache", minimum=2, maximum=_MOST_TAPS)
 
 
 def add_convolution(w: PlanWriter, block: str, h: Value, taps: int, to: Value) -> None:
-    """to += the convolution of h. Raises UnsupportedModel."""
+    """Add the convolution of h to `to`. Raises UnsupportedModel."""
     if to.width % _FEATURES_AT_ONCE:
         keys = Keys(w.tensors.file)
-        raise keys.unsupported(f"a convolution of {to.width} features, must be a multiple of {_FEATURES_AT_ONCE}")
+        raise keys.unsupported(f"a convolution with {to.width} features, must be a multiple of {_FEATURES_AT_ONCE}")
     weight = w.tensors.vector(f"{block}.shortconv.conv.weight", taps, to.width).reshape(to.width, taps)
     mixed = w.plan.convolve(w.linear(f"{block}.shortconv.in_proj", h, 3 * to.width), weight)
     w.linear_add(f"{block}.shortconv.out_proj", mixed, to=to)

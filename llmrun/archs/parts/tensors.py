@@ -1,4 +1,4 @@
-"""The tensors of a file against those an architecture expects: each there, of the right shape, and none left over."""
+"""Checks that a file has exactly the tensors that its architecture expects, with the right shapes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ Shape = tuple[int, ...]
 
 
 class Tensors:
-    """The tensors of a file, each asked for with the shape that the metadata wants; `finish` refuses what nobody
-    asked for: a bias left out would be another model.
+    """The tensors of a file, requested by name with the shape that follows from the metadata.
 
-    Raises BadGGUF for a tensor that is missing or of a wrong shape, UnsupportedModel for a weight type without kernels.
+    `finish` refuses files with tensors that nobody has requested, because ignoring a bias would compute a different
+    model. Raises BadGGUF for tensors that are missing or have the wrong shape, and UnsupportedModel for weight types
+    without kernels.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -37,27 +38,27 @@ class Tensors:
         return name in self.file.tensors
 
     def matrix(self, name: str, columns: int, rows: int) -> Matrix:
-        """`columns` inputs, `rows` outputs."""
+        """Return the matrix with `columns` inputs and `rows` outputs."""
         self._ask(name, (columns, rows))
         return matrix(self.file, name)
 
     def experts(self, name: str, columns: int, rows: int, n: int) -> Matrix:
-        """The matrices of `n` experts, one after the other."""
+        """Return the matrices of `n` experts, one after the other."""
         self._ask(name, (columns, rows, n))
         return experts(self.file, name, n)
 
     def halves_of_experts(self, name: str, columns: int, rows: int, n: int) -> tuple[Matrix, Matrix]:
-        """The same of a tensor that has two matrices of each expert, one after the other."""
+        """Return the first and second matrices of all experts, from a tensor that stores two matrices per expert."""
         self._ask(name, (columns, 2 * rows, n))
         both = experts(self.file, name, 2 * n)
         return both.part_of_each(n, 0, rows), both.part_of_each(n, rows, rows)
 
     def leave_out(self, *prefixes: str) -> None:
-        """Tensors whose names begin so may be there, though nothing is computed with them."""
+        """Accept tensors whose names begin with these prefixes, although no op uses them."""
         self._left_out += prefixes
 
     def vector(self, name: str, size: int, copies: int = 1) -> NDArray[np.float32]:
-        """float32[size], or float32[copies * size]."""
+        """Return float32[size], or float32[copies * size]."""
         self._ask(name, (size, copies))
         return vector(self.file, name)
 
@@ -68,62 +69,65 @@ class Tensors:
         for name in self.file.tensors:
             if name not in self._asked and not name.startswith(self._left_out):
                 raise UnsupportedModel(
-                    f"tensor not supported: {_path(self.file)}: {shown(name)}: this architecture's engine does not "
-                    "know it",
+                    f"tensor not supported: {_path(self.file)}: {shown(name)}: not part of this architecture",
                     hint="This model may run with --backend llama.",
                 )
 
     def _ask(self, name: str, shape: Shape) -> None:
-        """Shapes are in GGUF's order: row length first."""
+        """Check the shape of a tensor, given in GGUF's order (row length first), and mark the tensor as requested."""
         self._asked.add(name)
         tensor = self.file.tensors.get(name)
         if tensor is None:
             raise BadGGUF(f"tensor missing: {_path(self.file)}: {name}")
         if _trimmed(tensor.shape) != _trimmed(shape):
             raise BadGGUF(
-                f"tensor of a wrong shape: {_path(self.file)}: {name}: {_dimensions(_trimmed(tensor.shape))} seen, "
-                f"{_dimensions(_trimmed(shape))} wanted by the metadata"
+                f"tensor has the wrong shape: {_path(self.file)}: {name}: {_dimensions(_trimmed(tensor.shape))} seen, "
+                f"must be {_dimensions(_trimmed(shape))} according to the metadata"
             )
 
 
 def matrix(file: GGUFFile, name: str) -> Matrix:
-    """A weight matrix, to be read while the file is open. Raises UnsupportedModel for a weight type without kernels."""
+    """Return a weight matrix, which can be read while the file is open. Raises UnsupportedModel for types without
+    kernels."""
     tensor = file.tensors[name]
     kind = tensor.type.name.lower()
     if kind not in SUPPORTED:
         raise UnsupportedModel(
-            f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}, for which the CPU engine "
-            "has no kernels",
+            f"weight type not supported: {_path(file)}: {shown(name)}: the CPU engine has no "
+            f"kernels for {tensor.type.name}",
             hint="This model may run with --backend llama.",
         )
     return Matrix(name, kind, tensor.n_rows, tensor.shape[0], tensor.nbytes, partial(file.read_into, tensor))
 
 
 def experts(file: GGUFFile, name: str, n: int) -> Matrix:
-    """The matrices of `n` experts, one after the other as one, of a tensor that has them as its third dimension (which
-    `Tensors` has seen). Raises UnsupportedModel as `matrix` does, and for outputs that are no whole groups."""
+    """Return the matrices of `n` experts, one after the other, from a three-dimensional tensor checked by `Tensors`.
+
+    Raises UnsupportedModel as `matrix` does, and if the outputs of an expert are not a whole number of groups.
+    """
     found = matrix(file, name)
     outputs = found.rows // n
     if outputs % GROUP_ROWS:
         raise UnsupportedModel(
-            f"tensor not supported: {_path(file)}: {shown(name)}: experts of {outputs} outputs, must be a multiple of "
-            f"{GROUP_ROWS}",
+            f"tensor not supported: {_path(file)}: {shown(name)}: experts with {outputs} outputs, must be a multiple "
+            f"of {GROUP_ROWS}",
             hint="This model may run with --backend llama.",
         )
     return found
 
 
 def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:
-    """A small tensor of floats, as float32[n]. Raises UnsupportedModel for any other type: one in blocks, that can be
-    read, is for matrices."""
+    """Read a small float tensor as float32[n]. Raises UnsupportedModel for all other types, including block types."""
     tensor = file.tensors[name]
     if tensor.type.dequantize is None or tensor.type.block_weights > 1:
-        raise UnsupportedModel(f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name}")
+        raise UnsupportedModel(
+            f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name} seen, must be a float type"
+        )
     return tensor.type.dequantize(file.read(tensor))
 
 
 def common_type(file: GGUFFile) -> str:
-    """The weight type that takes the most bytes: what people call the file's quantization."""
+    """Return the weight type that takes the most bytes, which people call the quantization of the file."""
     sizes: dict[str, int] = {}
     for tensor in file.tensors.values():
         sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes
@@ -139,7 +143,7 @@ def _weights(tensor: TensorInfo) -> int:
 
 
 def _trimmed(shape: Shape) -> Shape:
-    """A shape without the ones at its end, which GGUF may or may not write."""
+    """Strip trailing dimensions of size 1, which GGUF files may or may not contain."""
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
     return shape

@@ -1,4 +1,4 @@
-"""What architectures write their plans with: a plan, and the tensors of a file by name."""
+"""The writer with which architectures build their plans from the tensors of a file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class PlanWriter:
-    """Ops of `plan` whose weights are tensors, named as in the file without `.weight`. Where the file has a `.bias`
-    too, it is added: norms and matrices are used as they are there.
+    """A writer that adds ops to `plan`. Their weights are tensors, named as in the file but without `.weight`.
 
-    All raise BadGGUF and UnsupportedModel for tensors that are not the config's.
+    If the file also has a `.bias`, it is added. All methods raise BadGGUF and UnsupportedModel for tensors that do not
+    match the config.
     """
 
     def __init__(self, file: GGUFFile, config: Hyperparameters) -> None:
@@ -50,7 +50,7 @@ class PlanWriter:
         return self.plan.rmsnorm(x, self.tensors.vector(f"{name}.weight", x.width), self.epsilon)
 
     def headnorm(self, name: str, x: Value, head_size: int | None = None) -> Value:
-        """The RMSNorm of each head, with the same weight for all. `head_size` where layers differ in it."""
+        """Apply RMSNorm to each head, with the same weight for all. Pass `head_size` if it differs between layers."""
         weight = self.tensors.vector(f"{name}.weight", head_size or self._config.head_size)
         return self.plan.headnorm(x, weight, self.epsilon)
 
@@ -66,21 +66,24 @@ class PlanWriter:
         return self._biased(f"{name}.bias", out)
 
     def linear_add(self, name: str, x: Value, to: Value) -> None:
-        """to += x . weight + bias"""
+        """Add x . weight + bias to `to`."""
         if f"{name}.bias" in self.tensors:
             self.plan.add(self.linear(name, x, to.width), to)
         else:
             self.plan.linear_add(x, self.tensors.matrix(f"{name}.weight", x.width, to.width), to)
 
     def head_linear(self, name: str, x: Value, rows: int, heads: int) -> Value:
-        """Each of the heads in x times a matrix of its own, of so many outputs."""
+        """Multiply each head of x by its own matrix with `rows` outputs."""
         weight = self.tensors.experts(f"{name}.weight", x.width // heads, rows, heads)
         return self.plan.head_linear(x, weight, heads)
 
     def queries_keys_values(
         self, block: str, x: Value, shape: AttentionShape | None = None
     ) -> tuple[Value, Value, Value]:
-        """From a matrix for each, or from one of all three (`attn_qkv`). `shape` where layers differ in it."""
+        """Compute queries, keys and values from three matrices, or from a fused one (`attn_qkv`).
+
+        Pass `shape` if it differs between layers.
+        """
         s = shape or self._config.attention()
         kv_width = s.kv_heads * s.head_size
         rows = {"attn_q": s.heads * s.head_size, "attn_k": kv_width, "attn_v": kv_width}
@@ -102,7 +105,7 @@ class PlanWriter:
         return q, k, v
 
     def queries(self, block: str, x: Value, shape: AttentionShape) -> Value:
-        """The queries alone."""
+        """Compute the queries only."""
         rows, fused = shape.heads * shape.head_size, f"{block}.attn_qkv.weight"
         if fused not in self.tensors:
             return self.linear(f"{block}.attn_q", x, rows)
@@ -110,7 +113,7 @@ class PlanWriter:
         return self.plan.linear(x, self.tensors.matrix(fused, x.width, all_rows).part(0, rows))
 
     def gated(self, block: str, x: Value, activation: Activation, size: int | None = None) -> Value:
-        """activation(x . gate) * (x . up). `size` in features where layers differ in it."""
+        """Compute activation(x . gate) * (x . up). Pass `size` (in features) if it differs between layers."""
         size = size or self._config.feed_forward
         gate = self.linear(f"{block}.ffn_gate", x, size)
         return self.plan.gated(gate, self.linear(f"{block}.ffn_up", x, size), activation)
@@ -119,7 +122,7 @@ class PlanWriter:
         return self.gated(block, x, Activation.SILU)
 
     def fused_swiglu(self, block: str, x: Value) -> Value:
-        """The same from one matrix (`ffn_up`): the gate's rows, then those of up."""
+        """Compute SwiGLU from one matrix (`ffn_up`), which holds the rows of the gate followed by those of up."""
         size = self._config.feed_forward
         fused = self.tensors.matrix(f"{block}.ffn_up.weight", x.width, 2 * size)
         return self.plan.swiglu(self.plan.linear(x, fused.part(0, size)), self.plan.linear(x, fused.part(size, size)))
@@ -127,7 +130,7 @@ class PlanWriter:
     # --- logits ---
 
     def output_after_rmsnorm(self, x: Value, scale: float = 1.0, norm: str = "output_norm") -> None:
-        """Logits of the wanted rows, times `scale`."""
+        """Compute the logits of the wanted rows, times `scale`."""
         weight = self.tensors.vector(f"{norm}.weight", x.width)
         h = self.plan.rmsnorm_wanted(x, _scaled(weight, scale), self.epsilon)
         self._output(h)
@@ -140,14 +143,14 @@ class PlanWriter:
         self._output(h)
 
     def _output(self, h: Value) -> None:
-        """By the embedding's matrix where the file has no other."""
+        """Compute the logits. Files without an output matrix use the embedding matrix instead."""
         name = "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
         self.plan.output(h, self.tensors.matrix(name, h.width, self._config.vocabulary_size))
 
     # --- rotary positions ---
 
     def rope(self, pairing: Pairing) -> Rope:
-        """With the factors that the file carries."""
+        """Return the Rope with the frequency factors of the file."""
         return self._config.rope.rope_of(self.tensors, pairing)
 
     def _biased(self, name: str, x: Value) -> Value:
@@ -156,5 +159,5 @@ class PlanWriter:
 
 
 def _scaled(weight: NDArray[np.float32], scale: float) -> NDArray[np.float32]:
-    """Logits are linear in what the last norm multiplies by: no op is needed to scale them."""
+    """Scale the last norm's weight, which scales the logits without an extra op because they are linear in it."""
     return weight if scale == 1.0 else weight * np.float32(scale)

@@ -91,7 +91,8 @@ def _answer_parameters() -> Iterator[inspect.Parameter]:
             yield parameter
             continue
         for name, declared in SAMPLING.items():
-            option = typer.Option(*declared.flags, metavar=declared.metavar, help=declared.help)
+            text = f"{declared.help}  [default: model's, or {declared.default:g}]"
+            option = typer.Option(*declared.flags, metavar=declared.metavar, help=text)
             yield parameter.replace(name=name, default=None, annotation=Annotated[declared.kind | None, option])
 
 

@@ -1,4 +1,4 @@
-"""Activations of feed-forward networks."""
+"""The activation functions of feed-forward networks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ CLAMPED_SLOPE = 1.702
 class Activation(StrEnum):
     SILU = "silu"  # x / (1 + exp(-x))
     GELU = "gelu"  # 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-    # gpt-oss: the gate at most 7, up within 7 of 0: gate / (1 + exp(-1.702 gate)) * (up + 1)
+    # gpt-oss clamps the gate to at most 7 and `up` to [-7, 7]: gate / (1 + exp(-1.702 gate)) * (up + 1)
     CLAMPED_SILU = "clamped silu"
 
 
 @dataclass(frozen=True, slots=True)
 class Gated(Op):
-    """activation(gate) * up"""
+    """An op that computes activation(gate) * up."""
 
     gate: Value
     up: Value
@@ -51,7 +51,7 @@ class Gated(Op):
 
 @dataclass(frozen=True, slots=True)
 class Activate(Op):
-    """activation(x): SILU or GELU"""
+    """An op that computes activation(x), where the activation is SILU or GELU."""
 
     x: Value
     activation: Activation
@@ -78,7 +78,7 @@ class GatedWords(NamedTuple):
 
 
 def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """SILU or GELU of float32[rows, width]."""
+    """Apply SILU or GELU to float32[rows, width]."""
     if activation is Activation.SILU:
         silu: NDArray[np.float32] = x * sigmoid_reference(x)
         return silu
@@ -88,7 +88,7 @@ def activation_reference(x: NDArray[np.float32], activation: Activation) -> NDAr
 
 
 def gated_reference(gate: NDArray[np.float32], up: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """gate, up float32[rows, width]; returns float32[rows, width]."""
+    """Compute activation(gate) * up for gate and up float32[rows, width]; returns float32[rows, width]."""
     if activation is Activation.CLAMPED_SILU:
         gate = np.minimum(gate, np.float32(CLAMP))
         up = np.clip(up, np.float32(-CLAMP), np.float32(CLAMP)) + np.float32(1)

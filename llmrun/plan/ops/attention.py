@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Attention(Op):
-    """The softmax of the scores of all positions a row sees, times their values.
+    """An op that computes the softmax attention of each row over all positions it sees.
 
-    scale     what products of queries and keys are multiplied by
-    soft_cap  scores are cap * tanh(score / cap); 0: as they are
-    sinks     float32[heads]: one more score for each head, which takes its share of the weights and has no value
+    scale     factor applied to the dot products of queries and keys
+    soft_cap  if not 0, scores become cap * tanh(score / cap)
+    sinks     float32[heads], an extra score per head that takes part in the softmax but has no value
     """
 
     q: Value
@@ -55,11 +55,11 @@ class Attention(Op):
 class AttentionWords(NamedTuple):
     """The op record of `attention` and `capped_attention`. `scale` and `soft_cap` are float32.
 
-    scratch   address of the threads' scratch, `scratch_bytes` each
-    partials  address of the chunks' results in a step of one row, `partial_stride` bytes each
-    tables    which of the plan's windows the block tables belong to
-    window    positions that a row sees
-    sinks     address of all heads' sinks, or 0
+    scratch   address of the threads' scratch memory, `scratch_bytes` per thread
+    partials  address of the partial results of chunks in a step of one row, `partial_stride` bytes each
+    tables    index of the plan's window that the block tables belong to
+    window    number of positions that a row sees
+    sinks     address of the sinks of all heads, or 0
     """
 
     q: int
@@ -81,7 +81,7 @@ class AttentionWords(NamedTuple):
 
 
 class MergeWords(NamedTuple):
-    """The op record of `merge`; each word as in AttentionWords."""
+    """The op record of `merge`. The words have the same meaning as in AttentionWords."""
 
     partials: int
     partial_stride: int
@@ -102,9 +102,12 @@ def attention_reference(
     soft_cap: float = 0.0,
     sinks: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """One row: q float32[heads, head size], keys float32[length, KV heads, head size], values float32[length, KV heads,
-    value size], the row's own position last; returns float32[heads, value size]. A plain softmax, exact where the
-    kernel's runs in blocks. `soft_cap` and `sinks` are as in Attention."""
+    """Compute attention for one row.
+
+    q is float32[heads, head size], keys float32[length, KV heads, head size] and values float32[length, KV heads, value
+    size]; the row's own position comes last. Returns float32[heads, value size]. This is a plain softmax over all
+    positions, while the kernel computes a running softmax in blocks. `soft_cap` and `sinks` are as in Attention.
+    """
     group = len(q) // keys.shape[1]
     keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
     scores = np.einsum("hd,lhd->hl", q, keys, dtype=np.float32) * np.float32(scale)
@@ -135,8 +138,10 @@ class AttentionOps(PlanBuilder):
         soft_cap: float = 0.0,
         sinks: NDArray[np.float32] | None = None,
     ) -> Value:
-        """Rotate, store and attend. `query_rope` None: queries are rotated as keys; `scale` None: 1 / sqrt(head
-        size)."""
+        """Rotate queries and keys, store keys and values, and attend.
+
+        `query_rope` defaults to `rope`, and `scale` to 1 / sqrt(head size).
+        """
         kv, rotated = self.next_layer(shape), Value(q.width)
         query_number, key_number = self.rope_number(query_rope or rope), self.rope_number(rope)
         self.ops.append(RopeStore(q, k, v, kv, query_number, key_number, rotated))
@@ -145,7 +150,7 @@ class AttentionOps(PlanBuilder):
     def attention_again(
         self, q: Value, shape: AttentionShape, rope: Rope | None, *, scale: float | None = None
     ) -> Value:
-        """Rotate, and attend to what the last layer of that shape has stored."""
+        """Rotate queries, and attend to the keys and values stored by the last layer of this shape."""
         kv, rotated = self.last_layer(shape), Value(q.width)
         self.ops.append(Rotate(q, kv, self.rope_number(rope), rotated))
         return self._attend(rotated, kv, shape, scale, soft_cap=0.0, sinks=None)

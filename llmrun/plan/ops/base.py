@@ -1,4 +1,4 @@
-"""The base class of ops: what each op declares."""
+"""The base class of ops."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Op(ABC):
     @property
     @abstractmethod
     def inputs(self) -> tuple[Value, ...]:
-        """The values it reads, including one that it adds onto."""
+        """The values that the op reads, including a value that it accumulates into."""
 
     @property
     def changes(self) -> Value | None:
-        """The value that it changes in place, or None if it only makes a new one."""
+        """The value that the op changes in place, or None if it only produces a new one."""
         return None
 
     @property
     def matrix(self) -> Matrix | None:
-        """The matrix that it multiplies by or looks rows up in."""
+        """The matrix that the op multiplies by or looks rows up in."""
         return None
 
     @property
     def routed_by(self) -> Routing | None:
-        """The routing that it makes or reads, or None outside mixtures of experts."""
+        """The routing that the op produces or reads, or None outside mixtures of experts."""
         return None
 
     @abstractmethod
     def twin(self, run: Run) -> None:
-        """Compute it in NumPy, on all rows of one sequence: the definition of what its kernels compute."""
+        """Compute the op in NumPy for all rows of one sequence. This defines what the op's kernels compute."""

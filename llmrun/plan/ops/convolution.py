@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Convolve(Op):
-    """A gated short convolution. x is (b, c, y), each of the shape's width; the cache keeps b * y; out is c times the
-    sum over taps of weight[:, tap] * (b * y at that position), the row's own position last. `weight` float32[width,
-    taps]; what would precede the first position is 0."""
+    """An op that computes a gated short convolution.
+
+    x is the concatenation of b, c and y, each of the shape's width. The cache keeps b * y. The output is c times the
+    sum over taps of weight[:, tap] * (b * y at that position), where the last tap is the row's own position. `weight`
+    is float32[width, taps]; positions before the first count as 0.
+    """
 
     x: Value
     weight: NDArray[np.float32]
@@ -38,11 +41,11 @@ class Convolve(Op):
 
 
 class ConvolutionWords(NamedTuple):
-    """The op record of `keep`, and of `convolve`, which also has the last four words.
+    """The op record of `keep` and `convolve`. Only `convolve` has the last four words.
 
-    tables  which of the plan's windows the block tables belong to
-    width   of a row, a whole number of vectors
-    weight  float32[taps, width]
+    tables  index of the plan's window that the block tables belong to
+    width   width of a row, a whole number of vectors
+    weight  address of float32[taps, width]
     """
 
     x: int
@@ -58,8 +61,10 @@ class ConvolutionWords(NamedTuple):
 
 
 def convolution_reference(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    """x float32[rows, 3 * width] (b, c, y), all positions of one sequence; weight float32[width, taps]; returns
-    float32[rows, width]."""
+    """Convolve all positions of one sequence.
+
+    x is float32[rows, 3 * width] (b, c and y), weight float32[width, taps]. Returns float32[rows, width].
+    """
     b, c, y = np.split(x, 3, axis=1)
     width, taps = weight.shape
     kept = np.concatenate([np.zeros((taps - 1, width), np.float32), b * y])
@@ -74,7 +79,7 @@ class ConvolutionOps(PlanBuilder):
     __slots__ = ()
 
     def convolve(self, x: Value, weight: NDArray[np.float32]) -> Value:
-        """A gated short convolution; `weight` float32[width, taps], x three times as wide."""
+        """Append a gated short convolution. `weight` is float32[width, taps], and x is three times as wide."""
         shape = ConvolutionShape(*weight.shape)
         out = x.like(shape.width)
         self.ops.append(Convolve(x, weight, self.next_layer(shape), out))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Embed(Op):
-    """out = scale * the rows of a table that belong to the step's tokens"""
+    """An op that looks up the embedding of each token of the step: out = scale * table[token]."""
 
     table: Matrix
     scale: float
@@ -37,8 +37,8 @@ class Embed(Op):
 
 
 class EmbedWords(NamedTuple):
-    """The op record of `embed`. The five planes are offsets into a group of 16 rows; a plane that the weight type does
-    not have is 0. `scale` is a float32."""
+    """The op record of `embed`. The five words from `mins` to `more_values` are offsets of planes in a group of 16
+    rows, or 0 for planes that the weight type lacks. `scale` is a float32."""
 
     table: int
     group_bytes: int

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which rows go to which experts, and what becomes of what they make."""
+"""Mixtures of experts: routing rows to experts, running the experts, and combining their outputs."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class Gating(StrEnum):
-    """How a router's logits become the experts' weights."""
+    """How the router's logits become the weights of the experts."""
 
-    SOFTMAX = "softmax"  # of all logits
+    SOFTMAX = "softmax"  # over the logits of all experts
     SIGMOID = "sigmoid"
-    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # chosen by logits, weights are the softmax of theirs
+    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # over the logits of the chosen experts only
 
 
 @dataclass(frozen=True, slots=True)
 class Route(Op):
-    """Choose the `used` experts of the largest probability (the lower number first where two are equal).
+    """An op that chooses the `used` most probable experts. Ties go to the lower expert number.
 
-    normalized      their weights are divided by their sum (no less than 2^-14)
-    scale           the weights are multiplied by it after that
-    selection_bias  float32[experts], added for choosing only
-    expert_scales   float32[experts]: what the weight of each is multiplied by, last
+    normalized      divide the weights by their sum (at least 2^-14)
+    scale           factor applied to the weights after normalization
+    selection_bias  float32[experts], added to the probabilities for choosing experts only
+    expert_scales   float32[experts], a factor per expert that is applied last
     """
 
     logits: Value
@@ -63,8 +63,11 @@ class Route(Op):
 
 @dataclass(frozen=True, slots=True)
 class ExpertLinear(Product):
-    """Each chosen row times the matrix of its expert. `weight` has the experts' matrices one after the other; an x of
-    ALL rows goes to each of its experts."""
+    """An op that multiplies each chosen row by the matrix of its expert.
+
+    `weight` holds the matrices of all experts, one after the other. If x has ALL rows, each row goes to every expert it
+    is routed to.
+    """
 
     x: Value
     weight: Matrix
@@ -90,7 +93,7 @@ class ExpertLinear(Product):
 
 @dataclass(frozen=True, slots=True)
 class ExpertBias(Op):
-    """x + the bias of its expert; `bias` float32[experts, width]."""
+    """An op that adds the expert's bias to each row; `bias` is float32[experts, width]."""
 
     x: Value
     bias: NDArray[np.float32]
@@ -112,7 +115,7 @@ class ExpertBias(Op):
 
 @dataclass(frozen=True, slots=True)
 class Combine(Op):
-    """The sum over a row's experts, in their order, of weight * y."""
+    """An op that sums weight * y over the experts of each row, in the order of the routing."""
 
     y: Value  # CHOSEN
     routing: Routing
@@ -138,8 +141,8 @@ class Combine(Op):
 
 
 class RouteWords(NamedTuple):
-    """The op record of `route`. `gating` is a number of expert_tables.py, `scale` a float32; `bias` and `expert_scales`
-    are addresses, or 0."""
+    """The op record of `route`. `gating` is one of the numbers in expert_tables.py and `scale` a float32. `bias` and
+    `expert_scales` are addresses, or 0."""
 
     logits: int
     logits_stride: int
@@ -158,7 +161,7 @@ class RouteWords(NamedTuple):
 
 
 class GroupWords(NamedTuple):
-    """The op record of `group`, which makes the tables of a routing (expert_tables.py)."""
+    """The op record of `group`, which builds the tables of a routing (expert_tables.py)."""
 
     head: int
     head_bytes: int
@@ -173,7 +176,7 @@ class GroupWords(NamedTuple):
 
 
 class ExpertBiasWords(NamedTuple):
-    """The op record of `bias`. `experts` and `row_bytes`: the routing's table of each slot's expert."""
+    """The op record of `bias`. `experts` and `row_bytes` locate the routing's table of the expert of each slot."""
 
     x: int
     x_stride: int
@@ -187,7 +190,7 @@ class ExpertBiasWords(NamedTuple):
 
 
 class CombineWords(NamedTuple):
-    """The op record of `combine`. `slots`, `weights` and `row_bytes`: tables of the routing."""
+    """The op record of `combine`. `slots`, `weights` and `row_bytes` locate the tables of the routing."""
 
     y: int
     y_stride: int
@@ -202,7 +205,7 @@ class CombineWords(NamedTuple):
 
 
 def routed_reference(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """(experts int64[rows, used], weights float32[rows, used]) of logits float32[rows, experts]."""
+    """Return (experts int64[rows, used], weights float32[rows, used]) for logits float32[rows, experts]."""
     match op.gating:
         case Gating.SOFTMAX:
             probabilities = softmax_reference(logits)
@@ -230,7 +233,10 @@ def expert_linear_reference(
     experts: NDArray[np.int64],
     linear: Callable[[Matrix, NDArray[np.float32]], NDArray[np.float32]],
 ) -> NDArray[np.float32]:
-    """x float32[rows, columns], `experts` int64[rows] the one each is sent to; returns float32[rows, outputs]."""
+    """Multiply each row of x float32[rows, columns] by the matrix of its expert, `experts` int64[rows].
+
+    Returns float32[rows, outputs].
+    """
 
     outputs = weight.rows // n_experts
     y = np.empty((len(x), outputs), np.float32)
@@ -241,7 +247,10 @@ def expert_linear_reference(
 
 
 def combined_reference(y: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """y float32[rows * used, width], weights float32[rows, used]; returns float32[rows, width]: added in order."""
+    """Sum the experts' outputs of each row, in order.
+
+    y is float32[rows * used, width], weights float32[rows, used]. Returns float32[rows, width].
+    """
 
     of_rows = y.reshape(*weights.shape, -1)
     total = np.zeros((len(weights), y.shape[1]), np.float32)
@@ -270,7 +279,7 @@ class ExpertOps(PlanBuilder):
         return routing
 
     def expert_linear(self, x: Value, weight: Matrix, routing: Routing) -> Value:
-        """Each row times the matrices of its experts; `weight` has all experts' one after the other."""
+        """Multiply each row by the matrices of its experts; `weight` holds all experts, one after the other."""
         out = Value(weight.rows // routing.experts, Rows.CHOSEN, routing.used)
         self.ops.append(ExpertLinear(x, weight, routing, out))
         return out
@@ -281,11 +290,11 @@ class ExpertOps(PlanBuilder):
         return out
 
     def combine(self, y: Value, routing: Routing, to: Value) -> None:
-        """to += the weighted sum of what a row's experts made"""
+        """Add the weighted sum of each row's expert outputs to `to`."""
         self.ops.append(Combine(y, routing, to, adds=True))
 
     def combined(self, y: Value, routing: Routing) -> Value:
-        """The weighted sum of what a row's experts made, as a value of its own."""
+        """Return the weighted sum of each row's expert outputs as a new value."""
         out = Value(y.width)
         self.ops.append(Combine(y, routing, out, adds=False))
         return out

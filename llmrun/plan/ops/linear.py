@@ -1,4 +1,4 @@
-"""Products of rows and matrices, and the rounding of their inputs."""
+"""Matrix products, and the quantization of their inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from llmrun.plan.twin import Run
 
-PARTIALS = 4  # sums that a product with float weights is made of
+PARTIALS = 4  # partial sums in a product with float weights
 
 
 class Product(Op):
@@ -36,7 +36,7 @@ class Product(Op):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Product):
-    """out = x . weight, or out += where it adds"""
+    """An op that computes out = x . weight, or out += x . weight if `adds`."""
 
     x: Value
     weight: Matrix
@@ -58,8 +58,8 @@ class Linear(Product):
 
 @dataclass(frozen=True, slots=True)
 class HeadLinear(Product):
-    """Each of `heads` equal parts of a row times a matrix of its own; `weight` has the heads' matrices one after the
-    other."""
+    """An op that multiplies each of `heads` equal parts of a row by its own matrix. `weight` holds these matrices one
+    after the other."""
 
     x: Value
     weight: Matrix
@@ -77,8 +77,8 @@ class HeadLinear(Product):
 
 
 class QuantizeWords(NamedTuple):
-    """The op record of `quantize`. `scale_stride`: bytes from a row's scales, offsets or sums to the next; half sums
-    have twice that."""
+    """The op record of `quantize`. `scale_stride` is the distance in bytes between two rows' scales, offsets or sums;
+    half sums have twice that stride."""
 
     x: int
     x_stride: int
@@ -93,17 +93,20 @@ class QuantizeWords(NamedTuple):
 
 
 class IntegerWords(NamedTuple):
-    """The op record of products with integer weights, `linear` and `experts`; only `experts` has the words from
-    `tables` on. The five planes are offsets into a group of 16 outputs, or 0 where the weight type has none.
+    """The op record of products with integer weights, `linear` and `experts`. Only `experts` has the words from
+    `tables` on.
+
+    The five words from `mins` to `more_values` are offsets of planes in a group of 16 outputs, or 0 for planes that the
+    weight type lacks.
 
     groups       groups of 16 outputs, of the matrix or of one expert
-    chunk        groups that a thread takes at a time
-    adds         1: out += instead of out =
-    logits       1: the step says where the output is
-    panels       address of the memory to unpack weights in, `panels_stride` bytes for each thread
-    tables       address of the routing's tables, `tables_bytes` for each thread's
-    row_numbers  address of int32[slots]: the row of x that belongs to each slot
-    own_rows     1: x has a row for each slot
+    chunk        groups that a thread claims at a time
+    adds         1 for out += instead of out =
+    logits       1 if the step provides the address of the output
+    panels       address of the memory for unpacked weights, `panels_stride` bytes per thread
+    tables       address of the routing's tables, `tables_bytes` per thread
+    row_numbers  address of int32[slots]: the row of x for each slot
+    own_rows     1 if x has a row for each slot
     """
 
     weights: int
@@ -136,8 +139,8 @@ class IntegerWords(NamedTuple):
 
 
 class FloatWords(NamedTuple):
-    """The op record of products with float weights; each word as in IntegerWords. `columns` are padded to a multiple
-    of 4."""
+    """The op record of products with float weights. The words have the same meaning as in IntegerWords. `columns` is
+    padded to a multiple of 4."""
 
     weights: int
     groups: int
@@ -157,8 +160,10 @@ class FloatWords(NamedTuple):
 
 
 def quantize_reference(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """x float32[rows, width], width a multiple of 32. Returns int8[rows, blocks, 32] and scales float32[rows,
-    blocks]."""
+    """Quantize x float32[rows, width] in blocks of 32, where width is a multiple of 32.
+
+    Returns int8[rows, blocks, 32] and scales float32[rows, blocks].
+    """
     blocks = x.reshape(len(x), -1, 32)
     largest = np.abs(blocks).max(-1)
     alive = largest > np.float32(1e-36)
@@ -174,12 +179,15 @@ def integer_linear_reference(
     x: NDArray[np.int8],
     x_scales: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """The product with integer weights. integers int8[n, blocks, 32] with the zero point subtracted, scales and mins
-    float32[n, blocks, 1 or 2]: of a block or its halves; x int8[rows, blocks, 32], x_scales float32[rows, blocks].
-    Returns float32[rows, n].
+    """Multiply by integer weights.
 
-    The integers are equal to the kernel's; the sum over blocks is float32 in the same order, so the two differ only by
-    the fused multiply-add.
+    integers  int8[n, blocks, 32], with the zero point subtracted
+    scales    float32[n, blocks, 1 or 2], one per block or per half block; `mins` likewise
+    x         int8[rows, blocks, 32]
+    x_scales  float32[rows, blocks]
+
+    Returns float32[rows, n]. The integer arithmetic matches the kernel's exactly, and the float32 sums over blocks run
+    in the same order. The results differ only by the kernel's fused multiply-add.
     """
     sub_blocks = scales.shape[2]
     halves = (-1, sub_blocks, 32 // sub_blocks)
@@ -200,8 +208,10 @@ def integer_linear_reference(
 
 
 def float_linear_reference(weights: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The product with float weights: weights float32[n, k], x float32[rows, k]; returns float32[rows, n]. Partial sums
-    are added in the kernel's order."""
+    """Multiply x float32[rows, k] by float weights float32[n, k]; returns float32[rows, n].
+
+    Partial sums are added in the same order as in the kernel.
+    """
     partial = np.zeros((PARTIALS, len(x), len(weights)), np.float32)
     for column in range(x.shape[1]):
         partial[column % PARTIALS] += weights[None, :, column] * x[:, None, column]
@@ -218,11 +228,11 @@ class LinearOps(PlanBuilder):
         return out
 
     def linear_add(self, x: Value, weight: Matrix, to: Value) -> None:
-        """to += x . weight"""
+        """Add x . weight to `to`."""
         self.ops.append(Linear(x, weight, to, adds=True))
 
     def head_linear(self, x: Value, weight: Matrix, heads: int) -> Value:
-        """Each of `heads` parts of x times its own rows of `weight`, float[heads * out, width of a part]."""
+        """Multiply each of `heads` equal parts of x by its own rows of `weight`, float[heads * out, part width]."""
         out = x.like(weight.rows)
         self.ops.append(HeadLinear(x, weight, heads, out))
         return out

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SoftCap(Op):
-    """x = cap * tanh(x / cap), in place; x are the logits"""
+    """An op that computes x = cap * tanh(x / cap) in place, where x are the logits."""
 
     x: Value
     cap: float
@@ -34,7 +34,7 @@ class SoftCap(Op):
 
 
 class SoftCapWords(NamedTuple):
-    """The op record of `soft_cap`. The logits' address comes with each step; `cap` is a float32."""
+    """The op record of `soft_cap`. Each step provides the address of the logits. `cap` is a float32."""
 
     stride: int
     width: int

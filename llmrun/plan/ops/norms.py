@@ -1,4 +1,4 @@
-"""Normalization of rows: by the root of the mean square, of a row or of each head, and with the mean subtracted."""
+"""Normalization of rows: RMSNorm of whole rows or of each head, and LayerNorm."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm(Op):
-    """x / sqrt(mean(x^2) + epsilon) * weight"""
+    """An op that computes x / sqrt(mean(x^2) + epsilon) * weight."""
 
     x: Value
     weight: NDArray[np.float32]
     epsilon: float
-    out: Value  # WANTED while x is not: only the wanted rows are read
+    out: Value  # if only `out` is WANTED, only the wanted rows of x are read
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -36,13 +36,13 @@ class RmsNorm(Op):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Op):
-    """(x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias"""
+    """An op that computes (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias."""
 
     x: Value
     weight: NDArray[np.float32]
     bias: NDArray[np.float32] | None
     epsilon: float
-    out: Value  # as RmsNorm's
+    out: Value  # as in RmsNorm
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -54,7 +54,7 @@ class LayerNorm(Op):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm(Op):
-    """RmsNorm of each head by itself; `weight` float32[head size]."""
+    """An op that applies RMSNorm to each head separately; `weight` is float32[head size]."""
 
     x: Value
     weight: NDArray[np.float32]
@@ -74,9 +74,10 @@ class NormWords(NamedTuple):
     """The op record of `rmsnorm` and `layernorm`.
 
     epsilon  a float32
-    gathers  1: row i of the output is made from the wanted row of that number
-    heads    parts of a row that rmsnorm normalizes each by itself, of `width` features; whole vectors if there are many
-    bias     address of layernorm's bias
+    gathers  1 if row i of the output is computed from the i-th wanted row
+    heads    number of parts of a row that rmsnorm normalizes separately, each of `width` features; if there are
+             several parts, `width` must be a whole number of vectors
+    bias     address of the bias of layernorm
     """
 
     x: int
@@ -92,7 +93,10 @@ class NormWords(NamedTuple):
 
 
 def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.float32]:
-    """x float32[..., width], weight float32[width]; returns x's shape."""
+    """Normalize x float32[..., width] by its root mean square; weight is float32[width].
+
+    Returns an array of x's shape.
+    """
     mean = np.square(x, dtype=np.float32).mean(-1, keepdims=True, dtype=np.float32)
     result: NDArray[np.float32] = x * (np.float32(1) / np.sqrt(mean + np.float32(epsilon))) * weight
     return result
@@ -101,7 +105,10 @@ def rmsnorm_reference(x: NDArray[np.float32], weight: NDArray[np.float32], epsil
 def layernorm_reference(
     x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32] | None, epsilon: float
 ) -> NDArray[np.float32]:
-    """x float32[rows, width], weight and bias float32[width]; returns float32[rows, width]."""
+    """Normalize x float32[rows, width] by its mean and variance; weight and bias are float32[width].
+
+    Returns an array of x's shape.
+    """
     centred = x - x.mean(-1, keepdims=True, dtype=np.float32)
     result = rmsnorm_reference(centred, weight, epsilon)
     return result if bias is None else result + bias
@@ -116,7 +123,7 @@ class NormOps(PlanBuilder):
         return out
 
     def rmsnorm_wanted(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
-        """Normalize only the rows whose logits are asked for; every later op works on those."""
+        """Normalize only the rows whose logits are requested. All later ops work on those rows."""
         out = Value(x.width, Rows.WANTED)
         self.ops.append(RmsNorm(x, weight, epsilon, out))
         return out
@@ -136,7 +143,7 @@ class NormOps(PlanBuilder):
         return out
 
     def headnorm(self, x: Value, weight: NDArray[np.float32], epsilon: float) -> Value:
-        """Normalize each head by itself; all share `weight` float32[head size]."""
+        """Normalize each head separately. All heads share `weight` float32[head size]."""
         out = x.like(x.width)
         self.ops.append(HeadNorm(x, weight, epsilon, out))
         return out

@@ -1,4 +1,4 @@
-"""Rotary positions, and keys and values on their way into the KV cache."""
+"""Rotation of queries and keys, and storage of keys and values in the KV cache."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RopeStore(Op):
-    """Rotate queries and keys, and store keys and values in the cache."""
+    """An op that rotates queries and keys, and stores keys and values in the cache."""
 
     q: Value
     k: Value
     v: Value
     kv: LayerKV
-    query_rope: int | None  # which of the plan's ropes; None: nothing is rotated
-    key_rope: int | None  # with the same pairs as the queries'
+    query_rope: int | None  # index into the plan's ropes, or None for no rotation
+    key_rope: int | None  # must have as many pairs as `query_rope`
     out: Value  # the rotated queries
 
     @property
@@ -48,7 +48,7 @@ class RopeStore(Op):
 
 @dataclass(frozen=True, slots=True)
 class Rotate(Op):
-    """Rotate the queries of a layer that attends to what another layer has stored."""
+    """An op that rotates the queries of a layer that attends to the keys and values of another layer."""
 
     q: Value
     kv: LayerKV
@@ -69,13 +69,13 @@ class Rotate(Op):
 
 
 class RopeWords(NamedTuple):
-    """The op record of `rotate`, and of `rope_store`, which also has the words from `k` on.
+    """The op record of `rotate` and `rope_store`. Only `rope_store` has the words from `k` on.
 
-    pairs            pairs of features that are rotated
-    rotation         where the queries' rotations begin in a row's, in bytes; `key_rotation`: the keys'
-    rotation_stride  bytes of a row's rotations
-    pair_step        bytes from a pair to the next; `pair_gap`: from a pair's first feature to its second
-    tables           which of the plan's windows the block tables belong to
+    pairs            number of feature pairs to rotate
+    rotation         byte offset of the queries' rotations in a row of rotations; `key_rotation` is that of the keys
+    rotation_stride  bytes between two rows of rotations
+    pair_step        bytes between two pairs; `pair_gap` is the distance between the two features of a pair
+    tables           index of the plan's window that the block tables belong to
     """
 
     q: int
@@ -109,7 +109,10 @@ def _rotated(run: Run, value: Value, head_size: int, rope: int | None) -> NDArra
 def rope_reference(
     x: NDArray[np.float32], rotations: NDArray[np.float32], pairing: Pairing = Pairing.INTERLEAVED
 ) -> NDArray[np.float32]:
-    """x float32[rows, heads, head size], rotations float32[rows, pairs, 2] (cosine, sine); returns x's shape."""
+    """Rotate x float32[rows, heads, head size] by rotations float32[rows, pairs, 2] (cosine, sine).
+
+    Returns an array of x's shape.
+    """
     y = x.copy()
     pairs = rotations.shape[1]
     cosine, sine = rotations[:, None, :, 0], rotations[:, None, :, 1]

@@ -1,4 +1,4 @@
-"""Sums and factors of whole rows, and rows cut and put together."""
+"""Element-wise ops on rows, and slicing and concatenation of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bias(Op):
-    """x + bias; `bias` float32[width]."""
+    """An op that computes x + bias; `bias` is float32[width]."""
 
     x: Value
     bias: NDArray[np.float32]
@@ -36,7 +36,7 @@ class Bias(Op):
 
 @dataclass(frozen=True, slots=True)
 class Add(Op):
-    """out += scale * y"""
+    """An op that computes out += scale * y."""
 
     y: Value
     scale: float
@@ -56,7 +56,7 @@ class Add(Op):
 
 @dataclass(frozen=True, slots=True)
 class AddGated(Op):
-    """out += sigmoid(gate) * y; `gate` has one feature."""
+    """An op that computes out += sigmoid(gate) * y; `gate` has one feature."""
 
     y: Value
     gate: Value
@@ -77,7 +77,7 @@ class AddGated(Op):
 
 @dataclass(frozen=True, slots=True)
 class Scale(Op):
-    """x *= factor, in place"""
+    """An op that computes x *= factor in place."""
 
     x: Value
     factor: float
@@ -95,8 +95,8 @@ class Scale(Op):
 
 
 class AddWords(NamedTuple):
-    """The op record of `add`: out = x + factor * y. `factor` is a float32; with a `gate` (an address, or 0) the factor
-    is the sigmoid of the gate's row instead."""
+    """The op record of `add`: out = x + factor * y, where `factor` is a float32. If `gate` (an address) is not 0, the
+    sigmoid of the row's gate replaces the factor."""
 
     out: int
     out_stride: int
@@ -112,7 +112,8 @@ class AddWords(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slice(Op):
-    """Some features of each of `groups` equal parts of a row: those from `first` on, as many as `out` has of each."""
+    """An op that splits each row into `groups` equal parts and takes a slice of each part, starting at `first`. The
+    width of `out` determines the width of the slices."""
 
     x: Value
     groups: int
@@ -130,8 +131,8 @@ class Slice(Op):
 
 @dataclass(frozen=True, slots=True)
 class Concat(Op):
-    """Rows of `groups` parts, each a's features of that part and then b's. An `a` of a single part is broadcast to
-    all of them."""
+    """An op that splits the rows of a and b into `groups` equal parts and concatenates each part of a with the same
+    part of b. If a has only one part, it is broadcast to all parts of b."""
 
     a: Value
     b: Value
@@ -150,8 +151,8 @@ class Concat(Op):
 
 
 class ConcatWords(NamedTuple):
-    """The op record of `concat`: each of `parts` parts of a row is `a_bytes` of a, then `b_bytes` of b, read `a_step`
-    and `b_step` bytes further on than for the part before it."""
+    """The op record of `concat`. Each of the `parts` parts of a row is `a_bytes` of a followed by `b_bytes` of b. The
+    source pointers advance by `a_step` and `b_step` bytes per part."""
 
     a: int
     a_stride: int
@@ -175,19 +176,19 @@ class RowOps(PlanBuilder):
         return out
 
     def add(self, y: Value, to: Value, scale: float = 1.0) -> None:
-        """to += scale * y"""
+        """Compute to += scale * y."""
         self.ops.append(Add(y, scale, to))
 
     def add_gated(self, y: Value, gate: Value, to: Value) -> None:
-        """to += sigmoid(gate) * y; `gate` has one feature"""
+        """Compute to += sigmoid(gate) * y; `gate` has one feature."""
         self.ops.append(AddGated(y, gate, to))
 
     def scale(self, x: Value, factor: float) -> None:
-        """x *= factor"""
+        """Compute x *= factor in place."""
         self.ops.append(Scale(x, factor))
 
     def slice(self, x: Value, first: int, width: int, groups: int = 1) -> Value:
-        """`width` features from `first` on, of each of `groups` equal parts of x."""
+        """Take `width` features of each of `groups` equal parts of x, starting at feature `first` of each part."""
         out = x.like(width * groups)
         self.ops.append(Slice(x, groups, first, out))
         return out
