@@ -67,12 +67,14 @@ ARCHITECTURES = {
     ),
     "qwen2": Architecture(qwen2.read_config, qwen2.plan, "Qwen2, Qwen2.5"),
     "qwen3": Architecture(qwen3.read_config, qwen3.plan, "Qwen3, dense"),
-    "smollm3": Architecture(smollm3.read_config, smollm3.plan, "SmolLM3", "every fourth layer without positions"),
+    "smollm3": Architecture(smollm3.read_config, smollm3.plan, "SmolLM3", "no position encoding in every fourth layer"),
     "mistral3": Architecture(mistral3.read_config, mistral3.plan, "Ministral 3"),
     "gemma": Architecture(gemma.read_config, gemma.plan, "Gemma"),
-    "gemma2": Architecture(gemma2.read_config, gemma2.plan, "Gemma 2", "sliding window, soft caps"),
+    "gemma2": Architecture(gemma2.read_config, gemma2.plan, "Gemma 2", "sliding window, soft-capped logits"),
     "gemma3": Architecture(gemma3.read_config, gemma3.plan, "Gemma 3, text", "sliding window"),
-    "gemma4": Architecture(gemma4.read_config, gemma4.plan, "Gemma 4, text", "sliding window, experts in 26B-A4B"),
+    "gemma4": Architecture(
+        gemma4.read_config, gemma4.plan, "Gemma 4, text", "sliding window, mixture of experts in 26B-A4B"
+    ),
     "phi3": Architecture(phi3.read_config, phi3.plan, "Phi-3, Phi-3.5, Phi-4, dense", "LongRoPE"),
     "granite": Architecture(granite.read_config, granite.plan, "Granite 3 and 4, dense"),
     "olmo2": Architecture(olmo2.read_config, olmo2.plan, "OLMo 2, OLMo 3", "sliding window in OLMo 3"),
@@ -85,20 +87,30 @@ ARCHITECTURES = {
     "seed_oss": Architecture(seed_oss.read_config, seed_oss.plan, "Seed-OSS"),
     "ernie4_5": Architecture(ernie4_5.read_config, ernie4_5.plan, "ERNIE 4.5, dense"),
     "internlm2": Architecture(internlm2.read_config, internlm2.plan, "InternLM 2 and 2.5"),
-    "qwen2moe": Architecture(qwen2moe.read_config, qwen2moe.plan, "Qwen1.5 MoE, Qwen2 57B", "experts, one shared"),
-    "qwen3moe": Architecture(qwen3moe.read_config, qwen3moe.plan, "Qwen3 30B and 235B, Qwen3-Coder", "experts"),
-    "gpt-oss": Architecture(gpt_oss.read_config, gpt_oss.plan, "gpt-oss", "experts, sliding window, sinks"),
-    "granitemoe": Architecture(granitemoe.read_config, granitemoe.plan, "Granite 3 MoE", "experts"),
-    "olmoe": Architecture(olmoe.read_config, olmoe.plan, "OLMoE", "experts"),
-    "deepseek": Architecture(deepseek.read_config, deepseek.plan, "DeepSeek MoE 16B, the first", "experts, one shared"),
+    "qwen2moe": Architecture(
+        qwen2moe.read_config, qwen2moe.plan, "Qwen1.5 MoE, Qwen2 57B", "mixture of experts, one shared"
+    ),
+    "qwen3moe": Architecture(
+        qwen3moe.read_config, qwen3moe.plan, "Qwen3 30B and 235B, Qwen3-Coder", "mixture of experts"
+    ),
+    "gpt-oss": Architecture(
+        gpt_oss.read_config, gpt_oss.plan, "gpt-oss", "mixture of experts, sliding window, attention sinks"
+    ),
+    "granitemoe": Architecture(granitemoe.read_config, granitemoe.plan, "Granite 3 MoE", "mixture of experts"),
+    "olmoe": Architecture(olmoe.read_config, olmoe.plan, "OLMoE", "mixture of experts"),
+    "deepseek": Architecture(
+        deepseek.read_config, deepseek.plan, "DeepSeek MoE 16B (first generation)", "mixture of experts, one shared"
+    ),
     "deepseek2": Architecture(
         deepseek2.read_config,
         deepseek2.plan,
         "DeepSeek V2 Lite, GLM-4.7-Flash, GigaChat 3, Kanana 2",
-        "latent attention, experts, one shared",
+        "latent attention, mixture of experts, one shared",
     ),
     "lfm2": Architecture(lfm2.read_config, lfm2.plan, "LFM2, LFM2.5", "short convolutions"),
-    "lfm2moe": Architecture(lfm2moe.read_config, lfm2moe.plan, "LFM2 8B and 24B", "short convolutions, experts"),
+    "lfm2moe": Architecture(
+        lfm2moe.read_config, lfm2moe.plan, "LFM2 8B and 24B", "short convolutions, mixture of experts"
+    ),
 }
 
 # Messages name only these, because the full list would be too long.
@@ -113,13 +125,13 @@ def architecture_of(file: GGUFFile) -> Architecture:
         raise UnsupportedModel(
             f"architecture not supported: {shown(str(file.path), 300)}: '{shown(name)}'; the CPU engine supports "
             f"{len(ARCHITECTURES)} architectures, such as {', '.join(_KNOWN_BEST)}",
-            hint="This model may run with --backend llama. The README lists all architectures.",
+            hint="This model may run with --backend llama. docs/models.md lists all architectures.",
         )
     return found
 
 
 def table() -> str:
-    """Return the README's Markdown table of all architectures: name, models, notes."""
+    """Return the table of architectures in docs/models.md: name, models, notes."""
     rows = [("`general.architecture`", "models", "notes"), ("---", "---", "---")]
     rows += [(f"`{name}`", found.models, found.notes) for name, found in ARCHITECTURES.items()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
