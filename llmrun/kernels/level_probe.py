@@ -2,9 +2,9 @@
 
     python -m llmrun.kernels.level_probe LEVEL TRIPLE CPU FEATURES
 
-It exits with 0 if the level works. It runs in a child process (level_check.py), because an illegal instruction kills the
-process. It compiles the building blocks of the kernels for the level and for the portable level, and checks that both
-compute the same results.
+It exits with 0 if the level works. It runs in a child process (level_check.py), because an illegal instruction kills
+the process. It compiles the building blocks of the kernels for the level and for the portable level, and checks that
+both compute the same results.
 """
 
 from __future__ import annotations

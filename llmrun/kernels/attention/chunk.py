@@ -1,10 +1,10 @@
 """Attention of a tile of queries to a chunk of 128 positions: scores, weights, and the weighted sum of the values.
 
-A row sees the positions from the start of its window to its own position. The rows of a tile are consecutive, so all of
-them see most positions of a chunk. A few positions at both ends are seen by some rows only, because the windows of later
-rows start later and earlier rows end sooner. These positions are added row by row. Positions that a row does not see are
-skipped, not multiplied by 0, because 0 times NaN is NaN. Blocks that no row of the tile sees are never read, nor are
-their entries in the block table.
+A row sees the positions from the start of its window to its own position. The rows of a tile are consecutive, so all
+of them see most positions of a chunk. Only some rows see the few positions at both ends, because the windows of later
+rows start later and earlier rows end sooner. These positions are added row by row. Positions that a row does not see
+are skipped, not multiplied by 0, because 0 times NaN is NaN. Blocks that no row of the tile sees are never read, nor
+are their entries in the block table.
 """
 
 from __future__ import annotations

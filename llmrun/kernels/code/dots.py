@@ -1,8 +1,8 @@
 """Integer dot products of a block of 32 columns for 16 outputs, implemented for each instruction level.
 
-The weights of a block are 8 vectors <64 x i8>. Vector j holds columns 4j to 4j + 3 of 16 rows. Weights with up to 6 bits
-are unsigned, and their zero point is subtracted by means of the sum of the activations. Weights with 8 bits and weights
-looked up in a table are signed bytes. All sums are exact integers, so every level computes the same.
+The weights of a block are 8 vectors <64 x i8>. Vector j holds columns 4j to 4j + 3 of 16 rows. Weights with up to 6
+bits are unsigned, and their zero point is subtracted by means of the sum of the activations. Weights with 8 bits and
+weights looked up in a table are signed bytes. All sums are exact integers, so every level computes the same.
 """
 
 from __future__ import annotations

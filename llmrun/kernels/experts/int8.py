@@ -40,7 +40,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
 
     @inline_function
     def multiply_tile(op: Any, panel: Any, panel_bytes: Any, slot: Any, group: Any, n_here: Any) -> Any:
-        """Multiply a tile of rows, starting at `slot`, by the panels of `n_here` groups of an expert, starting at `group`."""
+        """Multiply a tile of rows, starting at `slot`, by the panels of `n_here` groups, starting at `group`."""
         x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, 0)
         x_stride, scale_stride = load_i64(op + PRODUCT.x_stride), load_i64(op + PRODUCT.scale_stride)
         numbers = numbers_at(op, slot)
@@ -59,7 +59,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     def multiply_many(
         op: Any, thread: Any, before: Any, first: Any, end: Any, start: Any, stop: Any, following: Any
     ) -> Any:
-        """Multiply slots `first` to `end` by groups `start` to `stop` of an expert, and prefetch the weights that follow.
+        """Multiply slots `first` to `end` by groups `start` to `stop` of an expert, and prefetch the next weights.
 
         `before` is the number of groups that belong to earlier experts.
         """

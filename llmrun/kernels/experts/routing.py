@@ -145,7 +145,7 @@ def route(level: str) -> Callable[..., None]:
 
     @inline_function
     def finish(op: Any, chosen: Any, weights: Any, used: Any) -> Any:
-        """Finish the weights of a row: normalize them, then multiply them by the scale and by each expert's own scale."""
+        """Finish the weights of a row: normalize them, then apply the common scale and each expert's own scale."""
         if load_i64(op + _ROUTE.gating) == SOFTMAX_OF_CHOSEN:
             softmax(weights, used)
         factor = simd.splat(load_f32(op + _ROUTE.scale))

@@ -153,8 +153,8 @@ def _q2_k_word(at: Any, part: Any, j: Any) -> Any:
 def _six_bits(at: Any, part: Any, first: Any) -> Any:
     """Return six-bit scale (first = 0) or minimum (first = 4) number `part` of 8, from the 12 bytes at `at`.
 
-    Parts 0 to 3 are the low 6 bits of a byte. For parts 4 to 7, the low 4 bits are in the last 4 bytes (scales in the low
-    nibbles, minimums in the high ones), and the upper 2 bits are the top bits of the byte of `part - 4`.
+    Parts 0 to 3 are the low 6 bits of a byte. For parts 4 to 7, the low 4 bits are in the last 4 bytes (scales in the
+    low nibbles, minimums in the high ones), and the upper 2 bits are the top bits of the byte of `part - 4`.
     """
     if part < 4:
         return load_u8(at + first + part) & 63

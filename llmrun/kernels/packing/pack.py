@@ -3,8 +3,8 @@
 A group of an integer type (packed_types.py) has planes of scales and minimums, f16 or bytes [blocks, sub-blocks, 16].
 Types with two levels of scales also have planes of upper scales and minimums, f16[columns / 256, 16]. Then come the
 planes of values. Word j of a row's block of 32 columns is 4 columns, one byte each. A plane with n bits per value is a
-uint8[blocks, n, 16, 4]. Its vector v holds the bits of words v, v + n, v + 2n ..., from bit 0 up. Each plane starts on a
-cache line. Packing never rounds.
+uint8[blocks, n, 16, 4]. Its vector v holds the bits of words v, v + n, v + 2n ..., from bit 0 up. Each plane starts on
+a cache line. Packing never rounds.
 
 A group of a float type is [columns, 16] in the file's own type. Missing rows of the last group and padding are zero.
 """
