@@ -24,7 +24,7 @@ class Activations:
     def of_row(
         cls, builder: Any, first_row: list[Any], block: Any, row: int, x_stride: Any, scale_stride: Any
     ) -> Activations:
-        """Return the addresses for row `row` (known at compile time), counted from the row at the addresses `first_row`."""
+        """Return the addresses for row `row`, a number known at compile time. Row 0 is at the addresses `first_row`."""
         strides = [x_stride, *[scale_stride] * 3, builder.mul(scale_stride, simd.I64(2))]
         found = []
         for address, stride, n_bytes in zip(first_row, strides, (32, 4, 4, 4, 8), strict=True):

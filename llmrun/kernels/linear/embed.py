@@ -1,7 +1,7 @@
 """The look-up of token embeddings in the packed matrix (pack.py describes the layout).
 
-Models with tied embeddings then need the matrix in memory only once. Gathering a row from a group of 16 still takes only
-a few thousand loads per token.
+Models with tied embeddings then need the matrix in memory only once. Gathering a row from a group of 16 still takes
+only a few thousand loads per token.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from llmrun.layouts import records
 from llmrun.plan.ops.linear import QuantizeWords
 
 _QUANTIZE = records.offsets(QuantizeWords)
-# Blocks quantized at once. Reducing their maxima and sums together needs only a quarter of the shuffles. In a prefill of
-# 256 tokens with a 1.24B model, all quantization took 15 and 13 ms in two runs, instead of 20 and 21 ms with one block
-# at a time. The rest of the time goes to reading from the outer caches.
+# Blocks quantized at once. Reducing their maxima and sums together needs only a quarter of the shuffles. In a prefill
+# of 256 tokens with a 1.24B model, all quantization took 15 and 13 ms in two runs, instead of 20 and 21 ms with one
+# block at a time. The rest of the time goes to reading from the outer caches.
 _TOGETHER = 16
 
 

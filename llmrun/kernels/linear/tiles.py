@@ -234,7 +234,10 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
         scale_stride: Any,
         numbers: Any,
     ) -> Any:
-        """Add one block like `block`, for the rows listed in the int32[rows] at `numbers`. The addresses are row 0's."""
+        """Add one block like `block`, for the rows listed in the int32[rows] at `numbers`.
+
+        The addresses are those of row 0.
+        """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, number, panel, panel_bytes, *addresses, x_stride, scale_stride, numbers = args
@@ -305,7 +308,8 @@ def _emit_dots(
 ) -> list[Any]:
     """Emit the dot products of a sub-block, a <16 x float> for each row of each group.
 
-    It processes four columns at a time, so that activations are loaded once for all groups and weights once for all rows.
+    It processes four columns at a time, so that activations are loaded once for all groups, and weights once for all
+    rows.
     """
     starts = [emit_starts(builder, level, packed, row)[sub] for row in x]
     indices = range(8 // packed.sub_blocks * sub, 8 // packed.sub_blocks * (sub + 1))

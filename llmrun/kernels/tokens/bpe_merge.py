@@ -1,8 +1,8 @@
 """Byte-level BPE, which turns the pieces of a text into token ids by merging adjacent symbols, lowest rank first.
 
-Symbols are token ids from the start: the id of a byte, or of a character in vocabularies that spell tokens in characters.
-A merge is therefore one look-up of a pair of ids. Short pieces rescan all ranks after every merge. Long pieces keep them
-in a heap, because 1 MiB of the same letter is a single piece.
+Symbols are token ids from the start: the id of a byte, or of a character in vocabularies that spell tokens in
+characters. A merge is therefore one look-up of a pair of ids. Short pieces rescan all ranks after every merge. Long
+pieces keep them in a heap, because 1 MiB of the same letter is a single piece.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UNKNOWN_BYTES = -2
 
 @inline_function
 def look_up_pair(op: int, left: int, right: int, ranks: int, products: int, at: int) -> int:
-    """Store the rank and the product of the pair at index `at`, and return the rank, or NO_RANK if it does not merge."""
+    """Store the rank and the product of the pair at index `at`. Return the rank, or NO_RANK if it does not merge."""
     slot = pair_slot(load_i64(op + PAIRS), load_i64(op + PAIR_MASK), left << 32 | right)
     if load_i64(slot) == 0:
         store_i32(ranks + at * 4, NO_RANK)

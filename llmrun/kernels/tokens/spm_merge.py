@@ -216,7 +216,9 @@ def encode_known_word(op: int, start: int, n_bytes: int, n_out: int) -> int:
 
 @kernel
 def merge(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Write the ids of all fragments of a text, with control tokens inserted between them. The words of the op record are:
+    """Write the ids of all fragments of a text, with control tokens inserted between them.
+
+    The words of the op record are:
 
     text u8[], fragment ends int64[p], p, insert positions int64[k], insert ids int32[k], k,
     token table, its mask, token addresses int64[n], lengths int64[n], length of the longest token in bytes,

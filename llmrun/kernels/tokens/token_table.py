@@ -1,7 +1,7 @@
 """The look-up tables of a vocabulary: from text to token, and from a pair of adjacent symbols to their merged token.
 
-Both are hash tables with open addressing, which `build` fills once per model. They contain only numbers, and the texts of
-the tokens stay in the file's header. Building them takes 30 ms for Llama 3 (128k tokens and 280k merges). Python
+Both are hash tables with open addressing, which `build` fills once per model. They contain only numbers, and the texts
+of the tokens stay in the file's header. Building them takes 30 ms for Llama 3 (128k tokens and 280k merges). Python
 dictionaries would take 450 ms.
 
 token table   int64[slots], where 0 is a free slot: high half of the text's hash | id + 1
