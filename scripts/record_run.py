@@ -35,7 +35,7 @@ def record(arguments: list[str]) -> str:
     shown: str = process.read().decode()
     process.close()
     if process.exitstatus != 0:
-        raise SystemExit(f"error: {shlex.join(COMMAND)} ended with exit code {process.exitstatus}:\n{shown}")
+        raise SystemExit(f"error: {shlex.join(COMMAND)} failed with exit code {process.exitstatus}:\n{shown}")
     lines = shown.replace("\r\n", "\n").split("\n")
     return "\n".join(line.rpartition("\r")[2] for line in lines)  # drop text that the progress line overwrote
 

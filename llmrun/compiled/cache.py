@@ -27,9 +27,9 @@ if sys.platform != "win32":
 
 _DIGEST_BYTES = 32
 _SUFFIX = ".o"
-_MOST_BYTES = 16 << 20  # limit on the size of an entry; the largest kernels are a hundred times smaller
+_MAX_BYTES = 16 << 20  # limit on the size of an entry; the largest kernels are a hundred times smaller
 _POLL_SECONDS = 0.02
-_PATIENCE_SECONDS = 60.0  # how long to wait for another process, which may hang; compiling a kernel takes a second
+_MAX_WAIT_SECONDS = 60.0  # how long to wait for another process, which may hang; compiling a kernel takes a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class KernelCache:
         entry = b""
         try:
             found = path.stat()
-            if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES:  # reading a named pipe would block
+            if stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_BYTES:  # reading a named pipe would block
                 entry = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -93,7 +93,7 @@ class KernelCache:
         If another process is already compiling the same entry, wait for its object. When the wait takes too long or
         `given_up` is set, call `compile_object` anyway. Exceptions of `compile_object` are not caught.
         """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _MAX_WAIT_SECONDS
         while True:
             try:
                 claim = self._claim(key)
@@ -109,9 +109,9 @@ class KernelCache:
         """Report all problems with the folder in one KernelWarning, which is raised if warnings are errors."""
         if self._trouble is not None:
             where = self._trouble.filename2 or self.folder
-            words = f"compiled kernels cannot be kept, every start compiles them: {where}: {self._trouble.strerror}"
+            words = f"cannot save compiled kernels, so every start compiles them: {where}: {self._trouble.strerror}"
         elif self.damaged:
-            words = f"compiled kernels were damaged, and were compiled again: {len(self.damaged)} in {self.folder}"
+            words = f"found damaged kernels and compiled them again: {len(self.damaged)} in {self.folder}"
         else:
             return
         warnings.warn(words, KernelWarning, stacklevel=4)
@@ -149,7 +149,7 @@ class KernelCache:
             image = self.read(key)  # another process may have created it since the first look
             if image is None:
                 image = compile_object()
-                kept = self._keep(key, claim, image)
+                kept = self._save(key, claim, image)
             return image
         finally:
             if not kept:  # otherwise the file was renamed, and another process may be using the name again
@@ -157,7 +157,7 @@ class KernelCache:
                     self._claim_path(key).unlink()
             os.close(claim)
 
-    def _keep(self, key: str, claim: int, image: bytes) -> bool:
+    def _save(self, key: str, claim: int, image: bytes) -> bool:
         """Write the claimed file and rename it to the entry, so that entries are always complete."""
         try:
             os.ftruncate(claim, 0)

@@ -20,7 +20,7 @@ from llmrun import child_processes, folders
 _KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 _TRIED = ("level_probe.py", "code/dots.py", "code/simd.py", "code/unpack.py")
 _WORKED = b"worked\n"
-_PATIENCE_SECONDS = 60.0  # the probe usually takes half a second
+_TIMEOUT_SECONDS = 60.0  # the probe usually takes half a second
 
 
 def works(level: str, triple: str, cpu: str, features: str) -> bool:
@@ -37,7 +37,7 @@ def works(level: str, triple: str, cpu: str, features: str) -> bool:
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_PATIENCE_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             check=False,
             env=child_processes.environment(),
             start_new_session=True,  # the parent handles Ctrl-C

@@ -102,7 +102,7 @@ def host_target() -> Target:
             return target_for(level, levels[0])
     names = ", ".join(level.name for level in levels)
     raise UsageError(
-        f"unknown instruction level: LLMRUN_CPU_LEVEL: {forced!r}, this processor runs {names}",
+        f"unknown instruction level: LLMRUN_CPU_LEVEL: {forced!r}, this processor supports {names}",
         hint="unset LLMRUN_CPU_LEVEL",
     )
 
@@ -114,7 +114,7 @@ def _best_that_works(levels: list[Level]) -> Target:
         if level is PORTABLE or works(level.name, target.triple, target.cpu, target.features):
             break
         warnings.warn(
-            f"instructions that this processor names do not work on it: {level.name}: its kernels are not used",
+            f"this processor reports instructions that fail on it: {level.name} kernels are not used",
             KernelWarning,
             stacklevel=2,
         )

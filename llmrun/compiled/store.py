@@ -192,16 +192,12 @@ def sources(module: str) -> dict[str, str]:
 
 @functools.cache
 def _source(module: str) -> tuple[str, list[str]]:
-    """Return the digest of a module's source and the files it imports."""
+    """Return the digest of a module's source and the files it imports.
+
+    This is cached, because most kernels share most of their files.
+    """
     source = _path_of(module).read_bytes()
     return hashlib.sha256(source).hexdigest(), _imported_files(source.decode())
-
-
-@functools.cache
-def _source_of(module: str) -> tuple[bytes, list[str]]:
-    """Return the source of a file and the files it imports, cached because most kernels share most of their files."""
-    source = _path_of(module).read_bytes()
-    return source, _imported_files(source.decode())
 
 
 def _imported_files(source: str) -> list[str]:
@@ -261,7 +257,7 @@ class _Children:
         """Compile a kernel and return its object file. Raises KernelCompileError."""
         with self._lock:
             if self._killed:
-                raise KernelCompileError("compiling kernels was stopped")
+                raise KernelCompileError("kernel compilation was stopped")
             if not self._idle:
                 self._idle.append(_Child(self._target))
                 self._all.append(self._idle[-1])
@@ -324,15 +320,15 @@ class _Child:
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
         line = stdout.readline()
-        header: dict[str, Any] = json.loads(line) if line else {"error": self._last_words(), "bytes": 0}
+        header: dict[str, Any] = json.loads(line) if line else {"error": self._exit_message(), "bytes": 0}
         image = stdout.read(header["bytes"])
         if len(image) < header["bytes"]:
-            header["error"] = self._last_words()
+            header["error"] = self._exit_message()
         if header["error"]:
             raise KernelCompileError(
-                f"kernel does not compile: {name.module}.{name.function} {dict(name.parameters)}: "
+                f"cannot compile kernel: {name.module}.{name.function} {dict(name.parameters)}: "
                 f"{header['error'].strip().splitlines()[-1]}",
-                hint="llmrun --debug shows the whole error",
+                hint="run llmrun with --debug to see the full error",
             ) from RuntimeError(header["error"])
         return image
 
@@ -348,10 +344,10 @@ class _Child:
         assert self._process.stdout is not None
         return self._process.stdin, self._process.stdout
 
-    def _last_words(self) -> str:
+    def _exit_message(self) -> str:
         self._process.wait()
         self._listener.join()
-        return self._errors.decode(errors="replace").strip() or "the compiler process ended without a word"
+        return self._errors.decode(errors="replace").strip() or "the compiler process exited without an error message"
 
     def kill(self) -> None:
         self._process.kill()

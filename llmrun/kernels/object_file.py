@@ -52,4 +52,4 @@ def check_symbols(image: bytes, symbol: str) -> None:
         raise ForeignSymbolError(f"a kernel's object file does not define {symbol}: it defines {sorted(defined)}")
     foreign = undefined - ALLOWED_UNDEFINED
     if foreign:
-        raise ForeignSymbolError(f"a kernel may not call {sorted(foreign)}")
+        raise ForeignSymbolError(f"a kernel must not call {sorted(foreign)}")

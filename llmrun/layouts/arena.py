@@ -49,7 +49,7 @@ def _mapped(n_bytes: int, what: str) -> mmap.mmap:
         return mmap.mmap(-1, max(n_bytes, mmap.PAGESIZE), **_PRIVATE)
     except (OSError, OverflowError) as error:
         raise DoesNotFit(
-            f"out of memory: {what}: {format_mebibytes(n_bytes)} wanted", hint="try a smaller model or a smaller -c"
+            f"out of memory: {what}: {format_mebibytes(n_bytes)} needed", hint="try a smaller model or a smaller -c"
         ) from error
 
 

@@ -134,7 +134,7 @@ class _Avx2(Sum):
     def __init__(self, builder: Any, packed: PackedType, start: Any) -> None:
         super().__init__(builder, packed, start)
         largest = 128 if packed.is_signed else (1 << packed.bits) - 1
-        self._together = _LARGEST_I16 // (2 * largest * _ACTIVATION)
+        self._max_narrow = _LARGEST_I16 // (2 * largest * _ACTIVATION)
         self._narrow = [constant(_I16X16, 0)] * self.parts
         self._counts = [0] * self.parts  # how many results each 16-bit sum holds
 
@@ -153,7 +153,7 @@ class _Avx2(Sum):
         pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", _I16X16, [weight, activations])
         self._narrow[index] = builder.add(self._narrow[index], pairs)
         self._counts[index] += 1
-        if self._counts[index] == self._together:
+        if self._counts[index] == self._max_narrow:
             self._widen(index)
 
     def _widen(self, index: int) -> None:

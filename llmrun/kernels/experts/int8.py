@@ -34,7 +34,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     packed = PACKED_TYPES[weight]
     groups, tile_rows = tile_shape(level)
     head_of, n_items, expert_of, source_of, numbers_at = expert_items(PRODUCT)
-    unpack_group, multiply_row, activations_of, ask_for = linear_parts(level, packed)
+    unpack_group, multiply_row, activations_of, prefetch_weights = linear_parts(level, packed)
     tile_zero, _, tile_block, tile_store = tile(level, packed, groups, tile_rows)
     panel_block = packed.panel_block_bytes
 
@@ -74,7 +74,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
             if group + groups >= stop:
                 next_group = following
             for number in range(n_tiles):
-                ask_for(op, next_group, groups, number, n_tiles)
+                prefetch_weights(op, next_group, groups, number, n_tiles)
                 # The last tile starts early enough to be full. Rows that it shares with the previous tile are computed
                 # again, with the same result.
                 slot = min(first + number * tile_rows, end - tile_rows)

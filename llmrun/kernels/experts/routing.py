@@ -26,8 +26,8 @@ _GROUP = records.offsets(GroupWords)
 
 # --- route ------------------------------------------------------------------------------------------------------------
 
-_NOWHERE = -1 << 31  # the rank of padding and of experts already chosen
-_LAST = _NOWHERE + 1  # the rank of NaN
+_NO_RANK = -1 << 31  # the rank of padding and of experts already chosen
+_NAN_RANK = _NO_RANK + 1  # the rank of NaN
 
 
 @intrinsic
@@ -41,10 +41,10 @@ def _store_ranks(typingctx: Any, to: Any, values: Any, count: Any) -> Any:
         falling = builder.xor(bits, simd.constant(simd.I32X16, 0x7FFFFFFF))
         ranks = builder.select(builder.icmp_signed("<", bits, simd.constant(simd.I32X16, 0)), falling, bits)
         is_number = builder.fcmp_ordered("ord", values, values)
-        ranks = builder.select(is_number, ranks, simd.constant(simd.I32X16, _LAST))
+        ranks = builder.select(is_number, ranks, simd.constant(simd.I32X16, _NAN_RANK))
         lanes = ir.Constant(simd.I32X16, list(range(simd.LANES)))
         is_expert = builder.icmp_signed("<", lanes, simd.emit_splat(builder, builder.trunc(count, simd.I32)))
-        simd.emit_store(builder, to, builder.select(is_expert, ranks, simd.constant(simd.I32X16, _NOWHERE)), 4)
+        simd.emit_store(builder, to, builder.select(is_expert, ranks, simd.constant(simd.I32X16, _NO_RANK)), 4)
         return context.get_dummy_value()
 
     return types.void(types.int64, simd.f32x16, types.int64), codegen
@@ -53,7 +53,7 @@ def _store_ranks(typingctx: Any, to: Any, values: Any, count: Any) -> Any:
 @intrinsic
 def _first_ranks(typingctx: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return simd.constant(simd.I32X16, _NOWHERE)
+        return simd.constant(simd.I32X16, _NO_RANK)
 
     return simd.i32x16(), codegen
 
@@ -193,7 +193,7 @@ def route(level: str) -> Callable[..., None]:
             chosen, weights = load_i64(op + _ROUTE.chosen) + to, load_i64(op + _ROUTE.weights) + to
             for index in range(used):
                 expert = highest(ranks, count)
-                store_i32(ranks + 4 * expert, _NOWHERE)
+                store_i32(ranks + 4 * expert, _NO_RANK)
                 store_i32(chosen + 4 * index, expert)
                 store_f32(weights + 4 * index, load_f32(values + 4 * expert))
             finish(op, chosen, weights, used)

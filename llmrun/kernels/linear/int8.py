@@ -25,7 +25,7 @@ def linear(level: str, weight: str) -> Callable[..., None]:
     """Build the kernel for a weight type, a name of PACKED_TYPES."""
     packed = PACKED_TYPES[weight]
     groups, tile_rows = tile_shape(level)
-    unpack_group, multiply_row, activations_of, ask_for = linear_parts(level, packed)
+    unpack_group, multiply_row, activations_of, prefetch_weights = linear_parts(level, packed)
     tile_zero, tile_block, _, tile_store = tile(level, packed, groups, tile_rows)
     panel_block = packed.panel_block_bytes
 
@@ -58,7 +58,7 @@ def linear(level: str, weight: str) -> Callable[..., None]:
             for index in range(n_here):
                 unpack_group(op, group + index, panel + index * panel_bytes)
             for number in range(n_tiles):
-                ask_for(op, next_group, min(groups, n_groups - next_group), number, n_tiles)
+                prefetch_weights(op, next_group, min(groups, n_groups - next_group), number, n_tiles)
                 multiply_tile(op, panel, panel_bytes, number * tile_rows, group, n_here, y)
             for row in range(n_tiles * tile_rows, rows):
                 for index in range(n_here):

@@ -36,7 +36,7 @@ class Parts(NamedTuple):
     unpack_group: Any
     multiply_row: Any
     activations_of: Any
-    ask_for: Any
+    prefetch_weights: Any
 
 
 def linear_parts(level: str, packed: PackedType) -> Parts:
@@ -92,14 +92,14 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
         row_store(total, to, load_i64(op + PRODUCT.adds))
 
     @inline_function
-    def ask_for(op: Any, group: Any, n_groups: Any, part: Any, n_parts: Any) -> Any:
+    def prefetch_weights(op: Any, group: Any, n_groups: Any, part: Any, n_parts: Any) -> Any:
         """Prefetch part `part` of `n_parts` equal parts of the weights of `n_groups` groups, which may be 0."""
         n_lines = n_groups * load_i64(op + PRODUCT.group_bytes) // 64
         first = load_i64(op + PRODUCT.weights) + group * load_i64(op + PRODUCT.group_bytes)
         for line in range(part * n_lines // n_parts, (part + 1) * n_lines // n_parts):
             simd.prefetch_line(first + 64 * line)
 
-    return Parts(unpack_group, multiply_row, activations_of, ask_for)
+    return Parts(unpack_group, multiply_row, activations_of, prefetch_weights)
 
 
 def _prefetch(packed: PackedType) -> Any:

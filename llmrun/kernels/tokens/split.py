@@ -3,8 +3,8 @@
 It runs in stages, and each stage splits the pieces of the previous one. Every byte of the text becomes a symbol. The
 first byte of a character becomes the class that the patterns assign to the character, and its other bytes become
 CONTINUES. The flag BEGINS marks symbols at which a piece begins, so a stage sees the cuts of earlier stages and adds
-its own in place. A pattern is a table (tokenizers/automaton.py) that needs one look-up per character. Rules of one to six
-stages run at 54 to 180 MB/s on 0.4 MB of prose and code.
+its own in place. A pattern is a table (tokenizers/automaton.py) that needs one look-up per character. Rules of one to
+six stages run at 54 to 180 MB/s on 0.4 MB of prose and code.
 """
 
 from __future__ import annotations
