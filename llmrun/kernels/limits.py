@@ -46,7 +46,7 @@ def _add_lines(typingctx: Any, total: Any, address: Any) -> Any:
 
 @kernel
 def read(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Read memory in chunks of a multiple of 512 bytes. `results` has 64 bytes for each thread."""
+    """Read memory in chunks whose size is a multiple of 512 bytes. `results` has 64 bytes for each thread."""
     n_chunks, chunk_bytes = load_i64(op + _READ.chunks), load_i64(op + _READ.chunk_bytes)
     total = simd.splat(types.float32(0))
     chunk = claim(op)

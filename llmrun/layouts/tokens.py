@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The id that means that there is no such token.
+# The value that stands for a missing token id.
 NOT_FOUND = -1
 
 # Scratch memory per byte of the longest piece: links, ranks or lengths, and two int64 keys on the heap.

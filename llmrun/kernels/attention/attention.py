@@ -34,7 +34,7 @@ _MERGE = records.offsets(MergeWords)
 
 @kernel_family
 def attention(level: str, head_size: int, value_size: int, group: int, kv_type: str) -> Callable[..., None]:
-    """Build the kernel of causal attention, where `group` query heads share a KV head."""
+    """Build the kernel for causal attention, where `group` query heads share a KV head."""
     return _attention(level, HeadLayout(kv_type, head_size, value_size), group, capped=False)
 
 

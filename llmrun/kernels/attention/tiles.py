@@ -1,5 +1,4 @@
-"""Tiles of accumulators for attention. They hold the scores of 32 positions, or weighted sums of values, for several
-queries.
+"""Tiles of accumulators for attention, with scores of 32 positions or weighted sums of values for several queries.
 
 Each kind of tile comes as three functions: (zero or load, step, store). A key or value is converted to float32 only
 once for all queries of a tile. The scales of q8_0 are applied outside the inner loop: the scales of keys multiply the

@@ -27,7 +27,7 @@ _GROUP = records.offsets(GroupWords)
 # --- route ------------------------------------------------------------------------------------------------------------
 
 _NO_RANK = -1 << 31  # the rank of padding and of experts already chosen
-_NAN_RANK = _NO_RANK + 1  # the rank of NaN
+_NAN_RANK = _NO_RANK + 1  # below every number, so that NaN is chosen last
 
 
 @intrinsic

@@ -93,7 +93,7 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
 
     @inline_function
     def prefetch_weights(op: Any, group: Any, n_groups: Any, part: Any, n_parts: Any) -> Any:
-        """Prefetch part `part` of `n_parts` equal parts of the weights of `n_groups` groups, which may be 0."""
+        """Prefetch one of `n_parts` equal parts of the weights of `n_groups` groups. `n_groups` may be 0."""
         n_lines = n_groups * load_i64(op + PRODUCT.group_bytes) // 64
         first = load_i64(op + PRODUCT.weights) + group * load_i64(op + PRODUCT.group_bytes)
         for line in range(part * n_lines // n_parts, (part + 1) * n_lines // n_parts):

@@ -66,10 +66,13 @@ def _emit_added(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _emit_fold_each(builder: Any, vectors: list[Any], combine: Any) -> Any:
-    """Reduce each vector to one value. Lane i of the result belongs to vector i; with one vector, all lanes do."""
+    """Reduce each vector to one value, and return the value of vector i in lane i.
+
+    With a single vector, its value is in every lane.
+    """
     if len(vectors) == 1:
         return simd.emit_splat(builder, simd.emit_fold(builder, vectors[0], lambda a, b: combine(builder, a, b)))
-    # Each round combines neighbouring lanes of two vectors into one vector, first those of the first vector.
+    # Each round combines neighbouring lanes. The results from two vectors fill one vector.
     even, odd = (ir.Constant(simd.I32X16, list(range(first, 32, 2))) for first in (0, 1))
     while len(vectors) > 1:
         pairs = zip(vectors[::2], vectors[1::2], strict=True)

@@ -36,7 +36,10 @@ def _root(typingctx: Any, value: Any) -> Any:
 
 @inline_function
 def _source(op: Any, step: Any, thread: Any, row: Any) -> Any:
-    """Return the address of the input row for output row `row`. With `gathers`, that is the `row`th wanted row."""
+    """Return the address of the input row for output row `row`.
+
+    With `gathers`, `row` counts only the rows whose logits are requested.
+    """
     source = row
     if load_i64(op + _NORM.gathers) != 0:
         source = load_i32(load_i64(step + records.STEP_WANTED_ROWS) + 4 * row)
@@ -52,7 +55,7 @@ def _target(op: Any, step: Any, thread: Any, row: Any) -> Any:
 
 @kernel_family
 def rmsnorm(level: str) -> Callable[..., None]:
-    """Build the kernel of y = x / sqrt(mean(x^2) + epsilon) * weight, for each head separately."""
+    """Build the kernel that computes y = x / sqrt(mean(x^2) + epsilon) * weight, for each head separately."""
     fma = simd.Operations(level).fma
 
     @kernel
@@ -86,7 +89,7 @@ def rmsnorm(level: str) -> Callable[..., None]:
 
 @kernel_family
 def layernorm(level: str) -> Callable[..., None]:
-    """Build the kernel of y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias.
+    """Build the kernel that computes y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias.
 
     Weight and bias are padded with zeros.
     """

@@ -40,7 +40,10 @@ _CAP = offsets(SoftCapWords)
 
 @kernel_family
 def gated(level: str, activation: str) -> Callable[..., None]:
-    """Build the kernel of y = activation(gate) * up. If `up` is a row of ones with stride 0, y = activation(gate)."""
+    """Build the kernel that computes y = activation(gate) * up.
+
+    If `up` is a row of ones with stride 0, this is y = activation(gate).
+    """
     activate = _activations(level)[Activation(activation)]
 
     @kernel
@@ -99,7 +102,7 @@ def _activations(level: str) -> dict[Activation, Any]:
 
 @kernel_family
 def add(level: str) -> Callable[..., None]:
-    """Build the kernel of sum = x + factor * y.
+    """Build the kernel that computes sum = x + factor * y.
 
     With a gate, the factor of each row is the sigmoid of its gate. The sum may overwrite x. The result is rounded twice
     at every level, so that all levels agree.
@@ -141,7 +144,7 @@ CAP_CHUNK = 4096  # logits per item
 
 @kernel_family
 def soft_cap(level: str) -> Callable[..., None]:
-    """Build the kernel of logits = cap * tanh(logits / cap), in place.
+    """Build the kernel that computes logits = cap * tanh(logits / cap), in place.
 
     The threads share each row, because a vocabulary may have 262,144 tokens.
     """

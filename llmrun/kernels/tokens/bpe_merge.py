@@ -246,18 +246,25 @@ def encode_piece(op: int, text: int, n: int, n_out: int) -> int:
 
 @kernel
 def merge(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Write the ids of all pieces of a text, with control tokens inserted between them. The words of the op record are:
+    """Write the ids of all pieces of a text, with control tokens inserted between them.
 
-    text u8[], piece ends int64[p], p, insert positions int64[k], insert ids int32[k], k,
-    byte symbols int32[256] (NOT_FOUND only if tokens are spelled in characters), pair table, its mask,
-    emitted int32[symbols] (id, or NOT_FOUND for a symbol that plain text never produces),
-    ids of the tokens of one raw byte int32[256] (or NOT_FOUND),
-    symbol addresses int64[], lengths int64[], token table, its mask,
-    length of the longest token in bytes if pieces that are tokens are kept whole, else 0,
-    spelling u8[256][4] (how a byte is written in the vocabulary: length, first byte, second byte),
-    the first byte that pieces kept whole must have, or -1 for any, whether tokens are spelled in characters,
-    scratch u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest piece],
-    ids int32[2 * text bytes + k] (out), count int64[1] (out)
+    The op record has these words, where arrays are addresses:
+
+    TEXT, ENDS, N_PIECES       u8[], the end of each piece int64[p], p
+    INSERT_AT, INSERT_IDS      positions int64[k] and ids int32[k] of the control tokens to insert
+    N_INSERTS                  k
+    BYTE_SYMBOLS               int32[256], with NOT_FOUND only if tokens are spelled in characters
+    PAIRS, PAIR_MASK           the pair table and its mask
+    EMITTED                    int32[symbols]: the id, or NOT_FOUND for symbols that plain text never produces
+    RAW_BYTE_IDS               int32[256]: the ids of the tokens for single raw bytes, or NOT_FOUND
+    STARTS, LENGTHS            the address and length of each symbol's text, int64[]
+    TABLE, MASK                the token table and its mask
+    LONGEST_WHOLE              the length in bytes of the longest token, if pieces that are tokens stay whole; else 0
+    SPELLING                   u8[256][4]: how the vocabulary spells a byte: length, first byte, second byte
+    WHOLE_BEGINS               the first byte that a piece must have to stay whole, or -1 for any
+    BY_CHARACTER               whether tokens are spelled in characters
+    SCRATCH                    u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest piece]
+    IDS, COUNT                 output: int32[2 * text bytes + k], and the number of ids, int64[1]
     """
     text, ends, out = load_i64(op + TEXT), load_i64(op + ENDS), load_i64(op + IDS)
     insert_at, insert_ids = load_i64(op + INSERT_AT), load_i64(op + INSERT_IDS)

@@ -21,11 +21,14 @@ PRESENT, FOUND_AT, FOUND, RESULT = range(80, 112, 8)
 
 @kernel
 def build(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Build the trie of some non-empty texts. The words of the op record are:
+    """Build the trie of some non-empty texts.
 
-    texts u8[], their ends int64[n], n, edge table with more slots than there are bytes of text, its mask,
-    beginnings u8[256] (out: 1 for every first byte of a text),
-    tokens int32[bytes of text + 1] (filled with NOT_FOUND; out: the text that ends at each node)
+    The op record has these words in this order, where arrays are addresses:
+
+    texts, ends, n_texts    u8[], the end of each text int64[n], n
+    edges, mask             the edge table, which must have more slots than the texts have bytes, and its mask
+    beginnings              output: u8[256], 1 for every first byte of a text
+    tokens                  int32[bytes of the texts + 1] of NOT_FOUND; output: the text that ends at each node
     """
     texts, ends, n_texts = load_i64(op), load_i64(op + 8), load_i64(op + 16)
     edges, mask = load_i64(op + 24), load_i64(op + 32)
@@ -64,13 +67,19 @@ def is_marked(marks: int, n_marks: int, first: int, at: int, end: int, one_chara
 
 @kernel
 def find(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Find special tokens from left to right, the longest at each position. The words of the op record are:
+    """Find special tokens from left to right, the longest at each position.
 
-    text u8[n], n, positions of marks int64[m] (ascending), m, whether to find control tokens,
-    beginnings, edge table, its mask and tokens from `build`, flags u8[tokens],
-    present u8[tokens] (out: 1 for each token that occurs, even if it was not wanted or overlaps another),
-    positions int64[n] and tokens int32[n] of the tokens found (out),
-    result int64[2] (out: their number; 1 if a token overlaps a found token and is not shorter, else 0)
+    The op record has these words, where arrays are addresses:
+
+    TEXT, N_BYTES          u8[n], n
+    MARKS, N_MARKS         positions of marks in ascending order, int64[m], m
+    PARSE_CONTROL          whether to find control tokens
+    BEGINNINGS to TOKENS   the results of `build`, with the edge table and its mask
+    FLAGS                  u8[tokens]
+    PRESENT                output: u8[tokens], 1 for each token that occurs, even if it is unwanted or overlaps another
+    FOUND_AT, FOUND        output: position int64[n] and token int32[n] of each token found
+    RESULT                 output: int64[2], the number of tokens found, and 1 if a token overlaps a found token and is
+                           not shorter, else 0
     """
     text, n_bytes = load_i64(op + TEXT), load_i64(op + N_BYTES)
     marks, n_marks = load_i64(op + MARKS), load_i64(op + N_MARKS)

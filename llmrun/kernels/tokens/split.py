@@ -144,12 +144,18 @@ def cut_trailing_runs(symbols: int, n_bytes: int, members: int, continues: int) 
 
 @kernel
 def split(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Write the ends of the pieces of a text. The words of the op record are:
+    """Write the ends of the pieces of a text.
 
-    text u8[n] (valid UTF-8), n, ends of its parts int64[p] (no piece crosses them), p,
-    symbols of the code points u8[0x110000], number of symbols s (symbol s is CONTINUES, s + 1 is the end),
-    stages int64[k][2] (kind, address of its table: int32[states][s + 2] for a pattern, u8[s] for a set), k,
-    scratch u8[n + 1], ends int64[n] (out), count int64[1] (out)
+    The op record has these words, where arrays are addresses:
+
+    TEXT, N_BYTES         u8[n] of valid UTF-8, n
+    PART_ENDS, N_PARTS    the end of each part of the text, int64[p], p; no piece crosses the end of a part
+    CODE_POINTS           u8[0x110000]: the symbol of each code point
+    N_SYMBOLS             the number s of symbols; symbol s is CONTINUES, and s + 1 is the end of the text
+    STAGES, N_STAGES      int64[k][2], k; the kind of each stage and the address of its table, which is
+                          int32[states][s + 2] for a pattern and u8[s] for a set
+    SYMBOLS               u8[n + 1] of scratch memory
+    ENDS, COUNT           output: the end of each piece int64[n], and the number of pieces int64[1]
     """
     n_bytes, continues = load_i64(op + N_BYTES), load_i64(op + N_SYMBOLS)
     symbols = load_i64(op + SYMBOLS)

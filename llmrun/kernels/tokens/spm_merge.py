@@ -50,9 +50,13 @@ def is_space(address: int, n_bytes: int) -> bool:
 
 @kernel
 def find_joined(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Find the bytes that come before a space inside any token. The words of the op record are:
+    """Find the bytes that come before a space inside any token.
 
-    token addresses int64[n], lengths int64[n], n, joined u8[256] (out: 1 for these bytes)
+    The op record has these words in this order, where arrays are addresses:
+
+    starts, lengths    the address and length of each token's text, int64[n]
+    n_tokens           n
+    joined             output: u8[256], 1 for these bytes
     """
     starts, lengths, joined = load_i64(op), load_i64(op + 8), load_i64(op + 24)
     for token in range(load_i64(op + 16)):
@@ -218,15 +222,20 @@ def encode_known_word(op: int, start: int, n_bytes: int, n_out: int) -> int:
 def merge(op: int, step: int, thread: int, n_threads: int) -> None:
     """Write the ids of all fragments of a text, with control tokens inserted between them.
 
-    The words of the op record are:
+    The op record has these words, where arrays are addresses:
 
-    text u8[], fragment ends int64[p], p, insert positions int64[k], insert ids int32[k], k,
-    token table, its mask, token addresses int64[n], lengths int64[n], length of the longest token in bytes,
-    priorities int32[n] (lowest first; NEVER for tokens that plain text never becomes),
-    ids of the bytes int32[256] (or NOT_FOUND), joined u8[256] from `find_joined`,
-    remembered words int64[KNOWN_WORDS][4] (zeros),
-    scratch u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest fragment],
-    ids int32[text bytes + k] (out), count int64[1] (out)
+    TEXT, ENDS, N_FRAGMENTS    u8[], the end of each fragment int64[p], p
+    INSERT_AT, INSERT_IDS      positions int64[k] and ids int32[k] of the control tokens to insert
+    N_INSERTS                  k
+    TABLE, MASK                the token table and its mask
+    STARTS, LENGTHS            the address and length of each token's text, int64[n]
+    LONGEST                    the length in bytes of the longest token
+    PRIORITIES                 int32[n], lowest first; NEVER for tokens that plain text never becomes
+    BYTE_IDS                   int32[256]: the id of each byte, or NOT_FOUND
+    JOINED                     u8[256] from `find_joined`
+    KNOWN                      int64[KNOWN_WORDS][4] of zeros, for remembered words
+    SCRATCH                    u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest fragment]
+    IDS, COUNT                 output: int32[text bytes + k], and the number of ids, int64[1]
     """
     ends, out = load_i64(op + ENDS), load_i64(op + IDS)
     insert_at, insert_ids = load_i64(op + INSERT_AT), load_i64(op + INSERT_IDS)

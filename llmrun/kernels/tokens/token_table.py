@@ -147,12 +147,19 @@ def add_merge(
 
 @kernel
 def build(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Fill both tables and look up some texts. The words of the op record are:
+    """Fill both tables and look up some texts.
 
-    starts int64[n] (addresses), lengths int64[n], n, token table, its mask,
-    query addresses int64[q], query lengths int64[q], q, query ids int32[q] (out; NOT_FOUND if no such token),
-    merge addresses int64[m], merge lengths int64[m], m, pair table, its mask,
-    unresolved int32[m] (out: merges that name a text without an id), their number int64[1] (out)
+    The op record has these words in this order, where arrays are addresses:
+
+    starts, lengths, n_tokens        the address and length of each token's text, int64[n], n
+    table, mask                      the token table and its mask
+    query_starts, query_lengths      the address and length of each text to look up, int64[q]
+    n_queries                        q
+    query_ids                        output: int32[q], the id of each text, or NOT_FOUND
+    merge_starts, merge_lengths      the address and length of each merge, int64[m]
+    n_merges                         m
+    pairs, pair_mask                 the pair table and its mask
+    unresolved, n_unresolved         output: merges with a text that is not a token, int32[m], and their number int64[1]
     """
     starts = load_i64(op)
     lengths = load_i64(op + 8)
