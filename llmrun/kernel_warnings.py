@@ -1,4 +1,4 @@
-"""What the kernels warn of, told in the form of whoever runs them."""
+"""Routing of kernel warnings to whoever runs the kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrun.errors import KernelWarning
 
 @contextmanager
 def kernel_warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
-    """Inside, `tell` is given the words of each KernelWarning, once; other warnings go where they always go."""
+    """Pass the text of each KernelWarning to `tell`, once per text. Other warnings are shown as usual."""
     with warnings.catch_warnings():
         warnings.simplefilter("once", KernelWarning)
         show = warnings.showwarning

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Models to measure with: shapes that people run, random weights, one file for each weight type.
+"""Create models for benchmarks: popular shapes with random weights, one file for each weight type.
 
     scripts/make_models.py FOLDER [TYPE ...]                   Llama 3.2 1B: Q4_0 Q4_K_M Q8_0 Q5_K_M Q6_K IQ4_XS MXFP4
-    scripts/make_models.py FOLDER Q4_K_M --shape gemma3-1b     another shape (see SHAPES); some minutes each
+    scripts/make_models.py FOLDER Q4_K_M --shape gemma3-1b     another shape (see SHAPES); takes a few minutes
 
-llama.cpp quantizes them from a file of Q8_0; MXFP4, which it writes for experts alone, is quantized by gguf-py. The
-vocabularies are in llama-cpp-python's source distribution, which pip fetches.
+llama.cpp quantizes them from a Q8_0 file. gguf-py quantizes MXFP4, which llama.cpp writes only for experts. The
+vocabularies come from the source distribution of llama-cpp-python, which pip downloads.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ WRITTEN_HERE = (SOURCE, "MXFP4")
 
 
 def _shape(row: str, keys: dict[str, Any], **sizes: int) -> TinyArchitecture:
-    """A tiny architecture, grown up."""
+    """Return a tiny test architecture scaled up to real sizes."""
     tiny = TINY_ARCHITECTURES[row]
     return replace(tiny, keys={**tiny.keys, **keys}, **sizes)  # type: ignore[arg-type]
 
 
-# (vocabulary, sizes) of each.
+# Each shape is a vocabulary and the sizes of a model.
 SHAPES: dict[str, tuple[str, TinyArchitecture]] = {
     "1b": (
         "llama-bpe",
@@ -111,7 +111,7 @@ SHAPES: dict[str, tuple[str, TinyArchitecture]] = {
 
 
 def vocabulary_of(name: str) -> dict[str, Any]:
-    """The metadata of one of llama.cpp's tokenizers."""
+    """Return the metadata of one of llama.cpp's tokenizers."""
     with open_gguf(llama_cpp_source() / LLAMA_CPP_FOLDER / f"ggml-vocab-{name}.gguf") as file:
         return {
             key: value if isinstance(value, str | bool | int | float | np.ndarray) else list(value)
@@ -121,7 +121,10 @@ def vocabulary_of(name: str) -> dict[str, Any]:
 
 
 def write(path: Path, shape: str, weight_type: str) -> Path:
-    """All layers have the same weights, which no measurement minds, and which takes little memory to write."""
+    """Write a model file and return its path.
+
+    All layers share the same weights. That does not affect measurements, and writing the file takes little memory.
+    """
     vocabulary, row = SHAPES[shape]
     tokenizer = vocabulary_of(vocabulary)
     tensors: dict[str, Tensor] = {}

@@ -1,6 +1,6 @@
-"""Record the picture of a real run that the README shows: `.venv/bin/python scripts/record_run.py`.
+"""Record the picture of a real run for the README: `.venv/bin/python scripts/record_run.py`.
 
-Runs the command on a terminal of 100 columns and writes what it showed, answer and colors, to docs/run.svg.
+It runs the command in a terminal of 100 columns and writes the output, including colors, to docs/run.svg.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMAND = ["llmrun", "generate", "--seed", "3", "Give me three tips for staying 
 
 
 def record(arguments: list[str]) -> str:
-    """Everything a run of llmrun shows on its terminal, with plain newlines."""
+    """Run llmrun and return everything that it shows on the terminal, with plain newlines."""
     process = pexpect.spawn(
         sys.executable,
         ["-m", "llmrun", *arguments],
@@ -35,9 +35,9 @@ def record(arguments: list[str]) -> str:
     shown: str = process.read().decode()
     process.close()
     if process.exitstatus != 0:
-        raise SystemExit(f"error: {shlex.join(COMMAND)} ended with exit code {process.exitstatus}:\n{shown}")
+        raise SystemExit(f"error: {shlex.join(COMMAND)} failed with exit code {process.exitstatus}:\n{shown}")
     lines = shown.replace("\r\n", "\n").split("\n")
-    return "\n".join(line.rpartition("\r")[2] for line in lines)  # what the living line left behind: nothing
+    return "\n".join(line.rpartition("\r")[2] for line in lines)  # drop text that the progress line overwrote
 
 
 def draw(shown: str) -> str:
@@ -45,7 +45,7 @@ def draw(shown: str) -> str:
     console.print(Text.assemble(("$ ", "green"), (shlex.join(COMMAND), "bold")))
     console.print(Text.from_ansi(shown.rstrip("\n")))
     svg = console.export_svg(title="llmrun", unique_id="run")
-    return re.sub(r"@font-face\s*{.*?}\s*", "", svg, flags=re.DOTALL)  # a picture that fetches nothing
+    return re.sub(r"@font-face\s*{.*?}\s*", "", svg, flags=re.DOTALL)  # the picture must not download fonts
 
 
 def main() -> None:

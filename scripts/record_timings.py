@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Record how long real turns took: tests/data/bench_timings.json, which the tests of `llmrun bench` replay.
+"""Record the timings of real turns in tests/data/bench_timings.json. The tests of `llmrun bench` replay them.
 
     scripts/record_timings.py MODEL.gguf [--backend cpu] [--rounds 100] [--threads 2] [--prompt 64] [--tokens 32]
 
-Two processes of one engine take turns on the same file, A B, B A, A B, ...: no true difference lies between them, and
-what the recording shows is this machine's noise. Each call adds one session.
+Two processes of one engine alternate on the same file: A B, B A, A B, and so on. There is no real difference between
+them, so the recording shows the noise of this machine. Each call adds one session.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from llmrun.bench.measuring.workload import synthetic  # noqa: E402
 from tests.soak.bench_soak import Quiet  # noqa: E402
 
 RECORDING = ROOT / "tests" / "data" / "bench_timings.json"
-ENGINES = {"cpu": "llmrun", "llama": "llama.cpp"}  # as the recording calls the backends
+ENGINES = {"cpu": "llmrun", "llama": "llama.cpp"}  # the names of the backends in the recording
 
 
 def record(options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of each turn, in the order of the rounds, by process and metric."""
+    """Run one session and return the milliseconds of each turn in order, by process and metric."""
     targets = [BenchTarget(name, str(options.model), backend=options.backend, threads=options.threads) for name in "ab"]
     sweep = configurations(targets, [synthetic(options.prompt, options.tokens, 0, 1)])
     effort = Effort(seconds=3600.0, repetitions=options.rounds, enough=lambda trials: False)

@@ -1,8 +1,8 @@
-"""Compiled kernels on disk: a folder of entries by key, each of them right or not used.
+"""The on-disk cache of compiled kernels: a folder with one file per key.
 
-An entry is the sha256 of key and object, then the object. It is checked before every use, because of 60 single-bit
-flips in a cached object 6 crashed and one gave wrong results. Whatever is wrong with the folder costs a compile and one
-warning, never an error.
+An entry is the sha256 of key and object, followed by the object. It is checked before every use: in a test with 60
+single-bit flips in a cached object, 6 led to a crash and one to wrong results. A problem with the folder costs a
+compilation and one warning, but is never an error.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if sys.platform != "win32":
 
 _DIGEST_BYTES = 32
 _SUFFIX = ".o"
-_MOST_BYTES = 16 << 20  # of an entry; the largest are a hundred times smaller
+_MAX_BYTES = 16 << 20  # limit on the size of an entry; the largest kernels are a hundred times smaller
 _POLL_SECONDS = 0.02
-_PATIENCE_SECONDS = 60.0  # with a process that makes an entry and may be stopped; a kernel takes it a second
+_MAX_WAIT_SECONDS = 60.0  # how long to wait for another process, which may hang; compiling a kernel takes a second
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSurvey:
-    """What is in the folder: entries, those of them that are damaged, and bytes of all."""
+    """A summary of the cache: how many entries it has, how many of them are damaged, and their total size."""
 
     folder: Path
     entries: int
@@ -43,19 +43,19 @@ class CacheSurvey:
 
 
 def survey() -> CacheSurvey:
-    """Check every entry. Raises OSError where the folder is there and cannot be read."""
+    """Check every entry. Raises OSError if the folder exists but cannot be read."""
     cache = KernelCache()
     n_bytes = 0
     paths = cache.paths()
     for path in paths:
         cache.read(path.stem)
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # another process may have deleted it
             n_bytes += path.stat().st_size
     return CacheSurvey(cache.folder, len(paths), len(cache.damaged), n_bytes)
 
 
 class KernelCache:
-    """The folder as one load of kernels sees it: trouble is collected here, and told at the end."""
+    """The cache folder during one load of kernels. It collects problems, which `warn` reports at the end."""
 
     def __init__(self) -> None:
         self.folder = folders.cache_folder() / "kernels"
@@ -63,24 +63,24 @@ class KernelCache:
         self._trouble: OSError | None = None
 
     def paths(self) -> list[Path]:
-        """Of all entries. Raises OSError where the folder is there and cannot be read."""
+        """Return the paths of all entries. Raises OSError if the folder exists but cannot be read."""
         try:
             return sorted(path for path in self.folder.iterdir() if path.suffix == _SUFFIX)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def read(self, key: str) -> bytes | None:
-        """The object of an entry; None when there is none, or none that can be trusted."""
+        """Return the object of an entry, or None if the entry is missing or damaged."""
         path = self._path(key)
         entry = b""
         try:
             found = path.stat()
-            if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES:  # of a pipe, a read would never return
+            if stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_BYTES:  # reading a named pipe would block
                 entry = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError:
-            entry = b""  # what cannot be read is as good as damaged
+            entry = b""  # an unreadable entry counts as damaged
         digest, image = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
         if _digest(key, image) == digest:
             return image
@@ -88,11 +88,12 @@ class KernelCache:
         return None
 
     def make(self, key: str, compile_object: Callable[[], bytes], given_up: threading.Event) -> bytes:
-        """The object that `compile_object` makes, kept as an entry; or another process's, if that was at it first.
+        """Return the object that `compile_object` produces, and store it as an entry.
 
-        Raises what `compile_object` raises; it is called also when somebody has given up waiting.
+        If another process is already compiling the same entry, wait for its object. When the wait takes too long or
+        `given_up` is set, call `compile_object` anyway. Exceptions of `compile_object` are not caught.
         """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _MAX_WAIT_SECONDS
         while True:
             try:
                 claim = self._claim(key)
@@ -105,12 +106,12 @@ class KernelCache:
                 return compile_object()
 
     def warn(self) -> None:
-        """Tell, in one warning, what was wrong with the folder. Raises it where warnings are errors."""
+        """Report all problems with the folder in one KernelWarning, which is raised if warnings are errors."""
         if self._trouble is not None:
             where = self._trouble.filename2 or self.folder
-            words = f"compiled kernels cannot be kept, every start compiles them: {where}: {self._trouble.strerror}"
+            words = f"cannot save compiled kernels, so every start compiles them: {where}: {self._trouble.strerror}"
         elif self.damaged:
-            words = f"compiled kernels were damaged, and were compiled again: {len(self.damaged)} in {self.folder}"
+            words = f"found damaged kernels and compiled them again: {len(self.damaged)} in {self.folder}"
         else:
             return
         warnings.warn(words, KernelWarning, stacklevel=4)
@@ -119,10 +120,10 @@ class KernelCache:
         return self.folder / f"{key}{_SUFFIX}"
 
     def _claim(self, key: str) -> int | None:
-        """Descriptor of the file that is to become the entry, locked, or None while another process has it.
+        """Lock the file that will become the entry. Returns its descriptor, or None while another process holds it.
 
-        The lock goes with its process, and the next who wants the entry takes the file of one that was killed. Raises
-        OSError.
+        The lock ends with its process. If a process is killed, the next one that needs the entry takes over its file.
+        Raises OSError.
         """
         path = self._claim_path(key)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +132,7 @@ class KernelCache:
             if _lock(file) and os.path.samestat(os.fstat(file), path.stat()):
                 return file
         except FileNotFoundError:
-            pass  # it has become the entry
+            pass  # another process has already renamed it to the entry
         except BaseException:
             os.close(file)
             raise
@@ -139,25 +140,25 @@ class KernelCache:
         return None
 
     def _claim_path(self, key: str) -> Path:
-        # Without locks (Windows), two processes may make the same entry; the later one stays.
+        # Windows has no such locks. Two processes may create the same entry there, and the later one wins.
         return self.folder / (f".{key}" if sys.platform != "win32" else f".{key}.{os.getpid()}")
 
     def _make_claimed(self, key: str, claim: int, compile_object: Callable[[], bytes]) -> bytes:
         kept = False
         try:
-            image = self.read(key)  # it may have come since it was looked for
+            image = self.read(key)  # another process may have created it since the first look
             if image is None:
                 image = compile_object()
-                kept = self._keep(key, claim, image)
+                kept = self._save(key, claim, image)
             return image
         finally:
-            if not kept:  # else the name is free already, and may be another's
+            if not kept:  # otherwise the file was renamed, and another process may be using the name again
                 with contextlib.suppress(OSError):
                     self._claim_path(key).unlink()
             os.close(claim)
 
-    def _keep(self, key: str, claim: int, image: bytes) -> bool:
-        """All or nothing: the claimed file is written, and then takes the entry's name."""
+    def _save(self, key: str, claim: int, image: bytes) -> bool:
+        """Write the claimed file and rename it to the entry, so that entries are always complete."""
         try:
             os.ftruncate(claim, 0)
             with os.fdopen(claim, "wb", closefd=False) as file:
@@ -176,7 +177,7 @@ def _digest(key: str, image: bytes) -> bytes:
 
 
 def _lock(file: int) -> bool:
-    """Whether nobody else has it. A file system without locks lets everybody have it."""
+    """Try to lock a file and return whether that worked. On file systems without locks, it always works."""
     if sys.platform != "win32":
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

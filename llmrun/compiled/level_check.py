@@ -1,7 +1,8 @@
-"""Whether a processor runs what it says it runs: an instruction level is tried once, in a process that may die of it.
+"""A check that the processor really runs the instructions it reports.
 
-A hypervisor or an emulator can name instructions that it then refuses. What worked is remembered in the cache folder,
-by processor and by what was tried.
+A hypervisor or an emulator may report instructions that it then rejects. So each instruction level is tried once, in a
+child process that may crash. Successes are remembered in the cache folder, keyed by the processor and by the code that
+was tried.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from pathlib import Path
 
 from llmrun import child_processes, folders
 
-# What the probe is made of.
+# The sources of the probe, which are part of the key.
 _KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 _TRIED = ("level_probe.py", "code/dots.py", "code/simd.py", "code/unpack.py")
 _WORKED = b"worked\n"
-_PATIENCE_SECONDS = 60.0  # a trial takes half a second
+_TIMEOUT_SECONDS = 60.0  # the probe usually takes half a second
 
 
 def works(level: str, triple: str, cpu: str, features: str) -> bool:
-    """Whether level_probe.py ends well for this target. Trusted where no process can be started."""
+    """Return whether level_probe.py succeeds for this target, or True if no child process can be started."""
     sources = [(_KERNELS / name).read_bytes() for name in _TRIED]
     tried = "\0".join([level, triple, cpu, features, version("llvmlite"), version("numba")]).encode()
     path = folders.cache_folder() / "levels" / hashlib.sha256(b"\0".join([tried, *sources])).hexdigest()
@@ -36,10 +37,10 @@ def works(level: str, triple: str, cpu: str, features: str) -> bool:
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_PATIENCE_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             check=False,
             env=child_processes.environment(),
-            start_new_session=True,  # Ctrl-C is the parent's to handle
+            start_new_session=True,  # the parent handles Ctrl-C
         )
     except OSError:
         return True
@@ -51,7 +52,7 @@ def works(level: str, triple: str, cpu: str, features: str) -> bool:
 
 
 def _remember(path: Path) -> None:
-    """Where it cannot be kept, the next start tries again."""
+    """Record a success. If that fails, the next start runs the probe again."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

@@ -1,8 +1,7 @@
-"""Instruction levels: which instructions a kernel may use, and what this processor has.
+"""Instruction levels: the sets of instructions that kernels may use, and which of them this processor has.
 
-A process chooses its level once: the best that the processor names and that worked when it was tried
-(level_check.py). `LLMRUN_CPU_LEVEL` forces a lower one, so that a test or a doubtful user can run the code of another
-machine here.
+A process chooses its level once. It takes the best level that the processor reports and that passed its probe
+(level_check.py). `LLMRUN_CPU_LEVEL` forces a lower level, so that tests and users can run the code for other machines.
 """
 
 from __future__ import annotations
@@ -21,11 +20,13 @@ from llmrun.errors import KernelWarning, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One instruction level. `baseline` is the processor LLVM targets when the level is forced below the host's, and
-    `baseline_features` what is added to it."""
+    """One instruction level.
+
+    If the level is forced below the host's best one, LLVM targets the processor `baseline` plus `baseline_features`.
+    """
 
     name: str
-    machines: tuple[str, ...]  # values of platform.machine(); empty: any
+    machines: tuple[str, ...]  # values of platform.machine(); empty for any machine
     features: tuple[str, ...]  # LLVM feature names that must all be present
     baseline: str  # LLVM processor name
     baseline_features: str = ""
@@ -40,7 +41,8 @@ AVX512_VNNI = Level(
     ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma", "f16c"),
     "icelake-server",
 )
-# Not Alder Lake, the first to have it: that has GFNI too, which this level does not ask for.
+# The baseline is not Alder Lake, the first processor with AVX-VNNI, because that also has GFNI, which this level does
+# not require.
 AVX_VNNI = Level("avxvnni", _X86, ("avx2", "fma", "f16c", "avxvnni"), "haswell", "+avxvnni")
 AVX2 = Level("avx2", _X86, ("avx2", "fma", "f16c"), "haswell")
 NEON_DOT = Level("neondot", _ARM, ("neon", "dotprod"), "cortex-a76")
@@ -51,7 +53,7 @@ LEVELS = (AVX512_VNNI, AVX_VNNI, AVX2, NEON_DOT, PORTABLE)  # best first
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What LLVM is told to compile for."""
+    """The machine that LLVM compiles for."""
 
     level: Level
     triple: str
@@ -60,7 +62,10 @@ class Target:
 
 
 def host_levels() -> list[Level]:
-    """The levels this processor runs, best first. LLVM's probe includes the operating system's consent (XCR0)."""
+    """Return the levels that this processor reports, best first.
+
+    LLVM's detection also checks that the operating system has enabled the registers (XCR0).
+    """
     present = llvm.get_host_cpu_features()
     machine = platform.machine()
     return [
@@ -72,10 +77,10 @@ def host_levels() -> list[Level]:
 
 
 def target_for(level: Level, best: Level) -> Target:
-    """The target that emits `level`; at the best level also the host's tuning and every feature it has."""
+    """Return the target for `level`. The best level also uses the host's tuning and all of its features."""
     triple = llvm.get_default_triple()
     if "linux" not in triple and not triple.endswith("-elf"):
-        triple += "-elf"  # one object format everywhere: the store reads ELF symbol tables only
+        triple += "-elf"  # use one object format everywhere, because the store reads only ELF symbol tables
     if level is best and level is not PORTABLE:
         return Target(level, triple, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
     baseline = level.baseline or {"x86_64": "x86-64", "AMD64": "x86-64"}.get(platform.machine(), "generic")
@@ -84,9 +89,9 @@ def target_for(level: Level, best: Level) -> Target:
 
 @functools.cache
 def host_target() -> Target:
-    """The target of this process: the best level that works, or the one LLMRUN_CPU_LEVEL asks for.
+    """Return the target of this process: the best level that works, or the level that LLMRUN_CPU_LEVEL names.
 
-    Raises UsageError for a level that does not exist or that this processor cannot run.
+    Raises UsageError if the named level does not exist or this processor cannot run it.
     """
     levels = host_levels()
     forced = os.environ.get("LLMRUN_CPU_LEVEL", "")
@@ -97,7 +102,7 @@ def host_target() -> Target:
             return target_for(level, levels[0])
     names = ", ".join(level.name for level in levels)
     raise UsageError(
-        f"unknown instruction level: LLMRUN_CPU_LEVEL: {forced!r}, this processor runs {names}",
+        f"unknown instruction level: LLMRUN_CPU_LEVEL: {forced!r}, this processor supports {names}",
         hint="unset LLMRUN_CPU_LEVEL",
     )
 
@@ -109,7 +114,7 @@ def _best_that_works(levels: list[Level]) -> Target:
         if level is PORTABLE or works(level.name, target.triple, target.cpu, target.features):
             break
         warnings.warn(
-            f"instructions that this processor names do not work on it: {level.name}: its kernels are not used",
+            f"this processor reports instructions that fail on it: {level.name} kernels are not used",
             KernelWarning,
             stacklevel=2,
         )

@@ -1,7 +1,7 @@
-"""Kernels by name, without importing Numba: object files in a content-addressed cache, compiled on first use.
+"""Loading of kernels by name. They are compiled on first use and then come from a cache, without importing Numba.
 
-The key covers everything the machine code depends on: the sources of the kernel's file and of the files it imports, its
-parameters, the versions of Python, Numba and llvmlite, and the target. cache.py keeps the objects on disk.
+The cache key covers everything the machine code depends on: the sources of the kernel's file and of the files it
+imports, its parameters, the versions of Python, Numba and llvmlite, and the target. cache.py keeps the objects on disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from llmrun.compiled.levels import Target, host_target
 from llmrun.errors import LlmrunError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-# An import of a file from the rooms that machine code is made of. One of a whole folder names its files.
+# Imports from the folders that machine code depends on. In `from FOLDER import NAMES`, the names are files.
 _ROOMS = "kernels|layouts|plan|quants"
 _IMPORT = re.compile(rf"^from llmrun\.((?:{_ROOMS})[\w.]*) import (.+)", re.MULTILINE)
 
@@ -43,7 +43,8 @@ _Function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *
 
 @dataclass(frozen=True, slots=True)
 class KernelName:
-    """`function` of the file `module` (dotted) below llmrun/kernels, built with `parameters` if it is a family."""
+    """The name of a kernel: `function` in the file `module` (dotted, below llmrun/kernels), with the `parameters` of a
+    kernel family."""
 
     module: str
     function: str
@@ -62,28 +63,28 @@ class Kernel:
         self._function = _Function(address)
 
     def run(self, op: int, step: int, thread: int, n_threads: int) -> None:
-        """Call it; the GIL is released meanwhile."""
-        scratch = (ctypes.c_int64 * 2)()  # where Numba's calling convention returns None and an error nobody raises
+        """Run the kernel, with the GIL released."""
+        scratch = (ctypes.c_int64 * 2)()  # for the return value and the error of Numba's calling convention
         base = ctypes.addressof(scratch)
         self._function(base, base + 8, op, step, thread, n_threads)
 
     def __call__(self, *words: int) -> None:
-        """Run alone, with `words` as the op record."""
+        """Run the kernel on a single thread, with `words` as the op record."""
         record = (ctypes.c_int64 * len(words))(*words)
         self.run(ctypes.addressof(record), 0, 0, 1)
 
 
 class KernelCompileError(LlmrunError):
-    """A kernel could not be compiled: a defect of ours, or a Numba that does not work here."""
+    """A kernel could not be compiled, because of a bug in llmrun or a Numba that does not work here."""
 
 
 _lock = threading.Lock()
 _loaded: dict[tuple[KernelName, Target], Kernel] = {}
-_engines: list[llvm.ExecutionEngine] = []  # own the machine code; alive as long as the process
+_engines: list[llvm.ExecutionEngine] = []  # they own the machine code and must live as long as the process
 
 
 def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
-    """One kernel of this process's level. Compiles it if the cache has none (about a second, once)."""
+    """Return one kernel for this process's level. If it is not cached, compile it, which takes about a second."""
     name = KernelName.of(module, function, **parameters)
     return load_kernels([name])[name]
 
@@ -91,9 +92,9 @@ def load_kernel(module: str, function: str, **parameters: int | str) -> Kernel:
 def load_kernels(
     names: Sequence[KernelName], progress: Progress | None = None, target: Target | None = None
 ) -> dict[KernelName, Kernel]:
-    """Every kernel named, from memory, the cache or the compiler (in parallel, `progress` after each).
+    """Return the named kernels, from memory, from the cache or from the compiler.
 
-    Raises KernelCompileError.
+    Kernels are compiled in parallel, and `progress` is called after each one. Raises KernelCompileError.
     """
     target = target or host_target()
     with _lock:
@@ -106,7 +107,10 @@ def load_kernels(
 
 
 def object_images(names: Sequence[KernelName], target: Target) -> dict[KernelName, bytes]:
-    """The ELF objects of kernels for any target, also one this processor cannot run. Raises KernelCompileError."""
+    """Return the ELF objects of kernels for any target, even one that this processor cannot run.
+
+    Raises KernelCompileError.
+    """
     return _images(names, target, None)
 
 
@@ -172,7 +176,10 @@ def _source_digest(module: str) -> str:
 
 
 def sources(module: str) -> dict[str, str]:
-    """A kernel's file, the files it imports from the rooms above, those they import, and so on: names and digests."""
+    """Return the digests, by name, of a kernel's file and of all the files it imports directly or indirectly.
+
+    Only imports from the folders that machine code depends on count.
+    """
     seen: dict[str, str] = {}
     waiting = [f"kernels.{module}"]
     while waiting:
@@ -185,20 +192,16 @@ def sources(module: str) -> dict[str, str]:
 
 @functools.cache
 def _source(module: str) -> tuple[str, list[str]]:
-    """(digest, imported files) of a module's source."""
+    """Return the digest of a module's source and the files it imports.
+
+    This is cached, because most kernels share most of their files.
+    """
     source = _path_of(module).read_bytes()
     return hashlib.sha256(source).hexdigest(), _imported_files(source.decode())
 
 
-@functools.cache
-def _source_of(module: str) -> tuple[bytes, list[str]]:
-    """The source of a file and the files it imports, read once: most kernels share most of their files."""
-    source = _path_of(module).read_bytes()
-    return source, _imported_files(source.decode())
-
-
 def _imported_files(source: str) -> list[str]:
-    """The files that a source imports from the rooms that machine code is made of, dotted from the package down."""
+    """Return the imported files that machine code depends on, as dotted names below the package."""
     files = []
     for module, names in _IMPORT.findall(source):
         is_file = _path_of(module).is_file()
@@ -207,15 +210,15 @@ def _imported_files(source: str) -> list[str]:
 
 
 def _path_of(module: str) -> Path:
-    """The file of a module, dotted from the package down."""
+    """Return the file of a module, given as a dotted name below the package."""
     return _PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
 
 
-# --- the compiler, in children ---------------------------------------------------------------------------------------
+# --- compiler processes ----------------------------------------------------------------------------------------------
 
 
 def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) -> Iterator[tuple[KernelName, bytes]]:
-    """Compile in as many children as there are cores, and keep; yields in order of completion."""
+    """Compile and cache kernels with one child process per core (8 at most). Yields them as they finish."""
     if not names:
         return
     n_children = min(len(names), os.cpu_count() or 1, 8)
@@ -241,7 +244,7 @@ def _compile(names: Sequence[KernelName], target: Target, cache: KernelCache) ->
 
 
 class _Children:
-    """As many compiler processes as there are threads that compile at once; none until there is something to do."""
+    """A pool of compiler processes. One is started whenever a thread needs a compiler and none is idle."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -251,10 +254,10 @@ class _Children:
         self._lock = threading.Lock()
 
     def compile(self, name: KernelName) -> bytes:
-        """The object file of a kernel. Raises KernelCompileError."""
+        """Compile a kernel and return its object file. Raises KernelCompileError."""
         with self._lock:
             if self._killed:
-                raise KernelCompileError("compiling kernels was stopped")
+                raise KernelCompileError("kernel compilation was stopped")
             if not self._idle:
                 self._idle.append(_Child(self._target))
                 self._all.append(self._idle[-1])
@@ -276,7 +279,7 @@ class _Children:
 
 
 class _Child:
-    """A compiler process for one target. Numba optimizes for NUMBA_CPU_*, which it reads when it is imported."""
+    """A compiler process for one target. Numba reads the target from NUMBA_CPU_* when it is imported."""
 
     _ids = itertools.count()
 
@@ -294,9 +297,9 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # Ctrl-C is the parent's to handle
+            start_new_session=True,  # the parent handles Ctrl-C
         )
-        self._errors = bytearray()  # not a file: there may be no room for one
+        self._errors = bytearray()  # kept in memory because the disk may be full
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -313,24 +316,24 @@ class _Child:
             "symbol": symbol,
         }
         stdin, stdout = self._pipes()
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and has said why on stderr
+        with contextlib.suppress(BrokenPipeError):  # the process has exited and explained why on stderr
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
         line = stdout.readline()
-        header: dict[str, Any] = json.loads(line) if line else {"error": self._last_words(), "bytes": 0}
+        header: dict[str, Any] = json.loads(line) if line else {"error": self._exit_message(), "bytes": 0}
         image = stdout.read(header["bytes"])
         if len(image) < header["bytes"]:
-            header["error"] = self._last_words()
+            header["error"] = self._exit_message()
         if header["error"]:
             raise KernelCompileError(
-                f"kernel does not compile: {name.module}.{name.function} {dict(name.parameters)}: "
+                f"cannot compile kernel: {name.module}.{name.function} {dict(name.parameters)}: "
                 f"{header['error'].strip().splitlines()[-1]}",
-                hint="llmrun --debug shows the whole error",
+                hint="run llmrun with --debug to see the full error",
             ) from RuntimeError(header["error"])
         return image
 
     def _listen(self) -> None:
-        """What it says on stderr, so that it never waits for a reader."""
+        """Collect the process's stderr, so that it never blocks on a full pipe."""
         assert self._process.stderr is not None
         with self._process.stderr as stderr:
             for line in stderr:
@@ -341,17 +344,17 @@ class _Child:
         assert self._process.stdout is not None
         return self._process.stdin, self._process.stdout
 
-    def _last_words(self) -> str:
+    def _exit_message(self) -> str:
         self._process.wait()
         self._listener.join()
-        return self._errors.decode(errors="replace").strip() or "the compiler process ended without a word"
+        return self._errors.decode(errors="replace").strip() or "the compiler process exited without an error message"
 
     def kill(self) -> None:
         self._process.kill()
 
     def close(self) -> None:
         for pipe in self._pipes():
-            with contextlib.suppress(BrokenPipeError):  # what was left to send, to a process that has ended
+            with contextlib.suppress(BrokenPipeError):  # flushing buffered input to a process that has exited
                 pipe.close()
         self._process.wait()
         self._listener.join()

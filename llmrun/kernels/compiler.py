@@ -1,10 +1,10 @@
-"""A kernel's Python source becomes an object file. Runs in a child process: only this side imports Numba.
+"""The compiler process, which turns kernels from Python source into object files. Only this process imports Numba.
 
     python -m llmrun.kernels.compiler
 
-reads one JSON request a line on stdin and answers each with a JSON header line and the object's bytes on stdout.
-Compiling in children keeps Numba (0.7 s, 100 MB) out of the process that answers the user, uses every core, and lets
-the parent be interrupted.
+It reads one JSON request per line on stdin and answers each with a JSON header line and the bytes of the object on
+stdout. Compiling in child processes keeps Numba (0.7 s, 100 MB) out of the main process, uses every core, and lets the
+user interrupt the parent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
-    """Mark a function (op, step, thread, n_threads), all int64, as a kernel. It is compiled only when asked for."""
+    """Mark a function (op, step, thread, n_threads) of int64 arguments as a kernel. It is compiled only on request."""
     function.is_kernel = True  # type: ignore[attr-defined]
     return function
 
@@ -43,7 +43,7 @@ def kernel_family(build: Callable[..., Callable[..., None]]) -> Callable[..., Ca
     return build
 
 
-# A helper that becomes part of the kernel that calls it.
+# Marks a helper function that is inlined into the kernels that call it.
 inline_function = numba.njit(forceinline=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
@@ -57,7 +57,7 @@ def compile_kernel(
     features: str,
     symbol: str,
 ) -> bytes:
-    """The object file of one kernel, with `symbol` as its only global name."""
+    """Return the object file of one kernel, with `symbol` as its only global name."""
     found = getattr(importlib.import_module(f"llmrun.kernels.{module}"), name)
     function = _build(found, level_name, parameters) if getattr(found, "is_kernel_family", False) else found
     compiled = numba.njit(
@@ -87,7 +87,7 @@ def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes
     )
     llvm_module.triple = triple
     llvm_module.data_layout = str(machine.target_data)
-    # Inlined helpers keep a public copy each; two kernels would then define the same name.
+    # Each inlined helper leaves a public copy behind, so two kernels would define the same name.
     for function in llvm_module.functions:
         if not function.is_declaration and function.name != symbol:
             function.linkage = llvm.Linkage.internal
@@ -104,26 +104,28 @@ def _emit(text: str, symbol: str, triple: str, cpu: str, features: str) -> bytes
 
 
 def _make_no_code_for_this_process() -> None:
-    """Numba turns every function into machine code for itself as well. Nothing runs it here, and for the intrinsics of
-    another processor's level LLVM would end the process."""
+    """Stop Numba from generating machine code for this process too.
+
+    Nothing here runs that code, and LLVM would abort the process on intrinsics that this processor lacks.
+    """
     codegen.JITCodeLibrary._finalize_specific = lambda library: None
     codegen.JITCPUCodegen.set_env = lambda codegen, name, environment: None
 
 
 def serve() -> None:
-    """Answer requests until stdin ends."""
+    """Answer requests until stdin is closed."""
     make_faster()
     _make_no_code_for_this_process()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     output = sys.stdout.buffer
-    sys.stdout = sys.stderr  # a stray print must not land between an answer's header and its bytes
+    sys.stdout = sys.stderr  # a stray print must not end up between the header and the bytes of an answer
     for line in sys.stdin:
         request = json.loads(line)
         identity = request.pop("id")
         try:
             emitted, error = compile_kernel(**request), ""
-        except Exception:  # noqa: BLE001 - whatever went wrong is the parent's to report, with its traceback
+        except Exception:  # noqa: BLE001 - the parent reports every error, with its traceback
             emitted, error = b"", traceback.format_exc()
         header = {"id": identity, "bytes": len(emitted), "error": error}
         output.write(json.dumps(header).encode() + b"\n" + emitted)

@@ -1,7 +1,10 @@
-"""Try an instruction level: `python -m llmrun.kernels.level_probe LEVEL TRIPLE CPU FEATURES` exits with 0 if it works.
+"""A probe that tells whether an instruction level works on this processor.
 
-Runs in a child process (level_check.py), because an instruction that the processor refuses kills it. The building
-blocks of the kernels are compiled for the level and for the portable one, and both must compute the same.
+    python -m llmrun.kernels.level_probe LEVEL TRIPLE CPU FEATURES
+
+It exits with 0 if the level works. It runs in a child process (level_check.py), because an illegal instruction kills
+the process. It compiles the building blocks of the kernels for the level and for the portable level, and checks that
+both compute the same results.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from llmrun.kernels.code.simd import F16X16, F32X16, I8X64, I32, I32X16, I64
 from llmrun.layouts.packed_types import PACKED_TYPES
 
 _LINE = 64
-_INPUTS = 4  # lines: bytes below 16, bytes, halves, floats below 0
+_INPUTS = 4  # cache lines: bytes below 16, bytes, float16, negative floats
 _RESULTS = 9
 _SYMBOL = "trial"
 
 
 def results(target: Target) -> NDArray[np.uint8]:
-    """What a processor of this level makes of the same numbers: uint8[9, 64]."""
+    """Run the building blocks at this level on fixed inputs and return their results, uint8[9, 64]."""
     random = np.random.default_rng(1)
     memory = np.zeros((_INPUTS + _RESULTS, _LINE), np.uint8)
     memory[0] = random.integers(0, 16, _LINE)
@@ -46,7 +49,7 @@ def results(target: Target) -> NDArray[np.uint8]:
 
 
 def _module(target: Target) -> ir.Module:
-    """void trial(int64 address of the memory above)"""
+    """Build the module with the function `void trial(int64 memory)`."""
     module = ir.Module(_SYMBOL)
     module.triple = target.triple
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64]), _SYMBOL)
@@ -59,8 +62,10 @@ def _module(target: Target) -> ir.Module:
 
 
 def _emit_values(builder: Any, level: str, base: Any) -> list[Any]:
-    """Integer products of unsigned and of signed weights, unpacking, conversions, and float arithmetic that no level
-    rounds differently."""
+    """Emit integer products of unsigned and of signed weights, table lookups, conversions, and float arithmetic.
+
+    The float operations are chosen so that all levels round in the same way.
+    """
 
     def line(index: int, llvm_type: Any) -> Any:
         return simd.emit_load(builder, simd.emit_offset(builder, base, _LINE * index), llvm_type)
@@ -71,7 +76,7 @@ def _emit_values(builder: Any, level: str, base: Any) -> list[Any]:
     signed = PACKED_TYPES["q8_0"]
     weights = any_bytes
     bias = zero
-    if dots.takes_unsigned(level, signed):  # the same sums, by way of weights that are 128 larger
+    if dots.takes_unsigned(level, signed):  # use weights that are 128 larger, and subtract the difference again
         weights = builder.xor(any_bytes, simd.constant(I8X64, -128))
         ones = dots.emit_dots(builder, "portable", signed, [simd.constant(I8X64, 1)], [activation], [zero])[0]
         bias = builder.mul(ones, simd.constant(I32X16, -128))

@@ -1,6 +1,7 @@
-"""What this machine can do at most: how fast memory is read, and how many integer products its units make.
+"""Kernels that measure the limits of this machine: its memory bandwidth and its rate of integer products.
 
-Decode reads all weights for each token, prefill multiplies by them for each row: a speed is judged as a share of these.
+Decoding reads all weights for each token, and prefill multiplies by them for each row. Speeds are judged as shares of
+these limits.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _READ = records.offsets(ReadWords)
 _MULTIPLY = records.offsets(MultiplyWords)
 
 _LINE = 64
-_STREAM = 8  # lines read in a row
+_STREAM = 8  # consecutive lines per read
 
 
 @intrinsic
 def _add_lines(typingctx: Any, total: Any, address: Any) -> Any:
-    """total ^ eight lines."""
+    """Return `total` XORed with eight cache lines."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         total, address = args
@@ -45,7 +46,7 @@ def _add_lines(typingctx: Any, total: Any, address: Any) -> Any:
 
 @kernel
 def read(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Read memory in chunks, each a whole number of 512 bytes. `results`: 64 bytes for each thread."""
+    """Read memory in chunks whose size is a multiple of 512 bytes. `results` has 64 bytes for each thread."""
     n_chunks, chunk_bytes = load_i64(op + _READ.chunks), load_i64(op + _READ.chunk_bytes)
     total = simd.splat(types.float32(0))
     chunk = claim(op)
@@ -59,8 +60,10 @@ def read(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 
 @kernel_family
 def multiply(level: str) -> Callable[..., None]:
-    """Dot products of bytes with everything in registers, `rounds` times. `vectors`: 64 bytes for each sum, weights;
-    `results`: as many for each thread."""
+    """Build a kernel that computes dot products of bytes in registers, `rounds` times.
+
+    `vectors` holds weights, 64 bytes for each sum. `results` has the same size for each thread.
+    """
     n_sums = independent_sums(level)
     load, add, store = _sums(level, n_sums)
 
@@ -76,7 +79,7 @@ def multiply(level: str) -> Callable[..., None]:
 
 
 def _sums(level: str, count: int) -> tuple[Any, Any, Any]:
-    """(load, add, store) for `count` vectors of 16 integers held in registers."""
+    """Return (load, add, store) for `count` vectors of 16 integers held in registers."""
     tile = simd.VectorType(f"i32x16x{count}", ir.ArrayType(simd.I32X16, count))
     packed = PACKED_TYPES["q4_1"]
 
@@ -93,7 +96,10 @@ def _sums(level: str, count: int) -> tuple[Any, Any, Any]:
 
     @intrinsic
     def add(typingctx: Any, sums: Any, weights: Any, number: Any) -> Any:
-        """Every sum += its weights . other activations in each round, so that nothing can be computed before."""
+        """Add the product of weights and activations to every sum.
+
+        The activations differ in each round, so that the compiler cannot move the products out of the loop.
+        """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             sums, weights, number = args

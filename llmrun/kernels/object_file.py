@@ -1,11 +1,11 @@
-"""The symbol table of an ELF object: what a kernel defines, and what it would call."""
+"""A reader of ELF symbol tables, which checks what a kernel's object defines and which functions it calls."""
 
 from __future__ import annotations
 
 import struct
 
-# Codegen may turn a loop into these, and every process has them. Anything else would be a call into a library that
-# the loading process may lack: `__extendhfsf2` jumps to address zero.
+# LLVM may replace loops with calls of these functions, and every process has them. Any other function may be missing in
+# the process that loads the kernel. A call of `__extendhfsf2`, for example, jumped to address zero.
 ALLOWED_UNDEFINED = frozenset({"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_"})
 
 _SYMBOL_TABLE = 2  # sh_type SHT_SYMTAB
@@ -13,11 +13,11 @@ _UNDEFINED = 0  # st_shndx SHN_UNDEF
 
 
 class ForeignSymbolError(Exception):
-    """A kernel would call a function that it may not call."""
+    """A kernel calls a function that is not on the allow-list, or its object file is malformed."""
 
 
 def symbols(image: bytes) -> tuple[set[str], set[str]]:
-    """(defined global names, undefined names) of a 64-bit little-endian ELF object."""
+    """Return (defined global names, undefined names) of a 64-bit little-endian ELF object."""
     if image[:6] != b"\x7fELF\x02\x01":
         raise ForeignSymbolError("a kernel's object file is not 64-bit little-endian ELF")
     section_offset = struct.unpack_from("<Q", image, 0x28)[0]
@@ -46,10 +46,10 @@ def symbols(image: bytes) -> tuple[set[str], set[str]]:
 
 
 def check_symbols(image: bytes, symbol: str) -> None:
-    """Raises ForeignSymbolError unless the object defines `symbol` and needs nothing beyond the allow-list."""
+    """Raise ForeignSymbolError unless the object defines `symbol` and needs only functions on the allow-list."""
     defined, undefined = symbols(image)
     if symbol not in defined:
         raise ForeignSymbolError(f"a kernel's object file does not define {symbol}: it defines {sorted(defined)}")
     foreign = undefined - ALLOWED_UNDEFINED
     if foreign:
-        raise ForeignSymbolError(f"a kernel may not call {sorted(foreign)}")
+        raise ForeignSymbolError(f"a kernel must not call {sorted(foreign)}")

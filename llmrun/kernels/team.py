@@ -1,7 +1,8 @@
-"""What every thread of the team runs: walk the plan, meet at barriers, sleep between steps.
+"""The main loop of the team's threads: run the plan, wait at barriers, sleep between steps.
 
-A barrier is a count of arrivals and a generation, read before arriving. Waiting threads spin for a while, because the
-others are usually microseconds away, then sleep on a futex, because another program may have their core.
+A barrier consists of an arrival counter and a generation number, which a thread reads before it arrives. Waiting
+threads first spin, because the others usually arrive within microseconds. Then they sleep on a futex, because another
+program may be using the cores of the others.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ SYNC_EXIT = records.SYNC_EXIT
 
 @inline_function
 def _sleep_while(sync: Any, word: Any, value: Any, timeout: Any) -> Any:
-    """Sleep until the low half of a word is no longer `value`, or is woken, or for `timeout` (address of a timespec,
-    0 for ever). Where there is no futex: doze once."""
+    """Sleep while the low half of a word equals `value`, until a wake-up or until the timeout.
+
+    `timeout` is the address of a timespec, or 0 to wait forever. Without futexes, sleep once for a short time.
+    """
     futex = load_i64(sync + records.SYNC_FUTEX)
     if futex != 0:
         call_c6(load_i64(sync + records.SYNC_SYSCALL), futex, word, _FUTEX_WAIT_PRIVATE, value, timeout, 0)
@@ -58,12 +61,12 @@ def _wake_all(sync: Any, word: Any) -> Any:
 
 @inline_function
 def _no_stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
-    """Nobody asks for the time."""
+    """Do nothing. It takes the place of `_stamp` in teams that are not timed."""
 
 
 @inline_function
 def _stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
-    """Have the clock write the time into a thread's stamp of that number."""
+    """Write the time into stamp `number` of a thread."""
     n_stamps = 1 + 2 * load_i64(step + records.STEP_N_OPS)
     at = load_i64(step + records.STEP_STAMPS) + (thread * n_stamps + number) * records.STAMP_BYTES
     clock, identity = load_i64(sync + records.SYNC_CLOCK), load_i64(sync + records.SYNC_CLOCK_ID)
@@ -75,13 +78,13 @@ def _stamp(sync: Any, step: Any, thread: Any, number: Any) -> Any:
 
 @kernel_family
 def work(level: str) -> Callable[..., None]:
-    """A worker's whole life: run(step record), once per step, until SYNC_EXIT. `op` is unused."""
+    """Build a worker's main loop, which runs the plan once per step until SYNC_EXIT is set. `op` is unused."""
     return _worker(level, _no_stamp)
 
 
 @kernel_family
 def work_timed(level: str) -> Callable[..., None]:
-    """The same, with stamps in STEP_STAMPS: before the first op, after each op's own work, and after each barrier."""
+    """Build the same loop with time stamps: before the first op, after the work of each op, and after each barrier."""
     return _worker(level, _stamp)
 
 
@@ -101,7 +104,10 @@ def _worker(level: str, stamp: Any) -> Callable[..., None]:
 
     @inline_function
     def barrier(sync: Any, step: Any, n_threads: Any) -> Any:
-        """Wait for all; true when the step is cancelled. The last to arrive decides, so that all agree."""
+        """Wait for all threads and return whether the step is cancelled.
+
+        The last thread to arrive decides that, so all threads agree.
+        """
         generation = atomic_load(sync + SYNC_GENERATION)
         if atomic_add(sync + SYNC_ARRIVED, 1) == n_threads - 1:
             if load_i64(step + records.STEP_ABORT) != 0 and load_i64(sync + SYNC_STOP) == 0:
@@ -156,7 +162,7 @@ def _worker(level: str, stamp: Any) -> Callable[..., None]:
 
 @kernel
 def start(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Main thread: let the workers run step number `op`, or leave when SYNC_EXIT is set."""
+    """Let the workers run step number `op`, or exit if SYNC_EXIT is set. The main thread calls this."""
     sync = load_i64(step + records.STEP_SYNC)
     atomic_store(sync + SYNC_STEP, op)
     if atomic_load(sync + SYNC_PARKED) != 0:
@@ -165,8 +171,10 @@ def start(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 
 @kernel
 def wait(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Main thread: sleep until a step is done, a signal comes or the timespec at `thread` is over. `op` is the number
-    of the step before."""
+    """Sleep until the step is done, a signal arrives, or the time in the timespec at `thread` has passed.
+
+    The main thread calls this. `op` is the number of the previous step.
+    """
     sync = load_i64(step + records.STEP_SYNC)
     if atomic_load(sync + SYNC_DONE) == op:
         _sleep_while(sync, sync + SYNC_DONE, op, thread)

@@ -1,26 +1,31 @@
-"""Sizes that the attention kernels and those who call them must agree on. Imports nothing, so that a caller need not
-load the compiler."""
+"""Sizes shared by the attention kernels and their callers. Importing this file does not load the compiler."""
 
 from __future__ import annotations
 
 from typing import Final
 
-CHUNK: Final = 128  # positions whose scores are weighed at once
-SEES_ALL: Final = 1 << 40  # positions in the window of a row that has none: more than there are
+CHUNK: Final = 128  # positions per softmax step
+SEES_ALL: Final = 1 << 40  # the window size that stands for "no window"; larger than any context
 
-# Queries of a tile, whose accumulators are two vectors each: 16 of 32 registers. Where a vector takes two registers of
-# 16, two queries take half of them.
+# Queries per tile. The accumulators of a query are two vectors, so 8 queries take 16 of the 32 registers with AVX-512.
+# At levels where a vector takes two of 16 registers, 2 queries take half of them.
 TILE_QUERIES: Final = {"avx512vnni": 8}
 NARROW_TILE_QUERIES: Final = 2
 _MOST_QUERIES = max(*TILE_QUERIES.values(), NARROW_TILE_QUERIES)
 
 
 def state_floats(value_size: int) -> int:
-    """Of what is known of one query: weighted values, then the largest score and the sum of weights in a vector."""
+    """Return how many floats the state of one query has.
+
+    The state is the weighted sum of the values, then one vector with the maximum score and the sum of the weights.
+    """
     return value_size + 16
 
 
 def scratch_bytes(head_size: int, value_size: int) -> int:
-    """Of one thread: for each query of a tile a chunk's weights, those times the values' scales, its state and that of
-    all chunks before; or a key on its way into the cache."""
+    """Return the scratch memory that one thread needs, in bytes.
+
+    For every query of a tile, it holds the weights of a chunk, the same weights times the scales of the values, the
+    state of the chunk, and the state of all chunks before it. While keys are stored, it holds one rotated key instead.
+    """
     return 4 * max(_MOST_QUERIES * (2 * CHUNK + 2 * state_floats(value_size)), head_size)

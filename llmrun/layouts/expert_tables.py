@@ -1,14 +1,15 @@
-"""Where the tables of a routing lie: which experts the rows of a step are sent to, and in what order the rows of CHOSEN
-values, "slots", are: by expert, and by row where that is the same.
+"""The memory layout of the routing tables, which say which experts process which rows of a step.
 
-    head     the experts that are chosen, by number, each with its first slot (below)
-    chosen   int32[rows, used]: the experts of a row, in order of their probability
-    slots    int32[rows, used]: where each of them has the row
-    weights  float32[rows, used]
-    sources  int32[slots]: the row of each
-    experts  int32[slots]: the expert of each
+A "slot" is one pair of a row and one of its experts. Slots are sorted by expert, then by row.
 
-In a step of one row every thread has a head and a row of its own of each table. Rows are padded to whole vectors.
+    head     the active experts, sorted by number, each with its first slot (see below)
+    chosen   int32[rows, used]: the experts of each row, most probable first
+    slots    int32[rows, used]: the slot of each pair of row and expert
+    weights  float32[rows, used]: the weight of each expert for the row
+    sources  int32[slots]: the row of each slot
+    experts  int32[slots]: the expert of each slot
+
+In a step of one row, every thread has its own head and its own row of each table. Rows are padded to whole cache lines.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from dataclasses import dataclass
 from llmrun.layouts.arena import round_up
 from llmrun.layouts.records import CACHE_LINE, WORD
 
-_NUMBER = 4  # bytes
+_NUMBER = 4  # bytes of an int32
 
-# How routing.py's kernel is told a Gating; and the least that weights are divided by.
+# The values of Gating as the kernel in routing.py reads them, and the smallest divisor for normalizing weights.
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = range(3)
 LEAST_SUM = 2.0**-14
 
 # --- the head of a thread ---------------------------------------------------------------------------------------------
-HEAD_ACTIVE = 0  # int64: experts that are chosen
-HEAD_EXPERTS = WORD  # int32[active + 1, 2]: an expert, and its first slot; last nothing, and the number of slots
+HEAD_ACTIVE = 0  # int64: the number of active experts
+HEAD_EXPERTS = WORD  # int32[active + 1, 2]: (expert, its first slot); the last entry holds the number of slots
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Addresses, and sizes in bytes. `next_slots` int32[experts], of each head, is for making the tables."""
+    """Addresses of the tables, and sizes in bytes. `next_slots`, an int32[experts] in every head, is scratch memory for
+    filling the tables."""
 
     head: int
     head_bytes: int
@@ -53,7 +55,7 @@ class Tables:
 
 
 def tables_bytes(experts: int, used: int, max_rows: int, n_threads: int) -> int:
-    """Whole cache lines. `max_rows`: at least as many as threads."""
+    """Return the size of all tables in bytes, in whole cache lines. `max_rows` must be at least `n_threads`."""
     return n_threads * _head_bytes(experts) + 5 * max_rows * _row_bytes(used)
 
 

@@ -1,16 +1,17 @@
-"""The paged KV cache's layout. Imports nothing, so that a caller need not load the compiler.
+"""The layout of the paged KV cache. Importing this file does not load the compiler.
 
-The cache of a layer is an array of blocks of 32 positions; a row's block table says which block holds its positions
-32i to 32i + 31. In block b, KV head h has, one after the other (`HeadLayout` has the offsets):
+The cache of a layer is an array of blocks of 32 positions. Entry i of a row's block table is the block that holds its
+positions 32i to 32i + 31. Within a block, each KV head has these arrays (`HeadLayout` has their offsets):
 
     f16    keys float16[head size, 32], values float16[32, value size]
     q8_0   keys int8[head size, 32], their scales float16[groups, 32],
            values int8[32, value size], their scales float16[groups, 32]
 
-so that both products of attention run along vectors: of positions for keys, of features for values. In q8_0 a group is
-32 consecutive features of one position (the last group of a head whose size is no multiple of 32 has 16), and stands
-for its integers times its scale, which is the group's largest magnitude / 127, rounded to float16. Before that, keys
-of q8_0 are rotated by a Hadamard matrix (hadamard.py), and so are queries.
+This order lets both matrix products of attention use whole vectors: vectors of positions for keys and vectors of
+features for values. In q8_0, a group is 32 consecutive features of one position. If the head size is not a multiple of
+32, the last group has 16 features. An element is its integer times the scale of its group, which is the group's largest
+magnitude / 127, rounded to float16. Keys are rotated by a Hadamard matrix (hadamard.py) before they are quantized to
+q8_0, and queries are rotated in the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _HALF = 2
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """Where one KV head's parts of a block begin, and how long they are, in bytes. Keys are at 0.
+    """The offsets and sizes in bytes of one KV head's arrays in a block. Keys start at offset 0.
 
     kv_type     "f16" or "q8_0"
     head_size   features of a key, a multiple of 16
@@ -44,7 +45,7 @@ class HeadLayout:
 
     @property
     def element_bytes(self) -> int:
-        """Of a key's or a value's feature."""
+        """The size of one feature of a key or value."""
         return 1 if self.has_scales else _HALF
 
     @property

@@ -1,4 +1,4 @@
-"""What the kernels that measure this machine's limits and their caller both know."""
+"""Record fields and sizes shared by the kernels that measure this machine's limits and by their caller."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ class MultiplyWords(NamedTuple):
 
 
 def independent_sums(level: str) -> int:
-    """Sums that `multiply` keeps at once: their number hides the latency of a product, as far as registers allow."""
+    """Return how many independent sums `multiply` keeps, so that they hide the latency of a product.
+
+    The number of registers limits it.
+    """
     return MOST_SUMS if level == "avx512vnni" else 4
 
 
 def products_a_round(level: str) -> int:
-    """Products of two bytes that `multiply` makes, and adds, in a round."""
+    """Return how many byte products `multiply` computes and adds per round."""
     return 64 * independent_sums(level)

@@ -1,17 +1,17 @@
-"""Numbers that the split kernel and those who make its tables must agree on. Imports nothing, as token_layout."""
+"""Constants shared by the split kernel and the code that builds its tables. Importing this file loads no compiler."""
 
 from __future__ import annotations
 
-# In a symbol: a piece begins here. Symbols are below it.
+# Bit of a symbol: a piece begins at this character. Symbols are smaller than this.
 BEGINS = 0x80
 
-# In an entry of a transition table.
+# Bits of an entry in a transition table.
 ENDS_HERE = 1
 NO_WAY_ON = 2
 ROW_SHIFT = 2
 
-# Kinds of stages.
+# The kinds of stages.
 MATCHES, GROUPS_OF_THREE, WHOLE_GROUPS_OF_THREE, TRAILING_RUN = range(4)
 
-# int64 words of one stage: kind, address of its table.
+# int64 words per stage: its kind and the address of its table.
 STAGE_WORDS = 2

@@ -1,20 +1,19 @@
-"""Numbers that the merge kernels and those who call them must agree on. Imports nothing, so that a caller need not
-load the compiler."""
+"""Constants shared by the merge kernels and their callers. Importing this file does not load the compiler."""
 
 from __future__ import annotations
 
-# In place of an id: there is no such token.
+# The value that stands for a missing token id.
 NOT_FOUND = -1
 
-# What one byte of the longest piece needs of `scratch`: links, ranks or lengths, and a heap of two int64 keys.
+# Scratch memory per byte of the longest piece: links, ranks or lengths, and two int64 keys on the heap.
 SCRATCH_BYTES_PER_BYTE = 40
 
-# The priority of a token that plain text never becomes; behind all others.
+# The priority of tokens that plain text never produces. It comes after all others.
 NEVER = 0x7FFFFFFF
 
-# Flags of a special token.
+# Flags of special tokens.
 CONTROL, ONE_CHARACTER = 1, 2
 
-# Words of one text that the SentencePiece kernel remembers, at most, and int64[4] for each.
+# How many words of a text the SentencePiece kernel remembers, and the bytes for each (an int64[4]).
 KNOWN_WORDS = 4096
 KNOWN_WORD_BYTES = 32

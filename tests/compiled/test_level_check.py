@@ -100,7 +100,7 @@ def test_the_next_level_takes_the_place_of_one_that_does_not_work() -> None:
     expected = others[0] if others else PORTABLE
     with (
         mock.patch.object(levels, "works", side_effect=lambda level, *_: level != best.name),
-        pytest.warns(KernelWarning, match=f"do not work on it: {best.name}: ") as told,
+        pytest.warns(KernelWarning, match=f"reports instructions that fail on it: {best.name} ") as told,
     ):
         target = host_target.__wrapped__()
     assert target.level is expected

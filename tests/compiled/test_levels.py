@@ -89,6 +89,6 @@ def test_the_environment_forces_a_level(level: levels.Level) -> None:
 @pytest.mark.parametrize("name", ["avx1024", "neondot" if NEON_DOT not in host_levels() else "avx2"])
 def test_a_level_this_processor_lacks_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("LLMRUN_CPU_LEVEL", name)
-    with pytest.raises(UsageError, match=f"LLMRUN_CPU_LEVEL: '{name}', this processor runs .*portable") as error:
+    with pytest.raises(UsageError, match=f"LLMRUN_CPU_LEVEL: '{name}', this processor supports .*portable") as error:
         host_target.__wrapped__()
     assert error.value.hint

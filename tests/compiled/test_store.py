@@ -181,7 +181,7 @@ def assert_mends(path: Path, entry: bytes) -> None:
     compiler = store._Children.compile
     assert isinstance(compiler, mock.Mock)
     compiler.reset_mock()
-    with pytest.warns(KernelWarning, match="were damaged, and were compiled again: 1 in") as told:
+    with pytest.warns(KernelWarning, match="found damaged kernels and compiled them again: 1 in") as told:
         assert object_images([NAME], host_target())[NAME] == entry[32:]
     assert len(told) == 1
     assert_silent(entry)
@@ -275,7 +275,7 @@ def test_a_file_system_without_locks_is_written_all_the_same(damaged: Path, soun
 def assert_unkept(entry: bytes, words: str) -> None:
     with pytest.warns(KernelWarning) as told:
         assert object_images([NAME], host_target())[NAME] == entry[32:]
-    expected = f"compiled kernels cannot be kept, every start compiles them: {words}"
+    expected = f"cannot save compiled kernels, so every start compiles them: {words}"
     assert [str(warning.message) for warning in told] == [expected]
 
 
@@ -286,7 +286,7 @@ def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None
     victim.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
     done = run_python(LOAD)
     assert done.stdout == "[(1, 1)] False\n"
-    assert "KernelWarning: compiled kernels were damaged" in done.stderr
+    assert "KernelWarning: found damaged kernels" in done.stderr
     assert victim.read_bytes() == good
 
 
@@ -334,9 +334,9 @@ def children_of(pid: int) -> list[int]:
 
 def test_a_kernel_that_does_not_compile_is_one_sentence(cold: Path) -> None:
     name = KernelName.of("linear.int8", "linear", weight="q9_9")
-    with pytest.raises(KernelCompileError, match="kernel does not compile") as failure:
+    with pytest.raises(KernelCompileError, match="cannot compile kernel") as failure:
         load_kernels([name])
-    assert str(failure.value) == "kernel does not compile: linear.int8.linear {'weight': 'q9_9'}: KeyError: 'q9_9'"
+    assert str(failure.value) == "cannot compile kernel: linear.int8.linear {'weight': 'q9_9'}: KeyError: 'q9_9'"
     assert "Traceback" in str(failure.value.__cause__)
     assert not list(cold.glob("*"))
 
@@ -351,8 +351,8 @@ def test_one_bad_kernel_does_not_spoil_the_others(cold: Path) -> None:
     ("program", "words"),
     [
         ("import sys; sys.exit('numba is broken')", "numba is broken"),
-        ("import os; os._exit(3)", "ended without a word"),
-        ('input(); print(\'{"id": 0, "bytes": 5000, "error": ""}\')', "ended without a word"),
+        ("import os; os._exit(3)", "exited without an error message"),
+        ('input(); print(\'{"id": 0, "bytes": 5000, "error": ""}\')', "exited without an error message"),
     ],
     ids=["says why", "silent", "dies while answering"],
 )

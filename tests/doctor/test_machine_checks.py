@@ -101,7 +101,7 @@ def test_a_level_that_failed_its_trial_is_a_note(monkeypatch: pytest.MonkeyPatch
         warnings.simplefilter("error", KernelWarning)
         (found,) = look_at_level(Machine())
     assert found.status == NOTE
-    assert "do not work on it: avx2" in found.words
+    assert "instructions that fail on it: avx2" in found.words
     assert found.facts["level"] == "portable"
     levels.host_target.cache_clear()
 
@@ -162,7 +162,7 @@ def test_speed_is_not_measured_without_memory_to_read() -> None:
 
 def test_a_kernel_that_does_not_compile_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
-        raise KernelCompileError("kernel does not compile: limits.read", hint="look again")
+        raise KernelCompileError("cannot compile kernel: limits.read", hint="look again")
 
     monkeypatch.setattr("llmrun.backends.cpu.speeds.limits.MachineLimits", fail)
     (found,) = measure_speed(machine(memory_free=None))

@@ -25,7 +25,7 @@ def test_memory_is_zero_writable_and_begins_on_a_page(n_bytes: int) -> None:
 
 @pytest.mark.parametrize("n_bytes", [1 << 60, 1 << 70])
 def test_memory_that_is_not_there_does_not_fit(n_bytes: int) -> None:
-    with pytest.raises(DoesNotFit, match=f"out of memory: KV cache: {n_bytes >> 20:,} MiB wanted") as error:
+    with pytest.raises(DoesNotFit, match=f"out of memory: KV cache: {n_bytes >> 20:,} MiB needed") as error:
         allocate(n_bytes, "KV cache")
     assert error.value.exit_code == 7
     assert error.value.hint

@@ -1,15 +1,15 @@
 """Attention over the paged KV cache (kv_blocks.py), in chunks of 128 positions.
 
-Within a chunk: all scores, their maximum, the exponentials and their sum, the weighted sum of the values
-(chunk.py). Chunks are then merged in order of position (the online softmax of Milakov and Gimelshein,
-arXiv:1805.02867). In a step of one row the chunks are shared out among the threads and merged by `merge`; in a step of
-many rows whoever has a row merges them himself. Both do the same operations in the same order, and chunks begin at
-multiples of 128 wherever a window does, so a result depends on nothing but the row's own positions.
+For each chunk, chunk.py computes the scores, their maximum, the exponentials, their sum, and the weighted sum of the
+values. Chunks are then merged in order of position (the online softmax of Milakov and Gimelshein, arXiv:1805.02867). In
+a step of one row, the threads share the chunks, and `merge` merges them. In a step of many rows, each thread merges the
+chunks of its own rows. Both ways perform the same operations in the same order. Chunks begin at multiples of 128
+wherever the window begins, so a result depends only on the row's own positions.
 
-A head's sink is what is known of it before its first chunk: a score of weight 1, whose value is 0.
+A head's attention sink is its state before the first chunk: a score with weight 1 and a value of 0.
 
-Heads that share keys and values (GQA), and rows that follow each other in a sequence, are computed as one tile: a key
-is converted to float32 once for all of them.
+Query heads that share a KV head (GQA) and consecutive rows of a sequence form a tile, so that a key is converted to
+float32 only once for all of them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _MERGE = records.offsets(MergeWords)
 
 @kernel_family
 def attention(level: str, head_size: int, value_size: int, group: int, kv_type: str) -> Callable[..., None]:
-    """Causal attention of query heads in groups of `group` to a KV head."""
+    """Build the kernel for causal attention, where `group` query heads share a KV head."""
     return _attention(level, HeadLayout(kv_type, head_size, value_size), group, capped=False)
 
 
 @kernel_family
 def capped_attention(level: str, head_size: int, value_size: int, group: int, kv_type: str) -> Callable[..., None]:
-    """The same with scores that are cap * tanh(score / cap)."""
+    """Build the same kernel with capped scores, cap * tanh(score / cap)."""
     return _attention(level, HeadLayout(kv_type, head_size, value_size), group, capped=True)
 
 
 @inline_function
 def _first_chunk(length: Any, window: Any) -> Any:
-    """Of a row that sees the last `window` of `length` positions."""
+    """Return the first chunk for a row that sees the last `window` of `length` positions."""
     return max(length - window, 0) // CHUNK
 
 
@@ -56,7 +56,10 @@ def _end_chunk(length: Any) -> Any:
 
 
 def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> Callable[..., None]:
-    """An item is a tile of heads, with a chunk of the one row or with a few rows."""
+    """Build an attention kernel.
+
+    An item is a tile of heads combined with one chunk in a step of one row, or with a tile of rows otherwise.
+    """
     heads = _tile_heads(level, group)
     tile_rows = _tile_queries(level) // heads
     query_bytes, out_bytes = 4 * heads * layout.head_size, 4 * heads * layout.value_size
@@ -67,7 +70,7 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
 
     @inline_function
     def follow(tables: Any, positions: Any, row: Any) -> Any:
-        """Whether the rows of a tile are positions of the same sequence, one after the other."""
+        """Return whether the rows of a tile are consecutive positions of one sequence."""
         for index in range(row + 1, row + tile_rows):
             if load_i64(tables + 8 * index) != load_i64(tables + 8 * row):
                 return False
@@ -101,8 +104,8 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
             return
         row_tiles = (rows + tile_rows - 1) // tile_rows
         while item < head_tiles * row_tiles:
-            # One head after the other, whose keys and values stay in the cache; of each the last rows first: in a long
-            # prompt they have the most to do.
+            # Heads come one after the other, so that a head's keys and values stay in the CPU cache. The last rows of a
+            # head come first, because in a long prompt they take the longest.
             first = (row_tiles - 1 - item % row_tiles) * tile_rows
             tile = item // row_tiles
             head = tile * heads
@@ -125,7 +128,10 @@ def _attention(level: str, layout: HeadLayout, group: int, *, capped: bool) -> C
 
 @kernel_family
 def merge(level: str, value_size: int) -> Callable[..., None]:
-    """After a step of one row: the chunks of every head, in order. Every thread does it for itself."""
+    """Build the kernel that merges the chunks of every head in order, in a step of one row.
+
+    Every thread merges all heads for itself.
+    """
     begin, add, finish = _states(level, value_size)
     state_bytes = 4 * state_floats(value_size)
 
@@ -152,19 +158,22 @@ def _tile_queries(level: str) -> int:
 
 
 def _tile_heads(level: str, group: int) -> int:
-    """How many of a KV head's query heads are computed together."""
+    """Return how many query heads of a KV head form a tile."""
     return max(n for n in range(1, _tile_queries(level) + 1) if group % n == 0)
 
 
 def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
-    """(begin, add, finish): what is known of a query: weighted values [value size], largest score, sum of weights."""
+    """Return (begin, add, finish) for the state of a query.
+
+    The state is the weighted sum of the values [value size], the maximum score, and the sum of the weights.
+    """
     operations = simd.Operations(level)
     fma, exp = operations.fma, operations.exp
     largest_at, sum_at = 4 * value_size, 4 * value_size + 4
 
     @inline_function
     def begin(state: Any, sinks: Any, head: Any) -> Any:
-        """`sinks`: address of all heads', 0: there are none."""
+        """Initialize a state. `sinks` is the address of all heads' attention sinks, or 0 if there are none."""
         for at in range(0, 4 * value_size, 64):
             simd.store_f32x16(state + at, simd.splat(types.float32(0)))
         if sinks != 0:
@@ -176,7 +185,7 @@ def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
 
     @inline_function
     def add(state: Any, later: Any) -> Any:
-        """Onto what is known from earlier positions."""
+        """Merge the state of later positions into the state of earlier ones."""
         largest = max(load_f32(state + largest_at), load_f32(later + largest_at))
         faded = exp(simd.splat(load_f32(state + largest_at) - largest))
         weight = exp(simd.splat(load_f32(later + largest_at) - largest))
@@ -197,7 +206,10 @@ def _states(level: str, value_size: int) -> tuple[Any, Any, Any]:
 
 
 def _all_chunks(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
-    """Attention of `heads` x `rows` queries; `length` is that of the first row, the others are one longer each."""
+    """Return a function that computes the attention of `heads` x `rows` queries over all chunks.
+
+    Its `length` is the length of the first row. Each further row is one position longer.
+    """
     value_size = layout.value_size
     one_chunk = chunk_of_tile(level, layout, heads, rows, capped=capped)
     begin, add, finish = _states(level, value_size)

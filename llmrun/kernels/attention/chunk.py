@@ -1,9 +1,10 @@
-"""A chunk of 128 positions for a tile of queries: scores, weights, and the weighted sum of the values.
+"""Attention of a tile of queries to a chunk of 128 positions: scores, weights, and the weighted sum of the values.
 
-A row sees the positions from its window's first to its own. Rows of a tile follow each other, so most positions of a
-chunk are seen by all of them; the few before and behind, where the later rows' windows have not begun and the earlier
-rows have ended, are added row by row. What a row does not see is not multiplied by 0: of a NaN that would make another.
-Blocks that no row of the tile sees are not read, and their entries in the block table neither.
+A row sees the positions from the start of its window to its own position. The rows of a tile are consecutive, so all
+of them see most positions of a chunk. Only some rows see the few positions at both ends, because the windows of later
+rows start later and earlier rows end sooner. These positions are added row by row. Positions that a row does not see
+are skipped, not multiplied by 0, because 0 times NaN is NaN. Blocks that no row of the tile sees are never read, nor
+are their entries in the block table.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ WORDS = records.offsets(AttentionWords)
 
 LOWEST = -3.0e38
 
-# Loops over queries and features end at a `hidden` number: unrolled, this kernel was 88 KB and took 4.6 s to compile,
-# so it is 30 KB and takes 2.8, and is as fast (1.24B, 256 rows at 1,024: 132 to 143 ms unrolled, 124 to 150 so).
+# Loops over queries and features have a `hidden` bound, so that LLVM does not unroll them. Unrolled, the kernel had
+# 88 KB and took 4.6 s to compile. Now it has 30 KB and takes 2.8 s, at the same speed: 124 to 150 ms instead of 132 to
+# 143 ms for 256 rows at position 1,024 of a 1.24B model.
 
 
 def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capped: bool) -> Any:
-    """One chunk of positions for `heads` x `rows` queries, `length` positions up to that of the first row: their
-    states, and in `weights` float32[2, queries, CHUNK]: the weights, and those times the scales of values."""
+    """Return a function that computes the states of `heads` x `rows` queries for one chunk.
+
+    Its `length` is the length of the first row. `weights`, a float32[2, queries, CHUNK], is scratch memory for the
+    weights and for the weights times the scales of the values.
+    """
     queries = heads * rows
     head_size, value_size = layout.head_size, layout.value_size
     state_bytes = 4 * state_floats(value_size)
@@ -52,7 +57,8 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
         query_stride = load_i64(op + WORDS.q_stride)
         scale = load_f32(op + WORDS.scale)
         table += 4 * (start // BLOCK)
-        # The first row sees the chunk's positions from `first` on, up to `end`; row i both i further, within the chunk.
+        # The first row sees the chunk's positions from `first` up to `end`. For row i, both are i positions later. They
+        # are clipped to the chunk below.
         first = length - load_i64(op + WORDS.window) - start
         end = length - start
         for block in range(max(first, 0) // BLOCK, (min(end + rows - 1, CHUNK) + BLOCK - 1) // BLOCK):
@@ -88,13 +94,13 @@ def chunk_of_tile(level: str, layout: HeadLayout, heads: int, rows: int, *, capp
 
 
 def _soften(level: str, *, capped: bool) -> Any:
-    """Scores become weights: exponentials relative to the largest."""
+    """Return a function that turns scores into weights, which are exponentials relative to the maximum score."""
     exp = simd.Operations(level).exp
     tanh = curves.tanh(level)
 
     @inline_function
     def soften(scores: Any, first: Any, end: Any, cap: Any, largest_and_sum: Any) -> Any:
-        """Of positions `first` to `end` of a chunk."""
+        """Convert the scores of positions `first` to `end` of a chunk, in place."""
         lowest = types.float32(LOWEST)
         best = simd.splat(lowest)
         begin = first // simd.LANES * simd.LANES
@@ -119,8 +125,10 @@ def _soften(level: str, *, capped: bool) -> Any:
 
 
 def _sum_of_values(level: str, layout: HeadLayout, queries: int) -> Any:
-    """The values `first` to `end` of a chunk, weighted, onto each query's state: two vectors of features, which is a
-    group of q8_0, at a time."""
+    """Return a function that adds the weighted values of positions `first` to `end` to the state of each query.
+
+    It processes two vectors of features at a time, which is one group of q8_0.
+    """
     tiles = {vectors: weighted_values(level, layout, queries, vectors) for vectors in (1, 2)}
     load, step, store = tiles[2]
     last_load, last_step, last_store = tiles[1]
@@ -162,7 +170,7 @@ def _times_scales(level: str, queries: int) -> Any:
 
     @inline_function
     def times_scales(weights: Any, scales: Any, table: Any, block_bytes: Any, first: Any, end: Any) -> Any:
-        """The weights of positions `first` to `end` times the scales of a group; returns their address."""
+        """Multiply the weights of positions `first` to `end` by the scales of a group, and return their address."""
         products = weights + 4 * queries * CHUNK
         for at in range(first // simd.LANES * simd.LANES, end, simd.LANES):
             block = load_i32(table + 4 * (at // BLOCK)) * block_bytes
@@ -176,7 +184,10 @@ def _times_scales(level: str, queries: int) -> Any:
 
 
 def _add_value(level: str, layout: HeadLayout) -> Any:
-    """One value, weighted, onto a state: the operations of `sum_of_values` on one position and one query."""
+    """Return a function that adds one weighted value to a state.
+
+    It performs the same operations as `sum_of_values`, for one position and one query.
+    """
     fma = simd.Operations(level).fma
     load_value, load_scale = load_elements(level, layout.kv_type), load_half(level)
     element_bytes, scales_at = layout.element_bytes, layout.value_scales - layout.values

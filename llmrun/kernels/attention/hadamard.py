@@ -1,4 +1,4 @@
-"""The Hadamard rotation of keys and queries for a q8_0 cache; stored_kv.py says why, and has the twin."""
+"""The Hadamard rotation of keys and queries for a q8_0 cache. stored_kv.py explains it and has the NumPy twin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmrun.plan.stored_kv import KEY_FACTORS, QUERY_FACTORS
 
 
 def hadamard_of(head_size: int) -> tuple[Any, Any]:
-    """(rotate a key, rotate a query): each changes float32[head size] in memory."""
+    """Return (rotate_key, rotate_query). Each function rotates a float32[head size] in place."""
     return _rotation(head_size, KEY_FACTORS), _rotation(head_size, QUERY_FACTORS)
 
 
@@ -40,7 +40,7 @@ def _rotation(head_size: int, factors: dict[int, float]) -> Any:
 
 @intrinsic
 def _hadamard(typingctx: Any, vector: Any) -> Any:
-    """The product of a 16 x 16 Hadamard matrix and 16 floats: sums and differences of lanes 1, 2, 4 and 8 apart."""
+    """Multiply 16 floats by a 16 x 16 Hadamard matrix, through sums and differences of lanes 1, 2, 4 and 8 apart."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         [vector] = args

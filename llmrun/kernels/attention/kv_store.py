@@ -1,4 +1,4 @@
-"""How a key and a value of one head enter the KV cache, in each of its types (kv_blocks.py)."""
+"""Storing of keys and values in the KV cache, for each of its types (kv_blocks.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from llmrun.layouts.kv_blocks import BLOCK, GROUP, HeadLayout, n_groups
 
 
 def storing(level: str, layout: HeadLayout) -> tuple[Any, Any]:
-    """(store a key, store a value), both (float32[its size], the head's part of a block, slot in the block)."""
+    """Return (store_key, store_value) for one head.
+
+    Both take the address of the float32 vector, the address of the head's part of a block, and the slot in the block.
+    """
     return _storing_integers(level, layout) if layout.has_scales else _storing_halves(level, layout)
 
 
@@ -45,7 +48,7 @@ def _storing_integers(level: str, layout: HeadLayout) -> tuple[Any, Any]:
 
     @inline_function
     def store_scale(x: Any, n_vectors: Any, address: Any) -> Any:
-        """Of a group; returns its inverse. A NaN or an infinity makes it NaN, and so the whole group."""
+        """Store the scale of a group and return its inverse. A NaN or an infinity in the group makes the scale NaN."""
         largest = simd.splat(types.float32(0))
         nothing = simd.splat(types.float32(0))
         for vector in range(n_vectors):
@@ -82,7 +85,7 @@ def _storing_integers(level: str, layout: HeadLayout) -> tuple[Any, Any]:
 def _store_half(level: str) -> Any:
     @intrinsic
     def store_half(typingctx: Any, address: Any, value: Any) -> Any:
-        """Write a float as float16; returns what was written."""
+        """Write a float as float16 and return the rounded value."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             address, value = args
@@ -117,11 +120,14 @@ def _store_halves(level: str, stride: int) -> Any:
 def _store_integers(stride: int) -> Any:
     @intrinsic
     def store_integers(typingctx: Any, address: Any, vector: Any) -> Any:
-        """Write 16 floats as int8, `stride` bytes apart: rounded to nearest even, at most 127, a NaN as 0."""
+        """Write 16 floats as int8, `stride` bytes apart.
+
+        They are rounded to nearest even and clamped to -127..127. NaN becomes 0.
+        """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             address, vector = args
-            # Where float16 has few digits left, the scale may have been rounded down by a third.
+            # Values beyond 127 occur with subnormal scales: rounding to float16 may shrink a scale by a third.
             for comparison, bound in ((">", -127.0), ("<", 127.0)):
                 limit = simd.constant(simd.F32X16, bound)
                 vector = builder.select(builder.fcmp_unordered(comparison, vector, limit), vector, limit)
@@ -135,7 +141,7 @@ def _store_integers(stride: int) -> Any:
 
 
 def _emit_store_apart(builder: Any, address: Any, vector: Any, element_bytes: int, stride: int) -> None:
-    """The elements of a vector, `stride` of them apart."""
+    """Store the elements of a vector, `stride` elements apart."""
     if stride == 1:
         simd.emit_store(builder, address, vector)
         return

@@ -1,4 +1,4 @@
-"""Rotary positions, and keys and values on their way into the KV cache (kv_blocks.py)."""
+"""Rotary position embeddings (RoPE), and storing keys and values in the KV cache (kv_blocks.py)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ _ROPE = records.offsets(RopeWords)
 
 @kernel_family
 def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Callable[..., None]:
-    """Rotate pairs of features of queries and keys, and store keys and values in the cache. For q8_0, queries and keys
-    also get a Hadamard rotation."""
+    """Build the kernel that applies RoPE to queries and keys, and stores keys and values in the cache.
+
+    For q8_0, queries and keys also get a Hadamard rotation.
+    """
     layout = HeadLayout(kv_type, head_size, value_size)
     store_key, store_value = storing(level, layout)
     hadamard_key, _ = hadamard_of(head_size)
@@ -79,7 +81,7 @@ def rope_store(level: str, head_size: int, value_size: int, kv_type: str) -> Cal
 
 @kernel_family
 def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
-    """Queries alone, as `rope_store` has them."""
+    """Build the kernel that rotates queries like `rope_store`, but does not touch keys or values."""
     rotate_queries = _rotate_queries(head_size, kv_type)
 
     @kernel
@@ -99,7 +101,7 @@ def rotate(head_size: int, kv_type: str) -> Callable[..., None]:
 
 
 def _rotate_queries(head_size: int, kv_type: str) -> Any:
-    """All heads of a row; `rotations`: of all the plan's ropes."""
+    """Return a function that rotates all query heads of a row. Its `rotations` cover all ropes of the plan."""
     rotate = _rotate(head_size)
     _, hadamard_query = hadamard_of(head_size)
     has_hadamard = kv_type == Q8_0
@@ -116,7 +118,10 @@ def _rotate_queries(head_size: int, kv_type: str) -> Any:
 
 
 def _rotate(head_size: int) -> Any:
-    """The features of one head, from one place to another: 16 pairs at a time, then the rest, and those of no pair."""
+    """Return a function that rotates one head from `x` to `out`.
+
+    It rotates 16 pairs at a time, then the remaining pairs one by one, and copies the features that are not rotated.
+    """
     rotate_interleaved, rotate_neox = _rotate_pairs(Pairing.INTERLEAVED), _rotate_pairs(Pairing.NEOX)
 
     @inline_function
@@ -148,7 +153,7 @@ def _rotate(head_size: int) -> Any:
 def _rotate_pairs(pairing: Pairing) -> Any:
     @intrinsic
     def rotate_pairs(typingctx: Any, x: Any, rotation: Any, out: Any, gap: Any) -> Any:
-        """16 pairs; `gap` bytes from a pair's first feature to its second."""
+        """Rotate 16 pairs. `gap` is the distance in bytes from the first feature of a pair to the second."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             x, rotation, out, gap = args
@@ -174,7 +179,7 @@ def _rotate_pairs(pairing: Pairing) -> Any:
 
 
 def _emit_load_pairs(builder: Any, address: Any) -> tuple[Any, Any]:
-    """(first, second) of 16 pairs of floats that follow each other."""
+    """Load 16 adjacent pairs of floats, as (all first elements, all second elements)."""
     low, high = (simd.emit_load(builder, simd.emit_offset(builder, address, at), simd.F32X16, 4) for at in (0, 64))
     first, second = (
         ir.Constant(ir.VectorType(simd.I32, simd.LANES), list(range(start, 2 * simd.LANES, 2))) for start in (0, 1)

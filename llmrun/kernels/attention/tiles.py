@@ -1,7 +1,8 @@
-"""Tiles of accumulators for attention: scores of 32 positions, and weighted sums of values, for several queries.
+"""Tiles of accumulators for attention, with scores of 32 positions or weighted sums of values for several queries.
 
-Each comes as (zero or load, step, store). A key or value is converted to float32 once for all queries of a tile; the
-scales of q8_0 are left for later: those of keys multiply the sums of a group's products, those of values the weights.
+Each kind of tile comes as three functions: (zero or load, step, store). A key or value is converted to float32 only
+once for all queries of a tile. The scales of q8_0 are applied outside the inner loop: the scales of keys multiply the
+sums of a group, and the scales of values multiply the weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from llmrun.kernels.code import simd
 from llmrun.layouts.attention import CHUNK, state_floats
 from llmrun.layouts.kv_blocks import Q8_0, HeadLayout
 
-# Vector registers of a level, by the names that LLVM has for them.
+# LLVM's names of the vector registers, by level.
 _REGISTERS = {
     "avx512vnni": [f"zmm{number}" for number in range(32)],
     "avxvnni": [f"ymm{number}" for number in range(16)],
@@ -26,9 +27,11 @@ _REGISTERS = {
 
 
 def _emit_free_registers(builder: Any, level: str) -> None:
-    """LLVM keeps constants of what comes before and after in registers, and for their sake a tile's accumulators in
-    memory: half of the 16 were written and read again at each step. Told before and after a tile that all registers
-    change, it keeps nothing in them meanwhile."""
+    """Make LLVM free all vector registers, by marking them as clobbered before and after a tile.
+
+    LLVM otherwise keeps constants of the surrounding code in registers and spills the accumulators of the tile instead.
+    Half of the 16 accumulators were stored and loaded again in each step.
+    """
     changed = ",".join(f"~{{{name}}}" for name in _REGISTERS.get(level, []))
     if changed:
         builder.asm(ir.FunctionType(ir.VoidType(), []), "", changed, [], True)
@@ -49,7 +52,7 @@ def _zero(level: str, vectors: int) -> Any:
 
 
 def _emit_elements(builder: Any, level: str, kv_type: str, address: Any) -> Any:
-    """16 elements of the cache as floats, without their scales."""
+    """Load 16 elements of the cache as floats, without applying their scales."""
     if kv_type == Q8_0:
         integers = simd.emit_load(builder, address, ir.VectorType(simd.I8, simd.LANES))
         return builder.sitofp(builder.sext(integers, simd.I32X16), simd.F32X16)
@@ -86,13 +89,13 @@ def load_half(level: str) -> Any:
 
 
 def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, Any, Any]:
-    """(zero, step, store) for the scores of 32 positions by a group of features: two vectors for each query."""
+    """Return (zero, step, store) for the scores of 32 positions over a group of features, two vectors per query."""
     tile = simd.tile_type(2 * heads * rows)
     word = types.int64
 
     @intrinsic
     def step(typingctx: Any, tile_now: Any, keys: Any, query: Any, query_stride: Any) -> Any:
-        """One feature."""
+        """Add the products of one feature."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, keys, query, query_stride = args
@@ -111,7 +114,7 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
 
     @intrinsic
     def store(typingctx: Any, tile_now: Any, scores: Any, scale: Any, key_scales: Any, group: Any) -> Any:
-        """float32[queries, CHUNK] at `scores`: all features are one group."""
+        """Write the scores into the float32[queries, CHUNK] at `scores`. There is only one group, with all features."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, scores, scale, _, _ = args
@@ -126,7 +129,7 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
 
     @intrinsic
     def store_scaled(typingctx: Any, tile_now: Any, scores: Any, scale: Any, key_scales: Any, group: Any) -> Any:
-        """Add what a group of q8_0 gives, or store it if the group is the first."""
+        """Add the contribution of a q8_0 group to the scores, or write it if the group is the first."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, scores, scale, key_scales, group = args
@@ -154,7 +157,7 @@ def scores(level: str, layout: HeadLayout, heads: int, rows: int) -> tuple[Any, 
 
 
 def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) -> tuple[Any, Any, Any]:
-    """(load, step, store) for the weighted sum of values: `vectors` of features for each query, onto its state."""
+    """Return (load, step, store) for adding weighted values to the states, with `vectors` vectors per query."""
     tile = simd.tile_type(vectors * queries)
     word = types.int64
     places = [
@@ -177,7 +180,7 @@ def weighted_values(level: str, layout: HeadLayout, queries: int, vectors: int) 
 
     @intrinsic
     def step(typingctx: Any, tile_now: Any, value: Any, weights: Any) -> Any:
-        """One position."""
+        """Add the weighted value of one position."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, value, weights = args

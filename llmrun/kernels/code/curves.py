@@ -1,4 +1,4 @@
-"""Smooth curves made of exp, of vectors in a kernel: sigmoid and tanh."""
+"""The vector functions sigmoid and tanh for kernels, both computed from exp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from llmrun.kernels.code import simd
 from llmrun.kernels.compiler import inline_function
 
 _BEND = 0.625
-# (tanh(x) / x - 1) / x^2 by powers of x^2 up to _BEND^2, fitted at Chebyshev's points: off by 6e-10 there.
+# Coefficients of (tanh(x) / x - 1) / x^2 as a polynomial in x^2 for |x| up to _BEND, fitted at the Chebyshev nodes. The
+# error is at most 6e-10.
 _TANH = (
     0.002295841255750122,
     -0.00834698048711579,
@@ -23,12 +24,15 @@ _TANH = (
 
 
 def sigmoid(level: str) -> Any:
-    """1 / (1 + exp(-x)) of f32x16: at most 4 ulp off while x is above -87, and no smaller below."""
+    """Return the function 1 / (1 + exp(-x)) of f32x16, for use in kernels.
+
+    The error is at most 4 ulp for x above -87. Below that, the result stays at its value for -87.
+    """
     exp = simd.Operations(level).exp
 
     @inline_function
     def of(x: Any) -> Any:
-        # exp takes arguments <= 0: sigmoid(x) = e / (1 + e) for x < 0 and 1 / (1 + e) above, e = exp(-|x|).
+        # Our exp takes only arguments <= 0. With e = exp(-|x|), sigmoid(x) is e / (1 + e) for x < 0, else 1 / (1 + e).
         one = simd.splat(types.float32(1))
         e = exp(simd.subtract(simd.splat(types.float32(0)), simd.absolute(x)))
         return simd.divide(simd.select_negative(x, e, one), simd.add(one, e))
@@ -37,7 +41,7 @@ def sigmoid(level: str) -> Any:
 
 
 def tanh(level: str) -> Any:
-    """Of f32x16: at most 3 ulp off; a NaN stays one."""
+    """Return the function tanh of f32x16, for use in kernels. The error is at most 3 ulp, and NaN gives NaN."""
 
     @intrinsic
     def of(typingctx: Any, x: Any) -> Any:
@@ -50,7 +54,7 @@ def tanh(level: str) -> Any:
 
 
 def emit_tanh(builder: Any, level: str, x: Any) -> Any:
-    """Of <16 x float>. Near 0, where 1 - exp(-2|x|) would lose its digits, a polynomial."""
+    """Emit tanh of <16 x float>. Near 0, where 1 - exp(-2|x|) would lose precision, it uses a polynomial."""
     size = simd.emit_absolute(builder, x)
     e = simd.emit_exp(builder, level, builder.fmul(size, simd.constant(simd.F32X16, -2.0)))
     one = simd.constant(simd.F32X16, 1.0)

@@ -1,8 +1,8 @@
-"""Integer dot products of a block of 32 columns for 16 outputs, each instruction level in its own way.
+"""Integer dot products of a block of 32 columns for 16 outputs, implemented for each instruction level.
 
-A block's weights are 8 vectors <64 x i8>; vector j holds columns 4j to 4j + 3 of 16 rows. Types of up to 6 bits come as
-unsigned values, whose zero point is taken off through the sum of the activations; 8-bit types and tables as signed
-bytes. Sums are exact integers, equal at every level.
+The weights of a block are 8 vectors <64 x i8>. Vector j holds columns 4j to 4j + 3 of 16 rows. Weights with up to 6
+bits are unsigned, and their zero point is subtracted by means of the sum of the activations. Weights with 8 bits and
+weights looked up in a table are signed bytes. All sums are exact integers, so every level computes the same.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from llmrun.quants.packed import PackedType
 _VNNI = ("avx512vnni", "avxvnni")
 _I32X8, _I16X16, _I8X32 = ir.VectorType(I32, 8), ir.VectorType(I16, 16), ir.VectorType(I8, 32)
 _I32X4, _I8X16 = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
-_ACTIVATION = 127  # the largest
+_ACTIVATION = 127  # the largest magnitude of an activation
 _LARGEST_I16 = 32767
 
 
 def takes_unsigned(level: str, packed: PackedType) -> bool:
-    """Whether `emit_dots` wants the weights of this type as unsigned bytes, `bias_of` above what they stand for."""
+    """Return whether `emit_dots` takes the weights of this type as unsigned bytes, which are too large by `bias_of`."""
     return level in _VNNI or not packed.is_signed
 
 
 def bias_of(level: str, packed: PackedType) -> int:
-    """What every weight byte is too large by: `emit_dots` is to start from -bias x the sum of the activations."""
+    """Return by how much every weight byte is too large.
+
+    To correct for it, `emit_dots` must start from -bias x the sum of the activations.
+    """
     if not packed.is_signed:
         return packed.zero
     return 128 if takes_unsigned(level, packed) else 0
@@ -38,7 +41,7 @@ def bias_of(level: str, packed: PackedType) -> int:
 def emit_dots(
     builder: Any, level: str, packed: PackedType, weights: list[Any], activations: list[Any], starts: list[Any]
 ) -> list[Any]:
-    """<16 x i32> for each sub-block: starts + weights . activations.
+    """Emit starts + weights . activations, a <16 x i32> for each sub-block.
 
     weights      8 vectors <64 x i8>
     activations  8 i32, each 4 columns of int8
@@ -47,7 +50,7 @@ def emit_dots(
     per_sub = len(weights) // len(starts)
     found = []
     for sub, start in enumerate(starts):
-        # Two chains halve the latency; integers do not mind the order.
+        # Two independent sums halve the latency. Integer addition is exact, so the order does not matter.
         chains = [new_sum(builder, level, packed, start), new_sum(builder, level, packed, constant(I32X16, 0))]
         if level != "avx512vnni":
             chains = chains[:1] * 2
@@ -59,18 +62,18 @@ def emit_dots(
 
 
 def broadcast(builder: Any, level: str, activation: Any) -> Any:
-    """4 columns of activations, an i32, for every output of one vector of the level."""
+    """Emit 4 columns of activations (an i32) repeated for every output in one vector of this level."""
     n_bytes = 64 // _SUMS[level].parts
     return builder.bitcast(simd.emit_splat(builder, activation, n_bytes // 4), ir.VectorType(I8, n_bytes))
 
 
 def new_sum(builder: Any, level: str, packed: PackedType, start: Any) -> Sum:
-    """A sum of 16 outputs that begins at `start`, <16 x i32>."""
+    """Return a sum of 16 outputs that starts from `start`, a <16 x i32>."""
     return _SUMS[level](builder, packed, start)
 
 
 class Sum(ABC):
-    """A growing integer dot product of 16 outputs, held as `parts` vectors of the level."""
+    """An accumulator for integer dot products of 16 outputs, held in `parts` vectors of the level's size."""
 
     parts = 1
 
@@ -79,12 +82,12 @@ class Sum(ABC):
         self._sums = _split(builder, start, self.parts)
 
     def add(self, weight: Any, activations: Any) -> None:
-        """weight <64 x i8>: 4 columns of 16 outputs; activations from `broadcast`."""
+        """Add the products of 4 columns. `weight` is a <64 x i8>, and `activations` come from `broadcast`."""
         for index, part in enumerate(_split(self._builder, weight, self.parts)):
             self._add_part(index, part, activations)
 
     def total(self) -> Any:
-        """<16 x i32>"""
+        """Emit the total, a <16 x i32>."""
         sums = self._sums
         while len(sums) > 1:
             sums = [simd.emit_join(self._builder, sums[index : index + 2]) for index in range(0, len(sums), 2)]
@@ -95,7 +98,7 @@ class Sum(ABC):
 
 
 class _OneInstruction(Sum):
-    """Levels that have the whole of it."""
+    """A sum for levels with one instruction that multiplies 4 bytes and adds their products to 32 bits."""
 
     instruction: str
 
@@ -119,17 +122,21 @@ class _NeonDot(_OneInstruction):
 
 
 class _Avx2(Sum):
-    """`pmaddubsw` adds two products in 16 bits and saturates: signed bytes go in as magnitudes, their signs given to
-    the activations. As many as cannot overflow are added there, before `pmaddwd` widens them."""
+    """A sum for AVX2.
+
+    `pmaddubsw` multiplies unsigned by signed bytes and adds two products in 16 bits, with saturation. So signed weights
+    are passed as magnitudes, and their signs are moved to the activations. Sums stay in 16 bits as long as they cannot
+    overflow, then `pmaddwd` widens them.
+    """
 
     parts = 2
 
     def __init__(self, builder: Any, packed: PackedType, start: Any) -> None:
         super().__init__(builder, packed, start)
         largest = 128 if packed.is_signed else (1 << packed.bits) - 1
-        self._together = _LARGEST_I16 // (2 * largest * _ACTIVATION)
+        self._max_narrow = _LARGEST_I16 // (2 * largest * _ACTIVATION)
         self._narrow = [constant(_I16X16, 0)] * self.parts
-        self._counts = [0] * self.parts  # added in 16 bits
+        self._counts = [0] * self.parts  # how many results each 16-bit sum holds
 
     def total(self) -> Any:
         for index, count in enumerate(self._counts):
@@ -146,7 +153,7 @@ class _Avx2(Sum):
         pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", _I16X16, [weight, activations])
         self._narrow[index] = builder.add(self._narrow[index], pairs)
         self._counts[index] += 1
-        if self._counts[index] == self._together:
+        if self._counts[index] == self._max_narrow:
             self._widen(index)
 
     def _widen(self, index: int) -> None:
@@ -156,7 +163,8 @@ class _Avx2(Sum):
 
 
 class _Portable(Sum):
-    """Through 16-bit lanes: even and odd bytes widen apart, so that LLVM finds `pmaddwd` and nothing saturates."""
+    """A sum for any processor. Even and odd bytes are widened separately, so that LLVM can use `pmaddwd` and nothing
+    saturates."""
 
     def _add_part(self, index: int, weight: Any, activations: Any) -> None:
         builder, total = self._builder, self._sums[index]

@@ -1,4 +1,4 @@
-"""Scalar loads, stores and atomics by integer address, for use inside kernels."""
+"""Scalar loads, stores, atomics and calls by integer address, for use in kernels."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def hidden(typingctx: Any, value: Any) -> Any:
-    """The same number, which LLVM then does not know: a loop up to it is not unrolled."""
+    """Return `value`, but hide from LLVM that it is a constant, so that loops up to it are not unrolled."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.asm(ir.FunctionType(_I64, [_I64]), "", "=r,0", [args[0]], False)
@@ -84,7 +84,7 @@ def hidden(typingctx: Any, value: Any) -> Any:
 
 @intrinsic
 def copy_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any:
-    """memcpy, which an object file may leave undefined."""
+    """Call memcpy, which is on the allow-list of undefined symbols."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _I8.as_pointer()
@@ -103,7 +103,7 @@ def copy_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any
 
 @intrinsic
 def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
-    """Add to an int64; returns what was there before. Sequentially consistent."""
+    """Add to an int64 and return its previous value, with sequential consistency."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", builder.inttoptr(args[0], _I64.as_pointer()), args[1], "seq_cst")
@@ -144,7 +144,7 @@ _call1 = _call_by_address(1, _I64)
 
 @intrinsic
 def call_c6(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
-    """Call a C function of six word-sized arguments by address (the raw `syscall` of libc)."""
+    """Call a C function with six word-sized arguments by its address. It is used for libc's `syscall`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _call6(builder, args[0], args[1:])
@@ -154,7 +154,7 @@ def call_c6(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: An
 
 @intrinsic
 def call_c2(typingctx: Any, function: Any, a: Any, b: Any) -> Any:
-    """Call a C function of two word-sized arguments by address."""
+    """Call a C function with two word-sized arguments by its address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _call2(builder, args[0], args[1:])
@@ -164,7 +164,7 @@ def call_c2(typingctx: Any, function: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def call_c1(typingctx: Any, function: Any, a: Any) -> Any:
-    """Call a C function of one word-sized argument by address."""
+    """Call a C function with one word-sized argument by its address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _call1(builder, args[0], args[1:])
@@ -174,7 +174,7 @@ def call_c1(typingctx: Any, function: Any, a: Any) -> Any:
 
 @intrinsic
 def call_kernel(typingctx: Any, kernel: Any, op: Any, step: Any, thread: Any, n_threads: Any) -> Any:
-    """Call another kernel by address, through the signature Numba gives a function without a wrapper."""
+    """Call another kernel by its address, with the signature that Numba gives functions without a wrapper."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _I8.as_pointer()

@@ -1,10 +1,9 @@
-"""Vectors for kernels: a Numba type whose LLVM type is a vector, and the few operations kernels are written in.
+"""Vectors for kernels: a Numba type whose LLVM type is a vector, and the operations that kernels use.
 
-Generic operations (add, fma, convert, compare) are plain LLVM, which splits a 64-byte vector into what the processor
-has. Five things are not generic, and each instruction level supplies its own: the integer dot product (dots.py), the
-table lookup (unpack.py), fused multiply-add, the conversions to and from f16, and the pause of a spin loop. `emit_*`
-functions build LLVM IR and are put together inside an @intrinsic; everything below the line of dashes can be called in
-a kernel directly.
+Most operations are plain LLVM, which splits 64-byte vectors into what the processor has. Five operations have an
+implementation for each instruction level: the integer dot product (dots.py), the table lookup (unpack.py), fused
+multiply-add, the conversions to and from f16, and the pause in a spin loop. Functions named `emit_*` build LLVM IR
+inside an @intrinsic. Everything under "callable in kernels" can be called directly in a kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-LANES = 16  # floats in a vector, rows in a group of packed weights
+LANES = 16  # floats in a vector, and rows in a group of packed weights
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -46,7 +45,7 @@ i32x16 = VectorType("i32x16", I32X16)
 
 
 def tile_type(rows: int) -> VectorType:
-    """`rows` accumulators of 16 floats, as one value."""
+    """Return the type of `rows` accumulators of 16 floats, held as one value."""
     return VectorType(f"f32x16x{rows}", ir.ArrayType(F32X16, rows))
 
 
@@ -54,7 +53,7 @@ def tile_type(rows: int) -> VectorType:
 
 
 def constant(llvm_type: Any, value: float) -> Any:
-    """A vector constant with the same value in every lane."""
+    """Return a vector constant with the same value in every lane."""
     return ir.Constant(llvm_type, [value] * llvm_type.count)
 
 
@@ -69,7 +68,7 @@ def emit_store(builder: Any, address: Any, value: Any, align: int = 1) -> None:
 
 
 def emit_store_or_add(builder: Any, address: Any, value: Any, adds: Any) -> None:
-    """Store a vector, or add it onto what is there when the i1 `adds` is set."""
+    """Store a vector, or add it to the vector in memory if the i1 `adds` is set."""
     with builder.if_else(adds) as (then, otherwise):
         with then:
             before = emit_load(builder, address, value.type, 4)
@@ -79,7 +78,7 @@ def emit_store_or_add(builder: Any, address: Any, value: Any, adds: Any) -> None
 
 
 def emit_prefetch(builder: Any, address: Any) -> None:
-    """Ask for a cache line that is soon read."""
+    """Prefetch the cache line at an address."""
     pointer = builder.inttoptr(address, I8.as_pointer())
     function = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
     read, keep, data = I32(0), I32(3), I32(1)
@@ -98,24 +97,25 @@ def emit_splat(builder: Any, value: Any, count: int = LANES) -> Any:
 
 
 def call(builder: Any, name: str, returns: Any, args: list[Any]) -> Any:
-    """A call of an LLVM intrinsic."""
+    """Emit a call of an LLVM intrinsic."""
     function_type = ir.FunctionType(returns, [arg.type for arg in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), args)
 
 
 def emit_fma(builder: Any, level: str, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once where the level has the instruction."""
-    if level == "portable":  # llvm.fma would become a call of libm's fmaf
+    """Emit a * b + c, rounded once at levels that have the instruction."""
+    if level == "portable":  # LLVM would turn llvm.fma into a call of libm's fmaf
         return builder.fadd(builder.fmul(a, b), c)
     return call(builder, "llvm.fma.v16f32", F32X16, [a, b, c])
 
 
 def emit_f16_to_f32(builder: Any, level: str, halves: Any) -> Any:
-    """16 halves to 16 floats, exact. `halves` is <16 x half>."""
+    """Convert a <16 x half> to <16 x float>, exactly."""
     if level != "portable":
         return builder.fpext(halves, F32X16)
-    # Integer arithmetic: fpext would become a call of __extendhfsf2. A half's exponent and mantissa, moved to a
-    # float's place, are 2^-112 of the value; one multiplication mends normal and subnormal numbers alike.
+    # This uses integer arithmetic because LLVM would turn fpext into a call of __extendhfsf2. Shifting the exponent and
+    # mantissa of a half to their positions in a float gives 2^-112 of the value. One multiplication corrects that, for
+    # normal and subnormal numbers alike.
     bits = builder.zext(builder.bitcast(halves, I16X16), I32X16)
     sign = builder.shl(builder.and_(bits, constant(I32X16, 0x8000)), constant(I32X16, 16))
     magnitude = builder.and_(bits, constant(I32X16, 0x7FFF))
@@ -127,17 +127,18 @@ def emit_f16_to_f32(builder: Any, level: str, halves: Any) -> Any:
 
 
 def emit_f32_to_f16(builder: Any, level: str, floats: Any) -> Any:
-    """16 floats to 16 halves, round to nearest even."""
+    """Convert a <16 x float> to <16 x half>, rounding to nearest even."""
     if level != "portable":
         return builder.fptrunc(floats, F16X16)
     bits = builder.bitcast(floats, I32X16)
     sign = builder.lshr(builder.and_(bits, constant(I32X16, 0x80000000)), constant(I32X16, 16))
     magnitude = builder.and_(bits, constant(I32X16, 0x7FFFFFFF))
-    # Subnormal halves: adding 0.5 leaves the value, correctly rounded, in the low bits of the sum.
+    # For subnormal halves, adding 0.5 leaves the correctly rounded value in the low bits of the sum.
     summed = builder.fadd(builder.bitcast(magnitude, F32X16), constant(F32X16, 0.5))
     subnormal = builder.sub(builder.bitcast(summed, I32X16), constant(I32X16, 0x3F000000))
     odd = builder.and_(builder.lshr(magnitude, constant(I32X16, 13)), constant(I32X16, 1))
-    rebased = builder.add(magnitude, constant(I32X16, 0xC8000FFF - (1 << 32)))  # exponent - 112, half an ulp less one
+    # Subtract 112 from the exponent and add half an ulp minus one.
+    rebased = builder.add(magnitude, constant(I32X16, 0xC8000FFF - (1 << 32)))
     normal = builder.lshr(builder.add(rebased, odd), constant(I32X16, 13))
     is_subnormal = builder.icmp_unsigned("<", magnitude, constant(I32X16, 0x38800000))
     is_nan = builder.icmp_unsigned(">", magnitude, constant(I32X16, 0x7F800000))
@@ -149,19 +150,19 @@ def emit_f32_to_f16(builder: Any, level: str, floats: Any) -> Any:
 
 
 def emit_bf16_to_f32(builder: Any, bits: Any) -> Any:
-    """16 bfloat16 bit patterns, <16 x i16>, to 16 floats, exact."""
+    """Convert 16 bfloat16 bit patterns, <16 x i16>, to <16 x float>, exactly."""
     return builder.bitcast(builder.shl(builder.zext(bits, I32X16), constant(I32X16, 16)), F32X16)
 
 
 def emit_part(builder: Any, vector: Any, index: int, parts: int) -> Any:
-    """One of the equal parts of a vector."""
+    """Emit one of the equal parts of a vector."""
     size = vector.type.count // parts
     lanes = list(range(index * size, (index + 1) * size))
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, size), lanes))
 
 
 def emit_join(builder: Any, halves: list[Any]) -> Any:
-    """Two vectors, one after the other."""
+    """Concatenate two vectors."""
     low, high = halves
     return builder.shuffle_vector(
         low, high, ir.Constant(ir.VectorType(I32, 2 * low.type.count), list(range(2 * low.type.count)))
@@ -169,7 +170,7 @@ def emit_join(builder: Any, halves: list[Any]) -> Any:
 
 
 def emit_fold(builder: Any, vector: Any, combine: Any) -> Any:
-    """Fold 16 lanes in halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. The order is part of the definition."""
+    """Reduce 16 lanes to one by halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. Results depend on this order."""
     count = LANES
     while count > 1:
         count //= 2
@@ -185,12 +186,12 @@ def emit_absolute(builder: Any, x: Any) -> Any:
 
 
 def emit_larger(builder: Any, a: Any, b: Any) -> Any:
-    """The larger of each lane, or of two floats; b where one is NaN."""
+    """Emit the larger value of each lane, or of two floats. If either is NaN, the result is b."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 def emit_rounded(builder: Any, x: Any) -> Any:
-    """<16 x i32>, to nearest even, of |x| below 2^22; a NaN becomes 0."""
+    """Round to <16 x i32>, to nearest even. |x| must be below 2^22, and NaN becomes 0."""
     x = builder.select(builder.fcmp_ordered("ord", x, x), x, constant(F32X16, 0.0))
     # Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
     shifted = builder.bitcast(builder.fadd(x, constant(F32X16, 12582912.0)), I32X16)
@@ -198,9 +199,12 @@ def emit_rounded(builder: Any, x: Any) -> Any:
 
 
 def emit_exp(builder: Any, level: str, x: Any) -> Any:
-    """e**x for x <= 0, clamped at -87: Cody-Waite reduction and a polynomial of degree 7, at most 2 ulp off."""
+    """Emit e**x for x <= 0, with x clamped at -87.
+
+    It uses Cody-Waite range reduction and a polynomial of degree 7. The error is at most 2 ulp.
+    """
     x = builder.select(builder.fcmp_ordered("<", x, constant(F32X16, -87.0)), constant(F32X16, -87.0), x)
-    magic = constant(F32X16, 12582912.0)  # 1.5 * 2**23: adding it rounds to an integer in the low bits
+    magic = constant(F32X16, 12582912.0)  # adding 1.5 * 2**23 leaves the rounded integer in the low bits
     shifted = emit_fma(builder, level, x, constant(F32X16, 1.4426950216293335), magic)
     n = builder.fsub(shifted, magic)
     r = emit_fma(builder, level, n, constant(F32X16, -0.693145751953125), x)
@@ -237,7 +241,7 @@ def store_f32x16(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def prefetch_line(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at an address."""
+    """Prefetch the cache line at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit_prefetch(builder, args[0])
@@ -270,7 +274,7 @@ add, subtract, multiply, divide = (_elementwise(name) for name in ("fadd", "fsub
 
 @intrinsic
 def maximum(typingctx: Any, a: Any, b: Any) -> Any:
-    """The larger of each lane; b where a is NaN."""
+    """Return the larger value of each lane. If either is NaN, the result is b."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return emit_larger(builder, *args)
@@ -304,7 +308,7 @@ def max_lanes(typingctx: Any, a: Any) -> Any:
 
 @intrinsic
 def select_negative(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
-    """Lanes of a where `condition` is below zero, of b elsewhere."""
+    """Select the lanes of a where `condition` is below zero, and the lanes of b elsewhere."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         negative = builder.fcmp_ordered("<", args[0], constant(F32X16, 0.0))
@@ -323,7 +327,10 @@ def first_lane(typingctx: Any, vector: Any) -> Any:
 
 @intrinsic
 def keep_between(typingctx: Any, vector: Any, first: Any, end: Any, other: Any) -> Any:
-    """Lanes first..end-1 of vector, `other` in the rest; first may be below 0, end above 16, and is not below first."""
+    """Keep the lanes from `first` up to `end` of a vector, and set the others to `other`.
+
+    `first` may be below 0 and `end` above 16, but `end` must not be below `first`.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector, first, end, other = args

@@ -1,7 +1,7 @@
-"""Packed weights on their way into registers: values from their planes, scales and minimums as floats.
+"""Unpacking of packed weights into registers: values are combined from their planes, scales and minimums become floats.
 
-`emit_*` functions build LLVM IR and are put together inside an @intrinsic. `planes` holds the addresses of a group's
-planes; `block` is the number of a block of 32 columns.
+Functions named `emit_*` build LLVM IR inside an @intrinsic. `planes` holds the addresses of a group's planes, and
+`block` is the number of a block of 32 columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _I8X16 = ir.VectorType(I8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """Addresses (LLVM i64) of the planes of a group, as PackedLayout lays them out."""
+    """The addresses (LLVM i64) of a group's planes, in the layout of PackedLayout."""
 
     scales: Any
     mins: Any
@@ -32,7 +32,7 @@ class Planes:
 
 
 def emit_weights(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
-    """8 vectors <64 x i8> as dots.emit_dots wants them; vector j holds columns 4j to 4j + 3 of 16 rows."""
+    """Emit 8 vectors <64 x i8> for dots.emit_dots. Vector j holds columns 4j to 4j + 3 of 16 rows."""
     if packed.bits == 8:
         at = _emit_at(builder, planes.values, block, 512)
         vectors = [emit_load(builder, emit_offset(builder, at, 64 * j), I8X64, 64) for j in range(8)]
@@ -49,7 +49,7 @@ def emit_weights(builder: Any, level: str, packed: PackedType, planes: Planes, b
 
 
 def emit_scales(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
-    """<16 x float> for each sub-block."""
+    """Emit the scales, a <16 x float> for each sub-block."""
     if packed.scales is Scales.F16:
         return [_emit_halves(builder, level, planes.scales, block)]
     if packed.scales is Scales.E8M0:
@@ -62,7 +62,7 @@ def emit_scales(builder: Any, level: str, packed: PackedType, planes: Planes, bl
 
 
 def emit_mins(builder: Any, level: str, packed: PackedType, planes: Planes, block: Any) -> list[Any]:
-    """<16 x float> for each sub-block; nothing for a type without minimums."""
+    """Emit the minimums, a <16 x float> for each sub-block, or nothing for types without minimums."""
     if not packed.mins:
         return []
     if packed.scales is Scales.F16:
@@ -71,7 +71,7 @@ def emit_mins(builder: Any, level: str, packed: PackedType, planes: Planes, bloc
 
 
 def emit_prefetches(builder: Any, packed: PackedType, planes: Planes, block: Any) -> None:
-    """Ask for the cache lines of a block."""
+    """Prefetch the cache lines of a block."""
     sizes = [(planes.scales, 16 * packed.scale_bytes)]
     if packed.mins:
         sizes.append((planes.mins, 16 * packed.scale_bytes))
@@ -83,7 +83,7 @@ def emit_prefetches(builder: Any, packed: PackedType, planes: Planes, block: Any
 
 
 def emit_lookup(builder: Any, level: str, table: Any, indices: Any) -> Any:
-    """Bytes of a table <16 x i8> at indices <64 x i8>, each below 16."""
+    """Look up bytes in a table <16 x i8> by indices <64 x i8>, each below 16."""
     if level == "avx512vnni":
         return simd.call(builder, "llvm.x86.avx512.pshuf.b.512", I8X64, [_repeated(table, 4), indices])
     if level in ("avxvnni", "avx2"):
@@ -118,8 +118,11 @@ def _emit_biased(builder: Any, vectors: list[Any]) -> list[Any]:
 
 
 def _emit_plane(builder: Any, bits: int, plane: Any, block: Any, shift: int) -> list[Any]:
-    """`bits` (1, 2 or 4) of each value, at bit `shift`: vector j of a plane's vectors holds them 8 / `bits` times over,
-    those of the values 4j, or 4 (j + number of vectors), and so on."""
+    """Emit the values of a plane, which has `bits` (1, 2 or 4) bits per value, shifted left by `shift`.
+
+    Each of the plane's n vectors packs 8 / `bits` values into every byte: bits 0 to `bits` - 1 of vector j belong to
+    result j, the next ones to result j + n, and so on.
+    """
     n_vectors = bits
     at = _emit_at(builder, plane, block, 64 * n_vectors)
     loaded = [emit_load(builder, emit_offset(builder, at, 64 * j), I8X64, 64) for j in range(n_vectors)]
@@ -150,7 +153,10 @@ def _emit_two_levels(builder: Any, level: str, packed: PackedType, plane: Any, u
 
 
 def _emit_power_of_two(builder: Any, exponents: Any) -> Any:
-    """2^(e - 128): half of what E8M0 says, for integers that are twice the values. Below 2^-126 it is subnormal."""
+    """Emit 2^(e - 128), which is half the E8M0 scale, because the integers are twice the values.
+
+    Results below 2^-126 are subnormal.
+    """
     normal = builder.shl(builder.sub(exponents, constant(I32X16, 1)), constant(I32X16, 23))
     subnormal = builder.shl(constant(I32X16, 0x00200000), exponents)
     small = builder.icmp_unsigned("<", exponents, constant(I32X16, 2))

@@ -1,6 +1,6 @@
-"""Rows times the matrices of their experts, integer weights: each value as int8.py computes it.
+"""Products of rows with the integer matrices of their experts, equal to those of linear/int8.py.
 
-An expert that many rows are sent to has its weights unpacked once for all of them.
+If many rows use an expert, its weights are unpacked once for all of them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,30 @@ from llmrun.kernels.linear.tiles import tile
 from llmrun.layouts.packed_types import PACKED_TYPES
 from llmrun.layouts.tile_shapes import tile_shape
 
-# From so many rows of an expert on its weights are unpacked. 128 experts of 768 x 2,048, 8 to a row, Q4_K, G products/s
-# on 2 threads in steps of 64, 128, 256 and 512 rows: from 5 on 165, 209, 287 and 388; 8 197, 253, 321 and 394; 12 193,
-# 264, 329 and 386; 16 214, 277, 334 and 372.
+# If an expert has at least this many rows, its weights are unpacked once for all of them. Measured in billions of
+# products per second on 2 threads, with 128 experts of 768 x 2,048 in Q4_K and 8 experts per row:
+#
+#   rows per step       64  128  256  512
+#   threshold  5       165  209  287  388
+#   threshold  8       197  253  321  394
+#   threshold 12       193  264  329  386
+#   threshold 16       214  277  334  372
 MANY_ROWS = 12
 
 
 @kernel_family
 def experts(level: str, weight: str) -> Callable[..., None]:
-    """`weight`: a name of PACKED_TYPES."""
+    """Build the kernel for a weight type, a name of PACKED_TYPES."""
     packed = PACKED_TYPES[weight]
     groups, tile_rows = tile_shape(level)
     head_of, n_items, expert_of, source_of, numbers_at = expert_items(PRODUCT)
-    unpack_group, multiply_row, activations_of, ask_for = linear_parts(level, packed)
+    unpack_group, multiply_row, activations_of, prefetch_weights = linear_parts(level, packed)
     tile_zero, _, tile_block, tile_store = tile(level, packed, groups, tile_rows)
     panel_block = packed.panel_block_bytes
 
     @inline_function
     def multiply_tile(op: Any, panel: Any, panel_bytes: Any, slot: Any, group: Any, n_here: Any) -> Any:
-        """A tile of rows from a slot on times the panels of `n_here` groups of an expert, from `group` on."""
+        """Multiply a tile of rows, starting at `slot`, by the panels of `n_here` groups, starting at `group`."""
         x, x_scales, x_offsets, x_sums, x_half_sums = activations_of(op, 0)
         x_stride, scale_stride = load_i64(op + PRODUCT.x_stride), load_i64(op + PRODUCT.scale_stride)
         numbers = numbers_at(op, slot)
@@ -54,8 +59,10 @@ def experts(level: str, weight: str) -> Callable[..., None]:
     def multiply_many(
         op: Any, thread: Any, before: Any, first: Any, end: Any, start: Any, stop: Any, following: Any
     ) -> Any:
-        """Slots from `first` to `end` times groups `start` to `stop` of an expert with `before` of others before it;
-        asks for the weights that follow."""
+        """Multiply slots `first` to `end` by groups `start` to `stop` of an expert, and prefetch the next weights.
+
+        `before` is the number of groups that belong to earlier experts.
+        """
         panel_bytes = load_i64(op + PRODUCT.blocks) * panel_block
         panel = load_i64(op + PRODUCT.panels) + thread * load_i64(op + PRODUCT.panels_stride)
         n_tiles = (end - first + tile_rows - 1) // tile_rows
@@ -67,8 +74,9 @@ def experts(level: str, weight: str) -> Callable[..., None]:
             if group + groups >= stop:
                 next_group = following
             for number in range(n_tiles):
-                ask_for(op, next_group, groups, number, n_tiles)
-                # The last tile begins so that it is full: rows that the one before it has too are the same again.
+                prefetch_weights(op, next_group, groups, number, n_tiles)
+                # The last tile starts early enough to be full. Rows that it shares with the previous tile are computed
+                # again, with the same result.
                 slot = min(first + number * tile_rows, end - tile_rows)
                 multiply_tile(op, panel, panel_bytes, slot, group, n_here)
 
@@ -101,7 +109,7 @@ def experts(level: str, weight: str) -> Callable[..., None]:
         end_item = n_items(op, head)
         item = claim(op)
         while item < end_item:
-            # Claimed early, so that the end of this item asks for the weights of the next.
+            # The next item is claimed early, so that its weights can be prefetched at the end of this item.
             next_item = claim(op)
             expert, first, end, start, stop = expert_of(op, head, item)
             following = expert * n_groups + start

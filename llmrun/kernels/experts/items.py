@@ -1,4 +1,4 @@
-"""How a team shares the matrices of the chosen experts: an item is one of them and a chunk of its groups, claimed."""
+"""The distribution of the active experts' matrices among threads. An item is a chunk of one expert's groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrun.plan.ops.linear import FloatWords, IntegerWords
 
 
 class ExpertItems(NamedTuple):
-    """Functions to be called in a kernel."""
+    """Inline functions for use in kernels."""
 
     head_of: Any
     n_items: Any
@@ -23,7 +23,7 @@ class ExpertItems(NamedTuple):
 
 
 def expert_items(words: IntegerWords | FloatWords) -> ExpertItems:
-    """`words`: the offsets of the kernel's words."""
+    """Return the functions for a kernel whose words have the offsets `words`."""
     a_head, a_head_bytes, a_numbers, a_own_rows = words.tables, words.tables_bytes, words.row_numbers, words.own_rows
     a_chunk, a_groups = words.chunk, words.groups
 
@@ -41,7 +41,7 @@ def expert_items(words: IntegerWords | FloatWords) -> ExpertItems:
 
     @inline_function
     def expert_of(op: Any, head: Any, item: Any) -> Any:
-        """(expert, its first slot, that of the next, the first of its groups in this item, the end of them)."""
+        """Return (expert, its first slot, the end of its slots, the first group of the item, the end of its groups)."""
         chunk, groups = load_i64(op + a_chunk), load_i64(op + a_groups)
         n_chunks = (groups + chunk - 1) // chunk
         at = head + HEAD_EXPERTS + 8 * (item // n_chunks)
@@ -50,12 +50,12 @@ def expert_items(words: IntegerWords | FloatWords) -> ExpertItems:
 
     @inline_function
     def numbers_at(op: Any, slot: Any) -> Any:
-        """Address of the numbers that rows of x have, from a slot on; of no use in a step of one row."""
+        """Return the address of the row numbers of x, starting at a slot. They are not used in a step of one row."""
         return load_i64(op + a_numbers) + 4 * slot
 
     @inline_function
     def source_of(op: Any, step: Any, thread: Any, slot: Any) -> Any:
-        """The row of x that belongs to a slot."""
+        """Return the row of x that belongs to a slot."""
         if load_i64(step + records.STEP_REPLICATED) == 0:
             return load_i32(numbers_at(op, slot))
         copy = own_copy(op, step, thread, PRIVATE_INPUT)

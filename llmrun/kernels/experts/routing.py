@@ -1,6 +1,7 @@
-"""Which experts each row is sent to, with what weight, and the rows put in order by expert (expert_tables.py).
+"""Routing of rows to experts: choosing and weighting the experts of each row, and sorting the rows by expert.
 
-Cheap, so in a step of one row every thread does it for itself (records.py).
+The results are the tables of expert_tables.py. The work is cheap, so in a step of one row every thread does it for
+itself (records.py).
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ _GROUP = records.offsets(GroupWords)
 
 # --- route ------------------------------------------------------------------------------------------------------------
 
-_NOWHERE = -1 << 31  # ranks of what is no expert, or no longer to be had: below that of a NaN
-_LAST = _NOWHERE + 1
+_NO_RANK = -1 << 31  # the rank of padding and of experts already chosen
+_NAN_RANK = _NO_RANK + 1  # below every number, so that NaN is chosen last
 
 
 @intrinsic
 def _store_ranks(typingctx: Any, to: Any, values: Any, count: Any) -> Any:
-    """int32[16] in the order of the values; the first `count` are experts. A NaN comes after all else."""
+    """Store integer ranks, int32[16], that sort like the values. Only the first `count` are experts. NaN ranks last."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to, values, count = args
-        values = builder.fadd(values, simd.constant(simd.F32X16, 0.0))  # -0.0 is 0.0
+        values = builder.fadd(values, simd.constant(simd.F32X16, 0.0))  # turns -0.0 into 0.0
         bits = builder.bitcast(values, simd.I32X16)
         falling = builder.xor(bits, simd.constant(simd.I32X16, 0x7FFFFFFF))
         ranks = builder.select(builder.icmp_signed("<", bits, simd.constant(simd.I32X16, 0)), falling, bits)
         is_number = builder.fcmp_ordered("ord", values, values)
-        ranks = builder.select(is_number, ranks, simd.constant(simd.I32X16, _LAST))
+        ranks = builder.select(is_number, ranks, simd.constant(simd.I32X16, _NAN_RANK))
         lanes = ir.Constant(simd.I32X16, list(range(simd.LANES)))
         is_expert = builder.icmp_signed("<", lanes, simd.emit_splat(builder, builder.trunc(count, simd.I32)))
-        simd.emit_store(builder, to, builder.select(is_expert, ranks, simd.constant(simd.I32X16, _NOWHERE)), 4)
+        simd.emit_store(builder, to, builder.select(is_expert, ranks, simd.constant(simd.I32X16, _NO_RANK)), 4)
         return context.get_dummy_value()
 
     return types.void(types.int64, simd.f32x16, types.int64), codegen
@@ -52,14 +53,14 @@ def _store_ranks(typingctx: Any, to: Any, values: Any, count: Any) -> Any:
 @intrinsic
 def _first_ranks(typingctx: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return simd.constant(simd.I32X16, _NOWHERE)
+        return simd.constant(simd.I32X16, _NO_RANK)
 
     return simd.i32x16(), codegen
 
 
 @intrinsic
 def _higher_ranks(typingctx: Any, best: Any, ranks: Any) -> Any:
-    """The higher of each lane of `best` and of what is at an address."""
+    """Return the higher rank of each lane, from `best` and from the ranks at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         best, address = args
@@ -71,7 +72,7 @@ def _higher_ranks(typingctx: Any, best: Any, ranks: Any) -> Any:
 
 @intrinsic
 def _higher_numbers(typingctx: Any, numbers: Any, best: Any, ranks: Any, number: Any) -> Any:
-    """`numbers`, and `number` where the ranks at an address are higher than `best`."""
+    """Return `numbers`, replaced by `number` in the lanes where the ranks at an address are higher than `best`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, best, address, number = args
@@ -84,7 +85,7 @@ def _higher_numbers(typingctx: Any, numbers: Any, best: Any, ranks: Any, number:
 
 @intrinsic
 def _highest(typingctx: Any, best: Any, numbers: Any) -> Any:
-    """The first of the highest rank: 16 times its vector's number, and its lane."""
+    """Return the index of the first element with the highest rank, which is 16 x its vector's number + its lane."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         best, numbers = args
@@ -107,12 +108,12 @@ def _highest(typingctx: Any, best: Any, numbers: Any) -> Any:
 
 @kernel_family
 def route(level: str) -> Callable[..., None]:
-    """The experts of each row and their weights."""
+    """Build the kernel that chooses the experts of each row and their weights."""
     exp, sigmoid_of = simd.Operations(level).exp, curves.sigmoid(level)
 
     @inline_function
     def softmax(values: Any, count: Any) -> Any:
-        """float32[count], in place; the padding becomes 0."""
+        """Apply softmax to a float32[count] in place. The padding becomes 0."""
         top = simd.splat(types.float32(-float("inf")))
         for at in range(0, count, 16):
             value = simd.load_f32x16(values + 4 * at)
@@ -144,7 +145,7 @@ def route(level: str) -> Callable[..., None]:
 
     @inline_function
     def finish(op: Any, chosen: Any, weights: Any, used: Any) -> Any:
-        """Weights of a row: divided by their sum, times the scale, times their experts' own."""
+        """Finish the weights of a row: normalize them, then apply the common scale and each expert's own scale."""
         if load_i64(op + _ROUTE.gating) == SOFTMAX_OF_CHOSEN:
             softmax(weights, used)
         factor = simd.splat(load_f32(op + _ROUTE.scale))
@@ -192,7 +193,7 @@ def route(level: str) -> Callable[..., None]:
             chosen, weights = load_i64(op + _ROUTE.chosen) + to, load_i64(op + _ROUTE.weights) + to
             for index in range(used):
                 expert = highest(ranks, count)
-                store_i32(ranks + 4 * expert, _NOWHERE)
+                store_i32(ranks + 4 * expert, _NO_RANK)
                 store_i32(chosen + 4 * index, expert)
                 store_f32(weights + 4 * index, load_f32(values + 4 * expert))
             finish(op, chosen, weights, used)
@@ -206,7 +207,7 @@ def route(level: str) -> Callable[..., None]:
 
 @kernel
 def group(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Slots for all rows and their experts. One thread does it: 2,048 of them take 6 us."""
+    """Assign slots to all pairs of rows and experts. One thread does it, because 2,048 slots take only 6 us."""
     if first_item(op, step) != 0:
         return
     rows = n_rows(op, step)

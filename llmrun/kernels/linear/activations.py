@@ -1,4 +1,4 @@
-"""What a row of activations brings to a block of 32 columns, inside an @intrinsic (quantize.py wrote it)."""
+"""Quantized activations as the matrix products read them inside an @intrinsic. quantize.py writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrun.quants.packed import PackedType
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Addresses (LLVM i64) of what one row brings to one block."""
+    """The addresses (LLVM i64) of one row's quantized activations for one block of 32 columns."""
 
     integers: Any
     scale: Any
@@ -24,7 +24,7 @@ class Activations:
     def of_row(
         cls, builder: Any, first_row: list[Any], block: Any, row: int, x_stride: Any, scale_stride: Any
     ) -> Activations:
-        """Of the `row`th row after the one whose first block is at the five addresses `first_row`."""
+        """Return the addresses for row `row`, a number known at compile time. Row 0 is at the addresses `first_row`."""
         strides = [x_stride, *[scale_stride] * 3, builder.mul(scale_stride, simd.I64(2))]
         found = []
         for address, stride, n_bytes in zip(first_row, strides, (32, 4, 4, 4, 8), strict=True):
@@ -36,7 +36,7 @@ class Activations:
     def of_numbered_row(
         cls, builder: Any, first_row: list[Any], block: Any, row: Any, x_stride: Any, scale_stride: Any
     ) -> Activations:
-        """Of a row whose number is known only as the kernel runs, an LLVM i64."""
+        """Return the addresses for row `row`, an LLVM i64 that is known only at run time."""
         strides = [x_stride, *[scale_stride] * 3, builder.mul(scale_stride, simd.I64(2))]
         found = []
         for address, stride, n_bytes in zip(first_row, strides, (32, 4, 4, 4, 8), strict=True):
@@ -45,20 +45,23 @@ class Activations:
         return cls(*found)
 
     def load_columns(self, builder: Any, index: int) -> Any:
-        """i32: columns 4 index to 4 index + 3."""
+        """Load columns 4 * index to 4 * index + 3 as an i32."""
         return simd.emit_load(builder, simd.emit_offset(builder, self.integers, 4 * index), simd.I32, 4)
 
     def load_scale(self, builder: Any) -> Any:
         return simd.emit_load(builder, self.scale, simd.F32, 4)
 
     def load_half_sum(self, builder: Any, half: int) -> Any:
-        """Minus the sum of half a block's integers, i32."""
+        """Load the negated sum of the integers in one half of the block, an i32."""
         return simd.emit_load(builder, simd.emit_offset(builder, self.half_sums, 4 * half), simd.I32, 4)
 
 
 def emit_starts(builder: Any, level: str, packed: PackedType, x: Activations) -> list[Any]:
-    """For each sub-block -bias x the sum of its activations, in all lanes. The quantizer left -8 x the block's sum and
-    -1 x the halves'; biases are powers of two."""
+    """Emit -bias x the sum of the activations for each sub-block, in all lanes.
+
+    The quantizer stored -8 x the sum of the block and -1 x the sums of its halves. Biases are powers of two, so a shift
+    is enough.
+    """
     bias = bias_of(level, packed)
     if bias == 0:
         return [simd.constant(simd.I32X16, 0)] * packed.sub_blocks
@@ -71,7 +74,7 @@ def emit_starts(builder: Any, level: str, packed: PackedType, x: Activations) ->
 
 
 def emit_sums(builder: Any, packed: PackedType, x: Activations, x_scale: Any) -> list[Any]:
-    """Scale x sum of the activations, for each sub-block."""
+    """Emit scale x sum of the activations for each sub-block."""
     if packed.sub_blocks == 1:
         return [simd.emit_load(builder, x.sum, simd.F32, 4)]
     halves = [x.load_half_sum(builder, half) for half in range(2)]

@@ -1,7 +1,7 @@
-"""Rows of the token embedding, looked up in the packed matrix (pack.py has the layout).
+"""The look-up of token embeddings in the packed matrix (pack.py describes the layout).
 
-A model whose output is tied to its embedding has that matrix in memory once, and a row gathered from a group of 16 is
-still only a few thousand loads a token.
+Models with tied embeddings then need the matrix in memory only once. Gathering a row from a group of 16 still takes
+only a few thousand loads per token.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _integer_row(level: str, weight: str) -> Any:
 def _unpack_one(level: str, weight: str) -> Any:
     @intrinsic
     def convert(typingctx: Any, y: Any, source: Any) -> Any:
-        """One float, through the vector conversion of the level."""
+        """Convert one float with the vector conversion of the level."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             y, source = args
@@ -116,9 +116,9 @@ def _unpack_block(level: str, packed: PackedType) -> Any:
         more_values: Any,
         block: Any,
     ) -> Any:
-        """A block of 32 floats of one lane: integer x scale, + minimum; two roundings, as the reference has it.
+        """Unpack 32 floats of one lane: integer x scale + minimum, rounded twice like the reference.
 
-        The whole group's 16 rows are unpacked for the one: a table's row is a small part of a token's work.
+        It unpacks all 16 rows of the group to use one, because looking up a row is a small part of the work per token.
         """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

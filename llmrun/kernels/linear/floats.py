@@ -1,7 +1,7 @@
-"""Matrix times rows, float weights (F32, F16, BF16): activations stay float32.
+"""Products of rows with float matrices (F32, F16, BF16). Activations stay float32.
 
-Four partial sums a value, over columns 0, 4, 8 ..., 1, 5, 9 ... and so on, added as (0 + 1) + (2 + 3): enough to hide
-the latency of a fused multiply-add, and the same order for every tile.
+Each output has four partial sums, over columns 0, 4, 8 ..., columns 1, 5, 9 ... and so on, which are added as
+(0 + 1) + (2 + 3). This is enough to hide the latency of a fused multiply-add, and the order is the same for every tile.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from llmrun.plan.ops.linear import PARTIALS, FloatWords
 
 PRODUCT = records.offsets(FloatWords)
 
-WIDE_TILE = 4  # 4 rows x 4 partial sums are 16 accumulators; 8 rows would be all 32 registers
+WIDE_TILE = 4  # 4 rows x 4 partial sums are 16 accumulators; 8 rows would take all 32 registers
 
 
 @kernel_family
 def linear(level: str, weight: str) -> Callable[..., None]:
-    """`weight`: "f32", "f16" or "bf16". Columns are padded to a multiple of 4, with zero weights."""
+    """Build the kernel for a weight type, "f32", "f16" or "bf16".
+
+    Columns are padded with zero weights to a multiple of 4.
+    """
     element = FLOAT_BYTES[weight]
     wide = WIDE_TILE if level == "avx512vnni" else 1
     many_zero, many_columns, many_store = float_tile(level, weight, wide)
@@ -83,7 +86,7 @@ def _emit_weights(builder: Any, level: str, weight: str, address: Any) -> Any:
 
 
 def float_tile(level: str, weight: str, rows: int) -> tuple[Any, Any, Any]:
-    """(zero, columns, store) for a tile of 16 outputs x `rows` rows with four partial sums each."""
+    """Return (zero, columns, store) for a tile of 16 outputs x `rows` rows, with four partial sums each."""
     tile = simd.tile_type(rows * PARTIALS)
     word = types.int64
     element = FLOAT_BYTES[weight]
@@ -97,7 +100,7 @@ def float_tile(level: str, weight: str, rows: int) -> tuple[Any, Any, Any]:
 
     @intrinsic
     def columns(typingctx: Any, accumulators: Any, weights: Any, x: Any, x_stride: Any) -> Any:
-        """Add four columns, one to each partial sum."""
+        """Add the products of four columns, one to each partial sum."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, weights, x, x_stride = args
@@ -117,7 +120,7 @@ def float_tile(level: str, weight: str, rows: int) -> tuple[Any, Any, Any]:
 
     @intrinsic
     def store(typingctx: Any, accumulators: Any, y: Any, y_stride: Any, added: Any) -> Any:
-        """Fold the partial sums and write the tile; with `added`, onto what is there."""
+        """Add up the partial sums and store the tile, or add it to the output if `added` is set."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, y, y_stride, added = args

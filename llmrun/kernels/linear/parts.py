@@ -1,5 +1,7 @@
-"""What products of rows with packed integer weights share (int8.py, int8.py): where an op's weights and
-rows are, a group unpacked, one row times one group."""
+"""Parts shared by both kernels for packed integer weights, linear/int8.py and experts/int8.py.
+
+They compute the addresses of weights and rows, unpack a group, multiply a row by a group, and prefetch weights.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,23 @@ from llmrun.quants.packed import PackedType
 
 PRODUCT = records.offsets(IntegerWords)
 
-# How far ahead of a single row's product the weights are asked for. The planes of a group are several streams that end
-# and begin anew every 20 KB, which a processor's own prefetching follows late: 60,000 x 2,048 of Q4_0 and Q6_K on 2
-# threads, GB/s, where plain reading took 48: one block ahead 26 and 33, 6 KB 46 and 42, 8 KB 48 and 42, 12 KB 51 and
-# 45.
+# The prefetch distance when a single row is multiplied. The planes of a group are several streams that end and restart
+# every 20 KB, so the hardware prefetcher follows them late. Measured in GB/s for a 60,000 x 2,048 matrix on 2 threads,
+# where plain reading reaches 48 GB/s:
+#
+#   distance   one block   6 KB   8 KB   12 KB
+#   Q4_0              26     46     48      51
+#   Q6_K              33     42     42      45
 LEAD_BYTES = 10 << 10
 
 
 class Parts(NamedTuple):
-    """Functions to be called in a kernel."""
+    """Inline functions for use in kernels."""
 
     unpack_group: Any
     multiply_row: Any
     activations_of: Any
-    ask_for: Any
+    prefetch_weights: Any
 
 
 def linear_parts(level: str, packed: PackedType) -> Parts:
@@ -43,7 +48,7 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
 
     @inline_function
     def planes_of(op: Any, group: Any) -> Any:
-        """Addresses of a group's planes."""
+        """Return the addresses of a group's planes."""
         base = load_i64(op + PRODUCT.weights) + group * load_i64(op + PRODUCT.group_bytes)
         upper_scales, upper_mins = base + load_i64(op + PRODUCT.upper_scales), base + load_i64(op + PRODUCT.upper_mins)
         values, more_values = base + load_i64(op + PRODUCT.values), base + load_i64(op + PRODUCT.more_values)
@@ -51,7 +56,7 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
 
     @inline_function
     def activations_of(op: Any, row: Any) -> Any:
-        """Addresses of a row's integers, scales, offsets, sums and half sums."""
+        """Return the addresses of a row's integers, scales, offsets, sums and half sums."""
         at = row * load_i64(op + PRODUCT.scale_stride)
         x = load_i64(op + PRODUCT.x) + row * load_i64(op + PRODUCT.x_stride)
         scales, offsets = load_i64(op + PRODUCT.scales) + at, load_i64(op + PRODUCT.offsets) + at
@@ -66,7 +71,7 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
 
     @inline_function
     def multiply_row(op: Any, group: Any, next_group: Any, row: Any, to: Any) -> Any:
-        """A row times a group, written to an address; asks for weights of `next_group` towards the end."""
+        """Multiply a row by a group and store the result at `to`. Towards the end, prefetch weights of `next_group`."""
         n_blocks = load_i64(op + PRODUCT.blocks)
         to_next = (next_group - group) * load_i64(op + PRODUCT.group_bytes)
         scales, mins, upper_scales, upper_mins, values, more_values = planes_of(op, group)
@@ -87,14 +92,14 @@ def linear_parts(level: str, packed: PackedType) -> Parts:
         row_store(total, to, load_i64(op + PRODUCT.adds))
 
     @inline_function
-    def ask_for(op: Any, group: Any, n_groups: Any, part: Any, n_parts: Any) -> Any:
-        """Ask for one of the equal parts of some groups' weights; for none where there are none."""
+    def prefetch_weights(op: Any, group: Any, n_groups: Any, part: Any, n_parts: Any) -> Any:
+        """Prefetch one of `n_parts` equal parts of the weights of `n_groups` groups. `n_groups` may be 0."""
         n_lines = n_groups * load_i64(op + PRODUCT.group_bytes) // 64
         first = load_i64(op + PRODUCT.weights) + group * load_i64(op + PRODUCT.group_bytes)
         for line in range(part * n_lines // n_parts, (part + 1) * n_lines // n_parts):
             simd.prefetch_line(first + 64 * line)
 
-    return Parts(unpack_group, multiply_row, activations_of, ask_for)
+    return Parts(unpack_group, multiply_row, activations_of, prefetch_weights)
 
 
 def _prefetch(packed: PackedType) -> Any:

@@ -1,8 +1,8 @@
-"""Rows times packed weights, in tiles: some groups of 16 outputs x some rows, whose sums live in registers.
+"""Tiles for products of rows with packed weights: some groups of 16 outputs x some rows, with all sums in registers.
 
-The weights of a tile come from the planes of a group, or from a panel: a group unpacked once for all rows of a step,
-which stays in the cache while they pass over it. A panel holds, block after block, 8 vectors <64 x i8> as dots.Sum
-takes them, then scales and minimums, <16 x float> for each sub-block.
+The weights of a tile come from the planes of a group or from a panel. A panel is a group that is unpacked once for all
+rows of a step and stays in the CPU cache during that time. For each block, it holds 8 vectors <64 x i8> for dots.Sum,
+then the scales and minimums, a <16 x float> for each sub-block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LINE = 64
 
 
 def unpacking(level: str, packed: PackedType) -> Any:
-    """Intrinsic: one block of a group's planes into its place in the panel."""
+    """Return an intrinsic that unpacks one block of a group's planes into the panel."""
 
     @intrinsic
     def unpack_block(
@@ -57,20 +57,20 @@ class Block(Protocol):
     """One block of 32 columns of a group."""
 
     def weights(self, index: int) -> Any:
-        """<64 x i8>: columns 4 index to 4 index + 3 of 16 rows."""
+        """Return columns 4 * index to 4 * index + 3 of 16 rows, a <64 x i8>."""
         ...
 
     def scales(self, sub: int) -> Any:
-        """<16 x float>"""
+        """Return the scales of a sub-block, a <16 x float>."""
         ...
 
     def mins(self, sub: int) -> Any:
-        """<16 x float>"""
+        """Return the minimums of a sub-block, a <16 x float>."""
         ...
 
 
 class _PackedBlock:
-    """A block as the planes have it."""
+    """A block that is read from the planes of a group."""
 
     def __init__(self, builder: Any, level: str, packed: PackedType, planes: unpack.Planes, number: Any) -> None:
         self._weights = unpack.emit_weights(builder, level, packed, planes, number)
@@ -88,7 +88,7 @@ class _PackedBlock:
 
 
 class _PanelBlock:
-    """A block of a panel, at an address."""
+    """A block of a panel."""
 
     def __init__(self, builder: Any, packed: PackedType, address: Any) -> None:
         self._builder, self._packed, self._address = builder, packed, address
@@ -108,7 +108,7 @@ class _PanelBlock:
 
 
 def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
-    """(zero, block, store) for 16 outputs of one row, straight from the planes."""
+    """Return (zero, block, store) for 16 outputs of one row, with weights read from the planes."""
     vector = simd.f32x16
 
     @intrinsic
@@ -135,7 +135,7 @@ def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
         x_sums: Any,
         x_half_sums: Any,
     ) -> Any:
-        """total + one block of 32 columns."""
+        """Add the products of one block of 32 columns to `total`."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             total, number, *addresses = args
@@ -147,7 +147,7 @@ def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
 
     @intrinsic
     def store(typingctx: Any, total: Any, y: Any, added: Any) -> Any:
-        """Write 16 outputs; with `added`, onto what is there."""
+        """Store 16 outputs, or add them to the values in memory if `added` is set."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             total, y, added = args
@@ -160,7 +160,7 @@ def single_row(level: str, packed: PackedType) -> tuple[Any, Any, Any]:
 
 
 class Tile(NamedTuple):
-    """Intrinsics of a tile."""
+    """The intrinsics of a tile."""
 
     zero: Any
     block: Any
@@ -169,7 +169,7 @@ class Tile(NamedTuple):
 
 
 def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
-    """For a tile of `groups` x 16 outputs x `rows` rows, from panels."""
+    """Return the intrinsics for a tile of `groups` x 16 outputs x `rows` rows, with weights read from panels."""
     held = simd.tile_type(groups * rows)
 
     def add_block(builder: Any, accumulators: Any, panel: Any, panel_bytes: Any, x: list[Activations]) -> Any:
@@ -204,7 +204,10 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
         x_stride: Any,
         scale_stride: Any,
     ) -> Any:
-        """Add one block of 32 columns, at `panel` for the first group and `panel_bytes` further for each next."""
+        """Add one block of 32 columns.
+
+        The block of the first group is at `panel`, and that of each further group is `panel_bytes` later.
+        """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, number, panel, panel_bytes, *addresses, x_stride, scale_stride = args
@@ -231,7 +234,10 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
         scale_stride: Any,
         numbers: Any,
     ) -> Any:
-        """The same of rows that lie anywhere: int32[rows] at `numbers` are theirs, the addresses are row 0's."""
+        """Add one block like `block`, for the rows listed in the int32[rows] at `numbers`.
+
+        The addresses are those of row 0.
+        """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, number, panel, panel_bytes, *addresses, x_stride, scale_stride, numbers = args
@@ -246,7 +252,7 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
 
     @intrinsic
     def store(typingctx: Any, accumulators: Any, group: Any, y: Any, y_stride: Any, added: Any) -> Any:
-        """Write the rows of one group of the tile; with `added`, onto what is there."""
+        """Store the rows of one group of the tile, or add them to the values in memory if `added` is set."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             accumulators, group, y, y_stride, added = args
@@ -267,8 +273,10 @@ def tile(level: str, packed: PackedType, groups: int, rows: int) -> Tile:
 def _emit_tile(
     builder: Any, level: str, packed: PackedType, totals: list[Any], blocks: Sequence[Block], x: list[Activations]
 ) -> list[Any]:
-    """totals + one block, row after row of each group. For every output the order of floating-point operations is that
-    of `linear_reference`."""
+    """Add one block to the totals, ordered by group and then by row.
+
+    For every output, the floating-point operations happen in the same order as in `linear_reference`.
+    """
     pairs = [(block, row) for block in blocks for row in x]
     x_scales = [row.load_scale(builder) for row in x]
     broadcast_scales = [simd.emit_splat(builder, scale) for scale in x_scales] * len(blocks)
@@ -298,8 +306,11 @@ def _emit_tile(
 def _emit_dots(
     builder: Any, level: str, packed: PackedType, blocks: Sequence[Block], x: list[Activations], sub: int
 ) -> list[Any]:
-    """<16 x float> for each row of each group: dot products of a sub-block. Four columns at a time, so that they are
-    loaded once for all groups, and the weights once for all rows."""
+    """Emit the dot products of a sub-block, a <16 x float> for each row of each group.
+
+    It processes four columns at a time, so that activations are loaded once for all groups, and weights once for all
+    rows.
+    """
     starts = [emit_starts(builder, level, packed, row)[sub] for row in x]
     indices = range(8 // packed.sub_blocks * sub, 8 // packed.sub_blocks * (sub + 1))
     if len(blocks) * len(x) == 1:

@@ -1,6 +1,6 @@
-"""How the blocks of a file's integer weight types are read: the layouts of quants/, in scalar code for packing.
+"""Scalar readers for the blocks of integer weight types in files (the layouts of quants/), used for packing.
 
-Words are 4 columns, a byte each; 4 or 8 words at a time are what the formats are made of.
+A word here is 4 columns, one byte each.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _BITS = 0x01010101
 
 @dataclass(frozen=True, slots=True)
 class BlockReader:
-    """Inline functions that read a file's block, which lies at address `at` and covers `blocks` blocks of 32 columns.
+    """Inline functions that read a block of a file. It starts at address `at` and covers `blocks` blocks of 32 columns.
 
-    word(at, part, j)                4 values of block `part`, columns 4j to 4j + 3, unsigned but for 8 bits
-    store_scale(at, part, sub, to)   f16 or byte of a sub-block, written to address `to`; store_min alike
-    store_uppers(at, scale, min)     the upper level, f16, to two addresses; a minimum comes with its sign changed, as
-                                     the formats subtract it
+    word(at, part, j)                return columns 4j to 4j + 3 of block `part`; unsigned, except for 8-bit types
+    store_scale(at, part, sub, to)   write the scale of a sub-block, f16 or a byte, to address `to`
+    store_min(at, part, sub, to)     write the minimum of a sub-block in the same way
+    store_uppers(at, scale, min)     write the upper-level scale and minimum, both f16, to two addresses; the minimum is
+                                     negated, because the formats subtract it
     """
 
     blocks: int
@@ -75,12 +76,12 @@ def _uppers_at(scale_offset: int, min_offset: int) -> Any:
 
 @inline_function
 def _spread_bits(bits: Any) -> Any:
-    """4 bits, each into a byte of its own: the factors move bit i by 7i, to 8i."""
+    """Spread 4 bits over 4 bytes. The multiplication moves bit i by 7i places, to bit 8i."""
     return (bits * 0x00204081) & _BITS
 
 
 def _nibble_word(offset: int) -> Any:
-    """Blocks of 32 nibbles in 16 bytes: byte i holds columns i and i + 16."""
+    """Return the `word` function for 32 nibbles in 16 bytes, where byte i holds columns i and i + 16."""
 
     @inline_function
     def word(at: Any, part: Any, j: Any) -> Any:
@@ -90,7 +91,7 @@ def _nibble_word(offset: int) -> Any:
 
 
 def _five_bit_word(high_offset: int) -> Any:
-    """Q5_0 and Q5_1: 32 high bits, then the nibbles."""
+    """Return the `word` function for Q5_0 and Q5_1, which store 32 high bits and then the nibbles."""
     nibbles = _nibble_word(high_offset + 4)
 
     @inline_function
@@ -109,7 +110,10 @@ def _byte_word(at: Any, part: Any, j: Any) -> Any:
 
 
 def _pair_word(offset: int) -> Any:
-    """Q4_K's nibbles: 32 bytes hold two blocks, the first in their low halves."""
+    """Return the `word` function for the nibbles of Q4_K and Q5_K.
+
+    32 bytes hold two blocks, the first one in the low nibbles.
+    """
 
     @inline_function
     def word(at: Any, part: Any, j: Any) -> Any:
@@ -147,10 +151,10 @@ def _q2_k_word(at: Any, part: Any, j: Any) -> Any:
 
 @inline_function
 def _six_bits(at: Any, part: Any, first: Any) -> Any:
-    """Number `part` of 8 six-bit scales (first = 0) or minimums (first = 4), in the 12 bytes from `at` on.
+    """Return six-bit scale (first = 0) or minimum (first = 4) number `part` of 8, from the 12 bytes at `at`.
 
-    Those of parts 0 to 3 are the low 6 bits of a byte; of parts 4 to 7 the low 4 bits lie in the last 4 bytes (scales
-    in the low halves), the upper 2 above the six bits of part - 4.
+    Parts 0 to 3 are the low 6 bits of a byte. For parts 4 to 7, the low 4 bits are in the last 4 bytes (scales in the
+    low nibbles, minimums in the high ones), and the upper 2 bits are the top bits of the byte of `part - 4`.
     """
     if part < 4:
         return load_u8(at + first + part) & 63
@@ -175,7 +179,7 @@ def _q6_k_scale(at: Any, part: Any, sub: Any, to: Any) -> Any:
 
 @inline_function
 def _q3_k_scale(at: Any, part: Any, sub: Any, to: Any) -> Any:
-    """16 scales of 6 bits, 32 too large: 16 nibbles in 8 bytes, then 16 pairs of upper bits in 4."""
+    """Store one of 16 six-bit scales with an offset of 32: 16 nibbles in 8 bytes, then 16 pairs of upper bits in 4."""
     number = 2 * part + sub
     low = (load_u8(at + 96 + (number & 7)) >> (4 * (number >> 3))) & 15
     high = (load_u8(at + 104 + (number & 3)) >> (2 * (number >> 2))) & 3
@@ -194,13 +198,13 @@ def _q2_k_min(at: Any, part: Any, sub: Any, to: Any) -> Any:
 
 @inline_function
 def _iq4_xs_scale(at: Any, part: Any, sub: Any, to: Any) -> Any:
-    """8 scales of 6 bits, 32 too large: pairs of upper bits in a u16, then nibbles."""
+    """Store one of 8 six-bit scales with an offset of 32: pairs of upper bits in a u16, then nibbles."""
     low = (load_u8(at + 4 + (part >> 1)) >> (4 * (part & 1))) & 15
     high = (load_u16(at + 2) >> (2 * part)) & 3
     store_u8(to, (low | high << 4) - 32)
 
 
-# --- what is no file's ------------------------------------------------------------------------------------------------
+# --- the wide type, which no file has ---------------------------------------------------------------------------------
 
 
 @inline_function
@@ -214,7 +218,7 @@ def _wide_scale(at: Any, part: Any, sub: Any, to: Any) -> Any:
 
 
 def _reader(name: str, word: Any, scale: Any = _nothing, minimum: Any = _nothing) -> BlockReader:
-    """The reader of a weight type; sizes and f16 fields are those that the type declares."""
+    """Return the reader of a weight type. Sizes and f16 fields come from the type's declaration."""
     type_ = BY_NAME[name.upper()]
     n_blocks, fields, two_levels = type_.block_weights // 32, type_.half_fields, PACKED_TYPES[name].two_levels
     if two_levels:

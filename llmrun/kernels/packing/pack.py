@@ -1,10 +1,12 @@
-"""Weights from the file's layout into the kernels' layout: groups of 16 outputs, so that a vector is 16 outputs wide.
+"""Packing of weights from the file's layout into the kernels' layout: groups of 16 outputs, one for each vector lane.
 
-Integer types (packed_types.py), per group: planes of scales and minimums, f16 or bytes [blocks, sub-blocks, 16], where
-there are two levels also the upper ones, f16[columns / 256, 16], and planes of values. Word j of a row's block of 32
-columns is 4 columns, a byte each. A plane of n bits a value is uint8[blocks, n, 16, 4]: its vector v holds the bits of
-words v, v + n, v + 2n ..., from bit 0 on. Each plane starts on a cache line; nothing is rounded.
-Float types, per group: [columns, 16] of the file's own type. Missing rows of the last group and the padding are zero.
+A group of an integer type (packed_types.py) has planes of scales and minimums, f16 or bytes [blocks, sub-blocks, 16].
+Types with two levels of scales also have planes of upper scales and minimums, f16[columns / 256, 16]. Then come the
+planes of values. Word j of a row's block of 32 columns is 4 columns, one byte each. A plane with n bits per value is a
+uint8[blocks, n, 16, 4]. Its vector v holds the bits of words v, v + n, v + 2n ..., from bit 0 up. Each plane starts on
+a cache line. Packing never rounds.
+
+A group of a float type is [columns, 16] in the file's own type. Missing rows of the last group and padding are zero.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ A_MINS, A_UPPER_SCALES, A_UPPER_MINS, A_VALUES, A_MORE_VALUES = (ARG + 8 * i for
 
 @kernel_family
 def pack_integers(weight: str) -> Callable[..., None]:
-    """`weight`: a name of PACKED_TYPES. An item is a group; the destination is zeroed memory."""
+    """Build the packing kernel for a weight type, a name of PACKED_TYPES.
+
+    An item is a group. The destination must be zeroed memory.
+    """
     packed = PACKED_TYPES[weight]
     reader = BLOCK_READERS[weight]
     word, store_scale, store_min, store_uppers = reader.word, reader.store_scale, reader.store_min, reader.store_uppers
@@ -83,7 +88,7 @@ def pack_integers(weight: str) -> Callable[..., None]:
 
 
 def _plane(bits: int, shift: int) -> Any:
-    """Stores the `bits` from `shift` on of a block's 8 words in a plane."""
+    """Return a function that stores `bits` bits of each value in a block's 8 words, from bit `shift` up, in a plane."""
     mask = ((1 << bits) - 1) * 0x01010101
 
     @inline_function
@@ -123,7 +128,7 @@ def _plane(bits: int, shift: int) -> Any:
 
 @kernel_family
 def pack_floats(element_bytes: int) -> Callable[..., None]:
-    """`element_bytes`: 2 (F16, BF16) or 4 (F32). An item is a group."""
+    """Build the packing kernel for floats of `element_bytes`, 2 (F16, BF16) or 4 (F32). An item is a group."""
     wide = element_bytes == 4
 
     @kernel

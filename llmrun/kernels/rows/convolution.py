@@ -1,8 +1,8 @@
-"""The gated short convolution of LFM2, over positions kept in the KV cache's blocks.
+"""The gated short convolution of LFM2, which keeps its inputs in the blocks of the KV cache.
 
-A block is float32[32 positions, features] of b * y. A row looks back on rows of its own step, which another thread may
-have: so first all rows are kept, then, after a barrier, all are convolved. In a step of one row each thread does both,
-and all keep the same bytes.
+A block is a float32[32 positions, features] of b * y. A row needs the inputs of earlier rows of the same step, which
+another thread may compute. So all rows are stored first, and after a barrier all rows are convolved. In a step of one
+row, every thread does both, and all threads store the same bytes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _input(op: Any, step: Any, thread: Any, row: Any) -> Any:
 
 @inline_function
 def _kept(op: Any, table: Any, position: Any) -> Any:
-    """Address of what is kept of a position."""
+    """Return the address of the input stored for a position."""
     block = load_i32(table + 4 * (position // BLOCK)) * load_i64(op + _CONV.block_bytes)
     return load_i64(op + _CONV.cache) + block + 4 * load_i64(op + _CONV.width) * (position % BLOCK)
 
 
 @kernel
 def keep(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """b * y of each row, at its position."""
+    """Store b * y of each row at its position."""
     rows = n_rows(op, step)
     part = 4 * load_i64(op + _CONV.width)
     row = first_item(op, step)
@@ -61,7 +61,7 @@ def keep(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
 
 @kernel
 def convolve(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """c times the sum over the taps, the earliest first, of what is kept times the tap's weight."""
+    """Compute c times the sum over all taps, earliest first, of the stored input times the tap's weight."""
     rows = n_rows(op, step)
     part = 4 * load_i64(op + _CONV.width)
     taps = load_i64(op + _CONV.taps)
@@ -75,7 +75,7 @@ def convolve(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
         first = load_i32(load_i64(step + records.STEP_POSITIONS) + 4 * row) - taps + 1
         for at in range(0, part, 64):
             simd.store_f32x16(y + at, simd.splat(types.float32(0)))
-        for tap in range(max(0, -first), taps):  # before the first position is 0
+        for tap in range(max(0, -first), taps):  # inputs before the first position are 0
             kept = _kept(op, table, first + tap)
             weight = load_i64(op + _CONV.weight) + tap * part
             for at in range(0, part, 64):

@@ -1,6 +1,6 @@
-"""Normalization of rows: by the root of the mean square, of a row or of each head of it, and with the mean taken off.
+"""RMSNorm and LayerNorm of rows. RMSNorm can also normalize each head of a row separately.
 
-In a step of one row every thread runs them for itself (records.py).
+In a step of one row, every thread runs them for itself (records.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def _root(typingctx: Any, value: Any) -> Any:
 
 @inline_function
 def _source(op: Any, step: Any, thread: Any, row: Any) -> Any:
-    """Address of the row of x that `row` of the output is made of: with `gathers` the wanted row of that number."""
+    """Return the address of the input row for output row `row`.
+
+    With `gathers`, `row` counts only the rows whose logits are requested.
+    """
     source = row
     if load_i64(op + _NORM.gathers) != 0:
         source = load_i32(load_i64(step + records.STEP_WANTED_ROWS) + 4 * row)
@@ -52,7 +55,7 @@ def _target(op: Any, step: Any, thread: Any, row: Any) -> Any:
 
 @kernel_family
 def rmsnorm(level: str) -> Callable[..., None]:
-    """y = x / sqrt(mean(x^2) + epsilon) * weight, of each head for itself."""
+    """Build the kernel that computes y = x / sqrt(mean(x^2) + epsilon) * weight, for each head separately."""
     fma = simd.Operations(level).fma
 
     @kernel
@@ -67,7 +70,7 @@ def rmsnorm(level: str) -> Callable[..., None]:
             x = _source(op, step, thread, row)
             y = _target(op, step, thread, row)
             for _ in range(heads):
-                # Rows are padded with zeros to a whole number of vectors, which a sum of squares does not mind.
+                # Rows are padded with zeros to a whole number of vectors, which does not change the sum of squares.
                 squares = simd.splat(types.float32(0))
                 for at in range(0, 4 * width, 64):
                     value = simd.load_f32x16(x + at)
@@ -86,7 +89,10 @@ def rmsnorm(level: str) -> Callable[..., None]:
 
 @kernel_family
 def layernorm(level: str) -> Callable[..., None]:
-    """y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias; weight and bias are padded with zeros."""
+    """Build the kernel that computes y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias.
+
+    Weight and bias are padded with zeros.
+    """
     fma = simd.Operations(level).fma
 
     @kernel
@@ -106,7 +112,7 @@ def layernorm(level: str) -> Callable[..., None]:
             mean = simd.splat(simd.sum_lanes(total) / types.float32(width))
             squares = simd.splat(types.float32(0))
             for at in range(0, 4 * width, 64):
-                # The padding is not of the row: with the mean taken off it would count.
+                # Exclude the padding, which is no longer zero after the mean has been subtracted.
                 distance = simd.subtract(simd.load_f32x16(x + at), mean)
                 distance = simd.keep_between(distance, 0, width - at // 4, types.float32(0))
                 squares = fma(distance, distance, squares)

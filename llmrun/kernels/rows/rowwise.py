@@ -1,7 +1,7 @@
-"""Ops on rows, feature by feature: activations, sums, the cap on logits.
+"""Element-wise ops on rows: activations, sums, and the soft cap on logits.
 
-All but the cap are cheap, so in a step of one row every thread runs them for itself (records.py). Rows are padded with
-zeros to whole vectors, and every one of them makes zeros of zeros.
+All but the soft cap are cheap, so in a step of one row every thread runs them for itself (records.py). Rows are padded
+with zeros to whole vectors, and all of these ops map zeros to zeros.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _CAP = offsets(SoftCapWords)
 
 @kernel_family
 def gated(level: str, activation: str) -> Callable[..., None]:
-    """y = activation(gate) * up. An up of ones, with a stride of 0, makes it the activation alone."""
+    """Build the kernel that computes y = activation(gate) * up.
+
+    If `up` is a row of ones with stride 0, this is y = activation(gate).
+    """
     activate = _activations(level)[Activation(activation)]
 
     @kernel
@@ -66,7 +69,7 @@ def gated(level: str, activation: str) -> Callable[..., None]:
 
 
 def _activations(level: str) -> dict[Activation, Any]:
-    """What each makes of 16 gates and ups."""
+    """Return a function of 16 gates and 16 ups for each activation."""
     sigmoid = curves.sigmoid(level)
 
     @inline_function
@@ -75,7 +78,7 @@ def _activations(level: str) -> dict[Activation, Any]:
 
     @inline_function
     def gelu(gate: Any, up: Any) -> Any:
-        # (1 + tanh(u)) / 2 is sigmoid(2u), which loses nothing where tanh(u) is near -1.
+        # This uses sigmoid(2u) for (1 + tanh(u)) / 2, because it keeps its precision where tanh(u) is near -1.
         cube = simd.multiply(simd.multiply(simd.multiply(simd.splat(types.float32(GELU_CUBIC)), gate), gate), gate)
         doubled = simd.multiply(simd.splat(types.float32(2 * GELU_SLOPE)), simd.add(gate, cube))
         return simd.multiply(simd.multiply(gate, sigmoid(doubled)), up)
@@ -83,7 +86,7 @@ def _activations(level: str) -> dict[Activation, Any]:
     @inline_function
     def clamped_silu(gate: Any, up: Any) -> Any:
         most, least = simd.splat(types.float32(CLAMP)), simd.splat(types.float32(-CLAMP))
-        # `most` where it is the smaller; a NaN stays.
+        # These selections keep NaN, unlike a minimum or maximum.
         gate = simd.select_negative(simd.subtract(most, gate), most, gate)
         up = simd.select_negative(simd.subtract(most, up), most, up)
         up = simd.select_negative(simd.subtract(up, least), least, up)
@@ -99,9 +102,10 @@ def _activations(level: str) -> dict[Activation, Any]:
 
 @kernel_family
 def add(level: str) -> Callable[..., None]:
-    """sum = x + factor * y. With a gate the factor is its sigmoid, of each row; x may be where the sum is.
+    """Build the kernel that computes sum = x + factor * y.
 
-    Rounded twice at every level, so that all agree.
+    With a gate, the factor of each row is the sigmoid of its gate. The sum may overwrite x. The result is rounded twice
+    at every level, so that all levels agree.
     """
     sigmoid = curves.sigmoid(level)
 
@@ -133,14 +137,17 @@ def add(level: str) -> Callable[..., None]:
     return run
 
 
-# --- the cap on logits -----------------------------------------------------------------------------------------------
+# --- the soft cap on logits ------------------------------------------------------------------------------------------
 
-CAP_CHUNK = 4096  # logits that a thread takes at a time
+CAP_CHUNK = 4096  # logits per item
 
 
 @kernel_family
 def soft_cap(level: str) -> Callable[..., None]:
-    """logits = cap * tanh(logits / cap), in place: the team shares each row, as a vocabulary may have 262,144 words."""
+    """Build the kernel that computes logits = cap * tanh(logits / cap), in place.
+
+    The threads share each row, because a vocabulary may have 262,144 tokens.
+    """
     tanh = curves.tanh(level)
 
     @kernel

@@ -1,6 +1,6 @@
-"""Slices and concatenations of rows: both copy parts of rows.
+"""Slices and concatenations of rows. Both copy parts of rows.
 
-Cheap, so in a step of one row every thread does it for itself (records.py).
+They are cheap, so in a step of one row every thread runs them for itself (records.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONCAT = offsets(ConcatWords)
 
 @kernel
 def concat(op: Any, step: Any, thread: Any, n_threads: Any) -> None:
-    """Each part of a row: some bytes of a, then some of b, each a step further than for the part before it."""
+    """Write the parts of each row. Part i is `a_bytes` from `a + i * a_step`, then `b_bytes` from `b + i * b_step`."""
     rows, parts = n_rows(op, step), load_i64(op + _CONCAT.parts)
     a_stride, a_step = load_i64(op + _CONCAT.a_stride), load_i64(op + _CONCAT.a_step)
     a_bytes = load_i64(op + _CONCAT.a_bytes)

@@ -1,8 +1,8 @@
-"""Byte-level BPE: the pieces of a text become token ids by merging adjacent symbols, lowest rank first.
+"""Byte-level BPE, which turns the pieces of a text into token ids by merging adjacent symbols, lowest rank first.
 
-A symbol is a token id from the start (that of its byte, or of its character where tokens are spelled in those), so a
-merge is one look-up of an id pair. A short piece
-rescans its ranks after every merge; a long one keeps them in a heap, because 1 MiB of one letter is one piece.
+Symbols are token ids from the start: the id of a byte, or of a character in vocabularies that spell tokens in
+characters. A merge is therefore one look-up of a pair of ids. Short pieces rescan all ranks after every merge. Long
+pieces keep them in a heap, because 1 MiB of the same letter is a single piece.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from llmrun.kernels.tokens.heap import heap_pop, heap_push
 from llmrun.kernels.tokens.token_table import LOW_HALF, emit_inserted, find_text, pair_slot
 from llmrun.layouts.tokens import NOT_FOUND
 
-# Symbols up to which rescanning beats the heap; prose hardly ever has longer pieces.
+# Up to this many symbols, rescanning is faster than the heap. Prose rarely has longer pieces.
 SHORT_PIECE = 24
 NO_RANK = 0x7FFFFFFF
 
 
 def merge_by_priority(symbols: Sequence[str], priority: Callable[[str, str], float | None]) -> list[str]:
-    """The readable twin of both merge kernels: while any adjacent pair has a priority, join the one whose priority
-    is least, the leftmost of equals."""
+    """Merge adjacent pairs until none has a priority. The pair with the lowest priority comes first, then the leftmost.
+
+    This is the readable twin of both merge kernels.
+    """
     merged = list(symbols)
     while True:
         found = [
@@ -34,20 +36,20 @@ def merge_by_priority(symbols: Sequence[str], priority: Callable[[str, str], flo
         merged[i : i + 2] = [merged[i] + merged[i + 1]]
 
 
-# Words of the op record, as byte offsets.
+# Byte offsets of the words in the op record.
 TEXT, ENDS, N_PIECES, INSERT_AT, INSERT_IDS, N_INSERTS = range(0, 48, 8)
 BYTE_SYMBOLS, PAIRS, PAIR_MASK, EMITTED, RAW_BYTE_IDS = range(48, 88, 8)
 STARTS, LENGTHS, TABLE, MASK, LONGEST_WHOLE, SPELLING = range(88, 136, 8)
 WHOLE_BEGINS, BY_CHARACTER = range(136, 152, 8)
 SCRATCH, IDS, COUNT = range(152, 176, 8)
 
-# The symbol of byte b of a character that is no symbol is UNKNOWN_BYTES - b: nothing merges with it.
+# If a character has no symbol, each of its bytes b becomes the symbol UNKNOWN_BYTES - b, which never merges.
 UNKNOWN_BYTES = -2
 
 
 @inline_function
 def look_up_pair(op: int, left: int, right: int, ranks: int, products: int, at: int) -> int:
-    """Note rank and product of the pair of symbols at index `at`, and return the rank: NO_RANK if they do not merge."""
+    """Store the rank and the product of the pair at index `at`. Return the rank, or NO_RANK if it does not merge."""
     slot = pair_slot(load_i64(op + PAIRS), load_i64(op + PAIR_MASK), left << 32 | right)
     if load_i64(slot) == 0:
         store_i32(ranks + at * 4, NO_RANK)
@@ -60,7 +62,7 @@ def look_up_pair(op: int, left: int, right: int, ranks: int, products: int, at: 
 
 @inline_function
 def merge_short(op: int, n: int, symbols: int, ranks: int, products: int) -> int:
-    """Merge `n` symbols in place; returns how many are left."""
+    """Merge `n` symbols in place and return how many are left."""
     for i in range(n - 1):
         left, right = load_i32(symbols + i * 4), load_i32(symbols + i * 4 + 4)
         look_up_pair(op, left, right, ranks, products, i)
@@ -90,7 +92,7 @@ def merge_short(op: int, n: int, symbols: int, ranks: int, products: int) -> int
 
 @inline_function
 def queue_pair(op: int, at: int, symbols: int, following: int, ranks: int, products: int, heap: int, size: int) -> int:
-    """Put the pair that the symbol at index `at` begins into the heap, if it merges; returns the heap's size."""
+    """Push the pair that starts at index `at` onto the heap if it merges, and return the size of the heap."""
     store_i32(ranks + at * 4, NO_RANK)
     right = load_i32(following + at * 4)
     if right < 0:
@@ -106,9 +108,9 @@ def queue_pair(op: int, at: int, symbols: int, following: int, ranks: int, produ
 def merge_long(
     op: int, n: int, symbols: int, previous: int, following: int, ranks: int, products: int, heap: int
 ) -> int:
-    """Merge `n` symbols; the survivors are moved to the front, and their number is returned.
+    """Merge `n` symbols, move the remaining ones to the front, and return their number.
 
-    A heap entry is rank << 32 | index of the left symbol. It is stale when that symbol's rank is another by now.
+    A heap entry is rank << 32 | index of the left symbol. It is stale if the rank of that symbol has changed since.
     """
     for i in range(n):
         store_i32(previous + i * 4, i - 1)
@@ -144,8 +146,11 @@ def merge_long(
 
 @inline_function
 def emit_symbols(op: int, n: int, symbols: int, n_out: int) -> int:
-    """Write the ids of `n` symbols. One that is no token of the vocabulary is written byte by byte, as far as its
-    bytes are tokens: llama.cpp's rule, and nothing a healthy vocabulary needs."""
+    """Write the ids of `n` symbols and return the new number of ids.
+
+    A symbol that is not a token is written byte by byte, and bytes without a token are skipped. This follows llama.cpp;
+    well-formed vocabularies never need it.
+    """
     out = load_i64(op + IDS)
     for i in range(n):
         symbol = load_i32(symbols + i * 4)
@@ -171,7 +176,7 @@ def emit_symbols(op: int, n: int, symbols: int, n_out: int) -> int:
 
 @inline_function
 def whole_token(op: int, text: int, n: int, spelled: int) -> int:
-    """Id of the token that `n` bytes are as they stand, without merging; NOT_FOUND if none, or a control token."""
+    """Return the id of the token that `n` bytes form without merging, or NOT_FOUND. Control tokens do not count."""
     length = 0
     for i in range(n):
         entry = load_i64(op + SPELLING) + load_u8(text + i) * 4
@@ -187,7 +192,7 @@ def whole_token(op: int, text: int, n: int, spelled: int) -> int:
 
 @inline_function
 def byte_symbols(op: int, text: int, n: int, symbols: int) -> int:
-    """Write the symbols of `n` bytes; returns how many they are."""
+    """Write the symbols of `n` bytes and return their number."""
     for i in range(n):
         store_i32(symbols + i * 4, load_i32(load_i64(op + BYTE_SYMBOLS) + load_u8(text + i) * 4))
     return n
@@ -195,7 +200,7 @@ def byte_symbols(op: int, text: int, n: int, symbols: int) -> int:
 
 @inline_function
 def character_symbols(op: int, text: int, n: int, symbols: int) -> int:
-    """The same for tokens that are spelled in characters."""
+    """Write the symbols of `n` bytes for vocabularies that spell tokens in characters, and return their number."""
     starts, lengths = load_i64(op + STARTS), load_i64(op + LENGTHS)
     table, mask = load_i64(op + TABLE), load_i64(op + MASK)
     count = 0
@@ -220,7 +225,7 @@ def character_symbols(op: int, text: int, n: int, symbols: int) -> int:
 
 @inline_function
 def encode_piece(op: int, text: int, n: int, n_out: int) -> int:
-    """Write the ids of one piece of `n` bytes; returns the new count."""
+    """Write the ids of one piece of `n` bytes and return the new number of ids."""
     scratch = load_i64(op + SCRATCH)
     begins = load_i64(op + WHOLE_BEGINS)
     if n <= load_i64(op + LONGEST_WHOLE) and (begins < 0 or begins == load_u8(text)):
@@ -241,18 +246,25 @@ def encode_piece(op: int, text: int, n: int, n_out: int) -> int:
 
 @kernel
 def merge(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Ids of every piece of a text, with control tokens in between.
+    """Write the ids of all pieces of a text, with control tokens inserted between them.
 
-    text u8[], piece ends int64[p], p, insert positions int64[k], insert ids int32[k], k,
-    byte symbols int32[256] (NOT_FOUND only where tokens are spelled in characters), pair table, its mask,
-    emitted int32[symbols] (id, or NOT_FOUND for a symbol that plain text does not become),
-    ids of the tokens of one raw byte int32[256] (or NOT_FOUND),
-    symbol addresses int64[], lengths int64[], token table, its mask,
-    longest token in bytes if pieces that are tokens are not merged, else 0,
-    spelling u8[256][4] (how a byte is written in the vocabulary: length, first byte, second byte),
-    the byte with which such pieces begin or -1 for any, whether tokens are spelled in characters,
-    scratch u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest piece],
-    ids int32[2 * text bytes + k] (out), count int64[1] (out)
+    The op record has these words, where arrays are addresses:
+
+    TEXT, ENDS, N_PIECES       u8[], the end of each piece int64[p], p
+    INSERT_AT, INSERT_IDS      positions int64[k] and ids int32[k] of the control tokens to insert
+    N_INSERTS                  k
+    BYTE_SYMBOLS               int32[256], with NOT_FOUND only if tokens are spelled in characters
+    PAIRS, PAIR_MASK           the pair table and its mask
+    EMITTED                    int32[symbols]: the id, or NOT_FOUND for symbols that plain text never produces
+    RAW_BYTE_IDS               int32[256]: the ids of the tokens for single raw bytes, or NOT_FOUND
+    STARTS, LENGTHS            the address and length of each symbol's text, int64[]
+    TABLE, MASK                the token table and its mask
+    LONGEST_WHOLE              the length in bytes of the longest token, if pieces that are tokens stay whole; else 0
+    SPELLING                   u8[256][4]: how the vocabulary spells a byte: length, first byte, second byte
+    WHOLE_BEGINS               the first byte that a piece must have to stay whole, or -1 for any
+    BY_CHARACTER               whether tokens are spelled in characters
+    SCRATCH                    u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest piece]
+    IDS, COUNT                 output: int32[2 * text bytes + k], and the number of ids, int64[1]
     """
     text, ends, out = load_i64(op + TEXT), load_i64(op + ENDS), load_i64(op + IDS)
     insert_at, insert_ids = load_i64(op + INSERT_AT), load_i64(op + INSERT_IDS)

@@ -1,4 +1,4 @@
-"""A binary min-heap of int64 keys in caller's memory. The caller keeps the size."""
+"""A binary min-heap of int64 keys in memory that the caller provides. The caller keeps track of the size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def heap_push(heap: int, size: int, key: int) -> None:
 
 @inline_function
 def heap_pop(heap: int, size: int) -> int:
-    """Remove and return the least key of a heap of `size` > 0 keys."""
+    """Remove and return the smallest key of a heap of `size` > 0 keys."""
     least: int = load_i64(heap)
     last = size - 1
     key = load_i64(heap + last * 8)

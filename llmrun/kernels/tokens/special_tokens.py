@@ -1,10 +1,9 @@
-"""Where the special tokens of a vocabulary stand in a text: one walk down a tree of their bytes from every place at
-which one may begin.
+"""The search for special tokens in a text, with a trie of their bytes.
 
-A vocabulary may have thousands of them, among them runs of 2 to 31 spaces: searching for one after the other took 56 to
-304 ms for 0.4 MB of prose and code, more than everything else; this takes 0.7 to 5.3 ms.
+A vocabulary may have thousands of special tokens, including runs of 2 to 31 spaces. Searching for each of them in turn
+took 56 to 304 ms for 0.4 MB of prose and code, more than the rest of tokenization. The trie takes 0.7 to 5.3 ms.
 
-edge table    (int64 key + 1, int64 node)[slots], 0 = free: key = node << 8 | byte
+edge table    (int64 key + 1, int64 node)[slots], where 0 is a free slot and key = node << 8 | byte
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from llmrun.kernels.compiler import inline_function, kernel
 from llmrun.kernels.tokens.token_table import pair_slot
 from llmrun.layouts.tokens import CONTROL, NOT_FOUND, ONE_CHARACTER
 
-# Words of the op record of `find`, as byte offsets.
+# Byte offsets of the words in the op record of `find`.
 TEXT, N_BYTES, MARKS, N_MARKS, PARSE_CONTROL = range(0, 40, 8)
 BEGINNINGS, EDGES, EDGE_MASK, TOKENS, FLAGS = range(40, 80, 8)
 PRESENT, FOUND_AT, FOUND, RESULT = range(80, 112, 8)
@@ -22,11 +21,14 @@ PRESENT, FOUND_AT, FOUND, RESULT = range(80, 112, 8)
 
 @kernel
 def build(op: int, step: int, thread: int, n_threads: int) -> None:
-    """The tree of some texts, none of them empty.
+    """Build the trie of some non-empty texts.
 
-    texts u8[], their ends int64[n], n, edge table with more slots than there are bytes of text, its mask,
-    beginnings u8[256] (out: 1 for the bytes with which texts begin),
-    tokens int32[bytes of text + 1] (NOT_FOUND; out: the text that ends at a node)
+    The op record has these words in this order, where arrays are addresses:
+
+    texts, ends, n_texts    u8[], the end of each text int64[n], n
+    edges, mask             the edge table, which must have more slots than the texts have bytes, and its mask
+    beginnings              output: u8[256], 1 for every first byte of a text
+    tokens                  int32[bytes of the texts + 1] of NOT_FOUND; output: the text that ends at each node
     """
     texts, ends, n_texts = load_i64(op), load_i64(op + 8), load_i64(op + 16)
     edges, mask = load_i64(op + 24), load_i64(op + 32)
@@ -45,15 +47,17 @@ def build(op: int, step: int, thread: int, n_threads: int) -> None:
                 store_i64(slot + 8, n_nodes)
                 n_nodes += 1
             node = load_i64(slot + 8)
-        if load_i32(tokens + node * 4) == NOT_FOUND:  # of equal texts the first
+        if load_i32(tokens + node * 4) == NOT_FOUND:  # the first of equal texts wins
             store_i32(tokens + node * 4, text)
         start = end
 
 
 @inline_function
 def is_marked(marks: int, n_marks: int, first: int, at: int, end: int, one_character: int) -> bool:
-    """Whether a mark stands inside the text from `at` to `end`, or before it if it is one character. `first` is the
-    number of the first mark from `at` on."""
+    """Return whether there is a mark inside the text from `at` to `end`, or right before it if it is one character.
+
+    `first` is the number of the first mark at or after `at`.
+    """
     while first < n_marks and load_i64(marks + first * 8) == at:
         if one_character:
             return True
@@ -63,13 +67,19 @@ def is_marked(marks: int, n_marks: int, first: int, at: int, end: int, one_chara
 
 @kernel
 def find(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Special tokens from left to right, the longest at each place.
+    """Find special tokens from left to right, the longest at each position.
 
-    text u8[n], n, places of marks int64[m] (ascending), m, whether control tokens are looked for,
-    beginnings, edge table, its mask, tokens as `build` leaves them, flags u8[tokens],
-    present u8[tokens] (out: 1 for those that occur, wanted or not, overlapping or not),
-    places int64[n] and tokens int32[n] of those found (out),
-    result int64[2] (out: their number; 1 if a token that is not shorter overlaps one that was taken)
+    The op record has these words, where arrays are addresses:
+
+    TEXT, N_BYTES          u8[n], n
+    MARKS, N_MARKS         positions of marks in ascending order, int64[m], m
+    PARSE_CONTROL          whether to find control tokens
+    BEGINNINGS to TOKENS   the results of `build`, with the edge table and its mask
+    FLAGS                  u8[tokens]
+    PRESENT                output: u8[tokens], 1 for each token that occurs, even if it is unwanted or overlaps another
+    FOUND_AT, FOUND        output: position int64[n] and token int32[n] of each token found
+    RESULT                 output: int64[2], the number of tokens found, and 1 if a token overlaps a found token and is
+                           not shorter, else 0
     """
     text, n_bytes = load_i64(op + TEXT), load_i64(op + N_BYTES)
     marks, n_marks = load_i64(op + MARKS), load_i64(op + N_MARKS)

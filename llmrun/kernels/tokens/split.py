@@ -1,9 +1,10 @@
-"""Where the pieces of a text end within which BPE merges: stage after stage, each cutting the pieces of the one before.
+"""The pre-tokenizer, which splits a text into the pieces that BPE merges.
 
-Every byte of the text becomes a symbol: what the patterns can tell apart of the character that begins there, or
-CONTINUES. A symbol with the flag BEGINS is where a piece begins, so a stage reads the cuts of those before it and adds
-its own in place. A pattern is a table (tokenizers/automaton.py) with one look-up a character: 54 to 180 MB/s for rules
-of one to six stages on 0.4 MB of prose and code.
+It runs in stages, and each stage splits the pieces of the previous one. Every byte of the text becomes a symbol. The
+first byte of a character becomes the class that the patterns assign to the character, and its other bytes become
+CONTINUES. The flag BEGINS marks symbols at which a piece begins, so a stage sees the cuts of earlier stages and adds
+its own in place. A pattern is a table (tokenizers/automaton.py) that needs one look-up per character. Rules of one to
+six stages run at 54 to 180 MB/s on 0.4 MB of prose and code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from llmrun.layouts.splits import (
     WHOLE_GROUPS_OF_THREE,
 )
 
-# Words of the op record, as byte offsets.
+# Byte offsets of the words in the op record.
 TEXT, N_BYTES, PART_ENDS, N_PARTS = range(0, 32, 8)
 CODE_POINTS, N_SYMBOLS, STAGES, N_STAGES = range(32, 64, 8)
 SYMBOLS, ENDS, COUNT = range(64, 88, 8)
@@ -30,7 +31,7 @@ SYMBOLS, ENDS, COUNT = range(64, 88, 8)
 
 @inline_function
 def write_symbols(text: int, n_bytes: int, code_points: int, continues: int, symbols: int) -> None:
-    """One symbol for every byte of valid UTF-8, and one that ends the last piece."""
+    """Write one symbol for every byte of valid UTF-8, and one more that ends the last piece."""
     at = 0
     while at < n_bytes:
         lead = load_u8(text + at)
@@ -55,7 +56,7 @@ def cut(symbols: int, at: int) -> None:
 
 @inline_function
 def cut_matches(symbols: int, n_bytes: int, table: int, continues: int) -> None:
-    """Make every match of a pattern a piece; what lies between two of them is one as well."""
+    """Make every match of a pattern a piece. The text between two matches is a piece too."""
     start = 0
     while start < n_bytes:
         symbol = load_u8(symbols + start) & ~BEGINS
@@ -85,8 +86,11 @@ def cut_matches(symbols: int, n_bytes: int, table: int, continues: int) -> None:
 
 @inline_function
 def cut_groups_of_three(symbols: int, n_bytes: int, members: int, continues: int, whole: bool) -> None:
-    """Cut runs of digits in groups of three, counted from their right end. `whole`: only before groups; else after
-    each of them, and what precedes a run stays with its first group. `members` is u8[symbols]: what a digit is."""
+    """Cut runs of digits into groups of three, counted from the right. `members`, a u8[symbols], marks the digits.
+
+    If `whole` is set, cut before every group. Otherwise cut between groups and after the last one, so that the text
+    before a run stays with its first group.
+    """
     start = 0
     while start < n_bytes:
         at = start
@@ -121,7 +125,7 @@ def cut_groups_of_three(symbols: int, n_bytes: int, members: int, continues: int
 
 @inline_function
 def cut_trailing_runs(symbols: int, n_bytes: int, members: int, continues: int) -> None:
-    """Cut off the characters of a set at the end of a piece. `members` is u8[symbols]."""
+    """Cut off trailing characters of a set from each piece. `members`, a u8[symbols], marks the set."""
     run = -1
     for at in range(n_bytes + 1):
         symbol = load_u8(symbols + at)
@@ -140,12 +144,18 @@ def cut_trailing_runs(symbols: int, n_bytes: int, members: int, continues: int) 
 
 @kernel
 def split(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Ends of the pieces of a text.
+    """Write the ends of the pieces of a text.
 
-    text u8[n] (valid UTF-8), n, ends of its parts int64[p] (a piece is in one part), p,
-    symbols of the code points u8[0x110000], number of symbols s (s: CONTINUES, s + 1: the end), stages int64[k][2]
-    (kind, address of its table: int32[states][s + 2] of a pattern, u8[s] of a set), k,
-    scratch u8[n + 1], ends int64[n] (out), count int64[1] (out)
+    The op record has these words, where arrays are addresses:
+
+    TEXT, N_BYTES         u8[n] of valid UTF-8, n
+    PART_ENDS, N_PARTS    the end of each part of the text, int64[p], p; no piece crosses the end of a part
+    CODE_POINTS           u8[0x110000]: the symbol of each code point
+    N_SYMBOLS             the number s of symbols; symbol s is CONTINUES, and s + 1 is the end of the text
+    STAGES, N_STAGES      int64[k][2], k; the kind of each stage and the address of its table, which is
+                          int32[states][s + 2] for a pattern and u8[s] for a set
+    SYMBOLS               u8[n + 1] of scratch memory
+    ENDS, COUNT           output: the end of each piece int64[n], and the number of pieces int64[1]
     """
     n_bytes, continues = load_i64(op + N_BYTES), load_i64(op + N_SYMBOLS)
     symbols = load_i64(op + SYMBOLS)

@@ -1,10 +1,10 @@
-"""SentencePiece-style merging: adjacent symbols join when their text is a token, the best score first.
+"""SentencePiece-style merging: adjacent symbols are merged if their text is a token, best score first.
 
-A symbol is a stretch of the text, so whether two of them join is a look-up of their bytes. SentencePiece knows no
-pieces: the whole text between two control tokens is one, however long. But nothing joins across a place where no token
-has such a pair of bytes inside, and before most spaces that is so. What lies between two of those places is merged by
-itself, and the same word again has the ids it had before: 4 times as fast as one heap for the whole text.
-The twin is `bpe_merge.merge_by_priority`.
+A symbol is a range of the text, so a look-up of its bytes tells whether two symbols merge. SentencePiece does not split
+text into pieces: everything between two control tokens is one fragment. But symbols never merge across a pair of bytes
+that occurs inside no token, and most spaces and the bytes before them form such pairs. The text between two of these
+places, a "word", is merged separately, and a repeated word reuses its earlier ids. This is 4 times as fast as one heap
+for the whole text. The twin is `bpe_merge.merge_by_priority`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from llmrun.layouts.tokens import KNOWN_WORD_BYTES, KNOWN_WORDS, NEVER, NOT_FOUN
 NO_PAIR = 0x7FFFFFFFFFFFFFFF
 
 
-# Words of the op record, as byte offsets.
+# Byte offsets of the words in the op record.
 TEXT, ENDS, N_FRAGMENTS, INSERT_AT, INSERT_IDS, N_INSERTS = range(0, 48, 8)
 TABLE, MASK, STARTS, LENGTHS, LONGEST, PRIORITIES, BYTE_IDS = range(48, 104, 8)
 JOINED, KNOWN = range(104, 120, 8)
 SCRATCH, IDS, COUNT = range(120, 144, 8)
 
-# U+2581, which stands for a space, in UTF-8.
+# The UTF-8 bytes of U+2581, which represents a space.
 SPACE_BYTES = 3
 SPACE_0, SPACE_1, SPACE_2 = 0xE2, 0x96, 0x81
 
 
 @inline_function
 def is_space(address: int, n_bytes: int) -> bool:
-    """Whether `n_bytes` begin with a space."""
+    """Return whether the `n_bytes` at an address begin with a space."""
     return (
         n_bytes >= SPACE_BYTES
         and load_u8(address) == SPACE_0
@@ -50,9 +50,13 @@ def is_space(address: int, n_bytes: int) -> bool:
 
 @kernel
 def find_joined(op: int, step: int, thread: int, n_threads: int) -> None:
-    """The bytes that stand before a space inside a token.
+    """Find the bytes that come before a space inside any token.
 
-    token addresses int64[n], lengths int64[n], n, joined u8[256] (out: 1 for those)
+    The op record has these words in this order, where arrays are addresses:
+
+    starts, lengths    the address and length of each token's text, int64[n]
+    n_tokens           n
+    joined             output: u8[256], 1 for these bytes
     """
     starts, lengths, joined = load_i64(op), load_i64(op + 8), load_i64(op + 24)
     for token in range(load_i64(op + 16)):
@@ -64,7 +68,7 @@ def find_joined(op: int, step: int, thread: int, n_threads: int) -> None:
 
 @inline_function
 def word_end(op: int, text: int, start: int, end: int) -> int:
-    """The first place after `start` at which nothing joins, or `end`."""
+    """Return the first position after `start` across which no symbols merge, or `end`."""
     at = start + 1
     while at < end and not (
         load_u8(text + at) == SPACE_0
@@ -77,7 +81,7 @@ def word_end(op: int, text: int, start: int, end: int) -> int:
 
 @inline_function
 def usable_token(op: int, address: int, n_bytes: int) -> int:
-    """Id of the token that this stretch of plain text may become, or NOT_FOUND."""
+    """Return the id of the token that this plain text may become, or NOT_FOUND."""
     starts, lengths = load_i64(op + STARTS), load_i64(op + LENGTHS)
     token: int = find_text(load_i64(op + TABLE), load_i64(op + MASK), starts, lengths, address, n_bytes)
     if token != NOT_FOUND and load_i32(load_i64(op + PRIORITIES) + token * 4) == NEVER:
@@ -87,7 +91,7 @@ def usable_token(op: int, address: int, n_bytes: int) -> int:
 
 @inline_function
 def split_characters(text: int, n_bytes: int, begins: int, widths: int, previous: int, following: int) -> int:
-    """One symbol per UTF-8 character, linked in order; returns their number."""
+    """Write one symbol per UTF-8 character, linked in order, and return their number."""
     count = 0
     offset = 0
     while offset < n_bytes:
@@ -107,7 +111,7 @@ def split_characters(text: int, n_bytes: int, begins: int, widths: int, previous
 def consider_pair(
     op: int, text: int, left: int, begins: int, widths: int, following: int, keys: int, heap: int, size: int
 ) -> int:
-    """Queue the pair that symbol `left` begins, if it merges; returns the heap's size."""
+    """Push the pair that starts with symbol `left` onto the heap if it merges, and return the size of the heap."""
     store_i64(keys + left * 8, NO_PAIR)
     right = load_i32(following + left * 4)
     if right < 0:
@@ -128,8 +132,10 @@ def consider_pair(
 def merge_fragment(
     op: int, text: int, n: int, begins: int, widths: int, previous: int, following: int, keys: int, heap: int
 ) -> None:
-    """Merge `n` linked symbols. A heap entry, priority << 32 | index of the left symbol, is stale when that symbol's
-    key is another by now."""
+    """Merge `n` linked symbols.
+
+    A heap entry is priority << 32 | index of the left symbol. It is stale if the key of that symbol has changed since.
+    """
     size = 0
     for left in range(n):
         size = consider_pair(op, text, left, begins, widths, following, keys, heap, size)
@@ -154,7 +160,10 @@ def merge_fragment(
 
 @inline_function
 def emit_fragment(op: int, text: int, begins: int, widths: int, following: int, n_out: int) -> int:
-    """Write the ids of the linked symbols, those of its bytes for one that is no token; returns the new count."""
+    """Write the ids of the linked symbols, and return the new number of ids.
+
+    A symbol that is not a token is written as the ids of its bytes.
+    """
     out = load_i64(op + IDS)
     at = 0
     while at >= 0:
@@ -176,7 +185,7 @@ def emit_fragment(op: int, text: int, begins: int, widths: int, following: int, 
 
 @inline_function
 def encode_word(op: int, text: int, n_bytes: int, n_out: int) -> int:
-    """Write the ids of a stretch of text with which nothing around it joins; returns the new count."""
+    """Write the ids of a word, whose neighbours never merge with it, and return the new number of ids."""
     scratch = load_i64(op + SCRATCH)
     begins, widths = scratch, scratch + 4 * n_bytes
     previous, following = scratch + 8 * n_bytes, scratch + 12 * n_bytes
@@ -189,10 +198,10 @@ def encode_word(op: int, text: int, n_bytes: int, n_out: int) -> int:
 
 @inline_function
 def encode_known_word(op: int, start: int, n_bytes: int, n_out: int) -> int:
-    """The same, from an earlier place of the text if the word was there and is remembered.
+    """Write the ids of a word like `encode_word`, but copy them if an earlier occurrence of the word is remembered.
 
-    A remembered word is (its place, its bytes, place of its ids in the output, their number), int64 each; 0 bytes
-    are none.
+    A remembered word is four int64: its position, its length in bytes, the position of its ids in the output, and their
+    number. A length of 0 marks an empty entry.
     """
     text, ids = load_i64(op + TEXT), load_i64(op + IDS)
     slot = finished_hash(hash_bytes(FNV_BASIS, text + start, n_bytes)) & (KNOWN_WORDS - 1)
@@ -211,15 +220,22 @@ def encode_known_word(op: int, start: int, n_bytes: int, n_out: int) -> int:
 
 @kernel
 def merge(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Ids of every fragment of a text, with control tokens in between.
+    """Write the ids of all fragments of a text, with control tokens inserted between them.
 
-    text u8[], fragment ends int64[p], p, insert positions int64[k], insert ids int32[k], k,
-    token table, its mask, token addresses int64[n], lengths int64[n], longest token in bytes,
-    priorities int32[n] (the least first; NEVER: plain text does not become this token),
-    ids of the bytes int32[256] (or NOT_FOUND), joined u8[256] as `find_joined` gives it,
-    remembered words int64[KNOWN_WORDS][4] (zeros),
-    scratch u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest fragment],
-    ids int32[text bytes + k] (out), count int64[1] (out)
+    The op record has these words, where arrays are addresses:
+
+    TEXT, ENDS, N_FRAGMENTS    u8[], the end of each fragment int64[p], p
+    INSERT_AT, INSERT_IDS      positions int64[k] and ids int32[k] of the control tokens to insert
+    N_INSERTS                  k
+    TABLE, MASK                the token table and its mask
+    STARTS, LENGTHS            the address and length of each token's text, int64[n]
+    LONGEST                    the length in bytes of the longest token
+    PRIORITIES                 int32[n], lowest first; NEVER for tokens that plain text never becomes
+    BYTE_IDS                   int32[256]: the id of each byte, or NOT_FOUND
+    JOINED                     u8[256] from `find_joined`
+    KNOWN                      int64[KNOWN_WORDS][4] of zeros, for remembered words
+    SCRATCH                    u8[SCRATCH_BYTES_PER_BYTE * bytes of the longest fragment]
+    IDS, COUNT                 output: int32[text bytes + k], and the number of ids, int64[1]
     """
     ends, out = load_i64(op + ENDS), load_i64(op + IDS)
     insert_at, insert_ids = load_i64(op + INSERT_AT), load_i64(op + INSERT_IDS)

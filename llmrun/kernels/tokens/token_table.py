@@ -1,13 +1,14 @@
-"""The look-up tables of a vocabulary: text to token, and a pair of adjacent symbols to what they merge into.
+"""The look-up tables of a vocabulary: from text to token, and from a pair of adjacent symbols to their merged token.
 
-Both are open-addressing hash tables in plain memory, filled by `build` once per model. A token's text stays where it
-was read (in the header): the tables hold numbers only. Llama-3's 128k tokens and 280k merges take 30 ms; Python
-dictionaries of the same take 450 ms.
+Both are hash tables with open addressing, which `build` fills once per model. They contain only numbers, and the texts
+of the tokens stay in the file's header. Building them takes 30 ms for Llama 3 (128k tokens and 280k merges). Python
+dictionaries would take 450 ms.
 
-token table   int64[slots], 0 = free: high half of the text's hash | id + 1
-pair table    (int64 key + 1, int64 value)[slots], 0 = free: key = left << 32 | right, value = rank << 32 | merged
+token table   int64[slots], where 0 is a free slot: high half of the text's hash | id + 1
+pair table    (int64 key + 1, int64 value)[slots], where 0 is a free slot:
+              key = left << 32 | right, value = rank << 32 | merged
 
-Slot counts are powers of two; `mask` is the count minus one.
+The number of slots is a power of two, and `mask` is that number minus one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ GOLDEN_RATIO = 0x9E3779B97F4A7C15 - (1 << 64)
 
 @inline_function
 def hash_bytes(state: int, address: int, length: int) -> int:
-    """FNV-1a, continued from `state`: a merge's product is hashed without ever being written."""
+    """Compute the FNV-1a hash of some bytes, starting from `state`.
+
+    Starting from a state makes it possible to hash the product of a merge without writing it to memory.
+    """
     for i in range(length):
         state = (state ^ load_u8(address + i)) * FNV_PRIME
     return state
@@ -58,7 +62,10 @@ def find_token(
     second: int,
     second_length: int,
 ) -> tuple[int, int]:
-    """(id or NOT_FOUND, slot to fill) of the text that is `first` and `second` together, `state` its FNV state."""
+    """Find the token whose text is `first` followed by `second`, and whose FNV state is `state`.
+
+    Returns (id or NOT_FOUND, its slot or the free slot where it would go).
+    """
     hashed = finished_hash(state)
     slot = hashed & mask
     while True:
@@ -79,7 +86,7 @@ def find_token(
 
 @inline_function
 def find_text(table: int, mask: int, starts: int, lengths: int, address: int, length: int) -> int:
-    """Id of the token with this text, or NOT_FOUND."""
+    """Return the id of the token with this text, or NOT_FOUND."""
     state = hash_bytes(FNV_BASIS, address, length)
     token: int
     token, _ = find_token(table, mask, starts, lengths, state, address, length, address, 0)
@@ -88,7 +95,7 @@ def find_text(table: int, mask: int, starts: int, lengths: int, address: int, le
 
 @inline_function
 def pair_slot(pairs: int, pair_mask: int, key: int) -> int:
-    """Address of the slot that holds `key`, or of the free one where it would go."""
+    """Return the address of the slot that holds `key`, or of the free slot where it would go."""
     hashed = key * GOLDEN_RATIO
     slot = (hashed ^ ((hashed >> 32) & LOW_HALF)) & pair_mask
     while True:
@@ -101,7 +108,7 @@ def pair_slot(pairs: int, pair_mask: int, key: int) -> int:
 
 @inline_function
 def add_tokens(starts: int, lengths: int, n_tokens: int, table: int, mask: int) -> None:
-    """Enter every token; of equal ones the first."""
+    """Insert all tokens. If several have the same text, the first one wins."""
     for token in range(n_tokens):
         address = load_i64(starts + token * 8)
         length = load_i64(lengths + token * 8)
@@ -115,13 +122,13 @@ def add_tokens(starts: int, lengths: int, n_tokens: int, table: int, mask: int) 
 def add_merge(
     rank: int, address: int, length: int, table: int, mask: int, starts: int, lengths: int, pairs: int, pair_mask: int
 ) -> bool:
-    """Enter the merge "left right" as token ids. False if one of left, right and their product is no token."""
-    middle = 1  # a left symbol is never empty, and may itself begin with a space
+    """Insert the merge "left right" as token ids. Return False if left, right or their product is not a token."""
+    middle = 1  # the left symbol is never empty, and it may begin with a space
     while middle < length and load_u8(address + middle) != SPACE:
         middle += 1
     right_length = length - middle - 1
     if right_length < 1:
-        return True  # without a second symbol it can never apply
+        return True  # a merge without a right symbol never applies
     right_address = address + middle + 1
     state = hash_bytes(FNV_BASIS, address, middle)
     left, _ = find_token(table, mask, starts, lengths, state, address, middle, address, 0)
@@ -132,7 +139,7 @@ def add_merge(
         return False
     key = left << 32 | right
     slot = pair_slot(pairs, pair_mask, key)
-    if load_i64(slot) == 0:  # of a merge listed twice the first counts
+    if load_i64(slot) == 0:  # if a merge is listed twice, the first one wins
         store_i64(slot, key + 1)
         store_i64(slot + 8, rank << 32 | merged)
     return True
@@ -140,12 +147,19 @@ def add_merge(
 
 @kernel
 def build(op: int, step: int, thread: int, n_threads: int) -> None:
-    """Fill both tables and answer queries.
+    """Fill both tables and look up some texts.
 
-    starts int64[n] (addresses), lengths int64[n], n, token table, its mask,
-    query addresses int64[q], query lengths int64[q], q, query ids int32[q] (out; NOT_FOUND if no such token),
-    merge addresses int64[m], merge lengths int64[m], m, pair table, its mask,
-    unresolved int32[m] (out: merges that name a text without an id), their number int64[1] (out)
+    The op record has these words in this order, where arrays are addresses:
+
+    starts, lengths, n_tokens        the address and length of each token's text, int64[n], n
+    table, mask                      the token table and its mask
+    query_starts, query_lengths      the address and length of each text to look up, int64[q]
+    n_queries                        q
+    query_ids                        output: int32[q], the id of each text, or NOT_FOUND
+    merge_starts, merge_lengths      the address and length of each merge, int64[m]
+    n_merges                         m
+    pairs, pair_mask                 the pair table and its mask
+    unresolved, n_unresolved         output: merges with a text that is not a token, int32[m], and their number int64[1]
     """
     starts = load_i64(op)
     lengths = load_i64(op + 8)
@@ -181,7 +195,7 @@ def build(op: int, step: int, thread: int, n_threads: int) -> None:
 def emit_inserted(
     position: int, next_insert: int, insert_at: int, insert_ids: int, n_inserts: int, out: int, n_out: int
 ) -> tuple[int, int]:
-    """Write the control tokens that stand at or before `position` of the text; returns the two counts."""
+    """Write the control tokens inserted at or before `position` of the text. Return (next insert, number of ids)."""
     while next_insert < n_inserts and load_i64(insert_at + next_insert * 8) <= position:
         store_i32(out + n_out * 4, load_i32(insert_ids + next_insert * 4))
         next_insert += 1

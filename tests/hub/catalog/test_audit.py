@@ -155,7 +155,8 @@ def test_the_script_says_calmly_that_all_holds(hub: CatalogHub, tmp_path: Path) 
     path.write_text(CATALOG)
     done = run(path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "3 asked for, 3 hold, 0 do not, 2 lack a size or a sha256 (--write fills them in)\n"
+    summary = "3 files checked, 3 match, 0 do not match, 2 lack a size or a sha256 (--write fills them in)\n"
+    assert done.stdout == summary
     assert path.read_text() == CATALOG
     assert run(path, "--all", "fine:2b").stdout.startswith("fine:2b-q8_0 ")
 
@@ -164,12 +165,12 @@ def test_the_script_completes_the_file(hub: CatalogHub, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(CATALOG)
     done = run(path, "--write")
-    assert (done.returncode, done.stdout) == (0, "3 asked for, 3 hold, 0 do not, 2 completed\n")
+    assert (done.returncode, done.stdout) == (0, "3 files checked, 3 match, 0 do not match, 2 completed\n")
     text = path.read_text()
     assert text.startswith("# kept as it is\n")
     quants = read_whole(read_file(path))["fine:1b"].quants
     assert [(file.size, file.sha256) for file in quants["Q8_0"].files] == [(5, ONE), (6, TWO)]
-    assert run(path, "--write").stdout == "3 asked for, 3 hold, 0 do not\n"
+    assert run(path, "--write").stdout == "3 files checked, 3 match, 0 do not match\n"
     assert path.read_text() == text
 
 
