@@ -1,4 +1,4 @@
-"""The distribution's name. On the package index, "llmrun" is somebody else's package: no text may tell users to install it."""
+"""The name for pip. On the package index, "llmrun" is somebody else's package: no text may tell users to install it."""
 
 from __future__ import annotations
 
