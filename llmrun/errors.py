@@ -1,15 +1,15 @@
 """Every error llmrun raises on purpose, and the exit code each one ends the process with.
 
     LlmrunError                 1  failed
-    ├── UsageError              2  a flag or an argument that cannot be meant
+    ├── UsageError              2  a flag or an argument is wrong
     ├── ModelFileError          3  the file is broken, hostile, or of a kind we do not run
     │   ├── BadGGUF                a rule of the format is broken
     │   └── UnsupportedModel       well formed, but this build cannot run it
     ├── BackendCrashed          3  the backend died on this file
-    ├── ModelNotFound           4  no file, no catalogue entry, no repository
-    ├── NetworkError            5  unreachable, refused, or not authorised
-    ├── IntegrityError          6  bytes that are not the bytes that were promised
-    ├── DoesNotFit              7  RAM, VRAM or disk
+    ├── ModelNotFound           4  no such file, catalogue entry or repository
+    ├── NetworkError            5  a server is unreachable, refuses, or wants authorization
+    ├── IntegrityError          6  a file has another sha256 or size than was promised
+    ├── DoesNotFit              7  not enough RAM, VRAM or disk
     │   └── KVFull                 the KV cache has no block left (the engine catches this one)
     ├── ContextExceeded         8  the prompt is longer than the context
     ├── TemplateRefused         9  the chat template is broken, too big or too slow
