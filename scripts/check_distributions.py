@@ -33,24 +33,27 @@ SOURCE = (
     "scripts/environment.sh",
     "tests/conftest.py",
 )
-IN_WHEEL = ("llmrun/", "llmrun_gguf-")  # no tests, scripts or documents
-LEFTOVERS = (".pyc", ".gguf", ".o", ".so")
+FOLDERS = ("llmrun/", "llmrun_gguf-")  # of a wheel: no tests, scripts or documents
+LEFTOVERS = (".pyc", ".o", ".so")
 
 
-def wrong(names: list[str], wanted: tuple[str, ...], *, in_wheel: bool) -> list[str]:
-    """Return what a distribution lacks, and what it holds that does not belong there."""
-    missing = [f"lacks {ending}" for ending in wanted if not any(name.endswith(ending) for name in names)]
-    leftovers = [name for name in names if name.endswith(LEFTOVERS) or (in_wheel and not name.startswith(IN_WHEEL))]
-    return missing + [f"holds {name}" for name in leftovers]
+def missing(names: list[str], wanted: tuple[str, ...]) -> list[str]:
+    """Return the names that a distribution lacks, each as a sentence's end."""
+    return [f"lacks {ending}" for ending in wanted if not any(name.endswith(ending) for name in names)]
 
 
 def main(wheel: str, source: str) -> int:
+    """Print what is wrong, and return 1 if anything is."""
     with zipfile.ZipFile(wheel) as archive:
-        found = [f"{Path(wheel).name} {words}" for words in wrong(archive.namelist(), WHEEL, in_wheel=True)]
+        packed = archive.namelist()
     with tarfile.open(source) as archive:
-        found += [f"{Path(source).name} {words}" for words in wrong(archive.getnames(), SOURCE, in_wheel=False)]
-    print("\n".join(found))
-    return 1 if found else 0
+        sources = archive.getnames()
+    wrong = [f"{Path(wheel).name} {words}" for words in missing(packed, WHEEL)]
+    wrong += [f"{Path(wheel).name} holds {name}" for name in packed if not name.startswith(FOLDERS)]
+    wrong += [f"{Path(source).name} {words}" for words in missing(sources, SOURCE)]
+    wrong += [f"a distribution holds {name}" for name in packed + sources if name.endswith(LEFTOVERS)]
+    print("\n".join(wrong))
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
