@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from typer import TyperException
 
-from llmrun.amounts import format_bytes
 from llmrun.cli.arguments.usage import usage_error
 from llmrun.errors import DoesNotFit, LlmrunError
 
 # The loader of shared libraries says so instead of an error number when their memory cannot be mapped.
-_UNMAPPED = re.compile(r"(?P<library>.+?): (failed to map segment from shared object|cannot map zero-fill pages)")
+_UNMAPPED = r"(?P<library>.+?): (failed to map segment from shared object|cannot map zero-fill pages)"
 
 
 class Message(NamedTuple):
@@ -51,7 +50,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno == errno.ENOMEM
-    if not isinstance(error, OSError | ImportError) or not (unmapped := _UNMAPPED.match(str(error))):
+    if not isinstance(error, OSError | ImportError) or not (unmapped := re.match(_UNMAPPED, str(error))):
         return False
     # The loader has the same words for a file system that is mounted with noexec.
     try:
@@ -61,6 +60,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _out_of_memory() -> Message:
+    from llmrun.amounts import format_bytes
+
     limit = _memory_limit()
     if limit is None:
         sentence = "memory: this machine has none left for the request"
