@@ -6,7 +6,10 @@ function __llmrun_complete
     set -l program (string replace -r '^~' $HOME -- $words[1])
     for line in ($program completion --complete -- $words[2..] "$current" 2>/dev/null)
         if test "$line" = :files
-            __fish_complete_path "$current"
+            set -l flag (string match -r -- '^--[^=]*=' "$current")
+            for path in (__fish_complete_path (string replace -- "$flag" "" "$current"))
+                echo "$flag$path"
+            end
         else
             echo $line
         end

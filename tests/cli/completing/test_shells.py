@@ -31,6 +31,7 @@ LINES = [
     ("llmrun bench -m qwen3:4b-i", "llmrun bench -m qwen3:4b-instruct "),
     ("llmrun generate 'it is' -m qwen3:4b-t", "llmrun generate 'it is' -m qwen3:4b-thinking "),
     ("llmrun generate -f a_fil", "llmrun generate -f a_file.txt "),
+    ("llmrun bench --html=a_fil", "llmrun bench --html=a_file.txt "),
     ("llmrun chat ./a_fil", "llmrun chat ./a_file.txt "),
     ("llmrun rm a_fil", "llmrun rm a_fil"),
     ("llmrun generate --fi", "llmrun generate --file "),
