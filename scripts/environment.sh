@@ -111,9 +111,9 @@ prepare() {
     done
     words="installing llmrun"
     if [ -n "$extra" ]; then
-        words="installing llmrun[$extra] (the first time this compiles llama.cpp: a few minutes)"
+        words="installing llmrun with the extra $extra (the first time this compiles llama.cpp: a few minutes)"
         if grep -q amx /proc/cpuinfo 2>/dev/null; then
-            words="installing llmrun[$extra]"
+            words="installing llmrun with the extra $extra"
             install_llama_cpp_without_amx
         fi
     fi

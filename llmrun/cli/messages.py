@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from typer import TyperException
 
 from llmrun.cli.arguments.usage import usage_error
 from llmrun.errors import DoesNotFit, LlmrunError
+
+# The loader of shared libraries says so instead of an error number when their memory cannot be mapped.
+_UNMAPPED = r"(?P<library>.+?): (failed to map segment from shared object|cannot map zero-fill pages)"
 
 
 class Message(NamedTuple):
@@ -23,15 +29,57 @@ def message_for(error: Exception) -> Message:
         error = usage_error(error, getattr(error, "ctx", None))
     if isinstance(error, LlmrunError):
         return Message(str(error), error.hint, error.exit_code)
-    if isinstance(error, MemoryError):
-        return Message(
-            "memory: this machine has none left for the request",
-            "try a smaller model, or a smaller --ctx-size",
-            DoesNotFit.exit_code,
-        )
+    if any(map(_is_out_of_memory, _chain(error))):
+        return _out_of_memory()
     if isinstance(error, OSError) and error.strerror:
         return _system(error)
     return Message(f"internal: {type(error).__name__}: {error}", "run again with --debug, and report what it shows", 1)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error, then what it was raised from or while handling."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
+    if not isinstance(error, OSError | ImportError) or not (unmapped := re.match(_UNMAPPED, str(error))):
+        return False
+    # The loader has the same words for a file system that is mounted with noexec.
+    try:
+        return not os.statvfs(unmapped["library"]).f_flag & os.ST_NOEXEC
+    except OSError:  # a library that another one needs is named without its folder
+        return True
+
+
+def _out_of_memory() -> Message:
+    from llmrun.amounts import format_bytes
+
+    limit = _memory_limit()
+    if limit is None:
+        sentence = "memory: this machine has none left for the request"
+        hint = "try a smaller model, or a smaller --ctx-size"
+    else:
+        sentence = f"memory: the limit of {format_bytes(limit)} on this process is too small for the request"
+        hint = "raise the limit with ulimit -v, or try a smaller model or a smaller --ctx-size"
+    return Message(sentence, hint, DoesNotFit.exit_code)
+
+
+def _memory_limit() -> int | None:
+    """Return the limit on this process's address space in bytes (`ulimit -v`), or None if there is none."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _system(error: OSError) -> Message:

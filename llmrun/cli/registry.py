@@ -62,7 +62,7 @@ class Commands(CommandGroup):
         pages = {name: page_of(name) for name in self.commands}
         with formatter.section("Commands"):
             ordered = sorted(pages, key=lambda name: pages[name].place)
-            formatter.write_dl([(name, pages[name].summary) for name in ordered])
+            formatter.write_dl([(", ".join((name, *pages[name].aliases)), pages[name].summary) for name in ordered])
 
 
 def command_names() -> list[str]:
@@ -101,4 +101,7 @@ def load(name: str) -> Any:
     command = typer.main.get_command(made)
     page = page_of(name)
     command.name, command.help, command.epilog = name, page.help, page.examples
+    if page.aliases:
+        also = ", ".join(f"llmrun {alias}" for alias in page.aliases)
+        command.help += f"\n\nAlso: {also}."
     return command

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from llmrun import errors
 from llmrun.cli.messages import message_for
-from tests.support.cli.commands import llmrun
+from tests.support.cli.commands import ROOT, llmrun
+from tests.support.gguf.gguf_files import tiny_llama
 
 CODES = {
     errors.LlmrunError: 1,
@@ -52,6 +59,7 @@ def test_our_errors_keep_their_words_and_code(kind: type[errors.LlmrunError]) ->
         (OSError(errno.EROFS, "Read-only file system", "/x"), "system: /x: Read-only file system", 1),
         (OSError(errno.EIO, "Input/output error"), "system: Input/output error", 1),
         (MemoryError(), "memory: this machine has none left for the request", 7),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory: this machine has none left for the request", 7),
         (ValueError("oh\nno"), "internal: ValueError: oh\nno", 1),
         (OSError("without a number"), "internal: OSError: without a number", 1),
     ],
@@ -59,6 +67,56 @@ def test_our_errors_keep_their_words_and_code(kind: type[errors.LlmrunError]) ->
 def test_foreign_errors_are_one_sentence(error: Exception, sentence: str, code: int) -> None:
     message = message_for(error)
     assert (message.sentence, message.exit_code) == (sentence, code)
+
+
+UNMAPPED = "libopenblas.so: failed to map segment from shared object"
+
+
+def test_a_library_without_room_to_load_is_lack_of_memory() -> None:
+    """NumPy and llvmlite raise errors of their own in place of the loader's."""
+    for kind in (ImportError, OSError):
+        error = kind("the library could not be loaded, for one of many reasons")
+        error.__cause__ = kind(UNMAPPED)
+        assert message_for(error).exit_code == 7
+
+
+def test_a_library_on_a_file_system_without_programs_is_no_lack_of_memory(tmp_path: Path) -> None:
+    def noexec(path: str) -> SimpleNamespace:
+        return SimpleNamespace(f_flag=os.ST_NOEXEC)
+
+    error = OSError(f"{tmp_path}/{UNMAPPED}")
+    assert message_for(error).exit_code == 7
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "statvfs", noexec)
+        assert message_for(error).exit_code == 1
+
+
+LIMITED = """
+import resource, sys
+import llmrun.cli.app, {imported}
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + {room}
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+sys.exit(llmrun.cli.app.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "room"),
+    [
+        ("llmrun.cli.commands.generate", 8_000_000),  # no room for NumPy's libraries
+        ("llmrun.engine.engine", 64_000_000),  # none for llvmlite's
+    ],
+)
+def test_a_process_with_a_limit_of_memory_says_so(tmp_path: Path, imported: str, room: int) -> None:
+    program = LIMITED.format(imported=imported, room=room)
+    path = tiny_llama(tmp_path / "tiny.gguf", layers=1)
+    command = [sys.executable, "-c", program, "generate", "--backend", "cpu", "-t", "1", "-m", str(path), "hello"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    sentence, hint = done.stderr.splitlines()
+    assert re.fullmatch(r"error: memory: the limit of [\d.]+ MB on this process is too small for the request", sentence)
+    assert "ulimit -v" in hint
+    assert (done.returncode, done.stdout) == (7, "")
 
 
 def test_an_internal_error_says_how_to_see_more() -> None:

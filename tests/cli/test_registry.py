@@ -25,20 +25,22 @@ def stderr_of(*arguments: str) -> str:
 
 def test_the_help_lists_the_commands_in_their_order() -> None:
     listed = llmrun("--help").stdout.decode().partition("Commands:\n")[2].splitlines()
-    assert [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "] == [
-        "chat",
+    assert [line.split("  ")[1] for line in listed if line.startswith("  ") and line[2] != " "] == [
+        "chat, run",
         "generate",
         "bench",
         "fit",
         "pull",
-        "list",
+        "list, ls",
         "show",
-        "rm",
+        "rm, remove",
         "verify",
         "prune",
         "doctor",
+        "completion",
+        "help",
     ]
-    assert listed[0] == "  chat      Talk with a model."
+    assert listed[0] == "  chat, run   Talk with a model."
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -61,8 +63,13 @@ def test_misspelled_commands_get_a_suggestion() -> None:
 
 
 def test_aliases_run_their_commands() -> None:
-    assert aliases().items() >= {("ls", "list"), ("run", "chat")}
+    assert aliases().items() >= {("ls", "list"), ("run", "chat"), ("remove", "rm")}
     assert llmrun("ls", "--help").stdout == llmrun("list", "--help").stdout.replace(b"llmrun list [", b"llmrun ls [")
+
+
+def test_the_help_of_a_command_names_its_aliases() -> None:
+    for alias, name in aliases().items():
+        assert f"\n  Also: llmrun {alias}.\n" in llmrun(name, "--help").stdout.decode()
 
 
 def test_a_new_file_is_a_new_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

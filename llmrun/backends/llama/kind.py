@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmrun import DISTRIBUTION
 from llmrun.backends.base import AUTO
 from llmrun.backends.kind import NoRoomOnGpu, Probe
 from llmrun.backends.llama import probe as llama_probe
@@ -75,16 +76,16 @@ def install_command() -> str:
 
 
 def llama_requirement() -> str:
-    """Return what pip is to install for llama.cpp: the installed package's own requirement, which is right whether or
-    not llmrun itself came from an index."""
+    """Return what pip is to install for llama.cpp: the installed package's own requirement, which is right whether
+    llmrun came from a clone, a wheel or an index. In a clone that was never installed, return the clone's extra."""
     from importlib.metadata import PackageNotFoundError, requires
 
-    requirement = "llmrun[llama]"
     try:
-        for line in requires("llmrun") or ():
-            wanted, _, condition = line.partition(";")
-            if condition.strip() in ("extra == 'llama'", 'extra == "llama"'):
-                requirement = wanted.strip()
-    except PackageNotFoundError:  # run from a folder that was never installed
-        requirement = ".[llama]"
-    return requirement
+        lines = requires(DISTRIBUTION) or ()
+    except PackageNotFoundError:
+        lines = ()
+    for line in lines:
+        wanted, _, condition = line.partition(";")
+        if condition.strip() in ("extra == 'llama'", 'extra == "llama"'):
+            return wanted.strip()
+    return ".[llama]"

@@ -41,7 +41,7 @@ def from_json(value: object, where: str) -> Document:
         raise UsageError(
             f"{where}: format: {found if found <= LARGEST else 'a huge one'} is of a later llmrun, this one reads up "
             f"to {FORMAT}",
-            hint="pip install --upgrade llmrun",
+            hint="update llmrun: git pull in its clone, or install a newer wheel",
         )
     fields = {key: item for key, item in value.items() if key != "format"}
     document: Document = _Decoder(where).dataclass(Document, fields, "")

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
-from llmrun.backends.registry import choices_in_words
+from llmrun.backends.base import KV_TYPES
+from llmrun.backends.registry import CHOICES, choices_in_words
+from llmrun.cli.arguments.values import models, one_of
 
 Model = Annotated[
     str | None,
     typer.Option(
-        "-m", "--model", metavar="NAME", help="A name of the catalogue, a .gguf file, or a server's URL#MODEL."
+        "-m",
+        "--model",
+        metavar="NAME",
+        help="A name of the catalogue, a .gguf file, or a server's URL#MODEL.",
+        autocompletion=models,
     ),
 ]
 System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")]
@@ -26,7 +32,12 @@ ContextSize = Annotated[
 ]
 KVType = Annotated[
     str | None,
-    typer.Option("--kv-type", metavar="TYPE", help="Of the KV cache: f16, or q8_0 of half the size.  [default: f16]"),
+    typer.Option(
+        "--kv-type",
+        metavar="TYPE",
+        help="Of the KV cache: f16, or q8_0 of half the size.  [default: f16]",
+        autocompletion=one_of(*KV_TYPES),
+    ),
 ]
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one a core]")
@@ -55,7 +66,12 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stde
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Backend = Annotated[
     str | None,
-    typer.Option("--backend", metavar="NAME", help=f"{choices_in_words()}.  [default: auto]"),
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help=f"{choices_in_words()}.  [default: auto]",
+        autocompletion=one_of(*CHOICES),
+    ),
 ]
 GpuLayers = Annotated[
     str | None,
@@ -64,6 +80,7 @@ GpuLayers = Annotated[
         "-ngl",
         metavar="N",
         help="Layers that a GPU runs: auto, all, or a number.  [default: auto]",
+        autocompletion=one_of("auto", "all"),
     ),
 ]
 ChatTemplate = Annotated[

@@ -13,6 +13,7 @@ import typer
 from llmrun.backends.base import KV_TYPES
 from llmrun.backends.registry import CHOICES, HIDDEN_CHOICES
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.values import models, one_of
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 from llmrun.settings import Settings, load_settings
@@ -33,7 +34,13 @@ class BenchFlags:
 
     model: Annotated[
         list[str] | None,
-        typer.Option("-m", "--model", metavar="NAME", help="A name of the catalogue, a .gguf file, or several: A,B."),
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="NAME",
+            help="A name of the catalogue, a .gguf file, or several: A,B.",
+            autocompletion=models,
+        ),
     ] = None
     n_prompt: Annotated[str, typer.Option("-p", "--n-prompt", metavar="N", help=f"Prompt tokens. {_LIST}")] = "512"
     n_gen: Annotated[str, typer.Option("-n", "--n-gen", metavar="N", help="Tokens to generate after it.")] = "128"
@@ -48,7 +55,12 @@ class BenchFlags:
     concurrency: Annotated[str, typer.Option("--concurrency", metavar="N", help="Requests at once.")] = "1"
     backend: Annotated[
         str | None,
-        typer.Option("--backend", metavar="NAME", help=f"{_BACKENDS}, or several.  [default: auto]"),
+        typer.Option(
+            "--backend",
+            metavar="NAME",
+            help=f"{_BACKENDS}, or several.  [default: auto]",
+            autocompletion=one_of(*CHOICES),
+        ),
     ] = None
     endpoint: Annotated[
         list[str] | None,
@@ -58,11 +70,23 @@ class BenchFlags:
         str | None, typer.Option("-t", "--threads", metavar="N", help="CPU threads.  [default: one a core]")
     ] = None
     kv_type: Annotated[
-        str | None, typer.Option("--kv-type", metavar="TYPE", help="Of the KV cache: f16, q8_0.  [default: f16]")
+        str | None,
+        typer.Option(
+            "--kv-type",
+            metavar="TYPE",
+            help="Of the KV cache: f16, q8_0.  [default: f16]",
+            autocompletion=one_of(*KV_TYPES),
+        ),
     ] = None
     gpu_layers: Annotated[
         str | None,
-        typer.Option("--gpu-layers", "-ngl", metavar="N", help="Layers that a GPU runs: auto, all, or numbers."),
+        typer.Option(
+            "--gpu-layers",
+            "-ngl",
+            metavar="N",
+            help="Layers that a GPU runs: auto, all, or numbers.",
+            autocompletion=one_of("auto", "all"),
+        ),
     ] = None
     seconds: Annotated[
         float | None,
@@ -74,7 +98,14 @@ class BenchFlags:
     ] = None
     profile: Annotated[bool, typer.Option("--profile", help="Where the time goes: each op of the CPU engine.")] = False
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FORMAT", help="table, md, csv, json or jsonl.")
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FORMAT",
+            help="table, md, csv, json or jsonl.",
+            autocompletion=one_of(*FORMATS),
+        ),
     ] = None
     json_output: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="A page with charts.")] = None

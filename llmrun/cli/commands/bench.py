@@ -25,7 +25,8 @@ from llmrun.backends.registry import is_stand_in
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
-from llmrun.cli.benching.flags import LISTS, BenchFlags, Knobs, knobs, workloads
+from llmrun.cli.arguments.values import FILES, one_of
+from llmrun.cli.benching.flags import FORMATS, LISTS, BenchFlags, Knobs, knobs, workloads
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 
@@ -195,7 +196,10 @@ def history(
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="Show this one again: its name's beginning, last, last~1.")
     ] = None,
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FORMAT", help="As for bench.")] = "table",
+    output: Annotated[
+        str,
+        typer.Option("-o", "--output", metavar="FORMAT", help="As for bench.", autocompletion=one_of(*FORMATS)),
+    ] = "table",
     json_output: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="A page with charts, of RUN.")] = None,
     quiet: options.Quiet = False,
@@ -234,8 +238,22 @@ llmrun bench compare before.json after.json --fail-above 5%""",
     short_help="Compare two runs, or files of results.",
 )
 def compare(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A run of the history, last~1, or a file.")],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one: llama-bench's JSON too.")],
+    before: Annotated[
+        str,
+        typer.Argument(
+            metavar="BEFORE",
+            help="A run of the history, last~1, or a file.",
+            autocompletion=one_of("last", "last~1", FILES),
+        ),
+    ],
+    after: Annotated[
+        str,
+        typer.Argument(
+            metavar="AFTER",
+            help="Another one: llama-bench's JSON too.",
+            autocompletion=one_of("last", "last~1", FILES),
+        ),
+    ],
     fail_above: Annotated[
         str | None,
         typer.Option("--fail-above", metavar="LOSS", help="Exit code 1 when something lost more: 5% or 0.05."),

@@ -21,6 +21,7 @@ import typer
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.parsing import parse_stops, parse_template_variables
 from llmrun.cli.arguments.prompt import checked_text, read_text
+from llmrun.cli.arguments.values import models
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
 from llmrun.errors import LlmrunError, TemplateRefused, UsageError
@@ -44,7 +45,9 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="A name of the catalogue, a .gguf file, or a server's URL#MODEL; as -m."
+            metavar="[MODEL]",
+            help="A name of the catalogue, a .gguf file, or a server's URL#MODEL; as -m.",
+            autocompletion=models,
         ),
     ] = None,
     continued: Annotated[

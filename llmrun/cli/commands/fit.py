@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from llmrun.amounts import format_bytes
-from llmrun.cli.arguments import options
+from llmrun.cli.arguments import options, values
 from llmrun.cli.console.output import out
 from llmrun.cli.messages import message_for
 from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
@@ -39,7 +39,12 @@ _DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # columns to dro
 
 def command(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Names, hf:OWNER/NAME[:QUANT], URLs or .gguf files.")
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Names, hf:OWNER/NAME[:QUANT], URLs or .gguf files.",
+            autocompletion=values.models,
+        ),
     ],
     ctx_size: Annotated[
         int | None, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of context.  [default: 4096]", min=1)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from llmrun.amounts import format_bytes
-from llmrun.cli.arguments import options
+from llmrun.cli.arguments import options, values
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError
 from llmrun.settings import load_settings
@@ -27,7 +27,11 @@ LISTING = {"place": 100}
 def command(
     repositories: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OWNER/NAME]...", help="Only these, whatever kind of model they hold."),
+        typer.Argument(
+            metavar="[OWNER/NAME]...",
+            help="Only these, whatever kind of model they hold.",
+            autocompletion=values.repositories_here,
+        ),
     ] = None,
     dry_run: options.DryRun = False,
     json_output: options.Json = False,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from llmrun.amounts import format_bytes, format_seconds
-from llmrun.cli.arguments import options
+from llmrun.cli.arguments import options, values
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.messages import message_for
@@ -39,7 +39,11 @@ Found = TypeVar("Found")
 def command(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Names, hf:OWNER/NAME[:QUANT], URLs.  [default: llmrun.lock's]"),
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Names, hf:OWNER/NAME[:QUANT], URLs.  [default: llmrun.lock's]",
+            autocompletion=values.models,
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")] = False,
     revision: Annotated[

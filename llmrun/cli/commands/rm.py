@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.amounts import format_bytes
-from llmrun.cli.arguments import options
+from llmrun.cli.arguments import options, values
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, ModelNotFound
 from llmrun.settings import load_settings
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from llmrun.hub.upkeep.removal import Removal
     from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
 
-LISTING = {"place": 80}
+LISTING = {"place": 80, "aliases": ("remove",)}
 
 
 def command(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As llmrun list shows them.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME...", help="As llmrun list shows them.", autocompletion=values.models_here),
+    ],
     dry_run: options.DryRun = False,
     json_output: options.Json = False,
     quiet: options.Quiet = False,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.cli.arguments import options
+from llmrun.cli.arguments import options, values
 from llmrun.cli.console.output import out
 from llmrun.errors import ModelNotFound, UsageError
 from llmrun.settings import load_settings
@@ -27,7 +27,12 @@ LISTING = {"place": 70}
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A model, here or on the Hub, or a .gguf file.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A model, here or on the Hub, or a .gguf file.", autocompletion=values.models
+        ),
+    ],
     template: Annotated[bool, typer.Option("--template", help="The chat template alone.")] = False,
     metadata: Annotated[bool, typer.Option("--metadata", help="Every key of the file.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor of the file.")] = False,

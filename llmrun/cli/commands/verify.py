@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.amounts import counted
-from llmrun.cli.arguments import options
+from llmrun.cli.arguments import options, values
 from llmrun.cli.console.output import out
 from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound
 from llmrun.settings import load_settings
@@ -31,7 +31,11 @@ LISTING = {"place": 90}
 def command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="As llmrun list shows them, or .gguf files; none: all."),
+        typer.Argument(
+            metavar="[NAME]...",
+            help="As llmrun list shows them, or .gguf files; none: all.",
+            autocompletion=values.models_here_or_files,
+        ),
     ] = None,
     json_output: options.Json = False,
     quiet: options.Quiet = False,

@@ -1,0 +1,84 @@
+"""Print a script with which a shell completes llmrun.
+
+The shell then completes commands, flags, their values, and the names of models with Tab. Without a shell's name, the
+steps to install the script are printed.
+
+Examples:
+    llmrun completion
+    llmrun completion bash
+    llmrun completion fish > ~/.config/fish/completions/llmrun.fish
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.values import one_of
+from llmrun.cli.console.output import out
+from llmrun.errors import UsageError
+
+LISTING = {"place": 120}
+
+# Where each new shell reads the script: a line to append to a file, or the script as a file of its own.
+_STEPS = {
+    "bash": "echo 'eval \"$(llmrun completion bash)\"' >> ~/.bashrc",
+    "zsh": "echo 'eval \"$(llmrun completion zsh)\"' >> ~/.zshrc",
+    "fish": "mkdir -p ~/.config/fish/completions && llmrun completion fish > ~/.config/fish/completions/llmrun.fish",
+}
+_SHELLS = tuple(_STEPS)
+
+
+def command(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SHELL]", help=f"{', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}.", autocompletion=one_of(*_SHELLS)
+        ),
+    ] = None,
+    complete: Annotated[bool, typer.Option("--complete", hidden=True)] = False,  # the scripts' question
+    debug: options.Debug = False,
+) -> int:
+    del debug
+    words = words or []
+    if complete:
+        _complete(context, words)
+    elif not words:
+        out.lines(_instructions())
+    elif len(words) > 1:
+        raise UsageError(f"completion: one shell at a time, not {len(words)}")
+    elif words[0] not in _SHELLS:
+        raise UsageError(f"completion: {words[0]!r} is not one of {', '.join(_SHELLS)}")
+    else:
+        folder = Path(__file__).parent.parent / "completing"
+        out.answer((folder / f"llmrun.{words[0]}").read_text(encoding="utf-8"))
+        out.end_answer()
+    return 0
+
+
+def _complete(context: typer.Context, words: list[str]) -> None:
+    """Print the candidates for the last word, a line each, with a tab before its description; `:files` stands for the
+    names of files, which the shell knows better."""
+    from llmrun.cli.completing.candidates import candidates
+
+    found, files = candidates(context.find_root().command, words)
+    for each in found:
+        out.answer(f"{each.word}\t{each.description}\n")
+    if files:
+        out.answer(":files\n")
+
+
+def _instructions() -> Iterator[str]:
+    own = os.path.basename(os.environ.get("SHELL", ""))  # noqa: PTH119
+    for shell in [own] if own in _SHELLS else _SHELLS:
+        yield f"To complete llmrun in {shell}, type this once, and start a new shell:"
+        yield f"  {_STEPS[shell]}"
+    if own in _SHELLS:
+        others = " or ".join(f"`llmrun completion {shell}`" for shell in _SHELLS if shell != own)
+        yield f"For another shell: {others} prints its script."

@@ -1,0 +1,34 @@
+"""Show how llmrun or one of its commands is used.
+
+It prints what `llmrun COMMAND --help` prints.
+
+Examples:
+    llmrun help
+    llmrun help chat
+    llmrun help bench compare
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from llmrun.cli.arguments import options
+
+LISTING = {"place": 130}
+
+
+def command(
+    context: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND]...", help="A command, and one below it."),
+    ] = None,
+    debug: options.Debug = False,
+) -> int:
+    del debug
+    top = context.find_root()
+    with top.command.make_context(top.info_name, [*(names or ()), "--help"]) as asked:
+        top.command.invoke(asked)
+    return 0

@@ -1,0 +1,161 @@
+"""What may stand in place of the last word of a command line.
+
+Everything is read from the commands themselves: a new command or flag is completed without a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from llmrun.cli.arguments.values import FILES
+from llmrun.cli.registry import Commands, aliases, page_of
+
+_HELP = "help"  # `llmrun help bench compare`: the rest is completed as if it were not there
+
+
+class Candidate(NamedTuple):
+    """A whole word, and a short description or ""."""
+
+    word: str
+    description: str = ""
+
+
+@dataclass(slots=True)
+class _Line:
+    """The words before the one to complete, as the parser will understand them.
+
+    context    of the innermost command
+    arguments  how many words were arguments of that command
+    flag       the flag whose value the next word is, or None
+    seen       the names of all flags
+    ended      whether `--` has ended the flags
+    """
+
+    context: Any
+    arguments: int = 0
+    flag: Any = None
+    seen: tuple[str, ...] = ()
+    ended: bool = False
+
+    @property
+    def command(self) -> Any:
+        return self.context.command
+
+    def take(self, word: str) -> bool:
+        """Understand one more word. Return False for a command that there is not."""
+        if self.flag is not None:
+            self.flag = None
+        elif word == "--" and not self.ended:
+            self.ended = True
+        elif word.startswith("-") and word != "-" and not self.ended:
+            name, equals, _ = word.partition("=")
+            self.seen += (name,)
+            flag = _flags(self.context).get(name)
+            self.flag = flag if flag is not None and not equals and _takes_value(flag) else None
+        elif _is_group(self.command):
+            if isinstance(self.command, Commands) and word == _HELP:
+                return True
+            below = self.command.get_command(self.context, word)
+            if below is None:
+                return False
+            self.context, self.seen = _context(below, word, self.context), ()
+        else:
+            self.arguments += 1
+        return True
+
+
+def candidates(top: Any, words: Sequence[str]) -> tuple[list[Candidate], bool]:
+    """Return the candidates for the last word, and whether file names will do too.
+
+    top    the command above all
+    words  what follows `llmrun`, up to the cursor; the last one may be empty
+    """
+    *before, current = words or [""]
+    line = _Line(_context(top, "llmrun", None))
+    if not all(line.take(word) for word in before):
+        return [], False
+    prefix, found = _possible(line, current)
+    matching = [each for each in found if each.word.startswith(current[len(prefix) :]) and each.word != FILES]
+    files = any(each.word == FILES for each in found)
+    # Names come from folders and from other programs: one that a terminal would take for more than text is left out.
+    safe = [each for each in matching if f"{each.word}{each.description}".isprintable()]
+    return [each._replace(word=prefix + each.word) for each in dict.fromkeys(safe)], files and not safe
+
+
+def _possible(line: _Line, current: str) -> tuple[str, list[Candidate]]:
+    """Return what of the current word stays as it is, and all that may follow."""
+    name, equals, value = current.partition("=")
+    if line.flag is not None:
+        return _kept(current), _values(line.context, line.flag)
+    if current.startswith("-") and not line.ended:
+        if not equals:
+            return "", list(_flag_names(line))
+        flag = _flags(line.context).get(name)
+        known = flag is not None and _takes_value(flag)
+        return f"{name}={_kept(value)}", _values(line.context, flag) if known else []
+    if _is_group(line.command):
+        return "", list(_commands(line, current))
+    return _kept(current), _values(line.context, _argument(line))
+
+
+def _kept(value: str) -> str:
+    """Return the part of a list that is complete: `cpu,` of `cpu,lla`."""
+    return value[: value.rfind(",") + 1]
+
+
+def _commands(line: _Line, current: str) -> Iterator[Candidate]:
+    """Yield the commands below this one; an alias only where no command begins like the word."""
+    if not isinstance(line.command, Commands):
+        for name, command in line.command.commands.items():
+            yield Candidate(name, command.get_short_help_str(200))
+        return
+    named = [name for name in line.command.commands if name.startswith(current)]
+    for name in named or (alias for alias in aliases() if alias.startswith(current)):
+        yield Candidate(name, page_of(aliases().get(name, name)).summary)
+
+
+def _flag_names(line: _Line) -> Iterator[Candidate]:
+    """Yield the flags that may still be given, by all of their names."""
+    for flag in dict.fromkeys(_flags(line.context).values()):
+        names = (*flag.opts, *flag.secondary_opts)
+        if not flag.hidden and (flag.multiple or not set(names) & set(line.seen)):
+            yield from (Candidate(name, flag.help or "") for name in names)
+
+
+def _values(context: Any, parameter: Any) -> list[Candidate]:
+    """Return the values of a flag or an argument; none where it takes any text."""
+    if parameter is None:
+        return []
+    if parameter.type.name == "path":
+        return [Candidate(FILES)]
+    return [Candidate(item.value, item.help or "") for item in parameter.shell_complete(context, "")]
+
+
+def _argument(line: _Line) -> Any:
+    """Return the argument that the next word is, or None where there is no more."""
+    taken = 0
+    for parameter in line.command.params:
+        if parameter.param_type_name == "argument":
+            taken += 1
+            if parameter.nargs == -1 or taken > line.arguments:
+                return parameter
+    return None
+
+
+def _flags(context: Any) -> dict[str, Any]:
+    parameters = [each for each in context.command.get_params(context) if each.param_type_name == "option"]
+    return {name: each for each in parameters for name in (*each.opts, *each.secondary_opts)}
+
+
+def _takes_value(flag: Any) -> bool:
+    return not flag.is_flag and not flag.count
+
+
+def _is_group(command: Any) -> bool:
+    return hasattr(command, "get_command")
+
+
+def _context(command: Any, name: str, parent: Any) -> Any:
+    return command.make_context(name, [], parent=parent, resilient_parsing=True)
