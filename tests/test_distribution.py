@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXTS = ("llmrun", "tests", "scripts", "docs", ".ci", "README.md", "CHANGELOG.md", "pyproject.toml", "models.toml")
 NAME = r"\bllmrun(?![\w.-]|/)"  # not llmrun-gguf, llmrun.lock or a path
 STRANGER = re.compile(
-    rf"(?:pip|pipx|uv tool|uv) (?:install|download|wheel|add)\b[^\n`]*[\s\"'=]{NAME}"  # `pip install llmrun`
+    rf"(?:pip|pipx|uv tool|uv) (?:install|download|wheel|add)\b[^\n`]*[ \t\"'=]{NAME}"  # `pip install llmrun`
     rf"|\b(?:uvx|pipx run)\s+{NAME}"
     rf"|\bllmrun\[\w"  # the old name with an extra, anywhere
     rf"|\b(?:version|requires|distribution|metadata|files)\(\s*[\"']{NAME}"  # importlib.metadata
@@ -75,6 +75,7 @@ def test_the_old_name_is_seen(text: str) -> None:
         "`pip install .` in a clone; `llmrun chat` starts a model",
         'version("llmrun-gguf")',
         '    name="llmrun",',
+        'pip install ".[llama]"    # with CUDA\nllmrun doctor',
     ],
 )
 def test_the_new_name_passes(text: str) -> None:
