@@ -340,7 +340,7 @@ def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: 
     path.write_bytes(ONE[:-1])
     out, err = run("verify", str(path), code=6)
     assert out == ""
-    assert "it is cut off" in err
+    assert "incomplete GGUF file: " in err
     assert "hint: fetch or copy it again" in err
     other = stores.root / "m-00003-of-00004.gguf"
     other.write_bytes(ONE)
@@ -402,3 +402,9 @@ def test_a_repository_that_cannot_be_pruned(stores: Stores, tmp_path: Path) -> N
     out, err = run("prune", code=1)
     assert out == "0 B were freed\n"
     assert "a link to a folder" in err
+
+
+@pytest.mark.parametrize("command", [("show",), ("verify",), ("rm",), ("fit",), ("pull",), ("generate", "hi", "-m")])
+def test_a_repository_without_its_prefix_is_suggested_with_it(stores: Stores, command: tuple[str, ...]) -> None:
+    _, err = run(*command, "Qwen/Qwen3-4B-GGUF", code=4)
+    assert err.endswith("\nhint: did you mean hf:Qwen/Qwen3-4B-GGUF?\n")

@@ -57,12 +57,13 @@ def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, 
     Raises every LlmrunError of hub and reader.
     """
     from llmrun.gguf.reader import open_gguf
+    from llmrun.hub.resolve.model_file import existing
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import models, select
 
     meant = understand(name)
     if isinstance(meant, LocalPath):
-        return open_gguf(meant.path), None, str(meant.path)
+        return open_gguf(existing(meant)), None, str(meant.path)
     try:
         model = select(name, models())
     except ModelNotFound:
