@@ -408,3 +408,23 @@ def test_a_repository_that_cannot_be_pruned(stores: Stores, tmp_path: Path) -> N
 def test_a_repository_without_its_prefix_is_suggested_with_it(stores: Stores, command: tuple[str, ...]) -> None:
     _, err = run(*command, "Qwen/Qwen3-4B-GGUF", code=4)
     assert err.endswith("\nhint: did you mean hf:Qwen/Qwen3-4B-GGUF?\n")
+
+
+def test_a_wrong_setting_is_only_a_note_where_it_does_not_matter(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores.shared("org/a", {"m-Q4_0.gguf": ONE})
+    config = stores.root / "wrong.toml"
+    config.write_text("temp = 0.5\n")
+    monkeypatch.setenv("LLMRUN_CONFIG", str(config))
+    said = f"note: config: {config}: temp: no such setting; ignored (did you mean temperature?)\n"
+    for command in (["list"], ["show", "hf:org/a:Q4_0"], ["rm", "-n", "hf:org/a:Q4_0"], ["prune"], ["verify"]):
+        out, err = run(*command)
+        assert out, command
+        assert err.startswith(said), command
+    assert run("list", "-q")[1] == ""
+    assert run("--help")[1] == ""
+    assert run("generate", "--backend", "scripted", "hi", code=2) == (
+        "",
+        f"error: config: {config}: temp: no such setting\nhint: did you mean temperature?\n",
+    )

@@ -18,10 +18,10 @@ import typer
 
 from llmrun.amounts import format_bytes
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.messages import message_for
 from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
-from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,8 +59,7 @@ def command(
 ) -> int:
     del debug
     given = {"offline": offline, "quiet": quiet, "ctx_size": ctx_size, "kv_type": kv_type, "threads": threads}
-    settings = load_settings({name: value for name, value in given.items() if value not in (None, False)})
-    out.quiet, out.color = settings.quiet, settings.color
+    settings = apply_settings(given)
     asked = _FitFlags(settings, prompt, remeasure)
     shown, exit_code = [], 0
     for name in models:

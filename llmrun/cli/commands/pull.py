@@ -21,11 +21,11 @@ import typer
 
 from llmrun.amounts import format_bytes, format_seconds
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.messages import message_for
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.hub.names.model_sources import Artifact
@@ -61,9 +61,8 @@ def command(
     ] = False,
 ) -> int:
     del debug  # main() looks for it
-    given = {name: True for name, value in (("offline", offline), ("quiet", quiet)) if value}
-    settings = load_settings(given)
-    out.quiet, out.verbose, out.color = settings.quiet, verbose, settings.color
+    settings = apply_settings({"offline": offline, "quiet": quiet})
+    out.verbose = verbose
     if locked and (lock or revision is not None):
         raise UsageError("--locked: the lock says which revision: not with --lock or --revision")
     if revision is not None and not models:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.errors import ModelNotFound, UsageError
-from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -37,8 +37,7 @@ def command(
     debug: options.Debug = False,
 ) -> int:
     del debug
-    settings = load_settings({"quiet": quiet or None, "offline": offline or None})
-    out.quiet, out.color = settings.quiet, settings.color
+    settings = apply_settings({"quiet": quiet, "offline": offline})
     parts = [
         flag for flag, given in (("--template", template), ("--metadata", metadata), ("--tensors", tensors)) if given
     ]
