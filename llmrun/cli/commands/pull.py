@@ -128,7 +128,7 @@ class _Pulling:
 
     def _names_and_plan(self) -> tuple[Sequence[str], Callable[[str], Pull]]:
         from llmrun.hub.resolve.lockfile import read_lock
-        from llmrun.hub.resolve.pulling import plan, plan_current, plan_locked
+        from llmrun.hub.resolve.pulling import plan, plan_current, plan_lock, plan_locked
 
         asked, names = self.asked, self.asked.names
         if not asked.locked and names:
@@ -140,7 +140,9 @@ class _Pulling:
             names = names or tuple(lock)
         if asked.lock and self.lock_path.exists():
             read_lock(self.lock_path)  # a broken lock is reported before gigabytes are fetched
-        if asked.lock or asked.revision is not None:
+        if asked.lock and asked.revision is None:
+            return names, lambda name: plan_lock(name, self.reporter, offline=asked.offline)
+        if asked.revision is not None:
             return names, lambda name: plan_current(name, asked.revision, self.reporter, offline=asked.offline)
         if lock is not None:
             return names, lambda name: plan_locked(name, lock, self.reporter, offline=asked.offline)

@@ -74,11 +74,11 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
     from llmrun.cli.console.progress import HubReporter
     from llmrun.hub.remote.model_headers import read_header
     from llmrun.hub.resolve.model_file import refuse_if_offline
-    from llmrun.hub.resolve.source_fallback import Sources
+    from llmrun.hub.resolve.offers import readable_in_parts
 
     refuse_if_offline(wanted, offline)
     out.progress(f"{wanted.name}: asking for its header")
-    file = read_header(Sources(wanted, HubReporter()).offer())
+    file = read_header(readable_in_parts(wanted, HubReporter()))
     out.clear_progress()
     return file
 

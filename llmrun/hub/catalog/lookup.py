@@ -76,9 +76,9 @@ class Catalog:
 
     def find(self, name: str) -> Wanted:
         """What a name means. Raises ModelNotFound with the closest names, or with the quantizations there are."""
-        entry, quant = self._chosen(name)
-        chosen = entry.quants[quant]
-        return Wanted(entry.name_with(quant), chosen.sources, chosen.files, entry)
+        entry, named = self._chosen(name)
+        chosen = entry.quants[named or entry.default]
+        return Wanted(entry.name_with(chosen.name), chosen.sources, chosen.files, entry, is_exact=named is not None)
 
     def name_of(self, repository: str, file: str) -> str | None:
         """What to ask for to get this file of the Hub (any shard of it); None for one that has no name here."""
@@ -103,12 +103,12 @@ class Catalog:
             if name in self._models and repository in _repositories_of(self.entry(name)):
                 yield self.entry(name)
 
-    def _chosen(self, name: str) -> tuple[CatalogEntry, str]:
+    def _chosen(self, name: str) -> tuple[CatalogEntry, str | None]:
+        """Return the model that a name means, and the quantization that it names, if any."""
         wanted = name.lower()
         found = self._model_named(wanted)
         if found is not None:
-            entry = self.entry(found)
-            return entry, entry.default
+            return self.entry(found), None
         for position, letter in enumerate(wanted):
             quant = quantization_named(wanted[position + 1 :]) if letter in "-:" else ""
             found = self._model_named(wanted[:position]) if quant else None
