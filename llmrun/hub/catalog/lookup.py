@@ -20,8 +20,10 @@ from llmrun.hub.catalog.entry import CatalogEntry, Quant, Wanted
 from llmrun.hub.catalog.file import CatalogFile, read_entry, read_family, read_file, read_shortnames
 from llmrun.hub.catalog.sections import read_sections
 from llmrun.hub.names.file_names import quantization_named, shards_of
+from llmrun.hub.names.model_order import fewest_bits_first, nearest_in_bits
 from llmrun.hub.names.model_sources import HubSource
 
+_MOST_QUANTS = 4  # in a hint
 # What Ollama's names say of every model that answers rather than continues: "llama3.2:3b-instruct-q4_K_M".
 _ANSWERING = ("-instruct", "-it", "-chat", "-text")
 
@@ -139,7 +141,10 @@ class Catalog:
             return f"{family}:{usual}"
         sizes = self.sizes(family)
         if len(sizes) > 1:
-            raise ModelNotFound(f"model: {family!r}: names {len(sizes)} models", hint="say one of " + ", ".join(sizes))
+            from llmrun.hub.names.suggestions import sizes_near
+
+            hint = f"say one of {sizes_near(family, sizes)}"
+            raise ModelNotFound(f"model: {family!r}: names {len(sizes)} models", hint=hint)
         return sizes[0] if sizes else None
 
     def _family(self, name: str) -> dict[str, Any]:
@@ -151,7 +156,10 @@ class Catalog:
     def _with_quant(self, name: str, entry: CatalogEntry, quant: str) -> tuple[CatalogEntry, str]:
         if quant in entry.quants:
             return entry, quant
-        hint = "listed: " + ", ".join(entry.quants)
+        near = fewest_bits_first(nearest_in_bits(quant, entry.quants)[:_MOST_QUANTS])
+        hint = f"it comes as {', '.join(near)}"
+        if len(entry.quants) > _MOST_QUANTS:
+            hint += f"; `llmrun fit {entry.name}` lists all {len(entry.quants)}"
         repository = next((source.repository for source in _hub_sources(entry.quants[entry.default])), None)
         if repository:
             hint += f"; its repository may have more: hf:{repository}:{quant}"

@@ -147,7 +147,7 @@ def _metadata(source: HubSource, file: str) -> HfFileMetadata:
 
 def _with_nearest_file(error: NoFile, source: HubSource, file: str) -> ModelNotFound:
     try:
-        return NoFile(str(error), hint=nearest_files(listing(source).models, file))
+        return NoFile(str(error), hint=nearest_files(listing(source).models, file, source.repository))
     except LlmrunError:  # it answered a moment ago, and its first words are enough
         return error
 
@@ -163,7 +163,7 @@ def _with_nearest_repository(error: NoRepository, repository: str) -> ModelNotFo
 def _meant(source: HubSource, found: Listing) -> OfferedModel:
     try:
         if source.file is None:
-            return choose(found.models, source.quantization)
+            return choose(found.models, source.quantization, source.repository)
         for model in found.models:
             if model.file == source.file:
                 return model
@@ -175,7 +175,9 @@ def _meant(source: HubSource, found: Listing) -> OfferedModel:
     broken = [line for line in found.left_out if name in line]
     if broken:
         raise ModelNotFound(broken[0], hint="choose another quantization, or another repository")
-    raise ModelNotFound(f"no such file: {source.file}", hint=nearest_files(found.models, source.file))
+    raise ModelNotFound(
+        f"no such file: {source.file}", hint=nearest_files(found.models, source.file, source.repository)
+    )
 
 
 def _parts(file: str) -> tuple[str, ...]:
