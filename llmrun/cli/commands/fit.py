@@ -183,12 +183,15 @@ def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile
 
 
 def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
-    """Open the file on this machine that the artifact is, by its name and size."""
+    """Open the file on this machine that the artifact is, by its name and size. A damaged one does not count."""
     from llmrun.gguf.reader import open_gguf
 
-    if artifact.name not in held:
+    try:
+        file = open_gguf(held[artifact.name]) if artifact.name in held else None
+    except LlmrunError:
         return None
-    file = open_gguf(held[artifact.name])
+    if file is None:
+        return None
     if file.file_bytes == artifact.size:
         return file
     file.close()
@@ -208,9 +211,9 @@ def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Ite
     unread = [error for error in read if isinstance(error, LlmrunError)]
     if unread and len(unread) == len(artifacts):
         raise unread[0]
-    found = local | {one.name: file for one, file in zip(missing, read, strict=True)}
+    found: dict[str, GGUFFile | LlmrunError] = dict(zip((one.name for one in missing), read, strict=True))
     for artifact in artifacts:
-        file = found[artifact.name]
+        file = local.get(artifact.name) or found[artifact.name]
         if isinstance(file, LlmrunError):
             out.note(f"{artifact.name}: {file}")
         else:

@@ -22,7 +22,7 @@ from llmrun.hub.names.model_order import (
         ("QWEN3:0.6B", 6e8),
         ("gemma3:270m", 270e6),
         ("qwen3:30b-a3b", 30e9),
-        ("gemma3n:e2b", 2e9),
+        ("gemma3n:e2b", None),
         ("mixtral:8x7b", 56e9),
         ("phi3:3.8b-128k", 3.8e9),
         ("phi4-reasoning:plus", None),
@@ -38,6 +38,9 @@ def test_sizes_are_sorted_as_numbers() -> None:
     names = ["x:30b", "x:4b", "x:micro", "x:0.6b", "x:8b", "x:1.7b", "x:270m"]
     assert smallest_first(names) == ["x:270m", "x:0.6b", "x:1.7b", "x:4b", "x:8b", "x:30b", "x:micro"]
     assert nearest_in_size("x:5b", names)[:2] == ["x:4b", "x:8b"]
+    assert smallest_first(["x:e4b", "x:12b", "x:e2b"]) == ["x:e2b", "x:e4b", "x:12b"]
+    assert nearest_in_size("x:0b", names) == smallest_first(names)
+    assert nearest_in_size("x:5b", ["x:0b", "x:4b"]) == ["x:4b", "x:0b"]
     assert nearest_in_size("x", names) == smallest_first(names)
 
 
