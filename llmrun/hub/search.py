@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,8 +53,9 @@ class FoundModel:
 def find_models(words: Sequence[str]) -> list[FoundModel]:
     """Return the models of the catalogue that match all words, sorted by family and size; without words all.
 
-    A word matches in a name, an alias, the description or the licence, in upper or lower case; in names also without
-    the characters between letters: "qwen3-4b". Raises ModelNotFound with a suggestion if nothing matches.
+    A word matches in a name, an alias, the description or the licence, in upper or lower case. In names, characters
+    between letters and digits do not matter: "qwen3-4b" is found. Numbers match from their first digit on: "4b" is not
+    found in "14b". Raises ModelNotFound with a suggestion if nothing matches.
     """
     catalog = load_catalog()
     wanted = [word.lower() for word in words if word]
@@ -106,6 +108,8 @@ class _Page(NamedTuple):
 
     def has(self, word: str) -> bool:
         """Whether a word, in lower case, matches."""
+        if word[:1].isdigit():  # "4b" is not meant by "14b"
+            return re.search(rf"(?<![0-9.]){re.escape(word)}", self.text) is not None
         letters = _letters(word)
         return word in self.text or (bool(letters) and letters in _letters(self.entry.name))
 

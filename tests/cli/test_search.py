@@ -59,9 +59,9 @@ def test_words_filter_and_what_is_here_is_marked(stores: Stores) -> None:
     assert rows.stderr == b""
     lines = rows.stdout.decode().splitlines()[1:]
     assert [line.split()[0] for line in lines] == [
-        *("qwen3:4b", "qwen3:4b-instruct", "qwen3:4b-thinking", "qwen3:14b", "qwen3.5:4b")
+        *("qwen3:4b", "qwen3:4b-instruct", "qwen3:4b-thinking", "qwen3.5:4b")
     ]
-    assert [" Q4_K_M " in line for line in lines] == [True, False, False, False, False]
+    assert [" Q4_K_M " in line for line in lines] == [True, False, False, False]
     limited = llmrun("search", "qwen3", "-n", "2")
     assert limited.stdout.count(b"\n") == 3
     assert limited.stderr.startswith(b"2 of ")

@@ -404,7 +404,9 @@ def test_a_repository_that_cannot_be_pruned(stores: Stores, tmp_path: Path) -> N
     assert "a link to a folder" in err
 
 
-@pytest.mark.parametrize("command", [("show",), ("verify",), ("rm",), ("fit",), ("pull",), ("generate", "hi", "-m")])
+@pytest.mark.parametrize(
+    "command", [("show",), ("verify",), ("rm",), ("fit",), ("pull",), ("generate", "hi", "-m"), ("chat", "-m")]
+)
 def test_a_repository_without_its_prefix_is_suggested_with_it(stores: Stores, command: tuple[str, ...]) -> None:
     _, err = run(*command, "Qwen/Qwen3-4B-GGUF", code=4)
     assert err.endswith("\nhint: did you mean hf:Qwen/Qwen3-4B-GGUF?\n")

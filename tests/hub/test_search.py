@@ -67,10 +67,16 @@ def test_all_models_are_sorted_by_family_and_size(stores: Stores) -> None:
         (["singer"], ["toy:4b"]),
         (["toy-30b"], ["toy:30b"]),
         (["toy", "mit"], ["toy:30b"]),
+        (["toy", "0b", "mit"], []),
+        (["toy", "30b"], ["toy:30b"]),
     ],
 )
 def test_every_word_must_match_somewhere(stores: Stores, words: list[str], found: list[str]) -> None:
-    assert names(*words) == found
+    if found:
+        assert names(*words) == found
+    else:
+        with pytest.raises(ModelNotFound):
+            names(*words)
 
 
 @pytest.mark.parametrize(

@@ -205,15 +205,15 @@ def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Ite
 
     out.progress(f"{meant.name}: asking what there is")
     artifacts = offers(meant, reporter)
-    local = {one.name: file for one in artifacts if (file := _local_copy(one, held)) is not None}
+    local = {one.name: copy for one in artifacts if (copy := _local_copy(one, held)) is not None}
     missing = [one for one in artifacts if one.name not in local]
     read = read_headers(missing, reporter, next(iter(local.values()), None))
     unread = [error for error in read if isinstance(error, LlmrunError)]
     if unread and len(unread) == len(artifacts):
         raise unread[0]
-    found: dict[str, GGUFFile | LlmrunError] = dict(zip((one.name for one in missing), read, strict=True))
+    found: dict[str, GGUFFile | LlmrunError] = {one.name: file for one, file in zip(missing, read, strict=True)}
     for artifact in artifacts:
-        file = local.get(artifact.name) or found[artifact.name]
+        file = local[artifact.name] if artifact.name in local else found[artifact.name]
         if isinstance(file, LlmrunError):
             out.note(f"{artifact.name}: {file}")
         else:

@@ -60,7 +60,7 @@ def _ask(words: str, limit: int) -> list[Any]:
         hf_raise_for_status,
     )
 
-    query = {"filter": "gguf", "sort": "downloads", "limit": limit} | ({"search": words} if words else {})
+    query = {"filter": "gguf", "sort": "downloads", "limit": str(limit)} | ({"search": words} if words else {})
     with translated():
         response = get_session().get(
             f"{constants.ENDPOINT}/api/models",
