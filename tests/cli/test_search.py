@@ -132,6 +132,8 @@ def test_the_hub_is_asked_with_hub(stores: Stores, hub: FakeHub) -> None:
         ["hf:unsloth/Qwen3-8B-GGUF", "999", "1", "mit"],
     ]
     assert done.stderr == b"2 repositories  llmrun fit NAME\n"
+    hub.add("o/locked", {"m-Q8_0.gguf": b"GGUF"}, gated=True)
+    assert llmrun("search", "--hub", "locked", env=at(hub.url)).stdout.endswith(b"mit, gated\n")
     one = llmrun("search", "--hub", "qwen3", "-n", "1", "--json", env=at(hub.url))
     assert json.loads(one.stdout) == {
         "models": [

@@ -127,10 +127,14 @@ def _search_hub(words: Sequence[str], limit: int, *, offline: bool, as_json: boo
         return
     if not found:
         raise ModelNotFound(f"search --hub: {' '.join(words)[:200]!r}: no GGUF model on the Hub matches")
-    rows = [(model.name, f"{model.downloads:,}", f"{model.likes:,}", model.license) for model in found]
+    rows = [(model.name, f"{model.downloads:,}", f"{model.likes:,}", _licence_of(model)) for model in found]
     _show(_HUB_HEADER, rows, _HUB_DROPPABLE)
     more = f", the most downloaded; -n {2 * limit} shows more" if len(found) == limit else ""
     out.fields([f"{len(found):,} {'repository' if len(found) == 1 else 'repositories'}{more}", "llmrun fit NAME"])
+
+
+def _licence_of(model: HubModel) -> str:
+    return ", ".join(filter(None, (model.license, "gated" if model.gated else "")))
 
 
 def _hub_model_as_json(model: HubModel) -> dict[str, Any]:

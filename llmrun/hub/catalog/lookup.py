@@ -20,7 +20,7 @@ from llmrun.hub.catalog.entry import CatalogEntry, Quant, Wanted
 from llmrun.hub.catalog.file import CatalogFile, read_entry, read_family, read_file, read_shortnames
 from llmrun.hub.catalog.sections import read_sections
 from llmrun.hub.names.file_names import quantization_named, shards_of
-from llmrun.hub.names.model_order import fewest_bits_first, nearest_in_bits
+from llmrun.hub.names.model_order import bits_of, nearest_in_bits
 from llmrun.hub.names.model_sources import HubSource
 
 _MOST_QUANTS = 4  # in a hint
@@ -156,7 +156,8 @@ class Catalog:
     def _with_quant(self, name: str, entry: CatalogEntry, quant: str) -> tuple[CatalogEntry, str]:
         if quant in entry.quants:
             return entry, quant
-        near = fewest_bits_first(nearest_in_bits(quant, entry.quants)[:_MOST_QUANTS])
+        near = nearest_in_bits(quant, entry.quants)[:_MOST_QUANTS]
+        near.sort(key=lambda name: (bits_of(name), entry.quants[name].estimated_size or 0))
         hint = f"it comes as {', '.join(near)}"
         if len(entry.quants) > _MOST_QUANTS:
             hint += f"; `llmrun fit {entry.name}` lists all {len(entry.quants)}"

@@ -33,11 +33,10 @@ def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> st
             model = max(begun, key=len)
             return f"did you mean {model}? `llmrun fit {model}` lists its quantizations"
         return f"{family} comes as {sizes_near(wanted, sizes)}"
-    if near := _near(wanted, all_names):
-        return _did_you_mean(near)
-    if related := [family for family in families if len(wanted) > 2 and (wanted in family or family in wanted)]:
-        more = f" `llmrun search {wanted}` lists all" if len(related) > _MOST else ""
-        return _did_you_mean(related[:_MOST]) + more
+    related = [family for family in families if len(wanted) > 2 and (wanted in family or family in wanted)]
+    more = f" `llmrun search {wanted}` lists all" if sum(wanted in family for family in related) > _MOST else ""
+    if near := _near(wanted, all_names) or related[:_MOST]:
+        return _did_you_mean(near) + more
     return (
         f"`llmrun search` lists the models of all {len(families)} families; "
         "hf:owner/name is any repository of the Hub, ./NAME.gguf a file"

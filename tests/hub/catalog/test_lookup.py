@@ -201,7 +201,7 @@ def test_an_unknown_name_gets_the_closest(ours: Catalog, typed: str, hint: str) 
 def test_an_unknown_quantization_gets_those_there_are(ours: Catalog) -> None:
     with pytest.raises(ModelNotFound, match="'qwen3:4b-q2_k': qwen3:4b is not listed as Q2_K") as caught:
         ours.find("qwen3:4b-q2_k")
-    assert caught.value.hint.startswith("it comes as Q4_K_M, Q4_0, IQ4_XS, Q5_K_M; `llmrun fit qwen3:4b` lists all 6; ")
+    assert caught.value.hint.startswith("it comes as IQ4_XS, Q4_0, Q4_K_M, Q5_K_M; `llmrun fit qwen3:4b` lists all 6; ")
     assert "hf:Qwen/Qwen3-4B-GGUF:Q2_K" in caught.value.hint
 
 

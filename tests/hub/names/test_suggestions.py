@@ -50,6 +50,8 @@ def test_of_a_large_family_the_nearest_sizes_are_named_the_smallest_first() -> N
         "qwen3 comes as qwen3:1.7b, qwen3:4b, qwen3:4b-instruct, qwen3:8b, qwen3:14b; `llmrun search qwen3` lists all 8"
     )
     assert for_name("qwen3:0.5b", sizes).startswith("qwen3 comes as qwen3:0.6b, qwen3:1.7b, qwen3:4b, ")
+    families = [f"qwen{number}:4b" for number in range(5)]
+    assert for_name("qwen", families).endswith("? `llmrun search qwen` lists all")
     many = [f"qwen-of-another-name-{number}:4b" for number in range(5)]
     assert for_name("qwe", many).endswith("? `llmrun search qwe` lists all")
 

@@ -185,6 +185,7 @@ class HubHandler(_Handler):
         assert query["sort"] == ["downloads"]
         found = [
             {"id": made.name, "downloads": 1000 - number, "likes": number, "tags": ["gguf", "license:mit"]}
+            | {"gated": "manual" if made.gated else False}
             for number, made in enumerate(self.hub.repositories.values())
             if query.get("search", [""])[0].lower() in made.name.lower() and made.token in (None, self._token())
         ]
