@@ -42,6 +42,13 @@ def format_parameters(count: int) -> str:
     return f"{count / 1e6:,.0f} million parameters"
 
 
+def format_weights(count: int) -> str:
+    """`135M`, `4.02B`: the number of a model's weights, as names of models have it."""
+    if count >= 999.5e6:
+        return f"{count / 1e9:.{2 if count < 9.995e9 else 1 if count < 99.95e9 else 0}f}B"
+    return f"{count / 1e6:,.0f}M"
+
+
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 

@@ -2,14 +2,14 @@
 
 A value is looked for in this order: the flag, the environment (`LLMRUN_THREADS`), `config.toml`
 (`threads = 4`), the default. A key of a wrong name, type or range is refused where it stands, so that no typing
-error becomes a default in silence.
+error becomes a default in silence. Commands that do not answer only warn about it.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from llmrun.folders import config_file
 from llmrun.sampling_params import SAMPLING
 
 PREFIX = "LLMRUN_"
+
+Refuse = Callable[[UsageError], None]  # is given what is wrong with a setting; may raise it
 
 # Variables that are not settings: folders, a key, and switches for one run that have no place in a file.
 NOT_SETTINGS = frozenset(
@@ -34,6 +36,23 @@ NOT_SETTINGS = frozenset(
         "LLMRUN_TEST_CACHE",
     }
 )
+
+# Names that flags and other programs (Ollama, llama.cpp, vLLM, Transformers) have for our settings.
+_NAMES_ELSEWHERE = {
+    **dict.fromkeys(("c", "ctx", "context", "context_size", "context_length", "n_ctx", "num_ctx"), "ctx_size"),
+    **dict.fromkeys(("max_model_len", "max_context"), "ctx_size"),
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_length", "max_output_tokens"), "max_tokens"),
+    **dict.fromkeys(("n_threads", "num_thread", "num_threads", "cpu_threads"), "threads"),
+    **dict.fromkeys(("ngl", "n_gpu_layers", "num_gpu", "gpu", "offload_layers"), "gpu_layers"),
+    **dict.fromkeys(("cache_type", "cache_type_k", "cache_type_v", "kv_cache_type", "kv_cache_dtype"), "kv_type"),
+    **dict.fromkeys(("repetition_penalty", "penalty_repeat"), "repeat_penalty"),
+    **dict.fromkeys(("system_prompt", "system_message", "prompt"), "system"),
+    **dict.fromkeys(("thinking", "enable_thinking", "reasoning"), "think"),
+    **dict.fromkeys(("reasoning_budget", "thinking_budget"), "think_budget"),
+    **dict.fromkeys(("model_name", "default_model"), "model"),
+    **dict.fromkeys(("hide_think", "hidethinking"), "hide_thinking"),
+    **dict.fromkeys(("colour", "colors"), "color"),
+}
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -149,18 +168,48 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
 
     Raises UsageError naming the file or variable, the key, the value seen and what it may be.
     """
-    values = _from_config(config_file()) | _from_environment(os.environ)
+    return _loaded(flags, _raise)
+
+
+def load_sound_settings(flags: Mapping[str, object] | None = None) -> tuple[Settings, list[UsageError]]:
+    """Return the settings without those that are wrong in the environment or config.toml, and an error for each of
+    these: for commands that can do their work without them. Raises UsageError for a flag."""
+    wrong: list[UsageError] = []
+    return _loaded(flags, wrong.append), wrong
+
+
+def _loaded(flags: Mapping[str, object] | None, refuse: Refuse) -> Settings:
+    values = dict(_from_config(config_file(), refuse)) | dict(_from_environment(os.environ, refuse))
     for name, value in (flags or {}).items():
         if value is not None:
             values[name] = _checked(RULES[name], value, "flag", _flag(name))
     return with_values(Settings(), values)
 
 
+def _raise(error: UsageError) -> None:
+    raise error
+
+
 def _flag(name: str) -> str:
     return SAMPLING[name].flags[0] if name in SAMPLING else "--" + name.replace("_", "-")
 
 
-def _from_config(path: Path) -> dict[str, Any]:
+def _from_config(path: Path, refuse: Refuse) -> Iterator[tuple[str, Any]]:
+    try:
+        table = _table_in(path)
+    except UsageError as error:
+        refuse(error)
+        return
+    for name, value in table.items():
+        try:
+            if name not in RULES:
+                raise _unknown(f"config: {path}", name, value)
+            yield name, _checked(RULES[name], value, f"config: {path}", name)
+        except UsageError as error:
+            refuse(error)
+
+
+def _table_in(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -172,30 +221,31 @@ def _from_config(path: Path) -> dict[str, Any]:
     import tomllib  # 5 ms that most runs do not need
 
     try:
-        table = tomllib.loads(text.decode("utf-8"))
+        return tomllib.loads(text.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"config: {path}: not valid TOML: {error}") from error
-    for name in table:
-        if name not in RULES:
-            raise _unknown(f"config: {path}", name, list(RULES))
-    return {name: _checked(RULES[name], value, f"config: {path}", name) for name, value in table.items()}
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _from_environment(environment: Mapping[str, str], refuse: Refuse) -> Iterator[tuple[str, Any]]:
     for variable in sorted(environment):
         text = environment[variable]
         if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or not text:
             continue
         name = variable.removeprefix(PREFIX).lower()
-        if name not in RULES:
-            raise _unknown("environment", variable, [PREFIX + rule.upper() for rule in RULES])
         try:
-            value = RULES[name].parse(text)
-        except ValueError:
-            value = text  # refused below, by the same sentence as every other wrong value
-        values[name] = _checked(RULES[name], value, "environment", variable)
-    return values
+            if name not in RULES:
+                raise _unknown("environment", variable)
+            yield name, _checked(RULES[name], _parsed(RULES[name], text), "environment", variable)
+        except UsageError as error:
+            refuse(error)
+
+
+def _parsed(rule: Rule, text: str) -> object:
+    """Return the value that a variable spells, or the text itself, which `_checked` then refuses."""
+    try:
+        return rule.parse(text)
+    except ValueError:
+        return text
 
 
 def _checked(rule: Rule, value: object, where: str, name: str) -> object:
@@ -205,9 +255,23 @@ def _checked(rule: Rule, value: object, where: str, name: str) -> object:
         raise UsageError(f"{where}: {name}: {value!r} is not {rule.words}") from None
 
 
-def _unknown(where: str, name: str, known: list[str]) -> UsageError:
+def _unknown(where: str, name: str, value: object = None) -> UsageError:
+    """Return the error for a setting that does not exist: `name` is the variable's, or the key in config.toml."""
+    if isinstance(value, dict):
+        hint = f"settings have no tables: write the keys without the heading [{name}]"
+    else:
+        prefix = PREFIX if name.startswith(PREFIX) else ""
+        meant = _meant(name.removeprefix(prefix).lower().replace("-", "_"))
+        spelled = f"{prefix}{meant.upper()}" if prefix else meant
+        hint = f"did you mean {spelled}?" if meant else "known: " + ", ".join(RULES)
+    return UsageError(f"{where}: {name}: no such setting", hint=hint)
+
+
+def _meant(name: str) -> str:
+    """Return the setting that a name of a flag, of another program or with a slip means; "" if none is near."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(known)
-    return UsageError(f"{where}: {name}: no such setting", hint=hint)
+    flags = {flag.lstrip("-").replace("-", "_"): key for key, known in SAMPLING.items() for flag in known.flags}
+    meanings = {key: key for key in RULES} | flags | _NAMES_ELSEWHERE
+    near = difflib.get_close_matches(name, list(meanings), n=1)
+    return meanings[near[0]] if near else ""

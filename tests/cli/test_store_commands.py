@@ -340,7 +340,7 @@ def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: 
     path.write_bytes(ONE[:-1])
     out, err = run("verify", str(path), code=6)
     assert out == ""
-    assert "it is cut off" in err
+    assert "incomplete GGUF file: " in err
     assert "hint: fetch or copy it again" in err
     other = stores.root / "m-00003-of-00004.gguf"
     other.write_bytes(ONE)
@@ -402,3 +402,31 @@ def test_a_repository_that_cannot_be_pruned(stores: Stores, tmp_path: Path) -> N
     out, err = run("prune", code=1)
     assert out == "0 B were freed\n"
     assert "a link to a folder" in err
+
+
+@pytest.mark.parametrize(
+    "command", [("show",), ("verify",), ("rm",), ("fit",), ("pull",), ("generate", "hi", "-m"), ("chat", "-m")]
+)
+def test_a_repository_without_its_prefix_is_suggested_with_it(stores: Stores, command: tuple[str, ...]) -> None:
+    _, err = run(*command, "Qwen/Qwen3-4B-GGUF", code=4)
+    assert err.endswith("\nhint: did you mean hf:Qwen/Qwen3-4B-GGUF?\n")
+
+
+def test_a_wrong_setting_is_only_a_note_where_it_does_not_matter(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores.shared("org/a", {"m-Q4_0.gguf": ONE})
+    config = stores.root / "wrong.toml"
+    config.write_text("temp = 0.5\n")
+    monkeypatch.setenv("LLMRUN_CONFIG", str(config))
+    said = f"note: config: {config}: temp: no such setting; ignored (did you mean temperature?)\n"
+    for command in (["list"], ["show", "hf:org/a:Q4_0"], ["rm", "-n", "hf:org/a:Q4_0"], ["prune"], ["verify"]):
+        out, err = run(*command)
+        assert out, command
+        assert err.startswith(said), command
+    assert run("list", "-q")[1] == ""
+    assert run("--help")[1] == ""
+    assert run("generate", "--backend", "scripted", "hi", code=2) == (
+        "",
+        f"error: config: {config}: temp: no such setting\nhint: did you mean temperature?\n",
+    )

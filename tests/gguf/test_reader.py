@@ -282,6 +282,13 @@ def test_a_folder_is_not_found_and_a_pipe_is_not_waited_for(tmp_path: Path) -> N
     assert type(refused(tmp_path)) is ModelNotFound
     os.mkfifo(tmp_path / "pipe")
     assert type(refused(tmp_path / "pipe")) is ModelFileError
+    assert str(refused(tmp_path / "pipe")).endswith("/pipe: a named pipe")
+    assert str(refused("/dev/null")) == "not a regular file: /dev/null: a device"
+
+
+def test_a_link_to_itself_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert str(refused(tmp_path / "loop")).endswith("/loop: a symbolic link that leads to itself")
 
 
 def test_a_file_that_may_not_be_read_is_a_model_file_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,10 +45,11 @@ def lasting_name(settings: Settings) -> str:
         return parse_endpoint(settings.model).address
     if is_stand_in(settings.backend):
         return os.path.abspath(os.path.expanduser(settings.model))  # noqa: PTH100, PTH111  (Path's own may raise)
+    from llmrun.hub.resolve.model_file import existing
     from llmrun.hub.resolve.model_name import LocalPath, understand
 
     meant = understand(settings.model)
-    return os.path.abspath(meant.path) if isinstance(meant, LocalPath) else settings.model  # noqa: PTH100
+    return os.path.abspath(existing(meant)) if isinstance(meant, LocalPath) else settings.model  # noqa: PTH100
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.console.output import out
-from llmrun.errors import UsageError
-from llmrun.settings import Settings, load_settings
+from llmrun.settings import Settings, load_sound_settings
 
 LISTING = {"place": 110}
 
@@ -31,13 +30,9 @@ class DoctorFlags:
     debug: options.Debug = False
 
     def settings(self) -> Settings:
-        """Return this run's settings, and apply them to `out`. If they are invalid, which the report says, the defaults
-        are used."""
+        """Return this run's settings, and apply them to `out`. The report names those that are wrong."""
         given: dict[str, object] = {"offline": self.offline or None, "quiet": self.quiet or None}
-        try:
-            settings = load_settings(given)
-        except UsageError:
-            settings = Settings(offline=self.offline, quiet=self.quiet)
+        settings, _ = load_sound_settings(given)
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
 

@@ -18,10 +18,10 @@ import typer
 
 from llmrun.amounts import format_bytes
 from llmrun.cli.arguments import options, values
+from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.messages import message_for
 from llmrun.errors import DoesNotFit, LlmrunError, NetworkError
-from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from llmrun.cli.console.progress import HubReporter
     from llmrun.gguf.reader import GGUFFile
     from llmrun.hub.catalog.entry import Wanted
+    from llmrun.hub.names.model_sources import Artifact
     from llmrun.settings import Settings
 
 LISTING = {"place": 40}
+_NO_NETWORK = "check the connection; `llmrun list` shows what is on this machine"
 _NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "ON GPU", "TTFT", "TOK/S")
 _DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # columns to drop if the terminal is narrow
 
@@ -64,8 +66,7 @@ def command(
 ) -> int:
     del debug
     given = {"offline": offline, "quiet": quiet, "ctx_size": ctx_size, "kv_type": kv_type, "threads": threads}
-    settings = load_settings({name: value for name, value in given.items() if value not in (None, False)})
-    out.quiet, out.color = settings.quiet, settings.color
+    settings = apply_settings(given)
     asked = _FitFlags(settings, prompt, remeasure)
     shown, exit_code = [], 0
     for name in models:
@@ -135,7 +136,8 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
 def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile]]:
     """Yield what to call it, its file and its header: of a file, a local model, or all quantizations offered by a name.
 
-    Raises every LlmrunError of hub and reader. If one header of several cannot be read, that is only a note.
+    No server is asked about what is on this machine. Raises every LlmrunError of hub and reader. If one header of
+    several cannot be read, that is only a note.
     """
     from llmrun.cli.console.progress import HubReporter
     from llmrun.gguf.reader import open_gguf
@@ -147,23 +149,35 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     if isinstance(meant, LocalPath):
         yield meant.path.name, meant.path.name, open_gguf(existing(meant))
         return
-    reporter = HubReporter()
-    offline, is_open = is_offline(settings.offline), leaves_open(meant)
-    held = here(meant, reporter) if offline or not is_open else None
-    if held:
-        if is_open:
-            out.note(f"{meant.name}: offline: told is what is on this machine")
+    held = here(meant)
+    if held and (not leaves_open(meant) or _are_all(held, meant)):
         yield from _held(held)
         return
-    try:
-        refuse_if_offline(meant, settings.offline)
-        yield from _offered(meant, reporter)
-    except NetworkError as error:
-        held = here(meant, reporter) if held is None else held
-        if not held:
-            raise
-        out.note(f"{error}: told is what is on this machine")
+    if held and is_offline(settings.offline):
+        out.note(f"{meant.name}: offline: showing only what is on this machine")
         yield from _held(held)
+        return
+    refuse_if_offline(meant, settings.offline)
+    try:
+        yield from _offered(meant, dict(held), HubReporter())
+    except NetworkError as error:
+        if not held:
+            raise type(error)(_naming(meant, error), hint=error.hint or _NO_NETWORK) from error
+        out.note(f"{_naming(meant, error)}; showing only what is on this machine")
+        yield from _held(held)
+
+
+def _are_all(held: Sequence[tuple[str, Path]], meant: Wanted) -> bool:
+    """Return whether these are all quantizations that the catalogue lists. The Hub may always have more."""
+    return meant.entry is not None and meant.name == meant.entry.name and len(held) == len(meant.entry.quants)
+
+
+def _naming(meant: Wanted, error: LlmrunError) -> str:
+    from llmrun.hub.remote.network_errors import Unreachable
+
+    if meant.name in str(error):
+        return str(error)
+    return f"{meant.name}: {'the Hub does not answer: ' if isinstance(error, Unreachable) else ''}{error}"
 
 
 def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile]]:
@@ -173,17 +187,38 @@ def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile
         yield name, path.name, open_gguf(path)
 
 
-def _offered(meant: Wanted, reporter: HubReporter) -> Iterator[tuple[str, str, GGUFFile]]:
+def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
+    """Open the file on this machine that the artifact is, by its name and size. A damaged one does not count."""
+    from llmrun.gguf.reader import open_gguf
+
+    try:
+        file = open_gguf(held[artifact.name]) if artifact.name in held else None
+    except LlmrunError:
+        return None
+    if file is None:
+        return None
+    if file.file_bytes == artifact.size:
+        return file
+    file.close()
+    return None
+
+
+def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Iterator[tuple[str, str, GGUFFile]]:
+    """Yield all quantizations offered. Headers of files that are here are read from them, the others are fetched."""
     from llmrun.hub.remote.model_headers import read_headers
     from llmrun.hub.resolve.offers import offers
 
     out.progress(f"{meant.name}: asking what there is")
     artifacts = offers(meant, reporter)
-    found = read_headers(artifacts, reporter)
-    unread = [error for error in found if isinstance(error, LlmrunError)]
-    if len(unread) == len(found):
+    local = {one.name: copy for one in artifacts if (copy := _local_copy(one, held)) is not None}
+    missing = [one for one in artifacts if one.name not in local]
+    read = read_headers(missing, reporter, next(iter(local.values()), None))
+    unread = [error for error in read if isinstance(error, LlmrunError)]
+    if unread and len(unread) == len(artifacts):
         raise unread[0]
-    for artifact, file in zip(artifacts, found, strict=True):
+    found: dict[str, GGUFFile | LlmrunError] = {one.name: file for one, file in zip(missing, read, strict=True)}
+    for artifact in artifacts:
+        file = local[artifact.name] if artifact.name in local else found[artifact.name]
         if isinstance(file, LlmrunError):
             out.note(f"{artifact.name}: {file}")
         else:

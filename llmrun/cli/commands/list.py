@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.amounts import counted, format_age, format_bytes, format_tokens
 from llmrun.cli.arguments import options
+from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
-from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.gguf.glance import Glance
@@ -31,8 +31,7 @@ _DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # to drop on narrow ter
 
 def command(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
     del debug
-    settings = load_settings({"quiet": quiet or None})
-    out.quiet, out.color = settings.quiet, settings.color
+    apply_settings({"quiet": quiet})
 
     from llmrun.hub.upkeep import inventory, unfinished_downloads
 

@@ -21,11 +21,11 @@ import typer
 
 from llmrun.amounts import format_bytes, format_seconds
 from llmrun.cli.arguments import options, values
+from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter
 from llmrun.cli.messages import message_for
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.hub.names.model_sources import Artifact
@@ -65,9 +65,8 @@ def command(
     ] = False,
 ) -> int:
     del debug  # main() looks for it
-    given = {name: True for name, value in (("offline", offline), ("quiet", quiet)) if value}
-    settings = load_settings(given)
-    out.quiet, out.verbose, out.color = settings.quiet, verbose, settings.color
+    settings = apply_settings({"offline": offline, "quiet": quiet})
+    out.verbose = verbose
     if locked and (lock or revision is not None):
         raise UsageError("--locked: the lock says which revision: not with --lock or --revision")
     if revision is not None and not models:
@@ -133,7 +132,7 @@ class _Pulling:
 
     def _names_and_plan(self) -> tuple[Sequence[str], Callable[[str], Pull]]:
         from llmrun.hub.resolve.lockfile import read_lock
-        from llmrun.hub.resolve.pulling import plan, plan_current, plan_locked
+        from llmrun.hub.resolve.pulling import plan, plan_current, plan_lock, plan_locked
 
         asked, names = self.asked, self.asked.names
         if not asked.locked and names:
@@ -145,7 +144,9 @@ class _Pulling:
             names = names or tuple(lock)
         if asked.lock and self.lock_path.exists():
             read_lock(self.lock_path)  # a broken lock is reported before gigabytes are fetched
-        if asked.lock or asked.revision is not None:
+        if asked.lock and asked.revision is None:
+            return names, lambda name: plan_lock(name, self.reporter, offline=asked.offline)
+        if asked.revision is not None:
             return names, lambda name: plan_current(name, asked.revision, self.reporter, offline=asked.offline)
         if lock is not None:
             return names, lambda name: plan_locked(name, lock, self.reporter, offline=asked.offline)

@@ -15,9 +15,9 @@ import typer
 
 from llmrun.amounts import format_bytes
 from llmrun.cli.arguments import options, values
+from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, ModelNotFound
-from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.hub.upkeep.inventory import Model
@@ -38,8 +38,7 @@ def command(
     debug: options.Debug = False,
 ) -> int:
     del debug
-    settings = load_settings({"quiet": quiet or None})
-    out.quiet, out.color = settings.quiet, settings.color
+    apply_settings({"quiet": quiet})
 
     from llmrun.hub.upkeep import removal
     from llmrun.hub.upkeep.inventory import models

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.arguments import options, values
+from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.errors import ModelNotFound, UsageError
-from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
@@ -42,8 +42,7 @@ def command(
     debug: options.Debug = False,
 ) -> int:
     del debug
-    settings = load_settings({"quiet": quiet or None, "offline": offline or None})
-    out.quiet, out.color = settings.quiet, settings.color
+    settings = apply_settings({"quiet": quiet, "offline": offline})
     parts = [
         flag for flag, given in (("--template", template), ("--metadata", metadata), ("--tensors", tensors)) if given
     ]
@@ -62,12 +61,13 @@ def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, 
     Raises every LlmrunError of hub and reader.
     """
     from llmrun.gguf.reader import open_gguf
+    from llmrun.hub.resolve.model_file import existing
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import models, select
 
     meant = understand(name)
     if isinstance(meant, LocalPath):
-        return open_gguf(meant.path), None, str(meant.path)
+        return open_gguf(existing(meant)), None, str(meant.path)
     try:
         model = select(name, models())
     except ModelNotFound:
@@ -79,11 +79,11 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
     from llmrun.cli.console.progress import HubReporter
     from llmrun.hub.remote.model_headers import read_header
     from llmrun.hub.resolve.model_file import refuse_if_offline
-    from llmrun.hub.resolve.source_fallback import Sources
+    from llmrun.hub.resolve.offers import readable_in_parts
 
     refuse_if_offline(wanted, offline)
     out.progress(f"{wanted.name}: asking for its header")
-    file = read_header(Sources(wanted, HubReporter()).offer())
+    file = read_header(readable_in_parts(wanted, HubReporter()))
     out.clear_progress()
     return file
 

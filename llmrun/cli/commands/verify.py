@@ -16,9 +16,9 @@ import typer
 
 from llmrun.amounts import counted
 from llmrun.cli.arguments import options, values
+from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.errors import IntegrityError, LlmrunError, ModelNotFound
-from llmrun.settings import load_settings
 
 if TYPE_CHECKING:
     from llmrun.hub.names.model_sources import Expected
@@ -42,8 +42,7 @@ def command(
     debug: options.Debug = False,
 ) -> int:
     del debug
-    settings = load_settings({"quiet": quiet or None})
-    out.quiet, out.color = settings.quiet, settings.color
+    apply_settings({"quiet": quiet})
 
     from llmrun.hub.upkeep.inventory import models
 

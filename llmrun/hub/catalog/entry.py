@@ -87,9 +87,11 @@ class Wanted:
     sources   where to look, in this order
     expected  its files, one per shard, as the catalogue knows them; () if a server must be asked
     entry     what the catalogue says about the model; None if it does not know it
+    is_exact  whether the user named the quantization; only for models of the catalogue
     """
 
     name: str
     sources: tuple[Source, ...]
     expected: tuple[Expected, ...] = ()
     entry: CatalogEntry | None = None
+    is_exact: bool = field(default=False, compare=False)

@@ -20,8 +20,10 @@ from llmrun.hub.catalog.entry import CatalogEntry, Quant, Wanted
 from llmrun.hub.catalog.file import CatalogFile, read_entry, read_family, read_file, read_shortnames
 from llmrun.hub.catalog.sections import read_sections
 from llmrun.hub.names.file_names import quantization_named, shards_of
+from llmrun.hub.names.model_order import bits_of, nearest_in_bits
 from llmrun.hub.names.model_sources import HubSource
 
+_MOST_QUANTS = 4  # in a hint
 # What Ollama's names say of every model that answers rather than continues: "llama3.2:3b-instruct-q4_K_M".
 _ANSWERING = ("-instruct", "-it", "-chat", "-text")
 
@@ -76,9 +78,9 @@ class Catalog:
 
     def find(self, name: str) -> Wanted:
         """What a name means. Raises ModelNotFound with the closest names, or with the quantizations there are."""
-        entry, quant = self._chosen(name)
-        chosen = entry.quants[quant]
-        return Wanted(entry.name_with(quant), chosen.sources, chosen.files, entry)
+        entry, named = self._chosen(name)
+        chosen = entry.quants[named or entry.default]
+        return Wanted(entry.name_with(chosen.name), chosen.sources, chosen.files, entry, is_exact=named is not None)
 
     def name_of(self, repository: str, file: str) -> str | None:
         """What to ask for to get this file of the Hub (any shard of it); None for one that has no name here."""
@@ -103,12 +105,12 @@ class Catalog:
             if name in self._models and repository in _repositories_of(self.entry(name)):
                 yield self.entry(name)
 
-    def _chosen(self, name: str) -> tuple[CatalogEntry, str]:
+    def _chosen(self, name: str) -> tuple[CatalogEntry, str | None]:
+        """Return the model that a name means, and the quantization that it names, if any."""
         wanted = name.lower()
         found = self._model_named(wanted)
         if found is not None:
-            entry = self.entry(found)
-            return entry, entry.default
+            return self.entry(found), None
         for position, letter in enumerate(wanted):
             quant = quantization_named(wanted[position + 1 :]) if letter in "-:" else ""
             found = self._model_named(wanted[:position]) if quant else None
@@ -139,7 +141,10 @@ class Catalog:
             return f"{family}:{usual}"
         sizes = self.sizes(family)
         if len(sizes) > 1:
-            raise ModelNotFound(f"model: {family!r}: names {len(sizes)} models", hint="say one of " + ", ".join(sizes))
+            from llmrun.hub.names.suggestions import sizes_near
+
+            hint = f"say one of {sizes_near(family, sizes)}"
+            raise ModelNotFound(f"model: {family!r}: names {len(sizes)} models", hint=hint)
         return sizes[0] if sizes else None
 
     def _family(self, name: str) -> dict[str, Any]:
@@ -151,7 +156,11 @@ class Catalog:
     def _with_quant(self, name: str, entry: CatalogEntry, quant: str) -> tuple[CatalogEntry, str]:
         if quant in entry.quants:
             return entry, quant
-        hint = "listed: " + ", ".join(entry.quants)
+        near = nearest_in_bits(quant, entry.quants)[:_MOST_QUANTS]
+        near.sort(key=lambda name: (bits_of(name), entry.quants[name].estimated_size or 0))
+        hint = f"it comes as {', '.join(near)}"
+        if len(entry.quants) > _MOST_QUANTS:
+            hint += f"; `llmrun fit {entry.name}` lists all {len(entry.quants)}"
         repository = next((source.repository for source in _hub_sources(entry.quants[entry.default])), None)
         if repository:
             hint += f"; its repository may have more: hf:{repository}:{quant}"

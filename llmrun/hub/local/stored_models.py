@@ -46,9 +46,15 @@ class Candidate:
 
 def find(wanted: Wanted, reporter: Reporter) -> Path | None:
     """The first file of a whole model. Nothing is hashed that was hashed before; a damaged file is not used."""
+    found = find_sound(wanted, reporter)
+    return found.files[0] if found is not None else None
+
+
+def find_sound(wanted: Wanted, reporter: Reporter) -> Candidate | None:
+    """Return the first candidate with the bytes that it must have. Damaged files are noted, and skipped."""
     for candidate in candidates(wanted):
         if _is_sound(candidate, wanted.name, reporter):
-            return candidate.files[0]
+            return candidate
     return None
 
 

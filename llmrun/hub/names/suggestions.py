@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from llmrun.hub.names.file_names import quantization_named
+from llmrun.hub.names.model_order import nearest_in_size, smallest_first
 
 _MOST = 3  # names in a hint
+_MOST_SIZES = 5  # of a family, in a hint
 _LONGEST = 100  # characters of a name that are worth comparing
 _LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # one that there is not: "-q9"
 
@@ -30,13 +32,25 @@ def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> st
         if begun := [size for size in sizes if re.match(re.escape(size) + _LIKE_A_QUANTIZATION, wanted)]:
             model = max(begun, key=len)
             return f"did you mean {model}? `llmrun fit {model}` lists its quantizations"
-        near = _near(wanted, sizes)
-        return f"{family} comes as " + _listed(near + [size for size in sizes if size not in near], 12)
-    if near := _near(wanted, all_names):
-        return _did_you_mean(near)
-    if related := [family for family in families if len(wanted) > 2 and (wanted in family or family in wanted)]:
-        return _did_you_mean(related[:_MOST])
-    return f"known are {_listed(families, 12)}; any repository of the Hub: hf:owner/name; or the path of a .gguf file"
+        return f"{family} comes as {sizes_near(wanted, sizes)}"
+    related = [family for family in families if len(wanted) > 2 and (wanted in family or family in wanted)]
+    more = f" `llmrun search {wanted}` lists all" if sum(wanted in family for family in related) > _MOST else ""
+    if near := _near(wanted, all_names) or related[:_MOST]:
+        return _did_you_mean(near) + more
+    return (
+        f"`llmrun search` lists the models of all {len(families)} families; "
+        "hf:owner/name is any repository of the Hub, ./NAME.gguf a file"
+    )
+
+
+def sizes_near(wanted: str, sizes: Sequence[str]) -> str:
+    """List the models of a family, the smallest first: all of a few, else those whose names or sizes are near `wanted`,
+    and the command that lists all."""
+    likely = dict.fromkeys([*_near(wanted, sizes)[:2], *nearest_in_size(wanted, sizes)])
+    listed = ", ".join(smallest_first(list(likely)[:_MOST_SIZES]))
+    if len(sizes) <= _MOST_SIZES:
+        return listed
+    return f"{listed}; `llmrun search {sizes[0].partition(':')[0]}` lists all {len(sizes)}"
 
 
 def for_repository(repository: str, known: Iterable[str]) -> str:
@@ -51,11 +65,6 @@ def for_repository(repository: str, known: Iterable[str]) -> str:
 
 def _did_you_mean(names: Sequence[str]) -> str:
     return "did you mean " + " or ".join(names) + "?"
-
-
-def _listed(names: Sequence[str], most: int) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _same_letters(wanted: str, names: Iterable[str]) -> list[str]:

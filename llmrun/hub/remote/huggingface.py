@@ -60,7 +60,7 @@ def listing(source: HubSource) -> Listing:
 
     Raises ModelNotFound for a repository or revision that is not there, NetworkError.
     """
-    _client()
+    import_client()
     try:
         info = answer_within(2 * network_errors.ANSWER_SECONDS, lambda: _information(source))
     except NoRepository as error:
@@ -83,7 +83,7 @@ def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str
     The headers may hold the user's token, which is for this URL's own host: not for one that it redirects to.
     Raises NetworkError for settings that cannot be meant.
     """
-    _client()
+    import_client()
     with translated(repository):
         from huggingface_hub.file_download import hf_hub_url
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not exported
@@ -92,7 +92,7 @@ def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str
         return hf_hub_url(repository, file, revision=commit), headers
 
 
-def _client() -> None:
+def import_client() -> None:
     """Import huggingface_hub, or say what keeps it from being imported."""
     # Its modules themselves: the package's lazy attributes print a failed import to stdout, where the answer goes.
     try:
@@ -123,7 +123,7 @@ def _information(source: HubSource) -> ModelInfo:
 
 def _first_file(source: HubSource, file: str, known: RemoteFile | None) -> tuple[str, RemoteFile]:
     """(the commit at the source's revision, what the Hub says of this file there)"""
-    _client()
+    import_client()
     try:
         metadata = answer_within(network_errors.ANSWER_SECONDS, lambda: _metadata(source, file))
     except NoRepository as error:
@@ -147,7 +147,7 @@ def _metadata(source: HubSource, file: str) -> HfFileMetadata:
 
 def _with_nearest_file(error: NoFile, source: HubSource, file: str) -> ModelNotFound:
     try:
-        return NoFile(str(error), hint=nearest_files(listing(source).models, file))
+        return NoFile(str(error), hint=nearest_files(listing(source).models, file, source.repository))
     except LlmrunError:  # it answered a moment ago, and its first words are enough
         return error
 
@@ -163,7 +163,7 @@ def _with_nearest_repository(error: NoRepository, repository: str) -> ModelNotFo
 def _meant(source: HubSource, found: Listing) -> OfferedModel:
     try:
         if source.file is None:
-            return choose(found.models, source.quantization)
+            return choose(found.models, source.quantization, source.repository)
         for model in found.models:
             if model.file == source.file:
                 return model
@@ -175,7 +175,9 @@ def _meant(source: HubSource, found: Listing) -> OfferedModel:
     broken = [line for line in found.left_out if name in line]
     if broken:
         raise ModelNotFound(broken[0], hint="choose another quantization, or another repository")
-    raise ModelNotFound(f"no such file: {source.file}", hint=nearest_files(found.models, source.file))
+    raise ModelNotFound(
+        f"no such file: {source.file}", hint=nearest_files(found.models, source.file, source.repository)
+    )
 
 
 def _parts(file: str) -> tuple[str, ...]:

@@ -83,12 +83,14 @@ def _bytes_of(answer: RangeResponse, start: int, end: int) -> bytes:
     raise TryAgain(f"ended after {len(data):,} of {begin + end - start:,} bytes")
 
 
-def read_headers(artifacts: Sequence[Artifact], reporter: Reporter) -> list[GGUFFile | LlmrunError]:
+def read_headers(
+    artifacts: Sequence[Artifact], reporter: Reporter, known: GGUFFile | None = None
+) -> list[GGUFFile | LlmrunError]:
     """Of several quantizations of one model, in their order: a header each, or why it could not be read. The first one
-    that is read tells where to look in the others, several of which are asked for at a time."""
+    that is read, or the one that is `known`, tells where to look in the others, several of which are asked for at a
+    time."""
     found: dict[int, GGUFFile | LlmrunError] = {}
-    known: GGUFFile | None = None
-    for number, artifact in enumerate(artifacts):
+    for number, artifact in enumerate(artifacts if known is None else ()):
         reporter.progress(_LABEL, number, len(artifacts))
         found[number] = answer = _read_or_error(artifact, None)
         if not isinstance(answer, LlmrunError):

@@ -28,6 +28,10 @@ class NoRepository(ModelNotFound):
     """The Hub has none of this name, or none that it shows to this user."""
 
 
+class Unreachable(NetworkError):
+    """No answer came: the name was not resolved, nothing was connected, or the time ran out."""
+
+
 class NoFile(ModelNotFound):
     """The repository and the revision are there, the file is not."""
 
@@ -52,7 +56,7 @@ def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
     if refusals:
         raise refusals[0]
     if not answers:
-        raise NetworkError(f"no answer within {seconds:g} s")
+        raise Unreachable(f"no answer within {seconds:g} s")
     return answers[0]
 
 
@@ -72,10 +76,10 @@ def translated(repository: str = "") -> Iterator[None]:
     except errors.HFValidationError as error:
         raise UsageError(f"repository: {plain(error)}") from error
     except httpx2.TimeoutException as error:
-        raise NetworkError("timed out") from error
+        raise Unreachable("timed out") from error
     except httpx2.ConnectError as error:
         hint = CHECK_ENDPOINT if _is_at_endpoint(error) else ""
-        raise NetworkError(f"unreachable ({plain(error)})", hint=hint) from error
+        raise Unreachable(f"unreachable ({plain(error)})", hint=hint) from error
     except httpx2.UnsupportedProtocol as error:
         raise NetworkError(f"network settings: {plain(error).rstrip('.')}", hint=CHECK_ENDPOINT) from error
     except (FileNotFoundError, ImportError, ValueError) as error:  # a certificate file, a proxy, a token, an endpoint

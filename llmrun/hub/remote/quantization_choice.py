@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from llmrun.errors import ModelNotFound
 from llmrun.hub.names.file_names import without_shard
+from llmrun.hub.names.model_order import nearest_in_bits
 from llmrun.hub.remote.repository_listing import OfferedModel
 
 # Best first, where nobody asked for one. At 4.5 to 5 bits a weight a model loses little and is half as large as at 8;
@@ -21,14 +22,14 @@ PREFERRED = (
 )
 _UNQUANTIZED = ("BF16", "F16", "F32")
 _RANK = {name: rank for rank, name in enumerate(PREFERRED)}
-_MOST_NAMED = 12  # in one hint
+_MOST_NAMED = 5  # in one hint
 
 
-def choose(models: Sequence[OfferedModel], quantization: str | None) -> OfferedModel:
+def choose(models: Sequence[OfferedModel], quantization: str | None, repository: str = "") -> OfferedModel:
     """The model of this quantization, or the best one where None is asked for.
 
     Of several the one nearest to the root is meant, then the one of the shortest name. Raises ModelNotFound, with what
-    there is, when none fits or several fit alike.
+    there is, when none fits or several fit alike; of a `repository` with many, also with the command that lists all.
     """
     if not models:
         raise ModelNotFound("the repository has no GGUF model", hint="look for one whose name ends in -GGUF")
@@ -36,12 +37,12 @@ def choose(models: Sequence[OfferedModel], quantization: str | None) -> OfferedM
         best = min(_rank(model) for model in models)
         fitting = [model for model in models if _rank(model) == best]
     else:
-        fitting = _of_quantization(models, quantization)
+        fitting = _of_quantization(models, quantization, repository)
     fitting.sort(key=_plainness)
     if len(fitting) > 1 and _plainness(fitting[0]) == _plainness(fitting[1]):
         raise ModelNotFound(
             f"{len(fitting)} files are {fitting[0].quantization or 'of no named quantization'}",
-            hint="say which file: " + _listed([model.file for model in fitting]),
+            hint="say which file: " + _listed([model.file for model in fitting], repository),
         )
     return fitting[0]
 
@@ -51,7 +52,7 @@ def quantizations(models: Sequence[OfferedModel]) -> list[str]:
     return list(dict.fromkeys(model.quantization for model in sorted(models, key=lambda model: model.size)))
 
 
-def nearest_files(models: Sequence[OfferedModel], file: str) -> str:
+def nearest_files(models: Sequence[OfferedModel], file: str, repository: str = "") -> str:
     """A hint for a file that is not there: the likeliest ones that are, or all."""
     import difflib
 
@@ -59,23 +60,30 @@ def nearest_files(models: Sequence[OfferedModel], file: str) -> str:
     near = [names[name] for name in difflib.get_close_matches(file.lower(), list(names), n=3)]
     if near:
         return "did you mean " + " or ".join(near) + "?"
-    return "the repository has " + _listed(list(names.values())) if names else "the repository has no GGUF model"
+    return (
+        "the repository has " + _listed(list(names.values()), repository)
+        if names
+        else "the repository has no GGUF model"
+    )
 
 
-def _of_quantization(models: Sequence[OfferedModel], wanted: str) -> list[OfferedModel]:
+def _of_quantization(models: Sequence[OfferedModel], wanted: str, repository: str) -> list[OfferedModel]:
     name = {"FP16": "F16", "FP32": "F32"}.get(wanted.upper(), wanted.upper())
     for meant in (name, f"UD-{name}"):  # unsloth's mix of types is another quantization, but what else can be meant
         if fitting := [model for model in models if model.quantization == meant]:
             return fitting
-    raise ModelNotFound(f"no {wanted} in the repository", hint=_near_quantizations(models, name))
+    raise ModelNotFound(f"no {wanted} in the repository", hint=_near_quantizations(models, name, repository))
 
 
-def _near_quantizations(models: Sequence[OfferedModel], wanted: str) -> str:
+def _near_quantizations(models: Sequence[OfferedModel], wanted: str, repository: str) -> str:
     named = [name for name in quantizations(models) if name]
     if not named:
-        return "say which file: " + _listed([model.file for model in models])
+        return "say which file: " + _listed([model.file for model in models], repository)
     near = [name for name in named if name.removeprefix("UD-").startswith(wanted.removeprefix("UD-"))]
-    return "did you mean " + " or ".join(near) + "?" if near else "has " + _listed(named)
+    if near:
+        return "did you mean " + " or ".join(near) + "?"
+    likely = nearest_in_bits(wanted, named)[:_MOST_NAMED]
+    return "has " + ", ".join(name for name in named if name in likely) + _more(len(named), repository)
 
 
 def _rank(model: OfferedModel) -> int:
@@ -91,6 +99,12 @@ def _plainness(model: OfferedModel) -> tuple[int, int, int]:
     return (model.file.count("/"), len(without_shard(model.file)), len(model.files))
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+def _listed(names: Sequence[str], repository: str) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + _more(len(names), repository)
+
+
+def _more(count: int, repository: str) -> str:
+    if count <= _MOST_NAMED:
+        return ""
+    command = f"; `llmrun fit hf:{repository}` lists all" if repository else ""
+    return f" and {count - _MOST_NAMED} more{command}"

@@ -21,6 +21,11 @@ _UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # types that our engine unpacks t
 _LARGER_IN_MEMORY = 1.05  # than in the file: packed weights are up to 2 % larger, and quoted sizes are rounded
 _SURELY_FITS = 0.5  # of the memory: a file that is no larger fits, and its header need not be asked for
 
+# KV cache of 4,096 tokens in f16, and scratch, by billions of weights. Fitted to stay above SmolLM2 135M (0.12 GB),
+# Qwen3 0.6B (0.5 GB), 4B (0.6 GB), 8B (0.6 GB), 32B (1.1 GB) and Llama 70B (1.4 GB).
+_CACHE_OF_A_BILLION = 0.55e9  # bytes
+_CACHE_GROWTH = 0.3
+
 
 def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> None:
     """Raise DoesNotFit, with the sum and the largest quantization that fits, for a model that is larger than all memory
@@ -62,6 +67,19 @@ def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:
     }
     best = max(fitting, key=lambda name: fitting[name], default=None)
     return entry.name_with(best) if best is not None else ""
+
+
+def estimated_need(file_bytes: int, weights: float | None) -> int:
+    """Estimate the bytes of memory that a model takes with 4,096 tokens of context, from its file's size alone.
+
+    The KV cache and scratch are those of models with few KV heads per query head, rather too large than too small:
+    0.8 GB for 4 billion weights, 1.2 GB for 14 billion. The header says it exactly (`llmrun fit`).
+
+    weights  how many the model has; None if unknown
+    """
+    billions = (weights if weights is not None else 2 * file_bytes) / 1e9
+    beyond_weights: float = _CACHE_OF_A_BILLION * billions**_CACHE_GROWTH
+    return round(_LARGER_IN_MEMORY * file_bytes + beyond_weights)
 
 
 def _sentence(name: str, found: Fit) -> str:

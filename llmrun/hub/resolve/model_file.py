@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.errors import ModelNotFound, NetworkError
+from llmrun.errors import ModelFileError, ModelNotFound, NetworkError
+from llmrun.gguf.opening import FOLDER, NAME_A_FILE, kind_of
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.local import model_records, stored_models
 from llmrun.hub.progress_reporter import Reporter
@@ -17,6 +18,8 @@ from llmrun.hub.resolve.source_fallback import Sources, fetch
 
 if TYPE_CHECKING:
     from llmrun.hub.catalog.entry import CatalogEntry
+
+_CHECK_PATH = "check the path, or use a name such as smollm2:135m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,28 @@ def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> Resolved
 
 
 def existing(named: model_name.LocalPath) -> Path:
-    """The file at a path that the user gave. Raises ModelNotFound."""
+    """Return the path that the user gave, if a regular file is there.
+
+    Raises ModelNotFound, with the Hub's name for a path such as `owner/name`; ModelFileError for a device or a pipe.
+    """
     path = named.path
     try:
-        if path.is_file():
-            return path
-        what = "is a folder, not a file" if path.is_dir() else "no such file"
+        kind = kind_of(path)
+    except FileNotFoundError:
+        raise ModelNotFound(f"model: {str(path)!r}: no such file", hint=_hint_for_missing(path)) from None
     except (OSError, ValueError) as error:  # a name the system cannot even look up: too long, or with a zero byte
         what = getattr(error, "strerror", None) or str(error)
-    raise ModelNotFound(f"model: {str(path)!r}: {what}", hint="check the path, or use a name such as smollm2:135m")
+        raise ModelNotFound(f"model: {str(path)!r}: {what}", hint=_hint_for_missing(path)) from None
+    if kind == FOLDER:
+        raise ModelNotFound(f"model: {str(path)!r}: is a folder, not a file", hint=_CHECK_PATH)
+    if kind:
+        raise ModelFileError(f"model: {str(path)!r}: not a regular file: {kind}", hint=NAME_A_FILE)
+    return path
+
+
+def _hint_for_missing(path: Path) -> str:
+    meant = model_name.on_hub(path)
+    return f"did you mean {meant}?" if meant else _CHECK_PATH
 
 
 def is_offline(offline: bool) -> bool:

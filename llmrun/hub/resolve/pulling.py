@@ -10,11 +10,13 @@ from llmrun.errors import IntegrityError, UsageError
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.local import model_records, paths, stored_models
 from llmrun.hub.local.safe_writes import require_space
+from llmrun.hub.local.stored_models import Candidate
 from llmrun.hub.names.file_names import safe_segments
-from llmrun.hub.names.model_sources import Artifact, Expected, HeldSource, HubSource, Source, UrlSource
+from llmrun.hub.names.model_sources import Artifact, Expected, HeldSource, HubSource, RemoteFile, Source, UrlSource
 from llmrun.hub.progress_reporter import Reporter, Silent
+from llmrun.hub.remote.network_errors import Unreachable
 from llmrun.hub.resolve import model_name
-from llmrun.hub.resolve.model_file import existing, refuse_if_offline
+from llmrun.hub.resolve.model_file import existing, is_offline, refuse_if_offline
 from llmrun.hub.resolve.source_fallback import Sources, fetch
 
 
@@ -86,6 +88,43 @@ def plan_current(name: str, revision: str | None, reporter: Reporter, *, offline
     pinned = sources.offer()
     here = stored_models.find(_exactly(wanted, pinned), reporter)
     return Pull(wanted.name, wanted, here, pinned, sources if here is None else None)
+
+
+def plan_lock(name: str, reporter: Reporter, *, offline: bool) -> Pull:
+    """Return what a lock is to say: the model as it is now at its source.
+
+    No server is asked about bytes that the catalogue knows and that are here. If the source cannot be asked, the copy
+    on this machine is locked. Raises what `plan_current` raises.
+    """
+    wanted = _fetchable(name)
+    held = stored_models.find_sound(wanted, reporter)
+    if held is None:
+        return plan_current(name, None, reporter, offline=offline)
+    local = Pull(wanted.name, wanted, held.files[0], _as_artifact(held, wanted.name))
+    if wanted.expected and all(file.sha256 for file in wanted.expected):
+        return local
+    if not is_offline(offline):
+        try:
+            return plan_current(name, None, reporter, offline=False)
+        except Unreachable as error:
+            reporter.note(f"{error}; the copy on this machine is locked")
+            return local
+    reporter.note(f"{wanted.name}: offline: the copy on this machine is locked")
+    return local
+
+
+def _as_artifact(held: Candidate, name: str) -> Artifact:
+    """Return a model that is here as its source would send it. A sha256 is None where nobody knows it."""
+    source, names = held.source, [path.name for path in held.files]
+    if isinstance(source, HubSource):
+        snapshot = paths.repository_folder(source.repository) / "snapshots" / held.commit
+        names = [path.relative_to(snapshot).as_posix() for path in held.files]
+        source = replace(source, file=names[0])
+    files = [
+        RemoteFile(name, path.stat().st_size, stored_models.expected_digest(path, known))
+        for name, path, known in zip(names, held.files, held.expected, strict=True)
+    ]
+    return Artifact(name, source, tuple(files), held.commit)
 
 
 def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, offline: bool) -> Pull:

@@ -8,6 +8,7 @@ from llmrun.errors import DoesNotFit, IntegrityError, LlmrunError, ModelNotFound
 from llmrun.hub.catalog.entry import Wanted
 from llmrun.hub.names.model_sources import Artifact, HeldSource, HubSource, PypiSource, RemoteFile, Source
 from llmrun.hub.progress_reporter import Reporter
+from llmrun.hub.remote.network_errors import Unreachable
 
 _OWN_COPY = "try again later, or fetch the file yourself and give its path with --model"
 
@@ -91,5 +92,7 @@ def _most_telling(errors: list[LlmrunError]) -> type[LlmrunError]:
             return kind
     if all(isinstance(error, ModelNotFound) for error in errors):
         return ModelNotFound
+    if all(isinstance(error, Unreachable) for error in errors):
+        return Unreachable
     of_the_net = (NetworkError, ModelNotFound)
     return NetworkError if all(isinstance(error, of_the_net) for error in errors) else LlmrunError

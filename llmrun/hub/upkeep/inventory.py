@@ -92,18 +92,20 @@ def select(name: str, among: Sequence[Model]) -> Model:
         if name.lower() == model.name.lower():
             return model
     from llmrun.hub.local import stored_models
-    from llmrun.hub.resolve.model_name import LocalPath, understand
+    from llmrun.hub.resolve.model_name import LocalPath, on_hub, understand
 
     meant = understand(name)
+    hub_name = None
     if isinstance(meant, LocalPath):
-        paths = [meant.path]
+        paths, hub_name = [meant.path], on_hub(meant.path)
     else:
         paths = [candidate.files[0] for candidate in stored_models.candidates(meant)]
     for path in paths:
         for model in among:
             if os.path.abspath(path) in map(os.path.abspath, model.files):  # noqa: PTH100
                 return model
-    raise ModelNotFound(f"model: {name!r}: not on this machine", hint="see llmrun list")
+    hint = f"did you mean {hub_name}?" if hub_name else "see llmrun list"
+    raise ModelNotFound(f"model: {name!r}: not on this machine", hint=hint)
 
 
 def of_path(path: Path) -> Model:

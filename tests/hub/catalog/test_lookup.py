@@ -188,8 +188,8 @@ def test_a_file_of_the_hub_has_its_name() -> None:
         ("llama3:2", "did you mean llama3.2?"),
         ("smolm2:135", "did you mean smollm2:135m or"),
         ("qwen3:5b", "qwen3 comes as qwen3:"),
-        ("qwen3:8b-instruct", "qwen3 comes as qwen3:4b-instruct,"),
-        ("zzzzz", "known are smollm2, "),
+        ("qwen3:8b-instruct", "qwen3 comes as qwen3:4b, qwen3:4b-instruct, "),
+        ("zzzzz", "`llmrun search` lists the models of all "),
     ],
 )
 def test_an_unknown_name_gets_the_closest(ours: Catalog, typed: str, hint: str) -> None:
@@ -201,7 +201,7 @@ def test_an_unknown_name_gets_the_closest(ours: Catalog, typed: str, hint: str) 
 def test_an_unknown_quantization_gets_those_there_are(ours: Catalog) -> None:
     with pytest.raises(ModelNotFound, match="'qwen3:4b-q2_k': qwen3:4b is not listed as Q2_K") as caught:
         ours.find("qwen3:4b-q2_k")
-    assert "listed: Q4_K_M, " in caught.value.hint
+    assert caught.value.hint.startswith("it comes as IQ4_XS, Q4_0, Q4_K_M, Q5_K_M; `llmrun fit qwen3:4b` lists all 6; ")
     assert "hf:Qwen/Qwen3-4B-GGUF:Q2_K" in caught.value.hint
 
 
@@ -520,7 +520,7 @@ quants.Q8_0 = { url = "https://example.org/m.gguf" }
     )
     with pytest.raises(ModelNotFound, match="toy:1b is not listed as Q4_0") as caught:
         Catalog(read_file(path)).find("toy:1b-q4_0")
-    assert caught.value.hint == "listed: Q8_0"
+    assert caught.value.hint == "it comes as Q8_0"
 
 
 def test_a_catalogue_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ REPOSITORIES = ("Qwen/Qwen3-4B-GGUF", "unsloth/Qwen3-4B-GGUF", "bartowski/gemma-
         ("llama32:3b", "did you mean llama3.2:3b?"),
         ("deepseekr1", "did you mean deepseek-r1?"),
         ("myown", "did you mean my-own?"),
-        ("qwen3:5b", "qwen3 comes as qwen3:8b, qwen3:4b"),
-        ("llama3.2:90b", "llama3.2 comes as llama3.2:3b, llama3.2:1b"),
+        ("qwen3:5b", "qwen3 comes as qwen3:4b, qwen3:8b"),
+        ("llama3.2:90b", "llama3.2 comes as llama3.2:1b, llama3.2:3b"),
         ("qwen3:4b-q9", "did you mean qwen3:4b? `llmrun fit qwen3:4b` lists its quantizations"),
         ("qwn3:4b", "did you mean qwen3:4b or qwen3:8b"),
         ("minstral", "did you mean ministral"),
@@ -38,10 +38,22 @@ def test_what_was_meant_is_named(name: str, hint: str) -> None:
     assert for_name(name, MODELS, OTHERS).startswith(hint)
 
 
-def test_where_nothing_is_near_the_families_are_told() -> None:
+def test_where_nothing_is_near_the_command_that_lists_all_is_named() -> None:
     hint = for_name("zzzzzz", MODELS, OTHERS)
-    assert hint.startswith("known are qwen3, llama3.2, llama3, deepseek-r1, phi4; ")
+    assert hint.startswith("`llmrun search` lists the models of all 5 families; ")
     assert "hf:owner/name" in hint
+
+
+def test_of_a_large_family_the_nearest_sizes_are_named_the_smallest_first() -> None:
+    sizes = [f"qwen3:{size}" for size in ("8b", "4b", "32b", "0.6b", "1.7b", "14b", "30b", "4b-instruct")]
+    assert for_name("qwen3:5b", sizes) == (
+        "qwen3 comes as qwen3:1.7b, qwen3:4b, qwen3:4b-instruct, qwen3:8b, qwen3:14b; `llmrun search qwen3` lists all 8"
+    )
+    assert for_name("qwen3:0.5b", sizes).startswith("qwen3 comes as qwen3:0.6b, qwen3:1.7b, qwen3:4b, ")
+    families = [f"qwen{number}:4b" for number in range(5)]
+    assert for_name("qwen", families).endswith("? `llmrun search qwen` lists all")
+    many = [f"qwen-of-another-name-{number}:4b" for number in range(5)]
+    assert for_name("qwe", many).endswith("? `llmrun search qwe` lists all")
 
 
 def test_a_file_of_that_name_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +89,7 @@ def test_a_quantization_of_a_family_is_that_of_its_first_model() -> None:
 
 
 def test_a_name_that_no_system_can_look_up_is_no_file() -> None:
-    assert "known are" in for_name("z" * 5000, MODELS)
+    assert "llmrun search" in for_name("z" * 5000, MODELS)
 
 
 def test_a_file_of_that_name_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

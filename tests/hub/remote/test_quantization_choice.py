@@ -102,8 +102,18 @@ def test_a_wish_where_no_file_names_a_quantization_is_answered_with_the_files() 
 def test_a_long_list_is_cut() -> None:
     with pytest.raises(ModelNotFound) as caught:
         chosen("Q4_0", *(f"{number}.gguf" for number in range(40)))
-    assert caught.value.hint.count(".gguf") == 12
-    assert caught.value.hint.endswith(".gguf and 28 more")
+    assert caught.value.hint.count(".gguf") == 5
+    assert caught.value.hint.endswith(".gguf and 35 more")
+    with pytest.raises(ModelNotFound) as caught:
+        choose(models(*(f"{number}.gguf" for number in range(40))), "Q4_0", "o/n")
+    assert caught.value.hint.endswith(" and 35 more; `llmrun fit hf:o/n` lists all")
+
+
+def test_of_many_quantizations_the_nearest_are_named_in_their_order() -> None:
+    names = ("Q2_K", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
+    with pytest.raises(ModelNotFound) as caught:
+        chosen("IQ1_M", *(f"m-{name}.gguf" for name in names))
+    assert caught.value.hint == "has Q2_K, Q3_K_M, Q3_K_L, Q4_0, Q4_K_M and 4 more"
 
 
 def test_no_model_at_all_is_said() -> None:

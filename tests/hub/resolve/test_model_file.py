@@ -18,6 +18,7 @@ from llmrun.errors import (
     DoesNotFit,
     IntegrityError,
     LlmrunError,
+    ModelFileError,
     ModelNotFound,
     NetworkError,
 )
@@ -116,6 +117,45 @@ def test_a_path_to_nothing_is_not_found(machine: Path, name: str, said: str) -> 
     assert said in str(caught.value).lower()
     assert "\0" not in str(caught.value)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("/dev/null", "a device"), ("pipe", "a named pipe"), ("loop", "a symbolic link that leads to itself")],
+)
+def test_a_path_to_no_regular_file_says_what_is_there(machine: Path, name: str, said: str) -> None:
+    os.mkfifo(machine / "pipe")
+    (machine / "loop").symlink_to(machine / "loop")
+    path = str(machine / name)
+    with pytest.raises(LlmrunError) as caught:
+        resolve(path, reporter=Silent())
+    assert type(caught.value) is (ModelNotFound if name == "loop" else ModelFileError)
+    assert str(caught.value).startswith(f"model: {path!r}: ")
+    assert str(caught.value).endswith(said)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Qwen/Qwen3-4B-GGUF", "did you mean hf:Qwen/Qwen3-4B-GGUF?"),
+        ("Qwen/Qwen3-4B-GGUF:Q8_0", "did you mean hf:Qwen/Qwen3-4B-GGUF:Q8_0?"),
+        ("Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf", "did you mean hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q8_0.gguf?"),
+        ("here/Qwen3-4B-GGUF", "check the path"),
+        ("../Qwen/Qwen3-4B-GGUF", "check the path"),
+        ("/Qwen/Qwen3-4B-GGUF", "check the path"),
+        ("Qwen/Qwen3 4B\n", "check the path"),
+        ("m.gguf", "check the path"),
+    ],
+)
+def test_a_repository_that_is_no_path_is_suggested_as_one(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+) -> None:
+    (machine / "here").mkdir()
+    monkeypatch.chdir(machine)
+    with pytest.raises(ModelNotFound, match="no such file") as caught:
+        resolve(name, reporter=Silent())
+    assert caught.value.hint.startswith(hint)
 
 
 def test_a_file_without_the_ending_needs_a_path(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

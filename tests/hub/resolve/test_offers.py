@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.errors import ModelNotFound, NetworkError
+from llmrun.hub.remote.network_errors import Unreachable
 from llmrun.hub.resolve.model_name import LocalPath, understand
 from llmrun.hub.resolve.offers import offers
 from tests.support.hub.fake_hub import FakeHub, Fault, fake_hub
@@ -97,6 +98,18 @@ def test_a_hub_that_is_away_is_an_error(hub: FakeHub) -> None:
     hub.faults.append(Fault(on="hub", status=500, times=9))
     with pytest.raises(NetworkError):
         names("toy:1b")
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> None:
+    at_hub(monkeypatch, "http://127.0.0.1:1")
+    notes = Notes()
+    with pytest.raises(Unreachable, match="Connection refused"):
+        names("toy:1b", notes)
+    assert notes.lines == []
+
+
+def test_a_named_quantization_is_the_only_offer_even_if_it_is_the_usual_one(hub: FakeHub) -> None:
+    assert names("toy:1b-q4_k_m") == ["toy:1b"]
 
 
 def test_a_wheel_is_no_quantization_of_its_own(hub: FakeHub) -> None:

@@ -1,8 +1,9 @@
 """A Hugging Face Hub on this machine: repositories made by a test, in memory, that go wrong when the test says so.
 
 It speaks what the real huggingface_hub client asks for: the files (`/ORG/REPO/resolve/REV/FILE`, HEAD and GET), their
-redirect to a storage that is another host and another port, Range and If-Range, and the API (`/api/models/ORG/REPO`,
-`/revision/REV`, `/tree/REV`, `/paths-info/REV`, `/refs`). Threads, one a connection; a start takes a millisecond.
+redirect to a storage that is another host and another port, Range and If-Range, and the API (`/api/models?search=`,
+`/api/models/ORG/REPO`, `/revision/REV`, `/tree/REV`, `/paths-info/REV`, `/refs`). Threads, one a connection; a start
+takes a millisecond.
 
     with fake_hub() as hub:
         made = hub.add("org/repo", {"model.gguf": data, "README.md": b"..."})      # commit, sha256 and sizes follow

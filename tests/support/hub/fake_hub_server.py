@@ -156,6 +156,9 @@ class HubHandler(_Handler):
     place: Place = "hub"
 
     def answer(self, path: str) -> None:
+        if path == "/api/models":
+            self._answer_search()
+            return
         found = _API.fullmatch(path) or _RESOLVE.fullmatch(path)
         if found is None:
             self._answer(404)
@@ -174,6 +177,20 @@ class HubHandler(_Handler):
             self._refuse(403, "GatedRepo", f"Access to model {name} is restricted")
         else:
             self._answer_resolve(repository, found["revision"], found["file"])
+
+    def _answer_search(self) -> None:
+        """The repositories with GGUF files whose names hold the text, in the order in which they were added."""
+        query = parse_qs(urlsplit(self.path).query)
+        assert query["filter"] == ["gguf"]
+        assert query["sort"] == ["downloads"]
+        found = [
+            {"id": made.name, "downloads": 1000 - number, "likes": number, "tags": ["gguf", "license:mit"]}
+            | {"gated": "manual" if made.gated else False}
+            for number, made in enumerate(self.hub.repositories.values())
+            if query.get("search", [""])[0].lower() in made.name.lower() and made.token in (None, self._token())
+        ]
+        body = json.dumps(found[: int(query["limit"][0])]).encode()
+        self._answer(200, {"Content-Type": "application/json"}, body)
 
     def _token(self) -> str:
         return (self.headers.get("Authorization") or "").removeprefix("Bearer ")

@@ -1,0 +1,160 @@
+"""List the models that llmrun knows by name.
+
+Words keep the models that have all of them in their name, description or licence. Sizes are those of the usual
+quantization; `llmrun fit NAME` shows the others. FITS compares an estimate with the memory that is free now. No
+server is asked, except with --hub, which searches the Hugging Face Hub for GGUF models instead.
+
+Examples:
+    llmrun search
+    llmrun search qwen3 apache
+    llmrun search --hub -n 10 mistral
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmrun.amounts import counted, format_bytes, format_tokens, format_weights
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.lenient_settings import apply_settings
+from llmrun.cli.console.output import out
+
+if TYPE_CHECKING:
+    from llmrun.hub.remote.hub_search import HubModel
+    from llmrun.hub.search import FoundModel
+
+LISTING = {"place": 35}
+_HEADER = ("NAME", "WEIGHTS", "DOWNLOAD", "FITS", "HERE", "CONTEXT", "LICENCE")
+_RIGHT = ("WEIGHTS", "DOWNLOAD", "CONTEXT", "DOWNLOADS", "LIKES")
+_DROPPABLE = (("LICENCE",), ("CONTEXT",), ("WEIGHTS",), ("HERE",), ("DOWNLOAD",))  # to drop on narrow terminals
+_HUB_HEADER = ("NAME", "DOWNLOADS", "LIKES", "LICENCE")
+_HUB_DROPPABLE = (("LICENCE",), ("LIKES",), ("DOWNLOADS",))
+_MOST_FROM_HUB = 20
+
+
+def command(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD]...", help="Words that all must match.  [default: list all]")
+    ] = None,
+    hub: Annotated[bool, typer.Option("--hub", help="Search the Hugging Face Hub for GGUF models.")] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "-n", "--limit", metavar="N", min=1, max=1000, help="Show at most N models.  [default: all; --hub: 20]"
+        ),
+    ] = None,
+    json_output: options.Json = False,
+    offline: options.Offline = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    del debug
+    settings = apply_settings({"quiet": quiet, "offline": offline})
+    if hub:
+        _search_hub(words or (), limit or _MOST_FROM_HUB, offline=settings.offline, as_json=json_output)
+    else:
+        _search_catalogue(words or (), limit, as_json=json_output)
+    return 0
+
+
+def _search_catalogue(words: Sequence[str], limit: int | None, *, as_json: bool) -> None:
+    from llmrun.hub.search import find_models
+    from llmrun.machine.free_memory import free_memory
+
+    found = find_models(words)
+    shown, memory = found[:limit], free_memory()
+    if as_json:
+        out.json({"memory_free": memory, "models": [_as_json(model, memory) for model in shown]})
+        return
+    _show(_HEADER, [_row(model, memory) for model in shown], _DROPPABLE)
+    facts = [_count(len(shown), len(found))]
+    if memory is not None:
+        facts.append(f"{format_bytes(memory)} of memory are free")
+    out.fields([*facts, "llmrun pull NAME", "llmrun fit NAME"])
+
+
+def _row(model: FoundModel, memory: int | None) -> tuple[str, ...]:
+    entry = model.entry
+    size = format_bytes(model.size) if model.size is not None else ""
+    return (
+        model.name,
+        format_weights(entry.parameters) if entry.parameters else "",
+        size if model.is_exact or not size else f"~{size}",
+        model.fits(memory),
+        " ".join(model.here),
+        format_tokens(entry.context or 0),
+        entry.license,
+    )
+
+
+def _as_json(model: FoundModel, memory: int | None) -> dict[str, Any]:
+    entry = model.entry
+    return {
+        "name": model.name,
+        "family": entry.family,
+        "description": entry.description,
+        "license": entry.license,
+        "aliases": list(entry.aliases),
+        "parameters": entry.parameters,
+        "context": entry.context,
+        "quantization": entry.default,
+        "quantizations": list(entry.quants),
+        "bytes": model.size,
+        "bytes_exact": model.is_exact,
+        "memory_needed_estimate": model.needed,
+        "fits": model.fits(memory) or None,
+        "here": list(model.here),
+    }
+
+
+def _search_hub(words: Sequence[str], limit: int, *, offline: bool, as_json: bool) -> None:
+    from llmrun.errors import ModelNotFound, NetworkError
+    from llmrun.hub.remote.hub_search import search_hub
+    from llmrun.hub.resolve.model_file import is_offline
+
+    if is_offline(offline):
+        raise NetworkError(
+            "search --hub: offline was asked for", hint="run without --offline, LLMRUN_OFFLINE and HF_HUB_OFFLINE"
+        )
+    out.progress("asking the Hugging Face Hub")
+    found = search_hub(" ".join(words), limit)
+    out.clear_progress()
+    if as_json:
+        out.json({"models": [_hub_model_as_json(model) for model in found]})
+        return
+    if not found:
+        raise ModelNotFound(f"search --hub: {' '.join(words)[:200]!r}: no GGUF model on the Hub matches")
+    rows = [(model.name, f"{model.downloads:,}", f"{model.likes:,}", _licence_of(model)) for model in found]
+    _show(_HUB_HEADER, rows, _HUB_DROPPABLE)
+    more = f", the most downloaded; -n {2 * limit} shows more" if len(found) == limit else ""
+    out.fields([f"{len(found):,} {'repository' if len(found) == 1 else 'repositories'}{more}", "llmrun fit NAME"])
+
+
+def _licence_of(model: HubModel) -> str:
+    return ", ".join(filter(None, (model.license, "gated" if model.gated else "")))
+
+
+def _hub_model_as_json(model: HubModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "repository": model.repository,
+        "downloads": model.downloads,
+        "likes": model.likes,
+        "license": model.license,
+        "gated": model.gated,
+    }
+
+
+def _count(shown: int, found: int) -> str:
+    return counted(found, "model") if shown == found else f"{shown:,} of {counted(found, 'model')}"
+
+
+def _show(header: Sequence[str], rows: Sequence[Sequence[str]], droppable: Sequence[Sequence[str]]) -> None:
+    from llmrun.cli.console.columns import narrowed
+
+    lines = narrowed(header, rows, _RIGHT, droppable)
+    out.lines(lines[:1], dim=True)
+    out.lines(lines[1:])
