@@ -8,7 +8,6 @@ Examples:
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,6 @@ import typer
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.parsing import (
-    RANDOM_SEEDS,
     chat_messages,
     described_sampling,
     parse_logit_bias,
@@ -71,17 +69,14 @@ def command(
     # Nothing heavy is imported above this line, so that usage errors come at once.
     from llmrun.cli.answers.answering import answer
     from llmrun.cli.answers.open_model import open_model
+    from llmrun.cli.answers.sampling import next_seed, sent_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 
     with open_model(settings, chat_template=template, will_chat=not raw) as opened:
-        sampling = replace(
-            opened.default_sampling,
-            **settings.sampling,
-            logit_bias=bias,
-            seed=settings.seed if settings.seed is not None else secrets.randbelow(RANDOM_SEEDS),
-        )
-        out.detail(f"sampling   {described_sampling(sampling)}")
+        seed, sent = next_seed(opened.engine, settings), sent_sampling(opened.engine, settings)
+        sampling = replace(opened.default_sampling, **settings.sampling, logit_bias=bias, seed=seed or 0)
+        out.detail(f"sampling   {described_sampling(sampling, sent)}")
         typed = flags.given()
         if not raw:
             check_thinking(opened.engine, flags, settings, typed)
@@ -94,6 +89,7 @@ def command(
             logprobs=logprobs,
             think=wish.think,
             think_budget=wish.think_budget,
+            sent_sampling=sent,
         )
         hidden = settings.hide_thinking
         return answer(opened.engine, request, model=opened.name, as_json=json_output, hide_thinking=hidden)
