@@ -51,6 +51,9 @@ def command(
         int | None,
         typer.Option("--logprobs", metavar="N", min=0, help="Each token's probability, and the N likeliest ones."),
     ] = None,
+    log: Annotated[
+        bool | None, typer.Option("--log/--no-log", help="Log the answer for `llmrun logs`.  [default: no-log]")
+    ] = None,
     json_output: options.Json = False,
 ) -> int:
     settings = flags.settings()
@@ -67,6 +70,7 @@ def command(
     messages = chat_messages(text, settings.system if flags.system is None else checked_text(flags.system, "--system"))
 
     # Nothing heavy is imported above this line, so that usage errors come at once.
+    from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import answer
     from llmrun.cli.answers.open_model import open_model
     from llmrun.cli.answers.sampling import next_seed, sent_sampling
@@ -92,4 +96,11 @@ def command(
             sent_sampling=sent,
         )
         hidden = settings.hide_thinking
-        return answer(opened.engine, request, model=opened.name, as_json=json_output, hide_thinking=hidden)
+        return answer(
+            opened.engine,
+            request,
+            model=opened.name,
+            as_json=json_output,
+            hide_thinking=hidden,
+            log=logger(None) if (settings.log if log is None else log) else None,
+        )
