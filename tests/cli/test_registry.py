@@ -28,6 +28,7 @@ def test_the_help_lists_the_commands_in_their_order() -> None:
     assert [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "] == [
         "chat",
         "generate",
+        "templates",
         "logs",
         "bench",
         "fit",
@@ -39,7 +40,7 @@ def test_the_help_lists_the_commands_in_their_order() -> None:
         "prune",
         "doctor",
     ]
-    assert listed[0] == "  chat      Talk with a model."
+    assert listed[0] == "  chat       Talk with a model."
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -25,6 +25,7 @@ from llmrun.cli.arguments.parsing import (
 )
 from llmrun.cli.arguments.prompt import checked_text, read_prompt, read_text
 from llmrun.cli.console.output import out
+from llmrun.cli.prompting.library import chosen_template
 from llmrun.errors import UsageError
 
 LISTING = {"place": 20}
@@ -45,6 +46,8 @@ def command(
     ] = None,
     *,
     flags: AnswerFlags,
+    template_name: options.PromptTemplate = None,
+    params: options.Params = None,
     logit_bias: options.LogitBias = None,
     raw: Annotated[bool, typer.Option("--raw", help="Give the model the prompt as it is: no chat template.")] = False,
     logprobs: Annotated[
@@ -56,9 +59,18 @@ def command(
     ] = None,
     json_output: options.Json = False,
 ) -> int:
+    prompting, values = chosen_template(template_name, params or ())
+    flags = prompting.applied(flags)
+    if flags.system is not None:
+        prompting = replace(prompting, system=None)
     settings = flags.settings()
     flags.check_model(settings.model)
-    if raw and (flags.system is not None or flags.chat_template is not None or flags.chat_template_kwargs is not None):
+    if raw and (
+        flags.system is not None
+        or prompting.system is not None
+        or flags.chat_template is not None
+        or flags.chat_template_kwargs is not None
+    ):
         raise UsageError("--raw: leaves no place for a system prompt or a chat template")
     if raw and (flags.think is not None or flags.think_budget is not None):
         raise UsageError("--raw: what the model writes is given out as it is: --think and --think-budget mean nothing")
@@ -66,8 +78,13 @@ def command(
     stops = parse_stops(flags.stop or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
-    text = read_prompt(prompt or (), prompt_option, file)
-    messages = chat_messages(text, settings.system if flags.system is None else checked_text(flags.system, "--system"))
+    has_input = bool(prompt) or prompt_option is not None or file is not None
+    prompting.check_complete(values)
+    asked = read_prompt(prompt or (), prompt_option, file) if has_input or prompting.needs_input else ""
+    text, system = prompting.filled(asked, values)
+    if system is None:
+        system = settings.system if flags.system is None else checked_text(flags.system, "--system")
+    messages = chat_messages(text, system)
 
     # Nothing heavy is imported above this line, so that usage errors come at once.
     from llmrun.cli.answers.answer_log import logger
@@ -102,5 +119,5 @@ def command(
             model=opened.name,
             as_json=json_output,
             hide_thinking=hidden,
-            log=logger(None) if (settings.log if log is None else log) else None,
+            log=logger(prompting.name or None) if (settings.log if log is None else log) else None,
         )

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend
-from llmrun.bench.measuring.asking import LocalAsker, measured
+from llmrun.bench.measuring.asking import LocalAsker, RemoteAsker, measured
 from llmrun.bench.measuring.workload import Workload, chats, synthetic
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
@@ -113,3 +113,28 @@ def test_a_run_whose_time_is_over_is_cancelled(workload: Workload) -> None:
     assert time.perf_counter() - started < 2
     assert engine.idle
     assert asker.run(synthetic(8, 3, 0, 1), 2, 60).generated == 3
+
+
+class Listening:
+    """An engine that notes what it is asked, and answers nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+
+    def submit(self, request: Request) -> int:
+        self.asked.append(request)
+        raise LlmrunError("heard")
+
+
+@pytest.mark.parametrize("workload", [synthetic(8, 4, 0, 1), chats(1)[0]])
+def test_a_server_is_told_all_sampling_so_that_servers_can_be_compared(workload: Workload) -> None:
+    engine = Listening()
+    with pytest.raises(LlmrunError, match="heard"):
+        RemoteAsker(engine).run(workload, 1)  # type: ignore[arg-type]
+    (request,) = engine.asked
+    assert (request.sampling.temperature, request.sends("temperature"), request.sends("repeat_penalty")) == (
+        0,
+        True,
+        True,
+    )
+    assert request.max_tokens is not None
