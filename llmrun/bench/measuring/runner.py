@@ -88,7 +88,7 @@ class Runner:
         self._machine = _MachineLimits(reporter)
         self._seed = 0
         self._warming_up_s = 0.0
-        self._round_s = 0.0  # mean
+        self._round_s = 0.0  # of the last round, without what was measured of the machine meanwhile
         self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
 
     def run(self) -> Outcome:
@@ -134,20 +134,21 @@ class Runner:
 
     def _rounds(self) -> None:
         limit = self._effort.seconds * len(self._alive) - self._warming_up_s
-        started = time.perf_counter()
-        until = started + limit
+        until = time.perf_counter() + limit
         number = 0
         while self._alive and not self._is_enough(number, until):
             number += 1
             seed = self._next_seed()
             turns = self._alive if number % 2 else self._alive[::-1]
+            self._round_s = 0.0
             for trial in turns:
                 self._tell_round(number, until, trial)
                 if self._has_limits(trial):
                     self._machine.measure_now_and_then(self.outcome)
+                began = time.perf_counter()
                 with _Failing(trial, self._pool):
                     trial.samples.append(self._turn(trial, seed))
-            self._round_s = (time.perf_counter() - started) / number
+                self._round_s += time.perf_counter() - began
         if self._effort.repetitions is None and number == 1 and self._round_s > max(limit, 0) * _WELL_OVER:
             self._reporter.note(
                 f"one round took {format_seconds_briefly(self._round_s)}, longer than --seconds allows: each figure is "

@@ -132,6 +132,23 @@ def test_a_round_that_would_end_too_late_does_not_begin(tmp_path: Path) -> None:
     assert notes.said == []
 
 
+def test_measuring_the_machine_does_not_make_rounds_look_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first measurement starts a process, which takes a second on a busy machine."""
+
+    def slow(process: WorkerProcess, threads: int, memory_bytes: int) -> tuple[float, float]:
+        time.sleep(1.2)
+        return 1e10, 1e12
+
+    monkeypatch.setattr(WorkerProcess, "limits", slow)
+    turns = Turns()
+    turns.facts = {"weight_bytes": 1}
+    turns.before = lambda name: time.sleep(0.01)  # type: ignore[method-assign]
+    notes = Notes()
+    outcome = runner_of("a", turns, Effort(2.0, None, never), tmp_path, notes).run()
+    assert len(outcome.trials[0].samples) > 5
+    assert notes.said == []
+
+
 def test_a_first_round_longer_than_the_limit_is_told(tmp_path: Path) -> None:
     turns = Turns()
     turns.outlasts_warm_ups = True
