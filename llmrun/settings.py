@@ -141,6 +141,7 @@ class Settings:
     hide_thinking: bool = _setting(False, bool)
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)
+    log: bool = _setting(False, bool)  # whether `generate` logs its answers
     quiet: bool = _setting(False, bool)
 
 

@@ -57,6 +57,8 @@ class Request:
     logprobs    None: none; N >= 0: the chosen token's log-probability and those of the N likeliest tokens
     think       whether the model is to think before it answers; None: as its template has it. For conversations
     think_budget  tokens after which its thinking is ended for it; None: no limit, 0: as `think` False
+    sent_sampling  names of the sampling parameters, "seed" among them, that a server is sent; None: all of them. Models
+                   that run here use all values of `sampling`
     """
 
     prompt: Prompt
@@ -66,6 +68,16 @@ class Request:
     logprobs: int | None = None
     think: bool | None = None
     think_budget: int | None = None
+    sent_sampling: frozenset[str] | None = None
+
+    def sends(self, name: str) -> bool:
+        """Return whether a server is sent this sampling parameter."""
+        return self.sent_sampling is None or name in self.sent_sampling
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the answer; None if a server chooses it."""
+        return self.sampling.seed if self.sends("seed") else None
 
 
 @dataclass(frozen=True, slots=True)

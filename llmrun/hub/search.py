@@ -67,16 +67,6 @@ def find_models(words: Sequence[str]) -> list[FoundModel]:
     return [_described(entry, here) for entry in sorted(found, key=_place)]
 
 
-def model_names() -> list[str]:
-    """Return every name that a model can be asked for by: those on this machine, then the catalogue's.
-
-    Entries of the catalogue are not read for this, which makes it quick enough for completion in a shell.
-    """
-    catalog = load_catalog()
-    local = (model.name for model in inventory.models())
-    return list(dict.fromkeys([*local, *catalog.names(), *catalog.other_names()]))
-
-
 def _described(entry: CatalogEntry, here: Collection[str]) -> FoundModel:
     usual = entry.quants[entry.default]
     size = usual.estimated_size or _size_by_weights(entry, usual)

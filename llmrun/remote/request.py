@@ -7,7 +7,7 @@ from typing import Any
 
 from llmrun.engine.requests import ChatPrompt, Request, check_request
 from llmrun.errors import UsageError
-from llmrun.sampling_params import SAMPLING, SamplingParams
+from llmrun.sampling_params import SAMPLING
 
 _ANY_TOKEN = 1 << 31  # how many tokens the vocabulary has is not known here
 
@@ -34,9 +34,10 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
         "model": model,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **_sampling_fields(sampling, openai=True),
-        "seed": sampling.seed,
+        **_sampling_fields(request, openai=True),
     }
+    if request.seed is not None:
+        body["seed"] = request.seed
     if request.max_tokens is not None:
         body["max_tokens"] = request.max_tokens
     if request.stop:
@@ -44,7 +45,7 @@ def remote_request(request: Request, model: str, *, ignore_eos: bool) -> RemoteR
     if sampling.logit_bias:
         # -100 bans and 100 forces there; JSON has no infinity.
         body["logit_bias"] = {str(token): max(-100.0, min(100.0, bias)) for token, bias in sampling.logit_bias.items()}
-    extras = _sampling_fields(sampling, openai=False) | ({"ignore_eos": True} if ignore_eos else {})
+    extras = _sampling_fields(request, openai=False) | ({"ignore_eos": True} if ignore_eos else {})
     if not isinstance(prompt, ChatPrompt):
         if request.logprobs is not None:
             body["logprobs"] = request.logprobs
@@ -72,12 +73,15 @@ def _thinking_variables(request: Request) -> dict[str, Any]:
     return {} if think is None else {"enable_thinking": think, "thinking": think}
 
 
-def _sampling_fields(sampling: SamplingParams, *, openai: bool) -> dict[str, Any]:
-    """The fields of OpenAI's API, or those that only other servers have. All of them are sent, whatever their values:
-    what is off here may be on there (llama-cpp-python's repeat penalty is 1.1)."""
+def _sampling_fields(request: Request, *, openai: bool) -> dict[str, Any]:
+    """Return the fields of OpenAI's API, or those that only other servers have.
+
+    A parameter that is to be sent is sent even if its value is the one that turns it off here: it may be on there
+    (llama-cpp-python's repeat penalty is 1.1).
+    """
     return {
-        field: getattr(sampling, name)
+        field: getattr(request.sampling, name)
         for name, parameter in SAMPLING.items()
-        if parameter.openai is openai
+        if parameter.openai is openai and request.sends(name)
         for field in parameter.wire
     }

@@ -317,6 +317,29 @@ def test_ctrl_c_before_anything_was_measured_leaves_no_word(tmp_path: Path) -> N
     assert process.exitstatus == 130
 
 
+def test_a_prompt_longer_than_the_time_is_measured_once_and_told(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps({"step_seconds": 0.2, "train_context": 4096}))
+    done = bench("-m", str(slow), "--backend", "scripted", "-p", "9000", "-n", "8", "--seconds", "1", "--json")
+    assert done.returncode == 0
+    notes = done.stderr.decode()
+    assert "9,009 tokens of context: slow was trained for 4,096" in notes
+    assert "longer than --seconds allows: each figure is a single measurement" in notes
+
+
+def test_ctrl_c_ends_a_first_measurement_at_once(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps({"step_seconds": 0.5}))
+    process = on_terminal("bench", "-m", str(slow), "--backend", "scripted", "-p", "9000", "--seconds", "1")
+    process.expect("the time is over, the first measurement is still running")
+    pressed = time.monotonic()
+    process.sendintr()
+    process.read()
+    process.close()
+    assert process.exitstatus == 130
+    assert time.monotonic() - pressed < 5
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_the_table_fits_the_terminal(model: str, columns: int) -> None:
     screen, code = screen_of("bench", "-m", model, *QUICK, columns=columns, NO_COLOR="1")

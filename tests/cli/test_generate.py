@@ -195,3 +195,13 @@ def test_without_a_command_the_help_is_shown() -> None:
     done = llmrun()
     assert b"generate" in done.stdout
     assert done.returncode == 0
+
+
+def test_a_context_longer_than_the_model_was_trained_for_gets_a_warning(tmp_path: Path) -> None:
+    model = tmp_path / "short.json"
+    model.write_text('{"train_context": 128}')
+    for command in (("generate", "hi"), ("chat",)):
+        longer = llmrun(*command, "--backend", "scripted", "-m", str(model), "-c", "256", stdin=b"hi\n")
+        as_long = llmrun(*command, "--backend", "scripted", "-m", str(model), "-c", "128", stdin=b"hi\n")
+        assert b"note: 256 tokens of context: short was trained for 128, and its text may get worse" in longer.stderr
+        assert b"trained" not in as_long.stderr

@@ -52,6 +52,36 @@ def test_an_answer_goes_to_stdout_and_the_closing_line_names_model_and_host() ->
     assert server.asked[0].body["seed"] == 4
 
 
+def test_a_server_is_sent_only_what_the_user_set(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("top_k = 7\n")
+    with serving(response(HELLO)) as server:
+        plain = llmrun("generate", "-m", server.url, "hi")
+        llmrun("generate", "-m", server.url, "--temp", "0.8", "hi", env=with_variables(LLMRUN_CONFIG=str(config)))
+        llmrun("generate", "-m", server.url, "hi", env=with_variables(LLMRUN_SEED="3", LLMRUN_MAX_TOKENS="9"))
+        spoken = llmrun("generate", "-v", "--json", "-m", server.url, "hi")
+    bodies = [asked.body for asked in server.asked]
+    common = {"model", "messages", "stream", "stream_options"}
+    assert [body.keys() - common for body in bodies] == [set(), {"temperature", "top_k"}, {"seed", "max_tokens"}, set()]
+    assert (bodies[1]["temperature"], bodies[1]["top_k"]) == (0.8, 7)
+    assert b"seed" not in plain.stderr
+    assert json.loads(spoken.stdout)["seed"] is None
+    assert b"sampling   the server decides" in spoken.stderr
+
+
+def test_a_chat_sends_a_server_only_what_was_set(tmp_path: Path) -> None:
+    lines = b"one\n/set\n/set temperature 0.3\n/set seed 5\ntwo\n/set temperature\n/regen\n"
+    with serving(response(HELLO)) as server:
+        done = llmrun("chat", "-m", server.url, stdin=lines, env=with_variables(LLMRUN_DATA_DIR=str(tmp_path)))
+        again = llmrun("chat", "--continue", stdin=b"three\n", env=with_variables(LLMRUN_DATA_DIR=str(tmp_path)))
+    common = {"model", "messages", "stream", "stream_options"}
+    said = [{key: asked.body[key] for key in asked.body.keys() - common} for asked in server.asked]
+    set_then = {"temperature": 0.3, "seed": 5}
+    assert said == [{}, set_then, set_then | {"seed": 6}, set_then]
+    assert "settings    the server decides" in done.stderr.decode()
+    assert (done.returncode, again.returncode) == (0, 0)
+
+
 def test_json_says_what_answered() -> None:
     with serving(response(HELLO)) as server:
         done = llmrun("generate", "-q", "-m", server.url, "--json", "hi")

@@ -9,7 +9,7 @@ import pytest
 from llmrun.errors import ModelNotFound
 from llmrun.hub import search
 from llmrun.hub.resolve.memory_check import estimated_need
-from llmrun.hub.search import NO, TIGHT, YES, FoundModel, find_models, model_names
+from llmrun.hub.search import NO, TIGHT, YES, FoundModel, find_models
 from tests.support.hub.model_stores import Stores
 
 OWN = """
@@ -137,15 +137,6 @@ def test_the_estimate_covers_the_cache_of_known_models(billions: float, layers: 
     beyond = estimated_need(file_bytes, billions * 1e9) - 1.05 * file_bytes
     assert cache <= beyond <= max(3.5 * cache, 0.7e9)
     assert estimated_need(file_bytes, None) == pytest.approx(estimated_need(file_bytes, billions * 1e9), rel=0.1)
-
-
-def test_all_names_are_those_here_and_those_of_the_catalogue(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    stores.shared("org/name", {"m-Q4_K_M.gguf": b"GGUF"})
-    monkeypatch.setattr("llmrun.hub.catalog.lookup.Catalog.entries", None)  # none of which is read
-    found = model_names()
-    assert found[0] == "hf:org/name:Q4_K_M"
-    assert {"qwen3:4b", "toy:4b", "singer"} <= set(found)
-    assert len(set(found)) == len(found)
 
 
 def test_words_that_are_empty_match_all(stores: Stores) -> None:

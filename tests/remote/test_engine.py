@@ -211,6 +211,16 @@ def test_everything_a_request_can_say_is_said() -> None:
     }
 
 
+def test_only_chosen_sampling_is_sent() -> None:
+    sampling = SamplingParams(temperature=0.8, top_k=7, seed=11)
+    with serving(response(HELLO)) as server:
+        answer_of(server, Request(CHAT, sampling=sampling, sent_sampling=frozenset({"top_k", "repeat_penalty"})))
+        answer_of(server, Request(CHAT, sampling=sampling, sent_sampling=frozenset()))
+    plain = {"model", "messages", "stream", "stream_options"}
+    assert server.asked[0].body.keys() - plain == {"top_k", "repeat_penalty", "repetition_penalty"}
+    assert server.asked[1].body.keys() == plain
+
+
 @pytest.mark.parametrize(
     "request_", [chat(max_tokens=0), chat(stop=("",)), Request(ChatPrompt(CHAT.messages, add_generation_prompt=False))]
 )

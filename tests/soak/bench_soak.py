@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from llmrun.bench.documents.document import Verdict
@@ -43,6 +43,9 @@ class Known:
 
 class Quiet:
     def progress(self, words: str, share: float | None = None) -> None:
+        """Nobody watches."""
+
+    def watch(self, tell: Callable[[], tuple[str, float | None]]) -> None:
         """Nobody watches."""
 
     def note(self, words: str) -> None:

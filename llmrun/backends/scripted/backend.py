@@ -133,6 +133,7 @@ class ScriptedBackend:
     capacity         tokens the cache holds, None: enough for every sequence
     checkpoint       see ScriptedCache
     step_seconds     how long each forward pass takes, in which `cancel` can stop it
+    train_context    None: the size of the context
     control_tokens   more than every scripted model has
     chat_template    the model's own; None: it has none, and the family's is taken
     """
@@ -148,6 +149,7 @@ class ScriptedBackend:
         capacity: int | None = None,
         checkpoint: int | None = None,
         step_seconds: float = 0.0,
+        train_context: int | None = None,
         control_tokens: Sequence[str] = (),
         chat_template: str | None = None,
     ) -> None:
@@ -167,7 +169,7 @@ class ScriptedBackend:
             parameters=0,
             file_bytes=0,
             vocabulary_size=vocabulary_size,
-            train_context=context_size,
+            train_context=train_context or context_size,
             context_size=context_size,
             max_sequences=max_sequences,
             backend="scripted",

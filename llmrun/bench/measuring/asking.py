@@ -13,7 +13,7 @@ import numpy as np
 from llmrun.bench.measuring.sample import Sample
 from llmrun.bench.measuring.workload import Turn, Workload
 from llmrun.engine.requests import ChatPrompt, Failed, Finished, Request, TextPrompt, TokenPrompt
-from llmrun.errors import LlmrunError
+from llmrun.errors import Cancelled, LlmrunError
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import Timings
 
@@ -35,11 +35,15 @@ class LocalAsker:
         ends = dict.fromkeys(engine.tokenizer.end_of_generation, -math.inf)
         self._to_the_limit = SamplingParams(temperature=0, logit_bias=ends)
 
-    def run(self, workload: Workload, seed: int) -> Sample:
-        """One repetition. What was asked before is forgotten: no prefix is found in the cache but the one meant."""
+    def run(self, workload: Workload, seed: int, seconds: float = math.inf) -> Sample:
+        """One repetition. What was asked before is forgotten: no prefix is found in the cache but the one meant.
+
+        Raises Cancelled if it takes longer than `seconds`.
+        """
         self._engine.forget()
-        sessions = self._given(workload) if workload.sessions else self._synthetic(workload, seed)
-        return measured(self._engine, sessions, workload.facts.concurrency)
+        until = time.perf_counter() + seconds
+        sessions = self._given(workload) if workload.sessions else self._synthetic(workload, seed, until)
+        return measured(self._engine, sessions, workload.facts.concurrency, until)
 
     def _given(self, workload: Workload) -> list[Session]:
         greedy = SamplingParams(temperature=0)
@@ -48,13 +52,13 @@ class LocalAsker:
             for session in workload.sessions
         ]
 
-    def _synthetic(self, workload: Workload, seed: int) -> list[Session]:
+    def _synthetic(self, workload: Workload, seed: int, until: float) -> list[Session]:
         """Random tokens; those that are to be in the cache are run here, outside of all clocks."""
         facts = workload.facts
         random = np.random.default_rng(seed)
         before = [self._random(random, facts.depth) for _ in range(facts.concurrency)]
         if facts.depth:
-            measured(self._engine, [[self._request(tokens, 1)] for tokens in before], facts.concurrency)
+            measured(self._engine, [[self._request(tokens, 1)] for tokens in before], facts.concurrency, until)
         prompts = [tokens + self._random(random, max(1, facts.prompt)) for tokens in before]
         return [[self._request(tokens, max(1, facts.generate))] for tokens in prompts]
 
@@ -72,29 +76,36 @@ class RemoteAsker:
     def __init__(self, engine: Answering) -> None:
         self._engine = engine
 
-    def run(self, workload: Workload, seed: int) -> Sample:
-        """One repetition. Each session begins with a random number, so that no server has seen its beginning."""
+    def run(self, workload: Workload, seed: int, seconds: float = math.inf) -> Sample:
+        """One repetition. Each session begins with a random number, so that no server has seen its beginning.
+
+        Raises Cancelled if it takes longer than `seconds`.
+        """
+        until = time.perf_counter() + seconds
         random = np.random.default_rng(seed)
         sessions = (
             [[_salted(turn, str(random.integers(1 << 40))) for turn in session] for session in workload.sessions]
             if workload.sessions
-            else self._synthetic(workload, random)
+            else self._synthetic(workload, random, until)
         )
-        return measured(self._engine, sessions, workload.facts.concurrency)
+        return measured(self._engine, sessions, workload.facts.concurrency, until)
 
-    def _synthetic(self, workload: Workload, random: np.random.Generator) -> list[Session]:
+    def _synthetic(self, workload: Workload, random: np.random.Generator, until: float) -> list[Session]:
         facts = workload.facts
         before = [_random_words(random, facts.depth) for _ in range(facts.concurrency)]
         if facts.depth:
-            measured(self._engine, [[_words_request(text, 1)] for text in before], facts.concurrency)
+            measured(self._engine, [[_words_request(text, 1)] for text in before], facts.concurrency, until)
         prompts = [text + _random_words(random, max(1, facts.prompt)) for text in before]
         return [[_words_request(text, max(1, facts.generate))] for text in prompts]
 
 
-def measured(engine: Answering, sessions: Sequence[Session], concurrency: int) -> Sample:
+def measured(engine: Answering, sessions: Sequence[Session], concurrency: int, until: float = math.inf) -> Sample:
     """Run sessions, `concurrency` of them at a time, each request of one after the answer before it.
 
-    Raises what a request failed with: figures of the others would be those of another workload.
+    until  of `time.perf_counter`: what runs then is cancelled after the engine's step, a chunk of a prompt at most
+
+    Raises what a request failed with: figures of the others would be those of another workload. Raises Cancelled when
+    the time is over.
     """
     waiting = deque(iter(session) for session in sessions)
     running: dict[int, Iterator[Request]] = {}
@@ -113,10 +124,19 @@ def measured(engine: Answering, sessions: Sequence[Session], concurrency: int) -
                 following = next(session, None)
                 if following is not None:
                     running[engine.submit(following)] = session
+        if (waiting or running) and time.perf_counter() > until:
+            _cancel_all(engine)
+            raise Cancelled("a run of the benchmark was cancelled: its time is over")
     seconds = time.perf_counter() - started
     if not all(timings.generated_tokens for timings in ended):
         raise LlmrunError("an answer was empty: nothing to measure: 0 tokens, at least 1")
     return Sample(tuple(ended), seconds)
+
+
+def _cancel_all(engine: Answering) -> None:
+    engine.cancel_current()
+    while not engine.idle:
+        engine.step()
 
 
 def _ordinary_tokens(tokenizer: Tokenizer) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmrun.backends.trained_context import beyond_training
 from llmrun.bench.measuring.reporter import BenchReporter
 from llmrun.bench.measuring.sweep import BenchTarget, Configuration, Room
 from llmrun.bench.measuring.worker_process import WorkerProcess
@@ -74,11 +75,17 @@ class Pool:
         if facts.get("compiled"):  # what it took to load then is nothing that would happen again
             worker.close()
             worker, facts = self._started(target)
+        if target not in self.opened:
+            self._tell_of_long_context(target, facts.get("train_context", 0))
         opened = self.opened.setdefault(target, OpenedFacts())
         opened.facts = facts
         opened.loads.append(facts["load_s"])
         self._open[target] = worker
         return worker
+
+    def _tell_of_long_context(self, target: BenchTarget, trained: int) -> None:
+        if words := beyond_training(target.model, self._rooms[target].context_size or 0, trained):
+            self._reporter.note(words)
 
     def _started(self, target: BenchTarget) -> tuple[WorkerProcess, dict[str, Any]]:
         worker = self._start_process(target, self._reporter)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from llmrun.amounts import format_seconds_briefly
 from llmrun.backends.registry import may_use_gpus
 from llmrun.bench.analysis.stability import is_stable
 from llmrun.bench.measuring.cold import cold_start
@@ -31,6 +32,7 @@ _LIMITS_EVERY_S = 2.0
 _MOST_LIMITS_BYTES = 1 << 30  # of memory to read: more than any cache
 _LEAST_LIMITS_BYTES = 1 << 28
 _WARM_UP_SHARE = 0.2  # of the seconds of a configuration, at most: the rest makes intervals narrow
+_WELL_OVER = 1.5  # times the limit that was set: then the user wants to know why
 
 
 @dataclass(slots=True)
@@ -58,7 +60,8 @@ class Outcome:
 class Effort:
     """How long to go on.
 
-    seconds      for each configuration, warming up included, loading not; the round that runs then is finished
+    seconds      for each configuration, warming up included, loading not. A round is not begun if those before say
+                 that it would end later; the first one is measured to its end, since a figure needs a whole answer
     repetitions  rounds; None: until `enough` says so
     enough       whether the figures of all trials are narrow: looks at widths, never at what they say
     """
@@ -85,6 +88,7 @@ class Runner:
         self._machine = _MachineLimits(reporter)
         self._seed = 0
         self._warming_up_s = 0.0
+        self._round_s = 0.0  # of the last round, without what was measured of the machine meanwhile
         self.outcome = Outcome([Trial(one) for one in configurations], self._pool.opened)
 
     def run(self) -> Outcome:
@@ -118,25 +122,38 @@ class Runner:
             return
         worker, _ = self._pool.worker(trial.configuration.target)
         started = time.perf_counter()
-        until = started + self._effort.seconds * _WARM_UP_SHARE
+        left = limit = self._effort.seconds * _WARM_UP_SHARE
         taken: list[float] = []
-        while not is_stable(taken) and (not taken or time.perf_counter() < until):
-            taken.append(worker.run(trial.configuration.workload, self._next_seed()).seconds)
+        while not is_stable(taken) and left > 0:
+            run = worker.warm(trial.configuration.workload, self._next_seed(), left)
+            if run is None:
+                break
+            taken.append(run)
+            left = started + limit - time.perf_counter()
         self._warming_up_s += time.perf_counter() - started
 
     def _rounds(self) -> None:
-        until = time.perf_counter() + self._effort.seconds * len(self._alive) - self._warming_up_s
+        limit = self._effort.seconds * len(self._alive) - self._warming_up_s
+        until = time.perf_counter() + limit
         number = 0
         while self._alive and not self._is_enough(number, until):
             number += 1
             seed = self._next_seed()
             turns = self._alive if number % 2 else self._alive[::-1]
+            self._round_s = 0.0
             for trial in turns:
                 self._tell_round(number, until, trial)
                 if self._has_limits(trial):
                     self._machine.measure_now_and_then(self.outcome)
+                began = time.perf_counter()
                 with _Failing(trial, self._pool):
                     trial.samples.append(self._turn(trial, seed))
+                self._round_s += time.perf_counter() - began
+        if self._effort.repetitions is None and number == 1 and self._round_s > max(limit, 0) * _WELL_OVER:
+            self._reporter.note(
+                f"one round took {format_seconds_briefly(self._round_s)}, longer than --seconds allows: each figure is "
+                "a single measurement"
+            )
 
     def _has_limits(self, trial: Trial) -> bool:
         """What a token needs of this machine is known of models that run here."""
@@ -146,7 +163,7 @@ class Runner:
     def _is_enough(self, rounds: int, until: float) -> bool:
         if self._effort.repetitions is not None:
             return rounds >= self._effort.repetitions
-        return rounds > 0 and (time.perf_counter() > until or self._effort.enough(self._alive))
+        return rounds > 0 and (time.perf_counter() + self._round_s > until or self._effort.enough(self._alive))
 
     def _turn(self, trial: Trial, seed: int) -> Sample:
         """Energy is that of the whole machine: the configurations that do not have the turn are idle."""
@@ -155,7 +172,7 @@ class Runner:
             return cold_start(configuration.target)
         worker, is_new = self._pool.worker(configuration.target)
         if is_new:
-            worker.run(configuration.workload, self._next_seed())
+            worker.warm(configuration.workload, self._next_seed(), self._effort.seconds * _WARM_UP_SHARE)
         with self._meter.measure() as reading:
             runs = [worker.run(configuration.workload, seed)]
             while sum(run.seconds for run in runs) < _TURN_S:
@@ -168,14 +185,22 @@ class Runner:
         return self._seed
 
     def _tell_round(self, number: int, until: float, trial: Trial) -> None:
-        """How much is done: of the rounds that were asked for, or of the time, of which less may be enough."""
+        """Say how much is done: of the rounds that were asked for, or of the time, of which less may be enough."""
         if self._effort.repetitions is not None:
-            done, of_all = (number - 1) / self._effort.repetitions, f" of {self._effort.repetitions}"
-        else:
-            whole = self._effort.seconds * len(self._alive)
-            left = min(max(until - time.perf_counter(), 0.0), whole)
-            done, of_all = 1 - left / whole, f", at most {round(left) // 60}:{round(left) % 60:02d} left"
-        self._reporter.progress(f"round {number}{of_all}  {_words(trial)}", done)
+            done, of_all = (number - 1) / self._effort.repetitions, self._effort.repetitions
+            self._reporter.progress(f"round {number} of {of_all}  {_words(trial)}", done)
+            return
+        whole = self._effort.seconds * len(self._alive)
+
+        def tell() -> tuple[str, float | None]:
+            left = min(until - time.perf_counter(), whole)
+            if left > 0:
+                clock = f"{math.ceil(left) // 60}:{math.ceil(left) % 60:02d}"
+                return f"round {number}, at most {clock} left  {_words(trial)}", 1 - left / whole
+            which = "the first measurement" if number == 1 else "the last round"
+            return f"the time is over, {which} is still running  {_words(trial)}", None
+
+        self._reporter.watch(tell)
 
 
 class _MachineLimits:

@@ -104,6 +104,7 @@ def _facts(info: ModelInfo, load_s: float) -> dict[str, Any]:
         "gpu_layers": info.gpu_layers,
         "kv_type": info.kv_type,
         "context_size": info.context_size,
+        "train_context": info.train_context,
         "max_sequences": info.max_sequences,
         "load_s": load_s,
     }

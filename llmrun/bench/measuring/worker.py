@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from llmrun.bench.measuring.sweep import BenchTarget, Room
 from llmrun.bench.measuring.workload import Workload
-from llmrun.errors import LlmrunError
+from llmrun.errors import Cancelled, LlmrunError
 from llmrun.kernel_warnings import kernel_warnings_told
 
 Say = Callable[[Mapping[str, Any]], None]
@@ -37,6 +37,8 @@ class Worker:
             case "run":
                 workload = Workload.from_json(question["workload"])
                 return {"sample": self._opened.asker.run(workload, question["seed"]).to_json()}
+            case "warm":
+                return self._warm(Workload.from_json(question["workload"]), question["seed"], question["seconds"])
             case "limits":
                 return self._limits(question["threads"], question["memory_bytes"])
             case "peak":
@@ -44,6 +46,12 @@ class Worker:
 
                 return {"peak": peak_memory()}
         raise LlmrunError(f"no such question: {question['do']}")
+
+    def _warm(self, workload: Workload, seed: int, seconds: float) -> Mapping[str, Any]:
+        try:
+            return {"seconds": self._opened.asker.run(workload, seed, seconds).seconds}
+        except Cancelled:
+            return {"seconds": None}
 
     def close(self) -> None:
         if self._opened is not None:

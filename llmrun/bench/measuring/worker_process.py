@@ -2,6 +2,7 @@
 
     {"do": "open", "target": {...}, "room": {...}}  -> {"facts": {...}}
     {"do": "run", "workload": {...}, "seed": 7}     -> {"sample": {...}}
+    {"do": "warm", "workload", "seed", "seconds": 6} -> {"seconds": 1.5}, null if it was cancelled
     {"do": "limits", "threads": 2, "memory_bytes"}  -> {"bandwidth": 4e10, "multiply": 2e12}
     {"do": "peak"}                                  -> {"peak": 240000000}
 
@@ -60,6 +61,15 @@ class WorkerProcess:
     def run(self, workload: Workload, seed: int) -> Sample:
         """Run a workload once. Raises BackendCrashed, NetworkError and what a request may fail with."""
         return Sample.from_json(self._ask("running", do="run", workload=workload.to_json(), seed=seed)["sample"])
+
+    def warm(self, workload: Workload, seed: int, seconds: float) -> float | None:
+        """Run a workload once, for `seconds` at most (a chunk of a prompt is finished), and return how long it took.
+
+        None: it took longer, and was cancelled. Raises what `run` raises.
+        """
+        question = {"workload": workload.to_json(), "seed": seed, "seconds": seconds}
+        taken: float | None = self._ask("warming up", do="warm", **question)["seconds"]
+        return taken
 
     def limits(self, threads: int, memory_bytes: int) -> tuple[float, float]:
         """(bytes read from memory, int8 products) a second."""

@@ -39,6 +39,7 @@ _QUANTIZE = "quantize"  # the kind of what makes the input of a product int8
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _IN_A_ROW = 8  # steps, at most, before the other kind of team has its turn
 _LEAST_TURNS = 3
+_FAR_OVER = 2.0  # times the seconds that were asked for: then fewer turns have to do
 _SETTLED = 0.98  # of the best time so far: a step that is not below it brings nothing new
 _LIMIT_ROUNDS = 3
 
@@ -179,6 +180,7 @@ class Profile:
     limits: SpeedLimits
     decode: StepProfile
     prefill: StepProfile
+    train_context: int  # tokens; 0: not known
 
 
 def profile(
@@ -209,7 +211,7 @@ def profile(
             found.append(_limits(machine))
         limits = SpeedLimits(*np.median(np.concatenate(found), axis=0).tolist())
         decode, prefill = (_step_profile(backend, step, limits) for step in measured)
-        return Profile(str(path), backend.info.threads, kv_type, limits, decode, prefill)
+        return Profile(str(path), backend.info.threads, kv_type, limits, decode, prefill, backend.info.train_context)
 
 
 def _limits(machine: MachineLimits) -> NDArray[np.float64]:
@@ -244,20 +246,30 @@ def _measure(backend: CpuBackend, rows: int, depth: int, seconds: float) -> _Mea
         backend.forward(batch)
         return time.perf_counter() - begun
 
-    in_a_row = max(1, min(_IN_A_ROW, round(seconds / 2 / _LEAST_TURNS / _warm(run, seconds / 4))))
+    step = _warm(run, seconds / 4)
+    in_a_row = max(1, min(_IN_A_ROW, round(seconds / 2 / _LEAST_TURNS / step)))
+    settles = step < seconds / 4 / _LEAST_TURNS  # threads that wake up cost a long step nothing that can be seen
     begun = time.perf_counter()
     turns = 0
-    while turns < _LEAST_TURNS or time.perf_counter() - begun < seconds:
+    while _goes_on(turns, time.perf_counter() - begun, seconds):
         turns += 1
-        run()
+        if settles:
+            run()
         found.normal.extend(run() for _ in range(in_a_row))
         with backend.timed() as team:
-            run()
-            team.taken_times()
+            if settles:
+                run()
+                team.taken_times()
             for _ in range(in_a_row):
                 found.timed.append(run())
                 found.times.append(team.taken_times())
     return found
+
+
+def _goes_on(turns: int, taken: float, seconds: float) -> bool:
+    """Return whether another turn is due: for the time that was asked for, and for a few turns unless they take far
+    longer. One is always taken."""
+    return turns == 0 or taken < seconds or (turns < _LEAST_TURNS and taken < _FAR_OVER * seconds)
 
 
 def _warm(run: Callable[[], float], seconds: float) -> float:

@@ -20,8 +20,16 @@ if TYPE_CHECKING:
     from llmrun.engine.base import Answering
 
 
-def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hide_thinking: bool = False) -> int:
-    """Run a request, write its answer and its statistics, and return the exit code.
+def answer(
+    engine: Answering,
+    request: Request,
+    *,
+    model: str,
+    as_json: bool,
+    hide_thinking: bool = False,
+    log: Callable[[AnsweredRequest], None] | None = None,
+) -> int:
+    """Run a request, write its answer and its statistics, log it if there is a log, and return the exit code.
 
     Ctrl-C (or SIGTERM) ends the answer; what was written stays, and is accounted for like any other.
     """
@@ -62,6 +70,8 @@ def answer(engine: Answering, request: Request, *, model: str, as_json: bool, hi
             out.fields(logprob_fields(token))
     _explain_length(done)
     out.fields(stats_fields(done))
+    if log is not None:
+        log(done)
     return 128 + signals[0] if signals else 0
 
 

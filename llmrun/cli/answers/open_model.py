@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from llmrun.amounts import format_bytes, format_parameters, format_seconds
 from llmrun.backends.base import OpenOptions
 from llmrun.backends.registry import is_stand_in
+from llmrun.backends.trained_context import beyond_training
 from llmrun.cli.console.output import out
 from llmrun.cli.console.progress import HubReporter, show_loading
 from llmrun.errors import DoesNotFit
@@ -90,6 +91,10 @@ def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool
         out.clear_progress()
         if settings.gpu_layers not in ("auto", 0) and not engine.info.gpu_layers:
             out.note("no GPU runs any layer of this model (--gpu-layers): -v says which backend runs it, and why")
+        if settings.ctx_size is not None and (
+            words := beyond_training(found.name, engine.info.context_size, engine.info.train_context)
+        ):
+            out.note(words)
         _describe(engine)
         recommended = found.entry.sampling if found.entry else None
         yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))

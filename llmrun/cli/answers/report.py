@@ -34,10 +34,10 @@ def stats_fields(answer: AnsweredRequest) -> list[str]:
     """
     timings, info = answer.finished.timings, answer.info
     name = _named(answer.model, info)
-    seed = f"seed {answer.request.sampling.seed}"
+    seed = [] if answer.request.seed is None else [f"seed {answer.request.seed}"]
     if timings.generated_tokens == 0:
         where = "in prefill" if info.context_size else "before it began"
-        return [name, f"stopped {where} after {format_seconds_briefly(timings.total_s)}", seed]
+        return [name, f"stopped {where} after {format_seconds_briefly(timings.total_s)}", *seed]
     thinking, first_answer = answer.finished.thinking_tokens, answer.finished.first_answer_s
     written = [f"{timings.generated_tokens} out" + (f" ({thinking} thinking)" if thinking else "")]
     if timings.generated_tokens > 1:  # a single token has no pace
@@ -54,7 +54,7 @@ def stats_fields(answer: AnsweredRequest) -> list[str]:
         *written,
         format_seconds_briefly(timings.total_s),
         *([f"ctx {format_percent(answer.finished.context_used / info.context_size)}"] if info.context_size else []),
-        seed,
+        *seed,
     ]
 
 
@@ -115,7 +115,7 @@ def completion_body(answer: AnsweredRequest) -> dict[str, Any]:
             "prompt_tokens_details": {"cached_tokens": timings.cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": answer.finished.thinking_tokens},
         },
-        "seed": answer.request.sampling.seed,
+        "seed": answer.request.seed,
         "timings": {**_timings(timings), "first_answer_s": answer.finished.first_answer_s},
         "run": _run(answer),
     }

@@ -64,6 +64,14 @@ HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Do not show
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+PromptTemplate = Annotated[
+    str | None,
+    typer.Option("-T", "--template", metavar="NAME", help="A prompt template, by name or path: see llmrun templates."),
+]
+Params = Annotated[
+    list[str] | None,
+    typer.Option("-P", "--param", metavar="NAME=VALUE", help="Set a variable of the prompt template. Repeatable."),
+]
 Backend = Annotated[
     str | None,
     typer.Option(

@@ -14,8 +14,6 @@ from llmrun.sampling_params import SAMPLING
 if TYPE_CHECKING:
     from llmrun.sampling_params import SamplingParams
 
-RANDOM_SEEDS = 1_000_000  # short enough to read out and type again, many enough for a thousand samples
-
 
 def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
     """A conversation of one question. An empty system prompt is one too: it replaces a template's own."""
@@ -23,9 +21,15 @@ def chat_messages(prompt: str, system: str | None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": prompt}]
 
 
-def described_sampling(sampling: SamplingParams) -> str:
-    """`temperature 0.8, top_k 40, ...`: what was decided, whoever decided it."""
-    return ", ".join(f"{name} {getattr(sampling, name):g}" for name in SAMPLING)
+def described_sampling(sampling: SamplingParams, sent: frozenset[str] | None = None) -> str:
+    """`temperature 0.8, top_k 40, ...`: what was decided, whoever decided it.
+
+    sent  the names of those that a server is sent; None for models that run here
+    """
+    known = ", ".join(f"{name} {getattr(sampling, name):g}" for name in SAMPLING if sent is None or name in sent)
+    if sent is None:
+        return known
+    return f"{known}; the server decides the rest" if known else "the server decides"
 
 
 def parse_stops(texts: Sequence[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from llmrun.amounts import format_bandwidth, format_number, format_percent, form
 from llmrun.backends.base import AUTO
 from llmrun.backends.cpu.kind import KIND as CPU_ENGINE
 from llmrun.backends.registry import backend_named
+from llmrun.backends.trained_context import beyond_training
 from llmrun.bench.measuring.sweep import BenchTarget
 from llmrun.bench.measuring.workload import Workload
 from llmrun.bench.profiling.profile import KindProfile, OpProfile, Profile, Spent, StepProfile, profile
@@ -66,6 +67,8 @@ def profile_all(targets: Sequence[BenchTarget], workloads: Sequence[Workload], k
                     progress=show_loading,
                 )
             out.clear_progress()
+            if words := beyond_training(target.model, depth + prompt, found.train_context):
+                out.note(words)
             if kind == "table":
                 _show(target.model, found)
             bodies.append({"model": target.model, **_body(found)})

@@ -228,7 +228,7 @@ def _preference_lines(chat: Chat) -> list[str]:
     chosen = [f"{name} {_shown(chat.preference(name))}" for name in others]
     thinking = [f"{name} {_shown(chat.preference(name))}" for name in preferences.THINKING]
     return [
-        *beside("settings    ", described_sampling(chat.sampling), room(sys.stderr)),
+        *beside("settings    ", described_sampling(chat.sampling, chat.sent_sampling), room(sys.stderr)),
         *(f"            {', '.join(x)}" for x in (chosen, thinking)),
     ]
 

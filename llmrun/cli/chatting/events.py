@@ -16,8 +16,8 @@ from llmrun.cli.chatting.preferences import Value, checked_value
 from llmrun.errors import UsageError
 from llmrun.types import FinishReason
 
-FORMAT: Final = 2  # of the file; a change that older versions cannot read raises it
-READABLE: Final = (1, 2)  # 1 has no thoughts
+FORMAT: Final = 3  # of the file; a change that older versions cannot read raises it
+READABLE: Final = (1, 2, 3)  # 1 has no thoughts, 2 has a seed for every answer
 FAILED: Final = "failed"  # an answer that an error ended
 
 Name = str  # may hold a path that is not UTF-8: "\\udcff" stands for its byte 0xff, here and in the file
@@ -66,9 +66,9 @@ class QuestionAsked:
 
 @dataclass(frozen=True, slots=True)
 class AnswerBegan:
-    """The last question gets an answer; one that it has already is dropped."""
+    """The last question gets an answer; one that it has already is dropped. `seed` None: a server chose it."""
 
-    seed: int
+    seed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +210,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "Name": lambda value: isinstance(value, str),
     "str | None": lambda value: value is None or _is_text(value),
     "int": _is_count,
+    "int | None": lambda value: value is None or _is_count(value),
     "float": _is_seconds,
     "Value | None": _is_preference,
 }

@@ -19,7 +19,9 @@ class Saying:
     """One answer to the last question. It begins with its first text that is no thinking, so that an answer stopped
     before leaves what there was as it was; left by an error, it ends as failed."""
 
-    def __init__(self, record: ConversationRecord, view: AnswerView, seed: int, *, hide_thinking: bool = False) -> None:
+    def __init__(
+        self, record: ConversationRecord, view: AnswerView, seed: int | None, *, hide_thinking: bool = False
+    ) -> None:
         self._record = record
         self._view = view
         self._seed = seed

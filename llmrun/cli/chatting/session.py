@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmrun.cli.answers.report import AnsweredRequest, stats_fields, waiting_words
+from llmrun.cli.answers.sampling import next_seed, sent_sampling
 from llmrun.cli.answers.thinking import wanted_thinking
-from llmrun.cli.arguments.parsing import RANDOM_SEEDS
 from llmrun.cli.arguments.prompt import checked_text
 from llmrun.cli.chatting import blocks
 from llmrun.cli.chatting.conversation import now
@@ -158,12 +157,19 @@ class Chat:
         return replace(self._model_sampling, **self._now_set.sampling)
 
     @property
+    def sent_sampling(self) -> frozenset[str] | None:
+        """The sampling parameters that the model's server is sent; None for models that run here."""
+        return sent_sampling(self.engine, self._now_set)
+
+    @property
     def default_system(self) -> str | None:
         return self._settings.system
 
     def preference(self, name: str) -> Value | None:
-        """What holds now, whoever decided it."""
+        """What holds now, whoever decided it; None where a server decides."""
         if name in SAMPLING:
+            if self.sent_sampling is not None and name not in self.sent_sampling:
+                return None
             value: int | float = getattr(self.sampling, name)
             return value
         if name == CONTEXT:
@@ -174,9 +180,9 @@ class Chat:
         """Answer the last question with another seed."""
         seed = self._new_seed()
         before = self.conversation.exchanges[-1].began
-        if before is not None and seed == before.seed:
+        if before is not None and seed is not None and seed == before.seed:
             seed = (seed + 1) % 2**64
-        if self.sampling.temperature <= 0:
+        if self.preference("temperature") == 0:
             out.note("temperature is 0, so the seed changes nothing: /set temperature 0.8 would")
         self._answer(seed)
 
@@ -206,7 +212,7 @@ class Chat:
 
     # Answers
 
-    def _answer(self, seed: int) -> None:
+    def _answer(self, seed: int | None) -> None:
         """Answer the last question, and say how it went. A question that could not be answered is taken back and
         offered for editing; an answer that it had stays."""
         wish = wanted_thinking(self.engine, self._now_set, self.conversation.preferences)
@@ -214,9 +220,10 @@ class Chat:
             prompt=ChatPrompt(self.conversation.messages, template_kwargs=self._variables),
             max_tokens=self._now_set.max_tokens,
             stop=tuple(self._stops),
-            sampling=replace(self.sampling, seed=seed),
+            sampling=replace(self.sampling, seed=seed or 0),
             think=wish.think,
             think_budget=wish.think_budget,
+            sent_sampling=self.sent_sampling,
         )
         try:
             with self._turns.answering():
@@ -243,7 +250,7 @@ class Chat:
     def _stream(self, request: Request) -> Finished | None:
         """Write down and show an answer as it comes. None: it was stopped before a word of it."""
         hidden = self._now_set.hide_thinking
-        with Saying(self.record, self._view, request.sampling.seed, hide_thinking=hidden) as saying:
+        with Saying(self.record, self._view, request.seed, hide_thinking=hidden) as saying:
             for event in self.engine.generate(request):
                 if self._signals.stop_wanted:  # also a wish from before the engine knew of the request
                     self.engine.cancel_current()
@@ -316,6 +323,5 @@ class Chat:
         stops = self.conversation.preferences.get(STOP, [])
         return stops if isinstance(stops, list) else []
 
-    def _new_seed(self) -> int:
-        seed = self._now_set.seed
-        return secrets.randbelow(RANDOM_SEEDS) if seed is None else seed
+    def _new_seed(self) -> int | None:
+        return next_seed(self.engine, self._now_set)

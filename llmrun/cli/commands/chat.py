@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.parsing import parse_stops, parse_template_variables
 from llmrun.cli.arguments.prompt import checked_text, read_text
 from llmrun.cli.arguments.values import models
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
+from llmrun.cli.prompting.library import chosen_template
 from llmrun.errors import LlmrunError, TemplateRefused, UsageError
 from llmrun.folders import data_folder
 from llmrun.settings import RULES, Settings, load_settings, with_values
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import AnswerView, Completions, Turns
     from llmrun.cli.chatting.store import Store
+    from llmrun.cli.prompting.template import PromptTemplate
     from llmrun.types import ModelInfo
 
 LISTING = {"place": 10, "aliases": ("run",)}
@@ -55,11 +58,17 @@ def command(
     ] = False,
     *,
     flags: AnswerFlags,
+    template_name: options.PromptTemplate = None,
+    params: options.Params = None,
 ) -> int:
     if name is not None and flags.model is not None:
         raise UsageError("model: given twice: as an argument and as --model")
     flags = flags if name is None else replace(flags, model=name)
+    prompting, values = chosen_template(template_name, params or ())
+    flags = _with_template(flags, prompting, values)
     settings = flags.settings()
+    if prompting.prompt is not None:
+        out.note(f"template {prompting.name}: a chat takes only its system prompt and settings, not its prompt")
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
     from llmrun.cli.chatting.events import ModelChanged
@@ -75,6 +84,16 @@ def command(
 
         with open_model(_for_opening(settings, record), chat_template=template, will_chat=True) as opened:
             return _talk(opened, store, record, flags, variables)
+
+
+def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping[str, str]) -> AnswerFlags:
+    """Return the flags with the template's system prompt and settings where nothing was typed. Raises UsageError."""
+    flags = template.applied(flags)
+    if flags.system is not None or template.system is None:
+        return flags
+    template = replace(template, prompt=None)
+    template.check_complete(values)
+    return replace(flags, system=template.filled_system(values))
 
 
 def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:

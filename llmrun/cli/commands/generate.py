@@ -8,7 +8,6 @@ Examples:
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,6 @@ import typer
 from llmrun.cli.arguments import options
 from llmrun.cli.arguments.flags import AnswerFlags, takes_answer_flags
 from llmrun.cli.arguments.parsing import (
-    RANDOM_SEEDS,
     chat_messages,
     described_sampling,
     parse_logit_bias,
@@ -27,6 +25,7 @@ from llmrun.cli.arguments.parsing import (
 )
 from llmrun.cli.arguments.prompt import checked_text, read_prompt, read_text
 from llmrun.cli.console.output import out
+from llmrun.cli.prompting.library import chosen_template
 from llmrun.errors import UsageError
 
 LISTING = {"place": 20}
@@ -47,17 +46,31 @@ def command(
     ] = None,
     *,
     flags: AnswerFlags,
+    template_name: options.PromptTemplate = None,
+    params: options.Params = None,
     logit_bias: options.LogitBias = None,
     raw: Annotated[bool, typer.Option("--raw", help="Give the model the prompt as it is: no chat template.")] = False,
     logprobs: Annotated[
         int | None,
         typer.Option("--logprobs", metavar="N", min=0, help="Each token's probability, and the N likeliest ones."),
     ] = None,
+    log: Annotated[
+        bool | None, typer.Option("--log/--no-log", help="Log the answer for `llmrun logs`.  [default: no-log]")
+    ] = None,
     json_output: options.Json = False,
 ) -> int:
+    prompting, values = chosen_template(template_name, params or ())
+    flags = prompting.applied(flags)
+    if flags.system is not None:
+        prompting = replace(prompting, system=None)
     settings = flags.settings()
     flags.check_model(settings.model)
-    if raw and (flags.system is not None or flags.chat_template is not None or flags.chat_template_kwargs is not None):
+    if raw and (
+        flags.system is not None
+        or prompting.system is not None
+        or flags.chat_template is not None
+        or flags.chat_template_kwargs is not None
+    ):
         raise UsageError("--raw: leaves no place for a system prompt or a chat template")
     if raw and (flags.think is not None or flags.think_budget is not None):
         raise UsageError("--raw: what the model writes is given out as it is: --think and --think-budget mean nothing")
@@ -65,23 +78,26 @@ def command(
     stops = parse_stops(flags.stop or ())
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
-    text = read_prompt(prompt or (), prompt_option, file)
-    messages = chat_messages(text, settings.system if flags.system is None else checked_text(flags.system, "--system"))
+    has_input = bool(prompt) or prompt_option is not None or file is not None
+    prompting.check_complete(values)
+    asked = read_prompt(prompt or (), prompt_option, file) if has_input or prompting.needs_input else ""
+    text, system = prompting.filled(asked, values)
+    if system is None:
+        system = settings.system if flags.system is None else checked_text(flags.system, "--system")
+    messages = chat_messages(text, system)
 
     # Nothing heavy is imported above this line, so that usage errors come at once.
+    from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import answer
     from llmrun.cli.answers.open_model import open_model
+    from llmrun.cli.answers.sampling import next_seed, sent_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 
     with open_model(settings, chat_template=template, will_chat=not raw) as opened:
-        sampling = replace(
-            opened.default_sampling,
-            **settings.sampling,
-            logit_bias=bias,
-            seed=settings.seed if settings.seed is not None else secrets.randbelow(RANDOM_SEEDS),
-        )
-        out.detail(f"sampling   {described_sampling(sampling)}")
+        seed, sent = next_seed(opened.engine, settings), sent_sampling(opened.engine, settings)
+        sampling = replace(opened.default_sampling, **settings.sampling, logit_bias=bias, seed=seed or 0)
+        out.detail(f"sampling   {described_sampling(sampling, sent)}")
         typed = flags.given()
         if not raw:
             check_thinking(opened.engine, flags, settings, typed)
@@ -94,6 +110,14 @@ def command(
             logprobs=logprobs,
             think=wish.think,
             think_budget=wish.think_budget,
+            sent_sampling=sent,
         )
         hidden = settings.hide_thinking
-        return answer(opened.engine, request, model=opened.name, as_json=json_output, hide_thinking=hidden)
+        return answer(
+            opened.engine,
+            request,
+            model=opened.name,
+            as_json=json_output,
+            hide_thinking=hidden,
+            log=logger(prompting.name or None) if (settings.log if log is None else log) else None,
+        )

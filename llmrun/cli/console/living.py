@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 from llmrun.cli.console.output import out
@@ -15,13 +16,20 @@ class LiveReporter:
     """A bench.reporter.Reporter, for any job. Inside the `with` nothing else may write."""
 
     def __init__(self) -> None:
-        self._words = ""
+        self._words: Callable[[], str] = str
         self._lock = threading.Lock()  # two threads write
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="llmrun-progress", daemon=True)
 
     def progress(self, words: str, share: float | None = None) -> None:
-        self._words = words if share is None else f"{progress_bar(share)}  {words}"
+        self.watch(lambda: (words, share))
+
+    def watch(self, tell: Callable[[], tuple[str, float | None]]) -> None:
+        def line() -> str:
+            words, share = tell()
+            return words if share is None else f"{progress_bar(share)}  {words}"
+
+        self._words = line
 
     def note(self, words: str) -> None:
         with self._lock:
@@ -41,5 +49,5 @@ class LiveReporter:
     def _redraw(self) -> None:
         while not self._over.wait(_REDRAW_S):
             with self._lock:
-                if self._words:
-                    out.progress(self._words)
+                if words := self._words():
+                    out.progress(words)

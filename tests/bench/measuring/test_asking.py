@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from llmrun.backends.scripted.backend import ScriptedBackend
-from llmrun.bench.measuring.asking import LocalAsker, measured
-from llmrun.bench.measuring.workload import chats, synthetic
+from llmrun.bench.measuring.asking import LocalAsker, RemoteAsker, measured
+from llmrun.bench.measuring.workload import Workload, chats, synthetic
 from llmrun.engine.engine import Engine
 from llmrun.engine.requests import Request, TokenPrompt
-from llmrun.errors import ContextExceeded, LlmrunError
+from llmrun.errors import Cancelled, ContextExceeded, LlmrunError
 
 
 def engine_of(max_sequences: int = 1, **options: float) -> tuple[Engine, ScriptedBackend]:
@@ -98,3 +100,41 @@ def test_an_empty_answer_is_no_measurement() -> None:
 
     with pytest.raises(LlmrunError, match="empty"):
         measured(Cancelling(), [[Request(TokenPrompt([65]), 3)]], 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workload", [synthetic(2000, 500, 0, 2), synthetic(4, 500, 2000, 1)])
+def test_a_run_whose_time_is_over_is_cancelled(workload: Workload) -> None:
+    """After a step, in the middle of a prompt or an answer; the engine can be asked again."""
+    engine, _ = engine_of(max_sequences=2, step_seconds=0.02, context_size=4096)
+    asker = LocalAsker(engine)
+    started = time.perf_counter()
+    with pytest.raises(Cancelled):
+        asker.run(workload, 1, 0.1)
+    assert time.perf_counter() - started < 2
+    assert engine.idle
+    assert asker.run(synthetic(8, 3, 0, 1), 2, 60).generated == 3
+
+
+class Listening:
+    """An engine that notes what it is asked, and answers nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+
+    def submit(self, request: Request) -> int:
+        self.asked.append(request)
+        raise LlmrunError("heard")
+
+
+@pytest.mark.parametrize("workload", [synthetic(8, 4, 0, 1), chats(1)[0]])
+def test_a_server_is_told_all_sampling_so_that_servers_can_be_compared(workload: Workload) -> None:
+    engine = Listening()
+    with pytest.raises(LlmrunError, match="heard"):
+        RemoteAsker(engine).run(workload, 1)  # type: ignore[arg-type]
+    (request,) = engine.asked
+    assert (request.sampling.temperature, request.sends("temperature"), request.sends("repeat_penalty")) == (
+        0,
+        True,
+        True,
+    )
+    assert request.max_tokens is not None

@@ -10,7 +10,7 @@ import pytest
 from llmrun.bench.measuring import pool as pool_module
 from llmrun.bench.measuring.pool import Pool, rooms
 from llmrun.bench.measuring.reporter import BenchReporter
-from llmrun.bench.measuring.sweep import BenchTarget, Room
+from llmrun.bench.measuring.sweep import BenchTarget, Configuration, Room
 from llmrun.bench.measuring.worker_process import WorkerProcess
 from llmrun.bench.measuring.workload import chats, synthetic
 from llmrun.errors import DoesNotFit
@@ -114,3 +114,17 @@ def test_an_engine_has_room_for_all_that_it_will_be_asked(three: list[BenchTarge
     found = rooms([configuration_of(three[0], workload) for workload in asked])
     assert found == {three[0]: Room(171, 4, True)}
     assert rooms([configuration_of(three[1], chats(2)[0])])[three[1]].context_size == 4096
+
+
+def test_a_context_longer_than_the_model_was_trained_for_is_told_once(tmp_path: Path) -> None:
+    notes = Notes()
+    target = target_of(tmp_path, train_context=12)
+    for workload, said in ((SHORT, 1), (synthetic(4, 4, 0, 1), 0)):
+        notes.said.clear()
+        pool = Pool([Configuration("", target, workload)], notes, lambda target, reporter: WorkerProcess(reporter))
+        pool.worker(target)
+        pool.drop(target)
+        pool.worker(target)
+        pool.kill()
+        assert len(notes.said) == said
+        assert all(words.startswith("13 tokens of context: model was trained for 12, and") for words in notes.said)

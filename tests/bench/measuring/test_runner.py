@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ class Turns:
         self.taken: list[tuple[str, int]] = []
         self.killed: list[str] = []
         self.facts: dict[str, int] = {}
+        self.warm_ups: list[float] = []  # seconds that each may take
+        self.outlasts_warm_ups = False
 
     def before(self, name: str) -> None:
         """Called as a turn begins."""
@@ -49,6 +52,12 @@ class FakeWorker:
         self._turns.before(self._name)
         self._turns.taken.append((self._name, seed))
         return Sample((), 1.0)
+
+    def warm(self, workload: Workload, seed: int, seconds: float) -> float | None:
+        self._turns.warm_ups.append(seconds)
+        if self._turns.outlasts_warm_ups:
+            return None
+        return self.run(workload, seed).seconds
 
     def limits(self, threads: int, memory_bytes: int) -> tuple[float, float]:
         return 1e10, 1e12
@@ -100,6 +109,76 @@ def test_rounds_go_on_until_it_is_enough(tmp_path: Path) -> None:
 def test_rounds_end_when_the_time_is_over_but_there_is_always_one(tmp_path: Path) -> None:
     outcome = runner_of("a", Turns(), Effort(1e-9, None, never), tmp_path).run()
     assert len(outcome.trials[0].samples) == 1
+
+
+def test_a_warm_up_that_takes_too_long_is_cancelled_once(tmp_path: Path) -> None:
+    turns = Turns()
+    turns.outlasts_warm_ups = True
+    outcome = runner_of("ab", turns, Effort(2.0, 1, never), tmp_path).run()
+    assert turns.warm_ups == [pytest.approx(0.4)] * 2
+    assert "".join(name for name, _ in turns.taken) == "ab"
+    assert [len(trial.samples) for trial in outcome.trials] == [1, 1]
+
+
+def test_a_round_that_would_end_too_late_does_not_begin(tmp_path: Path) -> None:
+    turns = Turns()
+    turns.outlasts_warm_ups = True
+    turns.before = lambda name: time.sleep(0.4)  # type: ignore[method-assign]
+    notes = Notes()
+    started = time.perf_counter()
+    outcome = runner_of("a", turns, Effort(1.0, None, never), tmp_path, notes).run()
+    assert time.perf_counter() - started < 1.0
+    assert len(outcome.trials[0].samples) == 2
+    assert notes.said == []
+
+
+def test_measuring_the_machine_does_not_make_rounds_look_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first measurement starts a process, which takes a second on a busy machine."""
+
+    def slow(process: WorkerProcess, threads: int, memory_bytes: int) -> tuple[float, float]:
+        time.sleep(1.2)
+        return 1e10, 1e12
+
+    monkeypatch.setattr(WorkerProcess, "limits", slow)
+    turns = Turns()
+    turns.facts = {"weight_bytes": 1}
+    turns.before = lambda name: time.sleep(0.01)  # type: ignore[method-assign]
+    notes = Notes()
+    outcome = runner_of("a", turns, Effort(2.0, None, never), tmp_path, notes).run()
+    assert len(outcome.trials[0].samples) > 5
+    assert notes.said == []
+
+
+def test_a_first_round_longer_than_the_limit_is_told(tmp_path: Path) -> None:
+    turns = Turns()
+    turns.outlasts_warm_ups = True
+    turns.before = lambda name: time.sleep(0.3)  # type: ignore[method-assign]
+    notes = Notes()
+    outcome = runner_of("a", turns, Effort(0.1, None, never), tmp_path, notes).run()
+    assert len(outcome.trials[0].samples) == 1
+    (said,) = notes.said
+    assert said.startswith("one round took 3")
+    assert said.endswith("ms, longer than --seconds allows: each figure is a single measurement")
+
+
+def test_progress_never_claims_that_no_time_is_left(tmp_path: Path) -> None:
+    turns = Turns()
+    notes = Notes()
+    told: list[tuple[str, float | None]] = []
+
+    def look(name: str) -> None:
+        if not notes.watched:  # warming up
+            return
+        told.append(notes.watched[-1]())
+        time.sleep(0.35)
+        told.append(notes.watched[-1]())
+
+    turns.before = look  # type: ignore[method-assign]
+    runner_of("a", turns, Effort(0.3, None, never), tmp_path, notes).run()
+    (before, share), after = told
+    assert before.startswith("round 1, at most 0:01 left")
+    assert share is not None
+    assert after == ("the time is over, the first measurement is still running  a  8 in, 4 out", None)
 
 
 def test_what_fails_ends_alone(tmp_path: Path) -> None:

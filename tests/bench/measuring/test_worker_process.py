@@ -41,6 +41,15 @@ def test_it_opens_runs_counts_and_ends(tmp_path: Path) -> None:
             process.run(SHORT, seed=2)
 
 
+def test_a_warm_up_has_a_time_limit(tmp_path: Path) -> None:
+    with worker() as process:
+        process.open(target_of(tmp_path, step_seconds=0.05), ROOM)
+        assert process.warm(synthetic(4, 100, 0, 1), seed=1, seconds=0.2) is None
+        taken = process.warm(SHORT, seed=2, seconds=60)
+        assert taken is not None
+        assert taken > 0.1
+
+
 def test_an_error_comes_back_as_what_it_was(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(40))

@@ -163,3 +163,10 @@ def test_logits_inside_and_after_timed_steps_are_the_same_bits(path: Path) -> No
     for first, second, third in zip(before, inside, after, strict=True):
         np.testing.assert_array_equal(first, second)
         np.testing.assert_array_equal(first, third)
+
+
+def test_a_step_far_longer_than_the_time_is_taken_once(path: Path) -> None:
+    found = profile(path, threads=2, prompt=1024, seconds=1e-4)
+    assert found.prefill.repetitions == 1
+    assert found.prefill.total.seconds > 0
+    assert found.train_context == 2048

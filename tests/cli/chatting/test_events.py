@@ -69,7 +69,7 @@ GOOD |= {"generated_tokens": 4, "ttft_s": 0.1, "decode_s": 1}
         (json.dumps(GOOD | {"reason": "bored"}).encode(), "'bored' is none of"),
         (json.dumps(GOOD | {"ttft_s": -1}).encode(), "ttft_s: -1 is not a float"),
         (json.dumps(GOOD | {"ttft_s": "1"}).encode(), "ttft_s: '1' is not a float"),
-        (b'{"event":"began","format":3,"conversation":"","model":"","created":"","version":""}', "reads format 2"),
+        (b'{"event":"began","format":4,"conversation":"","model":"","created":"","version":""}', "reads format 3"),
     ],
 )
 def test_a_hostile_line_is_refused_with_what_is_wrong(line: bytes, said: str) -> None:

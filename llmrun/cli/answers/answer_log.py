@@ -1,0 +1,200 @@
+"""The log of answers: one line of JSON for each, which `generate --log` appends and `llmrun logs` reads.
+
+    logs/answers.jsonl   in the data folder; the folder has mode 0700, the file 0600
+    logs/.answers.lock   held while a line is appended, or the log is removed
+
+Appending is locked, so that lines of several processes never mix and a line that did not fit on the disk is taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmrun.cli.answers.report import completion_body
+from llmrun.cli.console.output import out
+from llmrun.engine.requests import ChatPrompt, TextPrompt
+from llmrun.folders import data_folder
+from llmrun.sampling_params import SAMPLING
+
+if TYPE_CHECKING:
+    from llmrun.cli.answers.report import AnsweredRequest
+
+_PATIENCE_S = 10.0  # for another process to append its line
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_SEARCHED = ("prompt", "system", "answer", "reasoning", "model", "template")
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """The last entries that were wanted, the oldest first, and how many lines of the log could not be read."""
+
+    entries: Sequence[Entry]
+    damaged: int
+
+
+class AnswerLog:
+    """The log in one file, which need not exist."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, entry: Entry) -> None:
+        """Append an entry and see it onto the disk. Raises OSError, and then no part of it stays in the file."""
+        line = json.dumps(entry, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        self.path.parent.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        with self._locked():
+            descriptor = os.open(self.path, _FLAGS, 0o600)
+            try:
+                _append(descriptor, line)
+            finally:
+                os.close(descriptor)
+
+    def last(self, count: int | None, words: Sequence[str] = ()) -> Logged:
+        """Return the last `count` entries in which all words occur, in any case; None: all such entries.
+
+        Raises OSError for a log that exists and cannot be read.
+        """
+        folded = [word.casefold() for word in words]
+        found: deque[Entry] = deque(maxlen=count)
+        damaged = 0
+        for line in self._lines():
+            entry = _entry(line)
+            if entry is None:
+                damaged += 1
+            elif _has(entry, folded):
+                found.append(entry)
+        return Logged(tuple(found), damaged)
+
+    def clear(self) -> int:
+        """Remove the log, and return how many lines it had. Raises OSError."""
+        if not self.path.exists():
+            return 0
+        with self._locked():
+            count = sum(1 for _ in self._lines())
+            self.path.unlink(missing_ok=True)
+        return count
+
+    def _lines(self) -> Iterator[bytes]:
+        try:
+            if not stat.S_ISREG(self.path.stat().st_mode):  # a pipe would never come to its end
+                raise OSError(0, "not a file", str(self.path))
+            with self.path.open("rb") as file:
+                yield from file
+        except FileNotFoundError:
+            return
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Raises OSError, of which filelock's Timeout is one."""
+        import filelock
+
+        with filelock.FileLock(self.path.with_name(".answers.lock"), mode=0o600, timeout=_PATIENCE_S):
+            yield
+
+
+def answer_log() -> AnswerLog:
+    """Return the user's log, in the data folder."""
+    return AnswerLog(data_folder() / "logs" / "answers.jsonl")
+
+
+def logger(template: str | None) -> Callable[[AnsweredRequest], None]:
+    """Return what logs a finished answer. Trouble with the log is a note: the answer has been written already.
+
+    template  the name of the prompt template, if there was one
+    """
+
+    def log(done: AnsweredRequest) -> None:
+        found = answer_log()
+        try:
+            found.append(entry_of(done, template))
+        except OSError as error:
+            out.note(f"this answer is not in the log: {found.path}: {error.strerror or error}")
+
+    return log
+
+
+def entry_of(done: AnsweredRequest, template: str | None) -> dict[str, Any]:
+    """Return what the log keeps of an answer.
+
+    Values of the environment that are secrets by their names, the Hub's token and passwords in URLs are hidden in it.
+    """
+    from llmrun.doctor.secrets import Secrets
+
+    hidden = Secrets().hidden
+    request, body = done.request, completion_body(done)
+    system, prompt = _asked(done)
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": hidden(done.model),
+        "template": template,
+        "system": None if system is None else hidden(system),
+        "prompt": hidden(prompt),
+        "answer": hidden(done.text),
+        "reasoning": hidden(done.reasoning) or None,
+        "finish_reason": str(done.finished.reason),
+        "sampling": {name: getattr(request.sampling, name) for name in SAMPLING if request.sends(name)},
+        "seed": request.seed,
+        "max_tokens": request.max_tokens,
+        "stop": [hidden(text) for text in request.stop],
+        "usage": body["usage"],
+        "timings": body["timings"],
+        "run": body["run"],
+    }
+
+
+def _asked(done: AnsweredRequest) -> tuple[str | None, str]:
+    """Return the system prompt and the user's prompt."""
+    prompt = done.request.prompt
+    if isinstance(prompt, ChatPrompt):
+        texts = {message["role"]: message["content"] for message in prompt.messages}
+        return texts.get("system"), texts["user"]
+    assert isinstance(prompt, TextPrompt), "the command line asks in text"
+    return None, prompt.text
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(0, "not a file")
+    end = os.lseek(descriptor, 0, os.SEEK_END)
+    os.lseek(descriptor, max(end - 1, 0), os.SEEK_SET)
+    if end and os.read(descriptor, 1) != b"\n":  # a crash has torn a line off, which stays a line of its own
+        line = b"\n" + line
+    try:
+        written = os.write(descriptor, line)
+        while written < len(line):
+            written += os.write(descriptor, line[written:])
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, end)
+        raise
+    with contextlib.suppress(OSError):  # a disk without fsync keeps what it keeps
+        os.fsync(descriptor)
+
+
+def _entry(line: bytes) -> Entry | None:
+    """Return the entry on a line; None where there is none, or one that misses what every entry has."""
+    try:
+        entry = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict):
+        return None
+    texts = ("time", "model", "prompt", "answer", "finish_reason")
+    return entry if all(isinstance(entry.get(name), str) for name in texts) else None
+
+
+def _has(entry: Entry, folded: Sequence[str]) -> bool:
+    text = "\n".join(str(entry.get(name) or "") for name in _SEARCHED).casefold() if folded else ""
+    return all(word in text for word in folded)

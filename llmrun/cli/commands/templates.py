@@ -1,0 +1,193 @@
+"""List your prompt templates, or show or edit one.
+
+A template is a file NAME.toml with a prompt and a system prompt in which $name stands for a variable and $input for
+what you ask. It may set a model and sampling, too. `-T NAME` uses it in generate and chat, `-P NAME=VALUE` sets a
+variable.
+
+Examples:
+    llmrun templates
+    llmrun templates edit summary
+    llmrun templates show summary
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
+from llmrun.cli.console.output import out
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.settings import load_settings
+
+LISTING = {"place": 22}
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A template's name, or the path of a .toml file.")]
+
+_HEADER = ("NAME", "MODEL", "VARIABLES", "TEXT")
+_DROPPABLE = (("MODEL",), ("TEXT",))
+_MOST_TEXT = 50  # columns
+_STARTER = """\
+# $name stands for a variable, $input for what you ask, $$ for a dollar sign.
+prompt = "Summarise in $language, in one line: $input"
+# system = "You are brief."
+# model = "qwen3:4b"
+# temperature = 0.2
+
+[defaults]
+language = "English"
+"""
+
+command = typer.Typer(
+    cls=CommandGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@command.callback(invoke_without_command=True)
+def list_templates(
+    context: typer.Context,
+    json_output: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    del debug
+    if context.invoked_subcommand is not None:
+        return 0
+    _prepare(quiet=quiet)
+    from llmrun.cli.prompting.library import template_names, template_path, templates_folder
+
+    found = [_described(name, template_path(name)) for name in template_names()]
+    if json_output:
+        out.json({"folder": str(templates_folder()), "templates": found})
+    elif not found:
+        out.lines([f"No template is in {templates_folder()} yet: llmrun templates edit NAME makes one."])
+    else:
+        _show(found)
+    return 0
+
+
+@command.command(
+    "show", cls=SingleCommand, epilog="llmrun templates show summary", short_help="Print a template's file."
+)
+def show(name: Name, debug: options.Debug = False) -> int:
+    """Print a template's file. If it cannot be used, the error says why."""
+    del debug
+    _prepare()
+    from llmrun.cli.prompting.library import load_template, template_path
+
+    load_template(name)
+    out.lines(template_path(name).read_text(encoding="utf-8-sig").splitlines())
+    return 0
+
+
+@command.command(
+    "path",
+    cls=SingleCommand,
+    epilog="llmrun templates path",
+    short_help="Print the folder of templates, or a template's path.",
+)
+def path_of(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A template's name.")] = None,
+    debug: options.Debug = False,
+) -> int:
+    """Print the folder of templates, or the path of one, which need not exist."""
+    del debug
+    _prepare()
+    from llmrun.cli.prompting.library import template_path, templates_folder
+
+    out.lines([str(templates_folder() if name is None else template_path(name))])
+    return 0
+
+
+@command.command(
+    "edit",
+    cls=SingleCommand,
+    epilog="llmrun templates edit summary",
+    short_help="Open a template in your editor; make it if it is new.",
+)
+def edit(name: Name, debug: options.Debug = False) -> int:
+    """Open a template in the editor that VISUAL or EDITOR names, and check it afterwards. A new one is an example."""
+    del debug
+    _prepare()
+    from llmrun.cli.prompting.library import load_template, template_path
+
+    path = template_path(name)
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not editor:
+        raise UsageError("environment: VISUAL and EDITOR: not set", hint=f"EDITOR=nano llmrun templates edit {name}")
+    try:
+        _make(path)
+        code = subprocess.run([*shlex.split(editor), str(path)], check=False).returncode
+    except (OSError, ValueError) as error:
+        raise LlmrunError(f"templates: {path}: cannot be edited with {editor}: {error}") from error
+    if code:
+        raise LlmrunError(f"templates: {path}: {editor} ended with exit status {code}")
+    load_template(name)
+    return 0
+
+
+def _prepare(*, quiet: bool = False) -> None:
+    settings = load_settings({"quiet": quiet or None})
+    out.quiet, out.color = settings.quiet, settings.color
+
+
+def _make(path: Path) -> None:
+    """Write the example, unless there is a file already."""
+    if not os.path.lexists(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_STARTER, encoding="utf-8")
+
+
+def _described(name: str, path: Path) -> dict[str, Any]:
+    from llmrun.cli.prompting.template import read_template
+
+    try:
+        found = read_template(path, name)
+    except UsageError as error:
+        return {"name": name, "path": str(path), "problem": str(error)}
+    return {
+        "name": name,
+        "path": str(path),
+        "prompt": found.prompt,
+        "system": found.system,
+        "variables": found.variables,
+        "defaults": dict(found.defaults),
+        "settings": dict(found.settings),
+    }
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    from llmrun.cli.console.columns import narrowed
+
+    whole = [each for each in found if "problem" not in each]
+    if whole:
+        head, *lines = narrowed(_HEADER, [_row(each) for each in whole], (), _DROPPABLE)
+        out.lines([head], dim=True)
+        out.lines(lines)
+    for each in found:
+        if "problem" in each:
+            out.note(each["problem"])
+
+
+def _row(each: dict[str, Any]) -> tuple[str, ...]:
+    from llmrun.cli.console.terminal import shortened, width
+
+    text = " ".join((each["prompt"] or each["system"] or "").split())
+    variables = [
+        name if name not in each["defaults"] else f"{name}={each['defaults'][name]}" for name in each["variables"]
+    ]
+    return (
+        each["name"],
+        each["settings"].get("model", ""),
+        " ".join(variables),
+        text if width(text) <= _MOST_TEXT else shortened(text, _MOST_TEXT - 1) + "…",
+    )

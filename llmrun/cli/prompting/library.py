@@ -1,0 +1,73 @@
+"""The user's prompt templates: files in the folder `templates`, beside config.toml, found by their names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmrun.cli.prompting.template import PromptTemplate, parse_params, read_template
+from llmrun.errors import UsageError
+from llmrun.folders import config_file
+
+ENDING = ".toml"
+_NAME = re.compile(r"\w[\w .-]{0,63}")
+
+
+def templates_folder() -> Path:
+    """Return the folder of the user's templates, which need not exist."""
+    return config_file().with_name("templates")
+
+
+def template_names() -> list[str]:
+    """Return the names of the user's templates in alphabetical order. Raises UsageError if they cannot be listed."""
+    folder = templates_folder()
+    try:
+        return sorted(path.stem for path in folder.iterdir() if path.suffix == ENDING and _NAME.fullmatch(path.stem))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageError(f"templates: {folder}: {error.strerror or error}") from error
+
+
+def template_path(name: str) -> Path:
+    """Return the file of a template, which need not exist: NAME's in the user's folder, or the path itself.
+
+    Anything with a slash or with .toml at its end is a path. Raises UsageError for a name that no template can have.
+    """
+    if name.endswith(ENDING) or "/" in name or os.sep in name:
+        return Path(name)
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"template: {name!r:.80} is not a name", hint="letters, digits, blanks and . _ -")
+    return templates_folder() / f"{name}{ENDING}"
+
+
+def load_template(name: str) -> PromptTemplate:
+    """Read a template by its name or path. Raises UsageError: with the nearest name if there is none of this one."""
+    path = template_path(name)
+    if not os.path.lexists(path) and path.parent == templates_folder():
+        raise UsageError(f"template: {name}: no such template", hint=_nearest(path.stem))
+    return read_template(path, path.stem)
+
+
+def chosen_template(name: str | None, pairs: Sequence[str]) -> tuple[PromptTemplate, dict[str, str]]:
+    """Return the template of -T, or the empty one, and the values of -P. Raises UsageError."""
+    params = parse_params(pairs)
+    if name is None:
+        if params:
+            raise UsageError("--param: needs a template", hint="-T NAME; llmrun templates lists them")
+        return PromptTemplate(), params
+    template = load_template(name)
+    template.check_params(params)
+    return template, params
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    names = template_names()
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]}?"
+    return "llmrun templates lists them" if names else f"llmrun templates edit {name} makes one"

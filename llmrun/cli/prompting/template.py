@@ -1,0 +1,213 @@
+"""A prompt template: a prompt and a system prompt with variables, and settings that go with them.
+
+    prompt = "Translate into $language: $input"
+    system = "You are a careful translator."
+    model = "qwen3:4b"
+    temperature = 0.2
+
+    [defaults]
+    language = "English"
+
+Variables are those of Python's `string.Template`: `$name` or `${name}`; `$$` is a dollar sign. `$input` is what the
+user asks. Nothing that is put in place of a variable is searched for variables again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from llmrun.cli.arguments.flags import AnswerFlags
+from llmrun.cli.arguments.prompt import checked_text
+from llmrun.errors import UsageError
+from llmrun.sampling_params import SAMPLING
+from llmrun.settings import RULES
+
+INPUT = "input"  # the variable that stands for what the user asks
+SETTINGS = ("model", *SAMPLING, "max_tokens", "seed", "think", "think_budget", "hide_thinking")
+KEYS = ("prompt", "system", "defaults", *SETTINGS)
+
+_TEXTS = ("prompt", "system")
+_LARGEST = 1 << 20  # bytes
+_NAME = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTemplate:
+    """A template as its file has it. The empty one, without a name, leaves everything as the user typed it.
+
+    prompt    None: `$input`
+    system    None: the template sets none
+    settings  by the names of SETTINGS, checked
+    defaults  of variables
+    """
+
+    name: str = ""
+    prompt: str | None = None
+    system: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def variables(self) -> list[str]:
+        """The names of its variables in their order, without `input`."""
+        return [name for name in _names(self.prompt, self.system) if name != INPUT]
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether there is no prompt without what the user asks."""
+        return self.prompt is None or INPUT in _names(self.prompt, self.system)
+
+    def applied(self, flags: AnswerFlags) -> AnswerFlags:
+        """Return the flags with the template's settings where the user typed none."""
+        values = dict(self.settings)
+        if flags.think is not None or flags.think_budget is not None:  # they mean something only together
+            values.pop("think", None)
+            values.pop("think_budget", None)
+        given = flags.given()
+        sampling = {name: value for name, value in values.items() if name in SAMPLING}
+        others = {name: value for name, value in values.items() if name not in SAMPLING and name not in given}
+        return replace(flags, **others, sampling={**sampling, **flags.sampling})
+
+    def check_params(self, params: Mapping[str, str]) -> None:
+        """Raise UsageError for a value of a variable that the template does not have."""
+        for name in params:
+            if name == INPUT:
+                raise UsageError("--param: input: stands for the prompt itself", hint="give it as the prompt")
+            if name not in self.variables:
+                raise UsageError(
+                    f"--param: {name}: template {self.name} has no such variable", hint=_meant(name, self.variables)
+                )
+
+    def check_complete(self, params: Mapping[str, str]) -> None:
+        """Raise UsageError, naming them, for variables without a value."""
+        missing = [name for name in self.variables if name not in params and name not in self.defaults]
+        if missing:
+            raise UsageError(
+                f"template {self.name}: no value for {', '.join(f'${name}' for name in missing)}",
+                hint=" ".join(f"-P {name}=..." for name in missing),
+            )
+
+    def filled(self, asked: str, params: Mapping[str, str]) -> tuple[str, str | None]:
+        """Return the prompt and the system prompt with their variables replaced; `params` are complete.
+
+        If neither has a place for what is `asked`, it follows the prompt.
+        """
+        values = {**self.defaults, **params, INPUT: asked}
+        system = None if self.system is None else Template(self.system).substitute(values)
+        if self.prompt is None:
+            return asked, system
+        prompt = Template(self.prompt).substitute(values)
+        return (f"{prompt}\n\n{asked}" if asked and not self.needs_input else prompt), system
+
+    def filled_system(self, params: Mapping[str, str]) -> str | None:
+        """Return the system prompt of a chat, in which nothing has been asked yet. Raises UsageError."""
+        if INPUT in _names(self.system):
+            raise UsageError(f"template {self.name}: system: $input means nothing in a chat")
+        return self.filled("", params)[1]
+
+
+def read_template(path: Path, name: str) -> PromptTemplate:
+    """Read a template's file. Raises UsageError, in one line, for anything but a valid one."""
+    return parse_template(_read(path), path, name)
+
+
+def parse_template(data: bytes, path: Path, name: str) -> PromptTemplate:
+    """Parse the bytes of a template's file. Raises UsageError."""
+    import tomllib  # 5 ms that most runs do not need
+
+    try:
+        table = tomllib.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # ValueError: of TOML, of UTF-8, and of numbers with too many digits
+        raise UsageError(f"template: {path}: not valid TOML: {error}") from None
+    for key in table:
+        if key not in KEYS:
+            raise UsageError(f"template: {path}: {key}: no such key", hint=_meant(key, KEYS))
+    if not table.keys() & {*_TEXTS, *SETTINGS}:
+        raise UsageError(
+            f"template: {path}: empty", hint='a template needs a prompt, as in prompt = "Summarise: $input"'
+        )
+    texts = {key: _checked_text(table[key], key, path) for key in _TEXTS if key in table}
+    settings = {key: _checked_setting(table[key], key, path) for key in SETTINGS if key in table}
+    if settings.get("think") and settings.get("think_budget") == 0:
+        raise UsageError(f"template: {path}: think: a think_budget of 0 means no thinking at all")
+    defaults = _checked_defaults(table.get("defaults", {}), _names(*texts.values()), path)
+    return PromptTemplate(name, texts.get("prompt"), texts.get("system"), settings, defaults)
+
+
+def parse_params(pairs: Sequence[str]) -> dict[str, str]:
+    """`["language=French"]` -> `{"language": "French"}`; the last one of a name wins. Raises UsageError."""
+    params = {}
+    for pair in pairs:
+        name, equals, value = checked_text(pair, "--param").partition("=")
+        if not equals or not _NAME.fullmatch(name):
+            raise UsageError(f"--param: {pair!r} is not NAME=VALUE, as in language=French")
+        params[name] = value
+    return params
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.exists() and not path.is_file():  # a pipe would never come to its end
+            raise UsageError(f"template: {path}: not a file")
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise UsageError(f"template: {path}: {error.strerror or error}") from error
+    if len(data) > _LARGEST:
+        raise UsageError(f"template: {path}: more than {_LARGEST >> 20} MiB")
+    return data
+
+
+def _checked_text(value: object, key: str, path: Path) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"template: {path}: {key}: {value!r:.60} is not text")
+    if key == "prompt" and not value.strip():
+        raise UsageError(f"template: {path}: {key}: empty", hint="leave it out: the prompt is $input then")
+    for match in Template.pattern.finditer(value):
+        if match["invalid"] is not None:
+            line = value.count("\n", 0, match.start()) + 1
+            begun = value[match.start() : match.start() + 12].partition("\n")[0]
+            raise UsageError(
+                f"template: {path}: {key}: line {line}: {begun!r} is not a variable",
+                hint="a dollar sign that begins no variable is written $$",
+            )
+    return value
+
+
+def _checked_setting(value: object, key: str, path: Path) -> object:
+    try:
+        return RULES[key].check(value)
+    except ValueError:
+        raise UsageError(f"template: {path}: {key}: {value!r:.60} is not {RULES[key].words}") from None
+
+
+def _checked_defaults(table: object, known: Sequence[str], path: Path) -> dict[str, str]:
+    if not isinstance(table, dict):
+        raise UsageError(f'template: {path}: defaults: not a table, as in [defaults] and language = "English"')
+    for name, value in table.items():
+        if name == INPUT:
+            raise UsageError(f"template: {path}: defaults: $input stands for the prompt and has no default")
+        if name not in known:
+            names = [one for one in known if one != INPUT]
+            raise UsageError(f"template: {path}: defaults: the texts have no ${name}", hint=_meant(name, names))
+        if type(value) not in (str, int, float):
+            raise UsageError(f"template: {path}: defaults: {name}: {value!r:.60} is not text or a number")
+    return {name: str(value) for name, value in table.items()}
+
+
+def _names(*texts: str | None) -> list[str]:
+    """Return the variables of texts that were checked, each once."""
+    matches = [match for text in texts if text for match in Template.pattern.finditer(text)]
+    return list(dict.fromkeys(match["named"] or match["braced"] for match in matches if not match["escaped"]))
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
