@@ -127,7 +127,7 @@ def load(chat: Chat, name: str) -> None:
             chat.reply(_listed(chat))
         return
     with in_our_words("/load"):
-        path = chat.store.find(name)
+        path = chat.store.find(name, "/load")
         if path == chat.record.path:
             raise UsageError(f"/load: {path.stem}: you are in it")
         record, found = take_up(chat.store, path)

@@ -61,7 +61,7 @@ def test_undo_offers_the_question_to_be_edited(tmp_path: Path) -> None:
 def test_regen_uses_another_seed_even_when_one_is_set(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path, settings=Settings(seed=7)) as found:
         found.run("one", "/regen", "/regen", "two")
-    assert [event["seed"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "answer"] == [7, 8, 7, 7]
+    assert [event["seed"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "answered"] == [7, 8, 7, 7]
 
 
 def test_regen_at_temperature_0_says_that_it_is_in_vain(tmp_path: Path, capsys: Capture) -> None:
@@ -238,7 +238,7 @@ def test_ctrl_c_keeps_what_was_said_and_the_conversation(tmp_path: Path) -> None
         assert found.run("one", "two") == 0
         assert found.said == [("one", "You said"), ("two", "You said")]
         assert not found.view.open
-    ends = [event["reason"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "end"]
+    ends = [event["reason"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "answered"]
     assert ends == ["cancelled", "cancelled"]
 
 
