@@ -27,6 +27,7 @@ def test_the_help_lists_the_commands_in_their_order() -> None:
     listed = llmrun("--help").stdout.decode().partition("Commands:\n")[2].splitlines()
     assert [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "] == [
         "chat",
+        "conversations",
         "generate",
         "bench",
         "fit",
@@ -38,7 +39,7 @@ def test_the_help_lists_the_commands_in_their_order() -> None:
         "prune",
         "doctor",
     ]
-    assert listed[0] == "  chat      Talk with a model."
+    assert listed[0] == "  chat           Talk with a model."
 
 
 @pytest.mark.parametrize("name", COMMANDS)

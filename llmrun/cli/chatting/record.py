@@ -38,6 +38,11 @@ class ConversationRecord:
         """The file it is saved in, if it is."""
         return self._saved.path if self._saved else None
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the conversation could not be saved."""
+        return self._given_up
+
     def close(self) -> None:
         """Let others write to the file; remove the file of a conversation in which nothing is said. Idempotent."""
         saved, self._saved = self._saved, None

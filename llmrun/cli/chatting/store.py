@@ -31,6 +31,7 @@ from llmrun.cli.chatting.journal import (
     OlderFile,
     answering_path,
     lock_journal,
+    remove_files,
 )
 from llmrun.errors import UsageError
 
@@ -101,9 +102,10 @@ class Store:
         if begun:
             raise UsageError(f"{command}: {name}: {len(begun)} conversations begin with this name", hint=_listed(begun))
         near = _nearest(name, list(known))
+        lists = "/load" if command.startswith("/") else "llmrun conversations"
         raise UsageError(
             f"{command}: {name}: no such conversation",
-            hint=f"did you mean {_listed(near)}?" if near else "llmrun conversations lists them",
+            hint=f"did you mean {_listed(near)}?" if near else f"{lists} lists them",
         )
 
     def exactly(self, name: str) -> Path | None:
@@ -164,6 +166,17 @@ class Store:
         _make_folder(path.parent)
         _write_whole(path, conversation)
         return path
+
+    def remove(self, path: Path) -> None:
+        """Remove a conversation or a saved copy. Raises InUse while a chat writes to it, and OSError."""
+        if self.is_saved_copy(path):
+            path.unlink()
+            return
+        lock = lock_journal(path)
+        try:
+            remove_files(path)
+        finally:
+            lock.release()
 
     def _saved(self, name: str) -> Path:
         return self.folder / "saved" / f"{name}{ENDING}"

@@ -157,7 +157,7 @@ def test_thinking_that_was_never_opened_is_told_when_it_ends(tmp_path: Path) -> 
     script = script_file(tmp_path, [(TURN, f"hm{ENDED}Yes.")], chat_template=SWITCHED)
     body = json.loads(scripted("--json", "-m", script, "x").stdout)
     message = body["choices"][0]["message"]
-    assert (message["reasoning"].strip(), message["content"]) == ("hm\n", "Yes.")
+    assert (message["reasoning"].strip(), message["content"]) == ("hm", "Yes.")
     done = scripted("-m", script, "x")
     assert done.stdout == b"Yes.\n"
     assert done.stderr.startswith(b"thinking:\nhm\ndone thinking\n\n")

@@ -289,7 +289,7 @@ def test_an_unknown_name_is_met_with_the_nearest(store: Store) -> None:
     for typed, hint in (
         ("grocery", "did you mean groceries?"),
         ("sky", "did you mean why-is-the-sky-blue?"),
-        ("zzz", "llmrun conversations lists them"),
+        ("zzz", "/load lists them"),
     ):
         with pytest.raises(UsageError, match=f"^/load: {typed}: no such") as refused:
             store.find(typed, "/load")
