@@ -94,12 +94,11 @@ def clear(chat: Chat, argument: str) -> None:
     path = left.path  # gone when the record is closed
     chat.begin_anew()
     if said and path is not None:
-        back = f"/load {path.stem} goes back, now or later: llmrun chat --continue {path.stem}"
-        chat.confirm(f"cleared: this is a new conversation; {back}")
+        chat.confirm(f"cleared; to go back: /load {path.stem}, or later llmrun chat --continue {path.stem}")
     elif said and left.is_given_up:
-        chat.confirm("cleared: this is a new conversation; the one before could not be saved")
+        chat.confirm("cleared; the conversation before could not be saved")
     else:
-        chat.confirm("cleared: this is a new conversation")
+        chat.confirm("cleared; the system prompt and the settings stay")
 
 
 def undo(chat: Chat, argument: str) -> None:

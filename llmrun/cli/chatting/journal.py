@@ -158,7 +158,8 @@ class _Appended:
         self.size = whole_bytes
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         try:
-            os.ftruncate(self._descriptor, whole_bytes)
+            if os.fstat(self._descriptor).st_size != whole_bytes:  # truncating would always change the file's time
+                os.ftruncate(self._descriptor, whole_bytes)
         except BaseException:
             self.close()
             raise

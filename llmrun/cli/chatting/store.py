@@ -219,7 +219,8 @@ def read_conversation(path: Path) -> Recording:
 
 
 def _continue_with(pieces: _Content, conversation: Conversation, after: int, path: Path) -> bool:
-    """Apply the answer under way. False: it began after another line of the conversation than the last."""
+    """Apply the answer under way. False: there is none yet, or it began after another line than the last."""
+    began = False
     for number, line in pieces.lines():
         with _damage_told(path, number):
             if number > 1:
@@ -227,11 +228,12 @@ def _continue_with(pieces: _Content, conversation: Conversation, after: int, pat
                 if not isinstance(event, Piece):
                     raise Misplaced("this is no piece of an answer")
                 conversation.apply(event)
+                began = True
             elif not (head := _HEAD.fullmatch(line)):
                 raise Misplaced("it does not begin with its place")
             elif int(head[1]) != after:
-                return False
-    return pieces.whole > 0
+                break
+    return began
 
 
 @dataclass(frozen=True, slots=True)
