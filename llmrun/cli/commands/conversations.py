@@ -1,13 +1,12 @@
 """List, show, search, export or remove conversations.
 
 Every chat is saved as it goes. A conversation is named after its first words. The beginning of a name is enough if no
-other name begins the same way.
+other name begins the same way. `llmrun chat --continue NAME` goes on with one.
 
 Examples:
     llmrun conversations
     llmrun conversations search sky blue
     llmrun conversations export why-is -o sky.md
-    llmrun chat --continue why-is-the-sky-blue
 """
 
 from __future__ import annotations

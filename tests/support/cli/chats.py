@@ -65,6 +65,11 @@ def journals(data: Path) -> list[Path]:
     return sorted((data / "conversations").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
 
 
+def answering_files(data: Path) -> list[Path]:
+    """The files of answers under way."""
+    return sorted((data / "conversations").glob("*.answering"))
+
+
 def events_in(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
