@@ -207,11 +207,14 @@ def search(chat: Chat, argument: str) -> None:
 
 
 def _listed(chat: Chat) -> list[str]:
-    named, journals = chat.store.named(), chat.store.journals()[:MOST_LISTED]
+    named, journals = chat.store.named(), chat.store.journals()
     if not named and not journals:
         return ["no conversations yet"]
-    widest = max(len(path.stem) for path in [*named, *journals])
-    return [f"{visible_line(path.stem):<{widest}}  {_described(path)}" for path in [*named, *journals]]
+    shown = [*named, *journals[:MOST_LISTED]]
+    widest = max(len(path.stem) for path in shown)
+    lines = [f"{visible_line(path.stem):<{widest}}  {_described(path)}" for path in shown]
+    more = len(journals) - MOST_LISTED
+    return [*lines, *([f"and {more} more: llmrun conversations lists them"] if more > 0 else [])]
 
 
 def _described(path: Path) -> str:
@@ -272,7 +275,8 @@ def _meter_lines(chat: Chat) -> list[str]:
 def _used(chat: Chat) -> str:
     used, size = chat.context_used, chat.engine.info.context_size
     if used is None:
-        return "counted with the next question"
+        counted_before = chat.conversation.is_counted  # by a server that did not say
+        return "not known: the server does not say" if counted_before else "counted with the next question"
     return f"{used:,} of {size:,} tokens ({used / size:.0%})" if size else f"{used:,} tokens"
 
 

@@ -134,7 +134,7 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """All questions and answers are forgotten."""
+    """All questions and answers are forgotten. Only files of formats 1 and 2 hold it: /clear begins a new file now."""
 
 
 Event = (

@@ -1,7 +1,7 @@
 """Talk with a model. /help lists the commands; every conversation is saved as it goes.
 
-`llmrun conversations` lists them, and --continue takes up the last one or the one named after it (the beginning of its
-name will do). A word after --continue that names no conversation but a model is the model.
+--continue takes up the last conversation, or the one whose name follows (the beginning of its name is enough). A
+model's name after --continue is the model, unless a conversation has exactly this name.
 
 If the input is a pipe, every line is a turn; triple quotes begin and end a turn of several lines.
 

@@ -523,3 +523,12 @@ def test_show_survives_a_template_that_refuses_to_end_in_an_answer(tmp_path: Pat
         capsys.readouterr()
         found.run("/show")
     assert used(capsys.readouterr().err) == ["counted with the next question"]
+
+
+def test_load_lists_the_last_ten_and_counts_the_others(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run(*(turn for number in range(13) for turn in (f"question {number}", "/clear")))
+        capsys.readouterr()
+        found.run("/load")
+    told = capsys.readouterr().err.splitlines()
+    assert (len(told), told[-1]) == (11, "and 3 more: llmrun conversations lists them")
