@@ -275,8 +275,9 @@ def _meter_lines(chat: Chat) -> list[str]:
 def _used(chat: Chat) -> str:
     used, size = chat.context_used, chat.engine.info.context_size
     if used is None:
-        counted_before = chat.conversation.is_counted  # by a server that did not say
-        return "not known: the server does not say" if counted_before else "counted with the next question"
+        ended = chat.conversation.exchanges[-1].ended
+        said_nothing = ended is not None and ended.reason in ("stop", "length") and not ended.prompt_tokens
+        return "not known: the server does not say" if said_nothing else "counted with the next question"
     return f"{used:,} of {size:,} tokens ({used / size:.0%})" if size else f"{used:,} tokens"
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields, replace
 
 from llmrun import __version__
 from llmrun.cli.chatting.events import (
-    FAILED,
     FORMAT,
     AnswerBegan,
     Answered,
@@ -188,11 +187,14 @@ class Conversation:
 
     @property
     def is_counted(self) -> bool:
-        """Whether `context_used` counts all exchanges, with the tokens of the present model."""
+        """Whether `context_used` counts all exchanges, with the tokens of the present model.
+
+        An answer that failed, or whose server did not count, says that its prompt had no tokens.
+        """
         if not self.exchanges:
             return True
         ended = self.exchanges[-1].ended
-        return not self.recount and ended is not None and ended.reason != FAILED
+        return not self.recount and ended is not None and ended.prompt_tokens > 0
 
     @property
     def title(self) -> str:

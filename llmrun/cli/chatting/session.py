@@ -161,9 +161,8 @@ class Chat:
         conversation is rendered and counted here, once.
         """
         conversation = self.conversation
-        used = conversation.context_used
-        if conversation.is_counted and (used or not conversation.exchanges):
-            return used
+        if conversation.is_counted:
+            return conversation.context_used
         counted_for = (conversation.began.conversation, len(conversation.exchanges), conversation.system)
         if self._recounted is None or self._recounted[0] != counted_for:
             self._recounted = counted_for, self._count()
