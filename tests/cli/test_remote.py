@@ -244,7 +244,7 @@ def test_continue_finds_the_server_again(tmp_path: Path) -> None:
 
 
 def test_show_does_not_call_unknown_tokens_zero(tmp_path: Path) -> None:
-    with serving(conversing([])) as server:
+    with serving(response(said("Hello.") + said(finish="stop") + DONE)) as server:
         llmrun("chat", server.url, stdin=b"one\n", env=in_folder(tmp_path))
         done = llmrun("chat", "--continue", stdin=b"/show\n", env=in_folder(tmp_path))
     assert b"used        not known: the server does not say\n" in done.stderr
