@@ -70,9 +70,11 @@ def as_json(one: Listed, store: Store) -> dict[str, Any]:
 
 
 def model_name(conversation: Conversation) -> str:
-    """Return a short name of the model: of a file, the last part of its path."""
+    """Return a short name of the model: for a file, its name without .gguf."""
     model = conversation.model
-    return model if is_endpoint(model) else os.path.basename(model) or model  # noqa: PTH119  a name is no path
+    if is_endpoint(model):
+        return model
+    return os.path.basename(model).removesuffix(".gguf") or model  # noqa: PTH119  a name is no path
 
 
 def _read(path: Path) -> Listed:

@@ -122,12 +122,15 @@ def _pieces(line: str, either: re.Pattern[str]) -> tuple[str, ...]:
 def _cut(pieces: Sequence[str], most: int) -> Iterator[tuple[str, bool]]:
     """Cut a line to `most` columns around its first match."""
     before, *rest = pieces
-    if width("".join(pieces)) > most and width(before) > _CONTEXT:
-        before = "…" + before[-_CONTEXT:]
-    left = most
+    if width("".join(pieces)) <= most:
+        left = most
+    else:
+        before = "…" + before[-_CONTEXT:] if width(before) > _CONTEXT else before
+        left = most - 1  # of the ellipsis at the end
     for number, piece in enumerate([before, *rest]):
         shown = shortened(piece, max(0, left))
         yield shown, number % 2 == 1
         left -= width(shown)
         if shown != piece:
+            yield "…", False
             return

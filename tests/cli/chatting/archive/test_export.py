@@ -36,9 +36,9 @@ HELD: list[Event] = [
 
 def test_markdown_has_a_heading_for_each_turn() -> None:
     assert to_markdown(folded(HELD)) == (
-        "# Why?\n\nfox.gguf, 2026-01-02T03:04:05Z, 2 turns\n\n"
+        "# Why?\n\nfox, 2026-01-02T03:04:05Z, 2 turns\n\n"
         "## System\n\nBe brief.\n\n## You\n\nWhy?\n\n"
-        "## fox.gguf\n\n<details><summary>Thinking</summary>\n\nLet me see.\n\n</details>\n\n"
+        "## fox\n\n<details><summary>Thinking</summary>\n\nLet me see.\n\n</details>\n\n"
         "**Because**␛[31m.\n\n*(stopped)*\n\n## You\n\nAnd?\n"
     )
 

@@ -41,7 +41,7 @@ def test_the_newest_come_first_and_empty_ones_are_left_out(store: Store) -> None
 def test_a_table_shows_no_control_sequence(store: Store) -> None:
     begun(store, "\x1b[31mred\n\x9b", 0)
     lines = table(listed(store), now=7200)
-    assert lines[1].split() == ["31mred", "2", "hours", "ago", "fox.gguf", "1", "␛[31mred", "<9B>"]
+    assert lines[1].split() == ["31mred", "2", "hours", "ago", "fox", "1", "␛[31mred", "<9B>"]
 
 
 def test_a_narrow_terminal_loses_columns_and_keeps_the_names(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_a_narrow_terminal_loses_columns_and_keeps_the_names(store: Store, monke
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [("qwen3:4b", "qwen3:4b"), ("/a/b.gguf", "b.gguf"), ("http://h/v1#m", "http://h/v1#m"), ("", "")],
+    [("qwen3:4b", "qwen3:4b"), ("/a/b.gguf", "b"), ("http://h/v1#m", "http://h/v1#m"), ("", "")],
 )
 def test_the_name_of_a_model(model: str, name: str) -> None:
     assert model_name(new_conversation(model)) == name

@@ -74,7 +74,10 @@ def test_a_match_far_to_the_right_is_still_shown() -> None:
     hit = Hit("name", 0.0, matching(held(("x" * 500 + " needle " + "y" * 500, "")), ["needle"]))
     _, line = lines_of(hit, 60)
     assert ("needle", True) in line
-    assert "".join(text for text, _ in line).startswith("  > …xxx")
+    shown = "".join(text for text, _ in line)
+    assert shown.startswith("  > …xxx")
+    assert shown.endswith("yyy…")
+    assert len(shown) == 60
 
 
 def test_many_lines_are_counted() -> None:
