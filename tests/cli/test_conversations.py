@@ -147,6 +147,14 @@ def test_a_name_with_a_slip_gets_a_suggestion(data: Path) -> None:
         assert (errors.splitlines()[1], code) == ("hint: did you mean why-is-the-sky-blue?", 2)
 
 
+def test_a_flag_in_the_wrong_place_is_not_ignored(tmp_path: Path) -> None:
+    assert conversations(tmp_path, "--json", "search", "x") == (
+        "",
+        "error: --json: given before search\nhint: llmrun conversations search --json\n",
+        2,
+    )
+
+
 # --- chat --continue [NAME]
 
 

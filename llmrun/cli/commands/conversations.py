@@ -50,7 +50,10 @@ def conversations(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    if context.invoked_subcommand is not None:
+    if (below := context.invoked_subcommand) is not None:
+        for flag, given in (("--json", json_output), ("--quiet", quiet)):
+            if given:
+                raise UsageError(f"{flag}: given before {below}", hint=f"llmrun conversations {below} {flag}")
         return 0
     return list_all(json_output=json_output, quiet=quiet, debug=debug)
 
@@ -171,9 +174,7 @@ llmrun conversations export why-is --format json -o sky.json""",
 )
 def export(
     name: Name,
-    form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="markdown or json.  [default: markdown]")
-    ] = "markdown",
+    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="markdown or json.")] = "markdown",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="The file to write.  [default: stdout]")
     ] = None,

@@ -66,7 +66,7 @@ def test_a_line_is_cut_to_its_columns_and_keeps_nothing_dangerous(text: str, wor
     hit = Hit("name", 0.0, matching(held((text, "")), [word]))
     for line in [*lines_of(hit, most)][1:]:
         shown = "".join(piece for piece, _ in line)
-        assert width(shown) <= max(most, 4)
+        assert width(shown) <= max(most, 5)
         assert "\x1b" not in shown
 
 
