@@ -14,6 +14,7 @@ import numpy as np
 
 from llmrun.engine.answer import Answer
 from llmrun.engine.requests import (
+    ChatPrompt,
     Event,
     Failed,
     PrefillProgress,
@@ -152,6 +153,10 @@ class Engine:
         )
         self._waiting.append(answer)
         return request_id
+
+    def count_tokens(self, prompt: ChatPrompt) -> int:
+        """Count the tokens of a prompt without running it. Raises TemplateRefused."""
+        return len(self._begin(Request(prompt=prompt))[0])
 
     def step(self) -> list[Event]:
         """Run one forward pass for all requests that can go on, and return what came of it.

@@ -237,6 +237,11 @@ class RemoteEngine:
         self._start_waiting()
         return answer.request_id
 
+    def count_tokens(self, prompt: ChatPrompt) -> int | None:
+        """Return None: the server has the tokenizer."""
+        del prompt
+        return None
+
     def step(self) -> list[Event]:
         """Wait until something has come, and return it.
 

@@ -29,7 +29,7 @@ def test_a_turn_computes_only_what_is_new(tmp_path: Path) -> None:
     assert "Paris" in about_an_animal
     assert done.stderr == b""
     (path,) = journals(tmp_path)
-    first, color, animal, again, thanks = [event for event in events_in(path) if event["event"] == "end"]
+    first, color, animal, again, thanks = [event for event in events_in(path) if event["event"] == "answered"]
     assert first["cached_tokens"] == 0
     for earlier, later in ((first, color), (again, thanks)):
         assert earlier["prompt_tokens"] <= later["cached_tokens"] <= earlier["context_used"] - END_OF_ANSWER

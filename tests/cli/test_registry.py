@@ -28,22 +28,23 @@ def test_the_help_lists_the_commands_in_their_order() -> None:
     assert [line.split("  ")[1] for line in listed if line.startswith("  ") and line[2] != " "] == [
         "chat, run",
         "generate",
-        "templates",
-        "logs",
-        "bench",
         "search",
         "fit",
+        "bench",
         "pull",
         "list, ls",
         "show",
         "rm, remove",
         "verify",
         "prune",
+        "conversations",
+        "templates",
+        "logs",
         "doctor",
         "completion",
         "help",
     ]
-    assert listed[0] == "  chat, run   Talk with a model."
+    assert listed[0] == "  chat, run      Talk with a model."
 
 
 @pytest.mark.parametrize("name", COMMANDS)

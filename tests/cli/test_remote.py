@@ -273,6 +273,13 @@ def test_continue_finds_the_server_again(tmp_path: Path) -> None:
     assert done.stdout == b"3 messages\n"
 
 
+def test_show_does_not_call_unknown_tokens_zero(tmp_path: Path) -> None:
+    with serving(response(said("Hello.") + said(finish="stop") + DONE)) as server:
+        llmrun("chat", server.url, stdin=b"one\n", env=in_folder(tmp_path))
+        done = llmrun("chat", "--continue", stdin=b"/show\n", env=in_folder(tmp_path))
+    assert b"used        not known: the server does not say\n" in done.stderr
+
+
 def test_a_person_whose_server_failed_can_ask_again(tmp_path: Path) -> None:
     held: list[HostileServer] = []
     with serving(conversing(held, fails_on="two")) as server:

@@ -219,3 +219,11 @@ def test_a_lone_prompt_fails_when_the_cache_is_full() -> None:
     assert "60 tokens" in str(gathered.failed.error)
     [after] = answer_all(engine, [random_request(10)])
     assert len(after.tokens) == 20
+
+
+def test_tokens_are_counted_as_the_prompt_of_an_answer_has_them() -> None:
+    with Engine(ScriptedBackend(scripted_answers([("go", "hello")]))) as engine:
+        prompt = ChatPrompt([{"role": "user", "content": "go"}])
+        [gathered] = answer_all(engine, [Request(prompt, sampling=GREEDY)])
+        assert engine.count_tokens(prompt) == gathered.finished.timings.prompt_tokens
+        assert engine.idle

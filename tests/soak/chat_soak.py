@@ -52,8 +52,7 @@ def type_ahead(person: Person) -> None:
 
 def paste(person: Person, characters: int = 10_000) -> None:
     """Into an empty conversation, so that there is room."""
-    person.run_command("/clear", b"cleared")
-    person.said = []
+    person.clear()
     text = text_of(person.chance, characters)
     person.mark = len(person.shell.stream)
     person.findings.note(f"paste of {len(text)} characters")
@@ -168,8 +167,7 @@ def interrupt(person: Person) -> None:
 def _interrupt_answer(person: Person, kind: str) -> None:
     question = person.question(long=True)
     if kind == "prefill":
-        person.run_command("/clear", b"cleared")
-        person.said = []
+        person.clear()
         question = f"{question}\n{text_of(person.chance, 5000)}"
         person.shell.paste(question)
         person.settle()
@@ -284,8 +282,7 @@ def fill(person: Person, size: int) -> None:
         raise Trouble("the context was never full")
     person.agree()
     undo(person)
-    person.run_command("/clear", b"cleared")
-    person.said = []
+    person.clear()
     person.mark = len(person.shell.stream)
     person.shell.paste(text_of(person.chance, 10_000))
     person.settle()
@@ -328,5 +325,4 @@ def something(person: Person, chance: random.Random) -> None:
 def make_room(person: Person, size: int) -> None:
     """Forget the conversation before the context is full, which is another test's."""
     if person.conversation().context_used > 0.6 * size:
-        person.run_command("/clear", b"cleared")
-        person.said = []
+        person.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from typer import TyperException
@@ -33,7 +34,38 @@ class _InOurWords:
 
 
 class SingleCommand(_InOurWords, TyperCommand):
-    """A command without others below it."""
+    """A command without others below it.
+
+    An option whose metavar is in brackets may stand without its value, which is "" then. If a word that begins with no
+    dash follows, it is the value.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        optional = {
+            name
+            for each in self.params
+            if each.param_type_name == "option" and (each.metavar or "").startswith("[")
+            for name in each.opts
+        }
+        return super().parse_args(ctx, _with_values(args, optional) if optional else args)
+
+
+def _with_values(args: list[str], optional: Collection[str]) -> list[str]:
+    """Join each of these options with the value that follows it, or with an empty one."""
+    joined: list[str] = []
+    rest = iter(enumerate(args))
+    for number, word in rest:
+        if word == "--":
+            return [*joined, *args[number:]]
+        if word not in optional:
+            joined.append(word)
+            continue
+        following = args[number + 1 : number + 2]
+        has_value = bool(following) and not following[0].startswith("-")
+        joined.append(f"{word}={following[0] if has_value else ''}")
+        if has_value:
+            next(rest)
+    return joined
 
 
 class CommandGroup(_InOurWords, TyperGroup):

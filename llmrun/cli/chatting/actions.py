@@ -8,17 +8,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmrun.amounts import counted
 from llmrun.cli.arguments.parsing import described_sampling
 from llmrun.cli.chatting import blocks, preferences
-from llmrun.cli.chatting.events import Cleared, PreferenceSet, SystemSet, Undone
+from llmrun.cli.chatting.events import PreferenceSet, SystemSet, Undone
 from llmrun.cli.chatting.record import take_up
 from llmrun.cli.chatting.store import Recording, in_our_words, read_conversation
 from llmrun.cli.console.columns import beside
+from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import room, visible_line
 from llmrun.errors import LlmrunError, UsageError
 
 if TYPE_CHECKING:
-    from llmrun.cli.chatting.screen import Meter
     from llmrun.cli.chatting.session import Chat
 
 DEFAULT = "default"  # as an argument: what holds when nothing is said
@@ -89,8 +90,15 @@ def show(chat: Chat, argument: str) -> None:
 
 
 def clear(chat: Chat, argument: str) -> None:
-    chat.record.add(Cleared())
-    chat.confirm("cleared; the system prompt and the settings stay")
+    left, said = chat.record, bool(chat.conversation.exchanges)
+    path = left.path  # gone when the record is closed
+    chat.begin_anew()
+    if said and path is not None:
+        chat.confirm(f"cleared; to go back: /load {path.stem}, or later llmrun chat --continue {path.stem}")
+    elif said and left.is_given_up:
+        chat.confirm("cleared; the conversation before could not be saved")
+    else:
+        chat.confirm("cleared; the system prompt and the settings stay")
 
 
 def undo(chat: Chat, argument: str) -> None:
@@ -127,7 +135,7 @@ def load(chat: Chat, name: str) -> None:
             chat.reply(_listed(chat))
         return
     with in_our_words("/load"):
-        path = chat.store.find(name)
+        path = chat.store.find(name, "/load")
         if path == chat.record.path:
             raise UsageError(f"/load: {path.stem}: you are in it")
         record, found = take_up(chat.store, path)
@@ -175,15 +183,38 @@ def show_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 
 def load_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    return [(path.stem, "") for path in chat.store.named()]
+    return [(path.stem, "") for path in (*chat.store.named(), *chat.store.journals())]
+
+
+def search(chat: Chat, argument: str) -> None:
+    """Search this conversation, then the others."""
+    from llmrun.cli.chatting.archive.search import Hit, lines_of, matching, search_store, words_of
+
+    words = words_of(argument)
+    if not words:
+        raise UsageError("/search: no words to search for", hint='/search blue sky, or /search "blue sky"')
+    here = matching(chat.conversation, words)
+    with in_our_words("/search"):
+        others, unreadable = search_store(chat.store, words, without=chat.record.path)
+    hits = [*([Hit("this conversation", 0, here)] if here else []), *others]
+    if not hits:
+        chat.reply([f"no conversation has {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}"])
+    out.reply_marked(line for hit in hits for line in lines_of(hit, room(sys.stderr)))
+    if others:
+        chat.reply(["/load NAME goes on with one of them"])
+    if unreadable:
+        chat.reply([f"{counted(unreadable, 'conversation')} cannot be read: /load lists them"])
 
 
 def _listed(chat: Chat) -> list[str]:
-    named, journals = chat.store.named(), chat.store.journals()[:MOST_LISTED]
+    named, journals = chat.store.named(), chat.store.journals()
     if not named and not journals:
         return ["no conversations yet"]
-    widest = max(len(path.stem) for path in [*named, *journals])
-    return [f"{visible_line(path.stem):<{widest}}  {_described(path)}" for path in [*named, *journals]]
+    shown = [*named, *journals[:MOST_LISTED]]
+    widest = max(len(path.stem) for path in shown)
+    lines = [f"{visible_line(path.stem):<{widest}}  {_described(path)}" for path in shown]
+    more = len(journals) - MOST_LISTED
+    return [*lines, *([f"and {more} more: llmrun conversations lists them"] if more > 0 else [])]
 
 
 def _described(path: Path) -> str:
@@ -234,19 +265,20 @@ def _preference_lines(chat: Chat) -> list[str]:
 
 
 def _meter_lines(chat: Chat) -> list[str]:
-    meter = chat.meter
     kept = f"saved in {visible_line(str(chat.record.path))}" if chat.record.path else "not saved"
     return [
-        f"used        {_used(meter)}",
+        f"used        {_used(chat)}",
         f"messages    {chat.conversation.message_count}, {kept}",
     ]
 
 
-def _used(meter: Meter) -> str:
-    if not meter.context_size:
-        return f"{meter.context_used:,} tokens"
-    share = meter.context_used / meter.context_size
-    return f"{meter.context_used:,} of {meter.context_size:,} tokens ({share:.0%})"
+def _used(chat: Chat) -> str:
+    used, size = chat.context_used, chat.engine.info.context_size
+    if used is None:
+        ended = chat.conversation.exchanges[-1].ended
+        said_nothing = ended is not None and ended.reason in ("stop", "length") and not ended.prompt_tokens
+        return "not known: the server does not say" if said_nothing else "counted with the next question"
+    return f"{used:,} of {size:,} tokens ({used / size:.0%})" if size else f"{used:,} tokens"
 
 
 def _conversation_lines(chat: Chat) -> list[str]:

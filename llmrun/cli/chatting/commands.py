@@ -71,13 +71,14 @@ COMMANDS: tuple[Command, ...] = (
         actions.show,
         choices=actions.show_choices,
     ),
-    Command("clear", "", "forget all questions and answers", actions.clear),
+    Command("clear", "", "begin a new conversation; this one stays saved", actions.clear),
     Command("undo", "", "take back the last question and its answer", actions.undo),
     Command("regen", "", "answer the last question again, with another seed", actions.regenerate),
     Command("save", "[NAME]", "keep a copy by name; every conversation is saved as it goes", actions.save),
     Command(
         "load", "[NAME]", "list the saved conversations, or go on with one", actions.load, (), actions.load_choices
     ),
+    Command("search", "WORDS", "find words in this conversation and in earlier ones", actions.search),
     Command("stats", "", "tokens, times and speeds since the start", actions.stats),
     Command("exit", "", "end the chat; so does the end of input", actions.leave, ("bye", "quit")),
 )

@@ -6,12 +6,13 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from llmrun import __version__
 from llmrun.cli.chatting.events import (
     FORMAT,
     AnswerBegan,
+    Answered,
     AnswerEnded,
     AnswerWent,
     Began,
@@ -23,6 +24,7 @@ from llmrun.cli.chatting.events import (
     SystemSet,
     Thought,
     Undone,
+    WasThinking,
 )
 from llmrun.cli.chatting.preferences import Value
 
@@ -56,16 +58,48 @@ class Exchange:
     def thinking(self) -> str:
         return "".join(self.thoughts)
 
+    def answered(self) -> Answered | None:
+        """Return the answer as one event, as far as it came; None without one."""
+        if self.began is None:
+            return None
+        ended = self.ended
+        return Answered(
+            text=self.answer,
+            thinking=self.thinking if self.thoughts else None,
+            seed=self.began.seed,
+            reason=ended.reason if ended else None,
+            context_used=ended.context_used if ended else 0,
+            prompt_tokens=ended.prompt_tokens if ended else 0,
+            cached_tokens=ended.cached_tokens if ended else 0,
+            generated_tokens=ended.generated_tokens if ended else 0,
+            ttft_s=ended.ttft_s if ended else 0.0,
+            decode_s=ended.decode_s if ended else 0.0,
+        )
+
+    def take(self, answered: Answered) -> None:
+        """Replace the answer by a whole one."""
+        self.began = AnswerBegan(answered.seed)
+        self.thoughts = [] if answered.thinking is None else [answered.thinking]
+        self.pieces = [answered.text] if answered.text else []
+        self.ended = None
+        if answered.reason is not None:
+            values = {field.name: getattr(answered, field.name) for field in fields(AnswerEnded)}
+            self.ended = AnswerEnded(**values)
+
 
 @dataclass(slots=True)
 class Conversation:
-    """Only the last exchange may be without an answer."""
+    """Only the last exchange may be without an answer.
+
+    recount  another model has taken over since the tokens of the last answer were counted
+    """
 
     began: Began
     model: str
     system: str | None = None
     preferences: dict[str, Value] = field(default_factory=dict)
     exchanges: list[Exchange] = field(default_factory=list)
+    recount: bool = False
 
     def apply(self, event: Event) -> None:
         """Let an event happen. Raises Misplaced, and nothing has changed, when it cannot happen now."""
@@ -73,6 +107,7 @@ class Conversation:
             case Began():
                 raise Misplaced("a second beginning")
             case ModelChanged(model):
+                self.recount = bool(self.exchanges) and (self.recount or model != self.model)
                 self.model = model
             case SystemSet(text):
                 self.system = text
@@ -91,8 +126,17 @@ class Conversation:
                 self._under_way().thoughts.append(text)
             case AnswerWent(text):
                 self._under_way().pieces.append(text)
+            case WasThinking():
+                last = self._under_way()
+                if last.pieces:
+                    last.thoughts.append(last.answer)
+                    last.pieces = []
             case AnswerEnded():
                 self._under_way().ended = event
+                self.recount = False
+            case Answered():
+                self._last().take(event)
+                self.recount = False
             case Undone():
                 self._last()
                 self.exchanges.pop()
@@ -119,12 +163,17 @@ class Conversation:
     @property
     def messages(self) -> list[dict[str, str]]:
         """What the engine is given to answer the last question: all of it but that question's own answer."""
+        return self.all_messages[:-1] if self.exchanges else self.all_messages
+
+    @property
+    def all_messages(self) -> list[dict[str, str]]:
+        """The system prompt, then every question with its answer, which is empty where there is none yet."""
         told = [] if self.system is None else [{"role": "system", "content": self.system}]
         for exchange in self.exchanges:
             told.append({"role": "user", "content": exchange.question})
             thinking = {"reasoning_content": exchange.thinking} if exchange.thoughts else {}
             told.append({"role": "assistant", "content": exchange.answer, **thinking})
-        return told[:-1] if self.exchanges else told
+        return told
 
     @property
     def message_count(self) -> int:
@@ -137,6 +186,17 @@ class Conversation:
         return ended[-1] if ended else 0
 
     @property
+    def is_counted(self) -> bool:
+        """Whether `context_used` counts all exchanges, with the tokens of the present model.
+
+        An answer that failed, or whose server did not count, says that its prompt had no tokens.
+        """
+        if not self.exchanges:
+            return True
+        ended = self.exchanges[-1].ended
+        return not self.recount and ended is not None and ended.prompt_tokens > 0
+
+    @property
     def title(self) -> str:
         """The first question, on one short line; foreign text."""
         if not self.exchanges:
@@ -147,7 +207,8 @@ class Conversation:
     def history(self) -> Iterator[Event]:
         """The shortest way here: events that make an equal conversation, in the format of today."""
         yield replace(self.began, format=FORMAT)
-        if self.model != self.began.model:
+        changed_last = self.recount and bool(self.exchanges)
+        if self.model != self.began.model and not changed_last:
             yield ModelChanged(self.model)
         if self.system is not None:
             yield SystemSet(self.system)
@@ -155,14 +216,10 @@ class Conversation:
             yield PreferenceSet(name, value)
         for exchange in self.exchanges:
             yield exchange.asked
-            if exchange.began:
-                yield exchange.began
-                if exchange.thoughts:
-                    yield Thought(exchange.thinking)
-                if exchange.pieces:
-                    yield AnswerWent(exchange.answer)
-                if exchange.ended:
-                    yield exchange.ended
+            if answered := exchange.answered():
+                yield answered
+        if self.model != self.began.model and changed_last:
+            yield ModelChanged(self.model)
 
 
 def new_conversation(model: str) -> Conversation:

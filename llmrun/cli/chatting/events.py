@@ -2,6 +2,10 @@
 
 A conversation is the fold of its events (`conversation.py`), so what is saved is what happened: nothing is ever
 rewritten, and a file that ends anywhere still holds everything before.
+
+While an answer streams, its pieces (`AnswerBegan`, `Thought`, `AnswerWent`, `WasThinking`) go to a journal of their
+own. The conversation's file gets one line for the whole answer, `Answered`, when it ends. Files of formats 1 and 2 hold
+the pieces themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from llmrun.errors import UsageError
 from llmrun.types import FinishReason
 
 FORMAT: Final = 3  # of the file; a change that older versions cannot read raises it
-READABLE: Final = (1, 2, 3)  # 1 has no thoughts, 2 has a seed for every answer
+READABLE: Final = (1, 2, 3)  # 1 has no thoughts; 1 and 2 have a line for each token and a seed for every answer
 FAILED: Final = "failed"  # an answer that an error ended
 
 Name = str  # may hold a path that is not UTF-8: "\\udcff" stands for its byte 0xff, here and in the file
@@ -99,13 +103,38 @@ class AnswerEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class WasThinking:
+    """The text of the answer so far was thinking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The last question's whole answer, in place of an earlier one.
+
+    thinking  None: the model did not think
+    reason    as in AnswerEnded; None: the process died before the answer's end, and the numbers that follow are 0
+    """
+
+    text: str
+    thinking: str | None
+    seed: int | None
+    reason: str | None
+    context_used: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    ttft_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Undone:
     """The last question is taken back, and its answer if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """All questions and answers are forgotten."""
+    """All questions and answers are forgotten. Only files of formats 1 and 2 hold it: /clear begins a new file now."""
 
 
 Event = (
@@ -118,9 +147,12 @@ Event = (
     | Thought
     | AnswerWent
     | AnswerEnded
+    | WasThinking
+    | Answered
     | Undone
     | Cleared
 )
+Piece = AnswerBegan | Thought | AnswerWent | WasThinking  # of an answer that streams
 
 _KINDS: Mapping[str, type[Event]] = {
     "began": Began,
@@ -132,6 +164,8 @@ _KINDS: Mapping[str, type[Event]] = {
     "thought": Thought,
     "text": AnswerWent,
     "end": AnswerEnded,
+    "was-thinking": WasThinking,
+    "answered": Answered,
     "undo": Undone,
     "clear": Cleared,
 }
@@ -175,8 +209,11 @@ def _meant(event: Event) -> Event:
             return PreferenceSet(event.name, checked_value(event.name, event.value))
         except UsageError as error:
             raise ValueError(str(error)) from None
-    if isinstance(event, AnswerEnded) and event.reason not in _REASONS:
-        raise ValueError(f"end: reason: {event.reason!r:.40} is none of {', '.join(sorted(_REASONS))}")
+    unended = isinstance(event, Answered) and event.reason is None
+    if isinstance(event, AnswerEnded | Answered) and event.reason not in _REASONS and not unended:
+        raise ValueError(
+            f"{_NAMES[type(event)]}: reason: {event.reason!r:.40} is none of {', '.join(sorted(_REASONS))}"
+        )
     if isinstance(event, Began) and event.format not in READABLE:
         raise ValueError(f"began: format {event.format}: this llmrun reads format {FORMAT}")
     return event

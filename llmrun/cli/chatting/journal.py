@@ -1,13 +1,21 @@
-"""One conversation's file while it is being written: events are appended, and nobody else appends."""
+"""One conversation's file while it is being written: events are appended, and nobody else appends.
+
+    NAME.jsonl      a line for each message
+    NAME.answering  the answer under way: a line with the size of NAME.jsonl when it began, then a line for each piece
+
+The second file exists while an answer streams and is removed once the answer's line is on the disk. If the process dies
+in between, NAME.jsonl has grown beyond the size that the first line names, and readers ignore the second file.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.cli.chatting.events import AnswerEnded, Event, to_line
+from llmrun.cli.chatting.events import Answered, Event, Piece, to_line
 from llmrun.errors import LlmrunError
 
 if TYPE_CHECKING:
@@ -52,41 +60,126 @@ def lock_journal(path: Path) -> Lock:
     return Lock(lock, lock_path)
 
 
-class Journal:
-    """Appends to a file that is locked. What `write` has returned from survives the death of the process."""
+def answering_path(path: Path) -> Path:
+    """Return where the answer under way of a conversation's file is written."""
+    return path.with_suffix(".answering")
 
-    def __init__(self, path: Path, whole_bytes: int, lock: Lock) -> None:
-        """`whole_bytes` of the file are whole lines; a torn one after them is cut off. Raises OSError."""
+
+class Journal:
+    """Appends to a file that is locked. Whatever was written survives the death of the process."""
+
+    def __init__(self, path: Path, whole_bytes: int, lock: Lock, answering_bytes: int | None = None) -> None:
+        """Open a conversation's file and cut off a torn last line. Raises OSError.
+
+        whole_bytes      size of the file's whole lines
+        answering_bytes  the same of the answer under way; None where there is none, or it is out of date
+        """
         self.path = path
         self._lock = lock
-        self._end = whole_bytes
+        self._answer: _Appended | None = None
+        self._messages = _Appended(path, whole_bytes)
+        if answering_bytes is not None:
+            try:
+                self._answer = _Appended(answering_path(path), answering_bytes)
+            except BaseException:
+                self._messages.close()
+                raise
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether an answer's pieces are written down, but not the whole answer."""
+        return self._answer is not None
+
+    def write_piece(self, piece: Piece) -> None:
+        """Append a piece of the answer under way to its own file. Raises OSError, and then the file holds no part of
+        the piece (or a torn one, which counts for nothing)."""
+        if self._answer is None:
+            path = answering_path(self.path)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
+            os.close(os.open(path, flags, 0o600))
+            self._answer = _Appended(path, 0)
+            self._answer.append(json.dumps({"after": self._messages.size}).encode() + b"\n" + to_line(piece))
+        else:
+            self._answer.append(to_line(piece))
+
+    def write(self, event: Event) -> None:
+        """Append an event to the conversation's file. A whole answer is synced to the disk, and replaces its pieces.
+        Raises OSError as `write_piece` does; the pieces are still there then."""
+        self._messages.append(to_line(event))
+        if isinstance(event, Answered):
+            self._messages.sync()
+            self._drop_answer()
+
+    def close(self) -> None:
+        """Close the files and release the lock. Idempotent."""
+        self._messages.close()
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+        self._lock.release()
+
+    def discard(self) -> None:
+        """Remove the files, then close. Raises OSError."""
+        try:
+            remove_files(self.path)
+        finally:
+            self.close()
+
+    def _drop_answer(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+            with contextlib.suppress(OSError):  # readers see that it is out of date
+                answering_path(self.path).unlink()
+
+
+class OlderFile:
+    """A locked file of an older format. It stays as it is until the conversation goes on."""
+
+    def __init__(self, path: Path, lock: Lock) -> None:
+        self.path = path
+        self.lock = lock
+
+    def close(self) -> None:
+        """Release the lock. Idempotent."""
+        self.lock.release()
+
+
+def remove_files(path: Path) -> None:
+    """Remove a conversation's file and its answer under way. Raises OSError."""
+    answering_path(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+class _Appended:
+    """An open file that grows by whole lines."""
+
+    def __init__(self, path: Path, whole_bytes: int) -> None:
+        self.size = whole_bytes
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         try:
-            os.ftruncate(self._descriptor, whole_bytes)
+            if os.fstat(self._descriptor).st_size != whole_bytes:  # truncating would always change the file's time
+                os.ftruncate(self._descriptor, whole_bytes)
         except BaseException:
             self.close()
             raise
 
-    def write(self, event: Event) -> None:
-        """Append one event; at the end of an answer, see it onto the disk. Raises OSError, and then no part of the
-        event stays in the file (or one that is torn, and counts for nothing)."""
-        line = to_line(event)
+    def append(self, lines: bytes) -> None:
         try:
-            written = os.write(self._descriptor, line)
-            while written < len(line):
-                written += os.write(self._descriptor, line[written:])
+            written = os.write(self._descriptor, lines)
+            while written < len(lines):
+                written += os.write(self._descriptor, lines[written:])
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)
+                os.ftruncate(self._descriptor, self.size)
             raise
-        self._end += len(line)
-        if isinstance(event, AnswerEnded):
-            with contextlib.suppress(OSError):  # a disk without fsync keeps what it keeps
-                os.fsync(self._descriptor)
+        self.size += len(lines)
+
+    def sync(self) -> None:
+        with contextlib.suppress(OSError):  # some file systems have no fsync
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-        self._lock.release()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import codecs
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
 from llmrun.cli.arguments.prompt import LARGEST_TEXT
 from llmrun.cli.chatting.blocks import QUOTES, is_unfinished
-from llmrun.cli.chatting.screen import Meter
+from llmrun.cli.chatting.screen import AnswerView, Meter
 from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import can_move_cursor
 from llmrun.errors import UsageError
 
 
@@ -96,3 +98,12 @@ class PlainView:
 
     def end(self) -> None:
         out.end_answer()
+
+
+def answer_view() -> AnswerView:
+    """Return what shows answers on this stdout: Markdown on a terminal, else the bytes."""
+    if can_move_cursor(sys.stdout):
+        from llmrun.cli.chatting.markdown import MarkdownView
+
+        return MarkdownView()
+    return PlainView()

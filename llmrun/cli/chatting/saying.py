@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
-from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Thought
+from llmrun.cli.chatting.events import FAILED, AnswerBegan, AnswerEnded, AnswerWent, Thought, WasThinking
 from llmrun.cli.console.output import out
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ class Saying:
         """All that was said so far was no answer yet."""
         if not self.begun:  # nothing was: what the conversation has is the answer to be replaced
             return
-        self._thoughts += self._record.conversation.exchanges[-1].answer
+        self._record.add(WasThinking())
         if held := self._certain.rest():
             self._thinking.text(held)
         else:
             self._close_view()
             out.answer_was_thinking()
-        self._begin_answer()
+        self._open_view()
 
     def finish(self, finished: Finished) -> None:
         self._begin()
@@ -101,13 +101,10 @@ class Saying:
         if not self.begun:
             self.begun = True
             out.clear_progress()
-            self._begin_answer()
-
-    def _begin_answer(self) -> None:
-        self._record.add(AnswerBegan(self._seed))
-        if self._thoughts:
-            self._record.add(Thought(self._thoughts))
-        self._open_view()
+            self._record.add(AnswerBegan(self._seed))
+            if self._thoughts:
+                self._record.add(Thought(self._thoughts))
+            self._open_view()
 
     def _show(self, piece: str) -> None:
         if piece:

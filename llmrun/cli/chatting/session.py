@@ -12,10 +12,11 @@ from llmrun.cli.answers.sampling import next_seed, sent_sampling
 from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.prompt import checked_text
 from llmrun.cli.chatting import blocks
-from llmrun.cli.chatting.conversation import now
+from llmrun.cli.chatting.conversation import new_conversation, now
 from llmrun.cli.chatting.events import ModelChanged, QuestionAsked, Undone
 from llmrun.cli.chatting.journal import ConversationFileError
 from llmrun.cli.chatting.preferences import CONTEXT, STOP
+from llmrun.cli.chatting.record import ConversationRecord
 from llmrun.cli.chatting.saying import Saying
 from llmrun.cli.chatting.screen import Meter
 from llmrun.cli.chatting.totals import SessionTotals
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from llmrun.cli.answers.open_model import OpenModel
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.preferences import Value
-    from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import AnswerView, Turns
     from llmrun.cli.chatting.signals import Signals
     from llmrun.cli.chatting.store import Store
@@ -93,6 +93,7 @@ class Chat:
         self._signals = signals
         self._command_for = command_for
         self._lasting_model = record.conversation.model
+        self._recounted: tuple[object, int | None] | None = None  # what was counted, and its tokens
         self._draft = ""
         self._over = False
 
@@ -149,7 +150,32 @@ class Chat:
 
     @property
     def meter(self) -> Meter:
-        return Meter(self.model, self.conversation.context_used, self.engine.info.context_size)
+        return Meter(self.model, self.context_used or 0, self.engine.info.context_size)
+
+    @property
+    def context_used(self) -> int | None:
+        """Tokens that the conversation fills; None if only the next answer will tell.
+
+        An answer that ended has been counted. Otherwise (the process died in it, or another model gave it) the
+        conversation is rendered and counted here, once.
+        """
+        conversation = self.conversation
+        if conversation.is_counted:
+            return conversation.context_used
+        counted_for = (conversation.began.conversation, len(conversation.exchanges), conversation.system)
+        if self._recounted is None or self._recounted[0] != counted_for:
+            self._recounted = counted_for, self._count()
+        return self._recounted[1]
+
+    def _count(self) -> int | None:
+        messages = self.conversation.all_messages
+        if self.conversation.unanswered is not None:
+            messages = messages[:-1]
+        prompt = ChatPrompt(messages, add_generation_prompt=False, template_kwargs=self._variables)
+        try:
+            return self.engine.count_tokens(prompt)
+        except TemplateRefused:  # some templates refuse a conversation that ends in an answer
+            return None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -197,6 +223,13 @@ class Chat:
         if record.conversation.model != self._lasting_model:
             record.add(ModelChanged(self._lasting_model))
         self._offer_unanswered()
+
+    def begin_anew(self) -> None:
+        """Leave this conversation, which stays saved, for an empty one with its system prompt and its settings."""
+        fresh = new_conversation(self._lasting_model)
+        fresh.system = self.conversation.system
+        fresh.preferences = dict(self.conversation.preferences)
+        self.go_on_with(ConversationRecord(self.store, fresh))
 
     def leave(self) -> None:
         self._over = True

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from llmrun.bench.measuring.sweep import BenchTarget, Configuration
     from llmrun.settings import Settings
 
-LISTING = {"place": 30}
+LISTING = {"place": 50}
 INTERRUPTED = 130  # 128 + SIGINT
 
 command = typer.Typer(

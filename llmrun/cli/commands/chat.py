@@ -1,10 +1,14 @@
 """Talk with a model. /help lists the commands; every conversation is saved as it goes.
 
+--continue takes up the last conversation, or the one whose name follows (the beginning of its name is enough). A
+model's name after --continue is the model, unless a conversation has exactly this name.
+
 If the input is a pipe, every line is a turn; triple quotes begin and end a turn of several lines.
 
 Examples:
     llmrun chat
     llmrun chat qwen3:4b --continue
+    llmrun chat --continue why-is-the-sky-blue
     llmrun chat ./file.gguf -s "Be brief."
 """
 
@@ -35,12 +39,13 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Event
     from llmrun.cli.chatting.record import ConversationRecord
-    from llmrun.cli.chatting.screen import AnswerView, Completions, Turns
+    from llmrun.cli.chatting.screen import Completions, Turns
     from llmrun.cli.chatting.store import Store
     from llmrun.cli.prompting.template import PromptTemplate
     from llmrun.types import ModelInfo
 
 LISTING = {"place": 10, "aliases": ("run",)}
+LAST = ""  # the value of --continue without one
 
 
 @takes_answer_flags
@@ -54,8 +59,9 @@ def command(
         ),
     ] = None,
     continued: Annotated[
-        bool, typer.Option("--continue", help="Take up the last conversation, with its settings and its model.")
-    ] = False,
+        str | None,
+        typer.Option("--continue", metavar="[NAME]", help="Take up a conversation.  [default: the last one]"),
+    ] = None,
     *,
     flags: AnswerFlags,
     template_name: options.PromptTemplate = None,
@@ -63,7 +69,12 @@ def command(
 ) -> int:
     if name is not None and flags.model is not None:
         raise UsageError("model: given twice: as an argument and as --model")
+    from llmrun.cli.chatting.store import Store
+
+    store = Store(data_folder() / "conversations")
     flags = flags if name is None else replace(flags, model=name)
+    if continued and flags.model is None and _is_model(continued, store):
+        flags, continued = replace(flags, model=continued), LAST
     prompting, values = chosen_template(template_name, params or ())
     flags = _with_template(flags, prompting, values)
     settings = flags.settings()
@@ -72,10 +83,8 @@ def command(
     template = read_text(flags.chat_template, "--chat-template") if flags.chat_template is not None else None
     variables = parse_template_variables(flags.chat_template_kwargs)
     from llmrun.cli.chatting.events import ModelChanged
-    from llmrun.cli.chatting.store import Store
 
-    store = Store(data_folder() / "conversations")
-    with closing(_last(store) if continued else _new(store, settings)) as record:
+    with closing(_new(store, settings) if continued is None else _earlier(store, continued)) as record:
         flags.check_model(settings.model if flags.model is not None else record.conversation.model)
         for event in list(_said(flags, settings, record.conversation)):
             if event != ModelChanged(record.conversation.model):
@@ -132,14 +141,35 @@ def _new(store: Store, settings: Settings) -> ConversationRecord:
     return ConversationRecord(store, conversation)
 
 
-def _last(store: Store) -> ConversationRecord:
+def _is_model(text: str, store: Store) -> bool:
+    """Whether what follows --continue names no conversation, but a model (or cannot be the name of a conversation)."""
+    from llmrun.cli.chatting.store import checked_name, in_our_words
+    from llmrun.hub.resolve.model_name import understand
+
+    with in_our_words("--continue"):
+        if store.exactly(text) is not None:
+            return False
+    try:
+        checked_name(text)
+    except UsageError:
+        return True
+    try:
+        understand(text)
+    except LlmrunError:
+        return False
+    return True
+
+
+def _earlier(store: Store, name: str) -> ConversationRecord:
     from llmrun.cli.chatting.actions import summary
     from llmrun.cli.chatting.record import take_up
+    from llmrun.cli.chatting.store import in_our_words
 
-    path = store.latest()
-    if path is None:
-        raise LlmrunError("--continue: there is no conversation yet", hint="llmrun chat begins one")
-    record, found = take_up(store, path)
+    with in_our_words("--continue"):
+        path = store.latest() if name == LAST else store.find(name, "--continue")
+        if path is None:
+            raise LlmrunError("--continue: there is no conversation yet", hint="llmrun chat begins one")
+        record, found = take_up(store, path)
     out.note(f"going on with {summary(found)}")
     return record
 
@@ -155,6 +185,7 @@ def _talk(
 ) -> int:
     from llmrun.cli.answers.thinking import check_thinking
     from llmrun.cli.chatting.commands import command_for, completions
+    from llmrun.cli.chatting.plain import answer_view
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
 
@@ -178,7 +209,7 @@ def _talk(
             settings=settings,
             variables=variables,
             turns=turns,
-            view=_view(),
+            view=answer_view(),
             signals=signals,
             command_for=command_for,
         )
@@ -204,13 +235,3 @@ def _turns(completions: Completions) -> Turns:
     from llmrun.cli.chatting.plain import PlainTurns
 
     return PlainTurns(sys.stdin.buffer, interactive=is_terminal(sys.stdin))
-
-
-def _view() -> AnswerView:
-    if can_move_cursor(sys.stdout):
-        from llmrun.cli.chatting.markdown import MarkdownView
-
-        return MarkdownView()
-    from llmrun.cli.chatting.plain import PlainView
-
-    return PlainView()

@@ -23,7 +23,7 @@ from llmrun.cli.arguments.values import one_of
 from llmrun.cli.console.output import out
 from llmrun.errors import UsageError
 
-LISTING = {"place": 120}
+LISTING = {"place": 160}
 
 # Where each new shell reads the script: a line to append to a file, or the script as a file of its own.
 _STEPS = {

@@ -16,7 +16,7 @@ from llmrun.cli.arguments.flags import takes_flags
 from llmrun.cli.console.output import out
 from llmrun.settings import Settings, load_sound_settings
 
-LISTING = {"place": 110}
+LISTING = {"place": 150}
 
 
 @dataclass(frozen=True, slots=True)

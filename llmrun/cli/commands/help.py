@@ -16,7 +16,7 @@ import typer
 
 from llmrun.cli.arguments import options
 
-LISTING = {"place": 130}
+LISTING = {"place": 170}
 
 
 def command(

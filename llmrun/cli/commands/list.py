@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmrun.hub.upkeep.inventory import Model
     from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
 
-LISTING = {"place": 60, "aliases": ("ls",)}
+LISTING = {"place": 70, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
 _RIGHT = ("SIZE", "CONTEXT")
 _DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # to drop on narrow terminals; most names have the second

@@ -27,7 +27,7 @@ from llmrun.settings import load_settings
 if TYPE_CHECKING:
     from llmrun.cli.answers.answer_log import AnswerLog, Entry
 
-LISTING = {"place": 24}
+LISTING = {"place": 140}
 _HEADER = ("TIME", "MODEL", "PROMPT", "ANSWER")
 _USUAL_COUNT = 10
 _LEAST_CELL = 12  # columns

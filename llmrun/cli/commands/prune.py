@@ -21,7 +21,7 @@ from llmrun.cli.arguments.lenient_settings import apply_settings
 from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError
 
-LISTING = {"place": 100}
+LISTING = {"place": 110}
 
 
 def command(

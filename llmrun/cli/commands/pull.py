@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llmrun.hub.names.model_sources import Artifact
     from llmrun.hub.resolve.pulling import Pull
 
-LISTING = {"place": 50}
+LISTING = {"place": 60}
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 

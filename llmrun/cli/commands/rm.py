@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmrun.hub.upkeep.removal import Removal
     from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
 
-LISTING = {"place": 80, "aliases": ("remove",)}
+LISTING = {"place": 90, "aliases": ("remove",)}
 
 
 def command(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmrun.hub.remote.hub_search import HubModel
     from llmrun.hub.search import FoundModel
 
-LISTING = {"place": 35}
+LISTING = {"place": 30}
 _HEADER = ("NAME", "WEIGHTS", "DOWNLOAD", "FITS", "HERE", "CONTEXT", "LICENCE")
 _RIGHT = ("WEIGHTS", "DOWNLOAD", "CONTEXT", "DOWNLOADS", "LIKES")
 _DROPPABLE = (("LICENCE",), ("CONTEXT",), ("WEIGHTS",), ("HERE",), ("DOWNLOAD",))  # to drop on narrow terminals

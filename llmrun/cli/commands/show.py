@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.hub.catalog.entry import CatalogEntry, Wanted
 
-LISTING = {"place": 70}
+LISTING = {"place": 80}
 
 
 def command(

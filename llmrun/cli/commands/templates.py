@@ -26,7 +26,7 @@ from llmrun.cli.console.output import out
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.settings import load_settings
 
-LISTING = {"place": 22}
+LISTING = {"place": 130}
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A template's name, or the path of a .toml file.")]
 

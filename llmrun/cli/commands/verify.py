@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llmrun.hub.upkeep.inventory import Model
     from llmrun.hub.upkeep.verification import VerificationResult
 
-LISTING = {"place": 90}
+LISTING = {"place": 100}
 
 
 def command(

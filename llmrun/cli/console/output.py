@@ -28,6 +28,9 @@ from llmrun.errors import LlmrunError
 RED = "31"
 YELLOW = "33"
 DIM = "2"
+MARK = "1;31"  # as grep marks what it has found
+
+MarkedLine = Sequence[tuple[str, bool]]  # pieces of a line, each with whether it is highlighted
 
 _SHOW_AFTER_S = 0.15  # most waits are shorter, and a line that flashes is worse than none
 _REDRAW_S = 0.05
@@ -102,6 +105,15 @@ class Output:
         self.clear_progress()
         begin, end = ("\x1b[2m", "\x1b[0m") if dim and can_color(sys.stdout, self.color) else ("", "")
         self._write_stdout("".join(f"{begin}{visible_line(line)}{end}\n" for line in lines))
+
+    def lines_marked(self, lines: Iterable[MarkedLine]) -> None:
+        """A report on stdout, with some of its text highlighted where there is color."""
+        self.clear_progress()
+        self._write_stdout("".join(_marked(line, can_color(sys.stdout, self.color)) for line in lines))
+
+    def reply_marked(self, lines: Iterable[MarkedLine]) -> None:
+        """What the user asked the program itself, with some of it highlighted where there is color."""
+        self._write_stderr("".join(_marked(line, can_color(sys.stderr, self.color)) for line in lines))
 
     def picture(self, renderable: Any) -> None:
         """Something that Rich draws, on stdout. Its texts must have passed `visible_line`."""
@@ -230,6 +242,11 @@ class Output:
     def _write_stdout(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _marked(line: MarkedLine, color: bool) -> str:
+    shown = ((visible_line(text), marked and color) for text, marked in line)
+    return "".join(f"\x1b[{MARK}m{text}\x1b[0m" if marked else text for text, marked in shown) + "\n"
 
 
 class Stdout(io.TextIOWrapper):

@@ -228,10 +228,8 @@ def test_a_chat_keeps_thinking_apart_and_hands_it_to_the_template(tmp_path: Path
     done = chat(tmp_path, "-m", thinking_script(tmp_path), turns=words(["Is it so?", "Sure?"]))
     assert done.stdout.decode() == f"{ANSWER}\n{ANSWER}\n"
     assert done.stderr.decode().count(f"thinking:\n{THOUGHT}\ndone thinking\n\n") == 2
-    kinds = [event["event"] for event in events_in(journals(tmp_path)[0])]
-    assert kinds[kinds.index("answer") + 1] == "thought"
-    thoughts = [event["text"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "thought"]
-    assert thoughts == [THOUGHT, THOUGHT]
+    answers = [event for event in events_in(journals(tmp_path)[0]) if event["event"] == "answered"]
+    assert [(one["thinking"], one["text"]) for one in answers] == [(THOUGHT, ANSWER)] * 2
 
 
 def test_a_chat_in_which_thinking_was_never_opened_keeps_the_answer_alone(tmp_path: Path) -> None:
@@ -240,18 +238,16 @@ def test_a_chat_in_which_thinking_was_never_opened_keeps_the_answer_alone(tmp_pa
     assert done.stdout == b"Yes.\n"
     assert b"thinking:\nhm\ndone thinking" in done.stderr
     assert b"> So?\nYes.\n" in done.stderr
-    kinds = [event["event"] for event in events_in(journals(tmp_path)[0])]
-    last = kinds[len(kinds) - kinds[::-1].index("answer") :]
-    assert last[0] == "thought"
-    assert set(last[1:-1]) == {"text"}
+    last = events_in(journals(tmp_path)[0])[-1]
+    assert (last["thinking"], last["text"]) == ("hm\n", "Yes.")
 
 
 def test_an_answer_that_is_replaced_is_no_thinking_of_the_new_one(tmp_path: Path) -> None:
     script = script_file(tmp_path, [(TURN, f"hm{ENDED}Yes.")], chat_template=SWITCHED)
     done = chat(tmp_path, "-m", script, "--stop", "hm\nX", turns=words(["So?", "/regen"]))  # "hm" is held until the tag
     assert done.stdout == b"Yes.\nYes.\n"
-    thoughts = [event["text"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "thought"]
-    assert thoughts == ["hm\n", "hm\n"]
+    answers = [event for event in events_in(journals(tmp_path)[0]) if event["event"] == "answered"]
+    assert [(one["thinking"], one["text"]) for one in answers] == [("hm\n", "Yes."), ("hm\n", "Yes.")]
 
 
 def test_a_model_may_think_again_after_it_has_begun_to_answer(tmp_path: Path) -> None:
@@ -334,4 +330,4 @@ def test_ctrl_c_while_it_thinks_takes_the_question_back(tmp_path: Path) -> None:
     process.send("\x15/exit\r")
     process.read()
     process.close()
-    assert [event["event"] for event in events_in(journals(tmp_path)[0])][-1] == "undo"
+    assert journals(tmp_path) == []  # nothing was said

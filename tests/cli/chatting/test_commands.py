@@ -64,7 +64,7 @@ def test_on_a_narrow_terminal_help_and_settings_go_on_beneath_themselves(
 
 def test_completion_follows_the_table(tmp_path: Path) -> None:
     with session(tmp_path) as found:
-        assert texts(found, "/s") == ["/system ", "/set ", "/show ", "/save ", "/stats"]
+        assert texts(found, "/s") == ["/system ", "/set ", "/show ", "/save ", "/search ", "/stats"]
         assert texts(found, "/undo") == ["/undo"]
         assert "temperature " in texts(found, "/set t")
         assert texts(found, "/show te") == ["template"]
@@ -87,5 +87,6 @@ def test_nothing_completes_what_is_no_command(tmp_path: Path, before: str) -> No
 
 def test_saved_names_complete_load(tmp_path: Path) -> None:
     with session(tmp_path) as found:
-        found.run("hello", "/save first one")
+        found.run("Hello there!", "/save first one")
         assert texts(found, "/load fi") == ["first one"]
+        assert texts(found, "/load he") == ["hello-there"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from llmrun.cli.chatting.events import (
     AnswerWent,
     Cleared,
     Event,
+    ModelChanged,
     PreferenceSet,
     QuestionAsked,
     SystemSet,
@@ -141,3 +143,16 @@ def test_the_short_history_makes_the_same_conversation(history: list[Event]) -> 
         conversation.title,
         conversation.unanswered,
     )
+
+
+def test_a_conversation_is_counted_by_its_last_answer_alone() -> None:
+    answered = (QuestionAsked("a", ""), AnswerBegan(1), AnswerWent("A"))
+    assert after().is_counted
+    assert not after(*answered).is_counted
+    assert after(*answered, ENDED).is_counted
+    assert not after(*answered, replace(ENDED, prompt_tokens=0)).is_counted
+    assert after(*answered, ENDED, ModelChanged("m")).is_counted
+    other = after(*answered, ENDED, ModelChanged("other"))
+    assert not other.is_counted
+    assert not folded(list(other.history())).is_counted
+    assert after(*answered, ENDED, ModelChanged("other"), AnswerBegan(2), ENDED).is_counted

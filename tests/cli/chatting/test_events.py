@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrun.cli.chatting.events import Began, Event, PreferenceSet, from_line, to_line
+from llmrun.cli.chatting.events import Answered, Began, Event, PreferenceSet, QuestionAsked, from_line, to_line
 from tests.support.cli.conversations import events
 
 
@@ -30,6 +30,7 @@ def test_a_path_that_is_not_utf_8_survives() -> None:
 
 GOOD = {"event": "end", "reason": "stop", "context_used": 9, "prompt_tokens": 5, "cached_tokens": 0}
 GOOD |= {"generated_tokens": 4, "ttft_s": 0.1, "decode_s": 1}
+WHOLE = GOOD | {"event": "answered", "text": "A", "thinking": None, "seed": 1}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,8 @@ GOOD |= {"generated_tokens": 4, "ttft_s": 0.1, "decode_s": 1}
         (json.dumps(GOOD | {"ttft_s": -1}).encode(), "ttft_s: -1 is not a float"),
         (json.dumps(GOOD | {"ttft_s": "1"}).encode(), "ttft_s: '1' is not a float"),
         (b'{"event":"began","format":4,"conversation":"","model":"","created":"","version":""}', "reads format 3"),
+        (json.dumps(WHOLE | {"reason": "bored"}).encode(), "answered: reason: 'bored' is none of"),
+        (json.dumps(WHOLE | {"thinking": 1}).encode(), "answered: thinking: 1 is not"),
     ],
 )
 def test_a_hostile_line_is_refused_with_what_is_wrong(line: bytes, said: str) -> None:
@@ -108,6 +111,16 @@ def test_a_line_with_one_byte_changed_is_an_event_or_a_value_error(event: Event,
 def test_a_conversation_from_before_there_were_thoughts_can_be_read() -> None:
     line = b'{"event":"began","format":1,"conversation":"","model":"","created":"","version":""}'
     assert from_line(line) == Began(1, "", "", "", "")
+
+
+def test_an_answer_without_an_end_has_no_reason() -> None:
+    event = from_line(json.dumps(WHOLE | {"reason": None}).encode())
+    assert isinstance(event, Answered)
+    assert (event.reason, event.text) == (None, "A")
+
+
+def test_text_is_written_so_that_grep_finds_it() -> None:
+    assert "Größe: 日本".encode() in to_line(QuestionAsked("Größe: 日本", ""))
 
 
 def test_an_integer_will_do_for_a_temperature() -> None:

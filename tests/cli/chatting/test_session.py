@@ -13,9 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from llmrun.backends.scripted.backend import ScriptedBackend, echo, scripted_answers
-from llmrun.cli.chatting.record import take_up
-from llmrun.cli.chatting.store import read_conversation
-from llmrun.errors import BackendCrashed, Cancelled, ContextExceeded, UsageError
+from llmrun.cli.chatting.conversation import new_conversation
+from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, ModelChanged, QuestionAsked
+from llmrun.cli.chatting.record import ConversationRecord, take_up
+from llmrun.cli.chatting.store import Store, read_conversation
+from llmrun.engine.requests import ChatPrompt
+from llmrun.errors import BackendCrashed, Cancelled, ContextExceeded, TemplateRefused, UsageError
 from llmrun.settings import Settings
 from llmrun.types import Batch
 from tests.support.cli.chats import Session, events_in, journals, session
@@ -61,7 +64,7 @@ def test_undo_offers_the_question_to_be_edited(tmp_path: Path) -> None:
 def test_regen_uses_another_seed_even_when_one_is_set(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path, settings=Settings(seed=7)) as found:
         found.run("one", "/regen", "/regen", "two")
-    assert [event["seed"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "answer"] == [7, 8, 7, 7]
+    assert [event["seed"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "answered"] == [7, 8, 7, 7]
 
 
 def test_regen_at_temperature_0_says_that_it_is_in_vain(tmp_path: Path, capsys: Capture) -> None:
@@ -238,7 +241,7 @@ def test_ctrl_c_keeps_what_was_said_and_the_conversation(tmp_path: Path) -> None
         assert found.run("one", "two") == 0
         assert found.said == [("one", "You said"), ("two", "You said")]
         assert not found.view.open
-    ends = [event["reason"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "end"]
+    ends = [event["reason"] for event in events_in(journals(tmp_path)[0]) if event["event"] == "answered"]
     assert ends == ["cancelled", "cancelled"]
 
 
@@ -398,3 +401,134 @@ def test_stats_of_a_whole_session(tmp_path: Path, capsys: Capture) -> None:
     assert told[0] == "answers     2"
     assert f"tokens out  {sum(one.generated_tokens for one in found.chat.totals.answers)}" in told
     assert [line.split()[0] for line in told] == ["answers", "tokens", "tokens", "time", "TTFT", "decode"]
+
+
+# --- clear, search and what /show counts
+
+
+def test_clear_begins_a_new_conversation_and_says_how_to_get_back(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("/system brief", "/set top_k 3", "Why, though?", "/clear")
+        assert capsys.readouterr().err.splitlines()[-1] == (
+            "cleared; to go back: /load why-though, or later llmrun chat --continue why-though"
+        )
+        assert found.said == []
+        assert (found.chat.conversation.system, found.chat.conversation.preferences) == ("brief", {"top_k": 3})
+        found.run("two", "/load why-though")
+        assert found.said == [("Why, though?", "You said: Why, though?")]
+        found.run("/load two")
+        assert found.said == [("two", "You said: two")]
+    assert sorted(path.stem for path in journals(tmp_path)) == ["two", "why-though"]
+    assert events_in(journals(tmp_path)[-1])[-1]["text"] == "You said: two"
+
+
+def test_clear_without_a_question_leaves_no_file(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("/clear", "one", "/undo", "/clear", "/clear")
+        assert capsys.readouterr().err.splitlines()[-1] == "cleared; the system prompt and the settings stay"
+    assert journals(tmp_path) == []
+
+
+def test_clear_says_that_a_conversation_could_not_be_saved(tmp_path: Path, capsys: Capture) -> None:
+    record = ConversationRecord(Store(Path("/dev/null/x")), new_conversation("scripted"))
+    with session(tmp_path, record=record) as found:
+        found.run("one", "/clear")
+    assert capsys.readouterr().err.splitlines()[-1] == "cleared; the conversation before could not be saved"
+
+
+def test_search_finds_words_here_and_in_earlier_conversations(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("The \x1b[31mblue\x9b sky", "/clear", "A blue sea", "and a fox")
+        capsys.readouterr()
+        found.run("/search BLUE")
+        told = capsys.readouterr().err
+        assert told.splitlines() == [
+            "this conversation",
+            "  > A blue sea",
+            "    You said: A blue sea",
+            "the-31mblue-sky",
+            "  > The ␛[31mblue<9B> sky",
+            "    You said: The ␛[31mblue<9B> sky",
+            "/load NAME goes on with one of them",
+        ]
+        found.run('/search "blue sea"', "/search blue fox", "/search", "/search it's")
+        told = capsys.readouterr().err
+    assert "the-31mblue-sky" not in told
+    assert "no conversation has all of these: blue, fox\n" in told
+    assert "error: /search: no words to search for\n" in told
+    assert "no conversation has this: it's\n" in told
+
+
+def used(told: str) -> list[str]:
+    return [line.removeprefix("used        ") for line in told.splitlines() if line.startswith("used")]
+
+
+def test_show_counts_a_conversation_that_is_taken_up(tmp_path: Path, capsys: Capture) -> None:
+    """Also one whose process died in its only answer, of which no count was written down."""
+    with session(tmp_path) as found:
+        found.run("one", "/show")
+        path = found.chat.record.path
+        assert path
+    [counted] = used(capsys.readouterr().err)
+    record, _ = take_up(Store(path.parent), path)
+    with session(tmp_path, record=record) as found:
+        found.run("/show")
+        assert used(capsys.readouterr().err) == [counted]
+        killed = ConversationRecord(found.chat.store, new_conversation("scripted"))
+        for event in (QuestionAsked("one", ""), AnswerBegan(1), AnswerWent("You said: one")):
+            killed.add(event)
+        path = killed.path
+        assert path
+        killed.close()
+    record, _ = take_up(Store(path.parent), path)
+    with session(tmp_path, record=record) as found:
+        found.run("/show", "two", "/show")
+        told = used(capsys.readouterr().err)
+        first = int(told[0].split()[0])
+        assert abs(first - int(counted.split()[0])) <= 2  # the end of the answer and its newline
+        assert int(told[1].split()[0]) > first
+        assert found.turns.meters[0].context_used == first
+
+
+def test_show_counts_anew_when_another_model_goes_on(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("one")
+        found.chat.record.add(ModelChanged("another"))
+        assert not found.chat.conversation.is_counted
+        counted: list[int] = []
+        real = found.chat.engine.count_tokens
+        found.chat.engine.count_tokens = lambda prompt: counted.append(1) or real(prompt)  # type: ignore[method-assign,func-returns-value]
+        found.run("/show", "/show")
+        assert counted == [1]
+
+
+def test_show_says_when_nobody_can_count(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.chat.engine.count_tokens = lambda prompt: None  # type: ignore[method-assign]
+        found.run("one")
+        found.chat.record.add(ModelChanged("another"))
+        capsys.readouterr()
+        found.run("/show")
+    assert used(capsys.readouterr().err) == ["counted with the next question"]
+
+
+def test_show_survives_a_template_that_refuses_to_end_in_an_answer(tmp_path: Path, capsys: Capture) -> None:
+    def refuse(prompt: ChatPrompt) -> int:
+        raise TemplateRefused("roles must alternate")
+
+    with session(tmp_path) as found:
+        found.chat.engine.count_tokens = refuse  # type: ignore[method-assign]
+        found.run("one")
+        found.chat.record.add(ModelChanged("another"))
+        capsys.readouterr()
+        found.run("/show")
+    assert used(capsys.readouterr().err) == ["counted with the next question"]
+
+
+def test_load_lists_the_last_ten_and_counts_the_others(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run(*(turn for number in range(13) for turn in (f"question {number}", "/clear")))
+        capsys.readouterr()
+        found.run("/load")
+    told = capsys.readouterr().err.splitlines()
+    assert (len(told), told[-1]) == (11, "and 3 more: llmrun conversations lists them")

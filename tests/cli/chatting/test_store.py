@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,15 +16,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmrun.cli.chatting.conversation import Conversation, new_conversation
-from llmrun.cli.chatting.events import FORMAT, AnswerBegan, AnswerWent, Event, QuestionAsked, Thought, Undone, to_line
-from llmrun.cli.chatting.journal import ConversationFileError, InUse, Journal, lock_journal
+from llmrun.cli.chatting.events import (
+    FORMAT,
+    AnswerBegan,
+    AnswerEnded,
+    AnswerWent,
+    Event,
+    QuestionAsked,
+    Thought,
+    Undone,
+    WasThinking,
+    to_line,
+)
+from llmrun.cli.chatting.journal import ConversationFileError, InUse, Journal, answering_path, lock_journal
 from llmrun.cli.chatting.record import ConversationRecord, take_up
-from llmrun.cli.chatting.store import LARGEST_FILE, Store, checked_name, read_conversation
+from llmrun.cli.chatting.store import LARGEST_FILE, Store, checked_name, name_for, read_conversation
 from llmrun.errors import UsageError
 from tests.support.cli.commands import ROOT
-from tests.support.cli.conversations import folded, histories
+from tests.support.cli.conversations import folded, histories, told
 
 BEGAN = b'{"event": "began", "format": 1, "conversation": "c", "model": "m", "created": "", "version": ""}\n'
+
+ENDED = AnswerEnded("stop", 12, 8, 0, 4, 0.1, 0.2)
 
 
 @pytest.fixture
@@ -48,10 +64,21 @@ def test_a_conversation_without_a_question_leaves_no_file(store: Store) -> None:
 
 def test_every_event_is_in_the_file_before_add_returns(store: Store) -> None:
     record = recorded(store, asked())
-    for event in (AnswerBegan(1), AnswerWent("be"), AnswerWent("cause")):
+    assert record.path
+    events = (AnswerBegan(1), Thought("hm"), AnswerWent("be"), WasThinking(), AnswerWent("cause"), ENDED)
+    for event in events:
         record.add(event)
-        assert record.path
-        assert read_conversation(record.path).conversation == record.conversation
+        assert told(read_conversation(record.path).conversation) == told(record.conversation)
+        assert answering_path(record.path).exists() == (event is not ENDED)
+    record.close()
+
+
+def test_the_file_has_a_line_for_each_message(store: Store) -> None:
+    record = recorded(store, asked("why?"), AnswerBegan(1), *map(AnswerWent, "because\nso"), ENDED, asked("and?"))
+    assert record.path
+    lines = [json.loads(line) for line in record.path.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["began", "question", "answered", "question"]
+    assert lines[2]["text"] == "because\nso"
     record.close()
 
 
@@ -86,14 +113,15 @@ def test_what_was_torn_off_is_gone_when_the_conversation_goes_on(
         record.add(Undone())
     record.add(asked("more"))
     record.close()
-    assert read_conversation(path).conversation == record.conversation
+    assert told(read_conversation(path).conversation) == told(record.conversation)
 
 
 def test_files_are_private(store: Store) -> None:
-    record = recorded(store, asked())
+    record = recorded(store, asked(), AnswerBegan(1))
     store.save("kept", record.conversation)
     paths = [store.folder, store.folder / "saved", store.folder / ".locks", *store.journals(), *store.named()]
-    assert len(paths) == 5
+    paths.append(answering_path(store.journals()[0]))
+    assert len(paths) == 6
     for path in paths:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     record.close()
@@ -121,13 +149,16 @@ def test_a_conversation_in_use_is_taken_up_as_a_copy(store: Store, capsys: pytes
     before = holder.path.read_bytes()
     other, found = take_up(store, holder.path)
     assert "another process" in capsys.readouterr().err
-    assert found.conversation == holder.conversation
+    assert told(found.conversation) == told(holder.conversation)
     other.add(asked("yours"))
     holder.add(AnswerWent("!"))
-    assert holder.path.read_bytes() == before + to_line(AnswerWent("!"))
+    assert holder.path.read_bytes() == before
+    holder.add(ENDED)
+    assert holder.path.read_bytes().startswith(before)
+    assert read_conversation(holder.path).conversation.exchanges[-1].answer == "yes!"
     assert other.path not in (None, holder.path)
     assert other.path
-    assert read_conversation(other.path).conversation == other.conversation
+    assert told(read_conversation(other.path).conversation) == told(other.conversation)
     other.close()
     holder.close()
 
@@ -218,7 +249,7 @@ def test_a_saved_copy_is_whole_and_does_not_change(store: Store) -> None:
     path = store.save("first", record.conversation)
     kept = path.read_bytes()
     record.add(AnswerWent("B"))
-    loaded, _ = take_up(store, store.find("first"))
+    loaded, _ = take_up(store, store.find("first", "/load"))
     loaded.add(AnswerWent("C"))
     loaded.add(Undone())
     loaded.add(asked("b"))
@@ -233,10 +264,10 @@ def test_a_name_is_saved_again_by_the_same_conversation_only(store: Store) -> No
     store.save("name", mine.conversation)
     mine.add(AnswerBegan(1))
     store.save("name", mine.conversation)
-    assert read_conversation(store.find("name")).conversation == mine.conversation
+    assert told(read_conversation(store.find("name", "/load")).conversation) == told(mine.conversation)
     with pytest.raises(UsageError, match="another conversation"):
         store.save("name", other.conversation)
-    assert read_conversation(store.find("name")).conversation == mine.conversation
+    assert told(read_conversation(store.find("name", "/load")).conversation) == told(mine.conversation)
     mine.close()
     other.close()
 
@@ -252,12 +283,66 @@ def test_a_damaged_copy_is_not_overwritten(store: Store) -> None:
 
 
 def test_an_unknown_name_is_met_with_the_nearest(store: Store) -> None:
-    record = recorded(store, asked("a"))
+    record = recorded(store, asked("Why is the sky blue?"))
     store.save("groceries", record.conversation)
     record.close()
-    with pytest.raises(UsageError) as refused:
-        store.find("grocery")
-    assert refused.value.hint == "did you mean groceries?"
+    for typed, hint in (
+        ("grocery", "did you mean groceries?"),
+        ("sky", "did you mean why-is-the-sky-blue?"),
+        ("zzz", "/load lists them"),
+    ):
+        with pytest.raises(UsageError, match=f"^/load: {typed}: no such") as refused:
+            store.find(typed, "/load")
+        assert refused.value.hint == hint
+
+
+def test_the_beginning_of_a_name_will_do_if_no_other_begins_so(store: Store) -> None:
+    for question in ("Why is the sky blue?", "Why not?", "Why not?"):
+        recorded(store, asked(question)).close()
+    assert store.find("WHY-IS", "rm").stem == "why-is-the-sky-blue"
+    assert store.find("why-not", "rm").stem == "why-not"
+    with pytest.raises(UsageError, match=r"^rm: why: 3 conversations begin with this name") as refused:
+        store.find("why", "rm")
+    assert "why-not-2" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("question", "name"),
+    [
+        ("Why is the sky blue?", "why-is-the-sky-blue"),
+        ("  What's\tup,\ndoc?!", "whats-up-doc"),
+        ("one two three four five six seven", "one-two-three-four-five-six"),
+        ("x" * 500, "x" * 40),
+        ("../../etc/passwd", "etc-passwd"),
+        ("\x1b[31mred\x00", "31mred"),
+        ("日本語は難しい？", "日本語は難しい"),
+        ("Größe", "größe"),
+        ("?!", "chat"),
+        ("", "chat"),
+    ],
+)
+def test_a_conversation_is_named_after_its_first_words(store: Store, question: str, name: str) -> None:
+    first, second = recorded(store, asked(question)), recorded(store, asked(question))
+    assert [record.path.stem for record in (first, second) if record.path] == [name, f"{name}-2"]
+    first.close()
+    second.close()
+
+
+@given(st.text(max_size=200))
+def test_every_own_name_is_a_name(question: str) -> None:
+    assert checked_name(name_for(question)) == name_for(question)
+
+
+def test_a_copy_does_not_take_the_name_of_a_conversation(store: Store) -> None:
+    record = recorded(store, asked("a"))
+    with pytest.raises(UsageError, match="already has this name"):
+        store.save("a", record.conversation)
+    store.save("b", record.conversation)
+    record.close()
+    other = recorded(store, asked("b"))
+    assert other.path
+    assert other.path.stem == "b-2"
+    other.close()
 
 
 @pytest.mark.parametrize(
@@ -295,17 +380,19 @@ import resource, sys
 from pathlib import Path
 from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, QuestionAsked
+from llmrun.cli.chatting.journal import answering_path
 from llmrun.cli.chatting.record import ConversationRecord
 from llmrun.cli.chatting.store import Store, read_conversation
 record = ConversationRecord(Store(Path(sys.argv[1])), new_conversation("m"))
 record.add(QuestionAsked("why?", ""))
 path = record.path
-resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, resource.RLIM_INFINITY))
 record.add(AnswerBegan(1))
+pieces = answering_path(path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (pieces.stat().st_size + 70, resource.RLIM_INFINITY))
 for _ in range(5):
     record.add(AnswerWent("x" * 30))
 print(record.path, len(record.conversation.exchanges[0].answer))
-print(len(read_conversation(path).conversation.exchanges[0].answer), path.read_bytes()[-1:])
+print(len(read_conversation(path).conversation.exchanges[0].answer), pieces.read_bytes()[-1:])
 """
 
 
@@ -363,18 +450,155 @@ def test_a_journal_is_opened_only_by_who_holds_its_lock(store: Store) -> None:
     assert isinstance(read_conversation(store.journals()[0]).conversation, Conversation)
 
 
-def test_a_journal_of_an_older_format_stays_as_it_is_and_goes_on_in_one_of_today(store: Store) -> None:
-    store.folder.mkdir()
-    old = store.folder / "old.jsonl"
-    whole = BEGAN + to_line(asked()) + to_line(AnswerBegan(1)) + to_line(AnswerWent("so"))
-    old.write_bytes(whole)
-    record, _ = take_up(store, old)
-    record.add(AnswerBegan(2))
-    record.add(Thought("hm"))
-    assert old.read_bytes() == whole
-    assert record.path
-    assert record.path != old
-    went_on = read_conversation(record.path).conversation
-    assert (went_on.began.format, went_on.began.conversation, went_on.exchanges[0].thinking) == (FORMAT, "c", "hm")
+OLDER = (
+    BEGAN
+    + b'{"event": "question", "text": "why?", "time": ""}\n'
+    + b'{"event": "answer", "seed": 1}\n'
+    + b'{"event": "text", "text": "be"}\n'
+    + b'{"event": "text", "text": "cause"}\n'
+)
+OLDER_END = b"""{"event": "end", "reason": "stop", "context_used": 9, "prompt_tokens": 5, "cached_tokens": 0, \
+"generated_tokens": 4, "ttft_s": 0.1, "decode_s": 1}
+"""
+
+
+@pytest.mark.parametrize("data", [OLDER, OLDER + OLDER_END], ids=["killed", "ended"])
+def test_a_file_of_an_older_format_is_converted_when_it_goes_on(store: Store, data: bytes) -> None:
+    old = write(store, "20250101-000000-1f3a9c2e.jsonl", data)
+    record, found = take_up(store, old)
+    assert found.conversation.exchanges[0].answer == "because"
+    assert old.read_bytes() == data
+    record.add(asked("and?"))
+    assert record.path == old
+    assert stat.S_IMODE(old.stat().st_mode) == 0o600
+    assert [json.loads(line)["event"] for line in old.read_bytes().splitlines()] == [
+        *("began", "question", "answered", "question")
+    ]
+    went_on = read_conversation(old).conversation
+    assert (went_on.began.format, went_on.began.conversation) == (FORMAT, "c")
+    assert [one.answer for one in went_on.exchanges] == ["because", ""]
     record.close()
     take_up(store, old)[0].close()  # its lock was let go
+
+
+def test_a_new_answer_to_an_old_question_is_appended_to_the_converted_file(store: Store) -> None:
+    """The answer that is to be replaced is in the file until the new one is."""
+    old = write(store, "old.jsonl", OLDER + OLDER_END)
+    record, _ = take_up(store, old)
+    record.add(AnswerBegan(2))
+    assert b'"because"' in old.read_bytes()
+    record.add(AnswerWent("so"))
+    record.add(ENDED)
+    assert read_conversation(old).conversation.exchanges[0].answer == "so"
+    record.close()
+
+
+def test_a_conversion_that_fails_keeps_the_old_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = write(store, "old.jsonl", OLDER)
+    record, _ = take_up(store, old)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    record.add(asked("and?"))
+    assert old.read_bytes() == OLDER
+    assert [path.name for path in store.folder.iterdir() if path.name != ".locks"] == ["old.jsonl"]
+    assert record.conversation.exchanges[1].question == "and?"
+
+
+def answering(store: Store, *pieces: Event) -> Path:
+    """A conversation whose process died in an answer."""
+    record = recorded(store, asked(), AnswerBegan(1), *pieces)
+    path = record.path
+    assert path
+    record.close()
+    return path
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(max_size=10), max_size=5), data=st.data())
+def test_an_answer_cut_off_anywhere_is_kept_up_to_its_last_whole_line(
+    tmp_path: Path, texts: list[str], data: st.DataObject
+) -> None:
+    store = Store(Path(tempfile.mkdtemp(dir=tmp_path)))
+    record = recorded(store, asked(), AnswerBegan(1), *map(AnswerWent, texts))
+    path = record.path
+    assert path
+    record.close()
+    pieces = answering_path(path)
+    lines = pieces.read_bytes().splitlines(keepends=True)
+    cut = data.draw(st.integers(0, sum(map(len, lines))))
+    pieces.write_bytes(b"".join(lines)[:cut])
+    whole = sum(1 for end in itertools.accumulate(map(len, lines)) if end <= cut)
+    found = read_conversation(path).conversation
+    assert (found.unanswered is None) == (whole >= 2)
+    assert found.exchanges[0].answer == "".join(texts[: max(0, whole - 2)])
+    again, _ = take_up(store, path)
+    if again.conversation.unanswered is None:
+        again.add(asked("more"))
+        assert read_conversation(path).conversation.exchanges[0].answer == found.exchanges[0].answer
+        assert not pieces.exists()
+    again.close()
+
+
+def test_an_answer_that_was_written_down_twice_counts_once(store: Store) -> None:
+    """The process died after the whole answer's line, before its pieces were removed."""
+    path = answering(store, AnswerWent("because"))
+    pieces = answering_path(path).read_bytes()
+    record, _ = take_up(store, path)
+    record.add(asked("and?"))
+    record.add(Undone())
+    record.close()
+    answering_path(path).write_bytes(pieces)
+    again, found = take_up(store, path)
+    assert [one.answer for one in found.conversation.exchanges] == ["because"]
+    again.add(asked("and?"))
+    again.add(AnswerBegan(1))
+    again.add(AnswerWent("new"))
+    assert [one.answer for one in read_conversation(path).conversation.exchanges] == ["because", "new"]
+    again.close()
+
+
+def test_pieces_that_come_after_a_crash_are_appended_to_the_earlier_ones(store: Store) -> None:
+    path = answering(store, AnswerWent("be"))
+    with answering_path(path).open("ab") as file:
+        file.write(b'{"event": "te')
+    again, _ = take_up(store, path)
+    again.add(AnswerWent("cause"))
+    assert read_conversation(path).conversation.exchanges[0].answer == "because"
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"not json\n", "line 3: not JSON"),
+        (to_line(Undone()), "line 3: this is no piece of an answer"),
+        (b'{"event": "text", "text": "\\ud800"}\n', "line 3: text"),
+    ],
+)
+def test_damaged_pieces_are_one_line_and_stay_as_they_are(store: Store, line: bytes, said: str) -> None:
+    path = answering(store)
+    data = answering_path(path).read_bytes() + line
+    answering_path(path).write_bytes(data)
+    with pytest.raises(ConversationFileError) as refused:
+        take_up(store, path)
+    assert said in str(refused.value)
+    assert answering_path(path).read_bytes() == data
+
+
+def test_a_whole_answer_that_cannot_be_written_keeps_its_pieces(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = recorded(store, asked(), AnswerBegan(1), AnswerWent("because"))
+    path = record.path
+    assert path
+    monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    record.add(ENDED)
+    assert record.path is None
+    assert read_conversation(path).conversation.exchanges[0].answer == "because"
+
+
+def test_a_conversation_in_which_nothing_is_said_any_more_leaves_no_file(store: Store) -> None:
+    kept = recorded(store, asked("kept"))
+    kept.close()
+    record = recorded(store, asked("gone"), Undone())
+    assert store.latest() == store.folder / "kept.jsonl"
+    record.close()
+    assert [path.name for path in store.journals()] == ["kept.jsonl"]
+    assert list((store.folder / ".locks").iterdir()) == []

@@ -131,3 +131,14 @@ def test_only_the_terminal_shows_control_characters(monkeypatch: pytest.MonkeyPa
         out.answer("\x1b[2J")
         out.end_answer()
         assert stdout.getvalue() == expected
+
+
+def test_marked_lines_are_highlighted_where_there_is_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout, stderr = Terminal(), Terminal()
+    out = use(monkeypatch, stdout, stderr)
+    line = [("a \x1b", False), ("b\n", True), (" c", False)]
+    out.lines_marked([line])
+    assert stdout.getvalue() == "a ␛b  c\n"
+    monkeypatch.delenv("NO_COLOR")
+    out.reply_marked([line])
+    assert stderr.getvalue() == "a ␛\x1b[1;31mb \x1b[0m c\n"

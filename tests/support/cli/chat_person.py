@@ -101,6 +101,7 @@ class Person:
         self.sent: list[str] = []  # questions on one line, for the search in the history
         self.copies: dict[str, list[tuple[str, str]]] = {}
         self.pid = 0
+        self._left: Path | None = None  # the conversation that /clear left, until the next one has a file
         self._journals: dict[Path, bytes] = {}
         self._scanned = 0
         self._number = 0
@@ -166,14 +167,27 @@ class Person:
             if not now.startswith(before[: before.rfind(b"\n") + 1]):
                 raise Trouble(f"{path}: what was written in it is not there any more")
             self._journals[path] = now
+        self._journals = {path: data for path, data in self._journals.items() if path.exists()}
         if self.pid:
             used = (time.monotonic() - self.findings.started, _resident(self.pid))
             self.findings.memory.setdefault(self.pid, []).append(used)
 
     def conversation(self) -> Conversation:
         """As the journal has it; one is begun with the first question."""
+        newest = next(iter(self.store.journals()), None)
+        return new_conversation("none") if newest in (None, self._left) else read_conversation(newest).conversation
+
+    def clear(self) -> None:
+        """Begin a new conversation, and find the old one untouched."""
+        before = self.said
+        self.run_command("/clear", b"cleared")
+        self.said = []
         latest = self.store.latest()
-        return new_conversation("none") if latest is None else read_conversation(latest).conversation
+        if before and latest is not None:
+            kept = [(one.question, one.answer) for one in read_conversation(latest).conversation.exchanges]
+            if kept != before:
+                raise Trouble(f"/clear lost a conversation: {len(before)} exchanges were held, {len(kept)} are kept")
+        self._left = next(iter(self.store.journals()), None)
 
     def agree(self) -> None:
         """The journal holds what was said, no more and no less."""
@@ -190,6 +204,12 @@ class Person:
     # Beginning and ending
 
     def begin(self, more: str = "") -> None:
+        if more == "--continue":
+            self._left = None
+            latest = self.store.latest()
+            if not self.said and latest is not None:  # nothing was said since /clear: the one before is taken up
+                exchanges = read_conversation(latest).conversation.exchanges
+                self.said = [(one.question, one.answer) for one in exchanges if one.began is not None]
         self.act("begin", f"{self.command} {more}{ENTER}")
         self.prompt("begin")
         self.pid = self._child()

@@ -61,8 +61,13 @@ def say(process: subprocess.Popen[bytes], turn: str) -> None:
 
 
 def journals(data: Path) -> list[Path]:
-    """Oldest name first."""
-    return sorted((data / "conversations").glob("*.jsonl"))
+    """The files of the conversations, the one written to last at the end."""
+    return sorted((data / "conversations").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def answering_files(data: Path) -> list[Path]:
+    """The files of answers under way."""
+    return sorted((data / "conversations").glob("*.answering"))
 
 
 def events_in(path: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from llmrun.cli.chatting.events import (
     FAILED,
     FORMAT,
     AnswerBegan,
+    Answered,
     AnswerEnded,
     AnswerWent,
     Began,
@@ -20,6 +21,7 @@ from llmrun.cli.chatting.events import (
     SystemSet,
     Thought,
     Undone,
+    WasThinking,
 )
 from llmrun.types import FinishReason
 
@@ -55,6 +57,20 @@ _later = st.one_of(
         seconds,
         seconds,
     ),
+    st.builds(
+        Answered,
+        texts,
+        st.none() | texts,
+        st.integers(0, 2**64 - 1),
+        st.sampled_from([None, *map(str, FinishReason), FAILED]),
+        counts,
+        counts,
+        counts,
+        counts,
+        seconds,
+        seconds,
+    ),
+    st.just(WasThinking()),
     st.just(Undone()),
     st.just(Cleared()),
 )
@@ -86,3 +102,8 @@ def folded(history: list[Event]) -> Conversation:
     for event in later:
         conversation.apply(event)
     return conversation
+
+
+def told(conversation: Conversation) -> list[Event]:
+    """What a conversation comes to, however many pieces its answers came in."""
+    return list(conversation.history())

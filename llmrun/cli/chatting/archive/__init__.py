@@ -1,0 +1,1 @@
+"""Earlier conversations: listing, showing, searching, exporting and removing them."""

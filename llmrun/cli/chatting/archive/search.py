@@ -1,0 +1,136 @@
+"""Finding words in conversations.
+
+A question or an answer matches if it has all the words, in any case. Shown are those of its lines that have any.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmrun.cli.chatting.conversation import Conversation
+from llmrun.cli.chatting.store import Store, read_conversation
+from llmrun.cli.console.terminal import shortened, visible_line, width
+from llmrun.errors import LlmrunError
+
+if TYPE_CHECKING:
+    from llmrun.cli.console.output import MarkedLine
+
+MOST_LINES = 5  # shown of one conversation
+_CONTEXT = 20  # columns before the first match, where a line is cut
+_QUESTION, _ANSWER = "  > ", "    "
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a question or an answer, in pieces that alternate: before a match, the match, before the next, ..."""
+
+    is_question: bool
+    pieces: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A conversation with its lines that match; never without any. `changed` is in seconds since the epoch."""
+
+    name: str
+    changed: float
+    lines: list[Line]
+
+
+def words_of(argument: str) -> list[str]:
+    """Split what was typed in a chat into words; quotes keep a phrase together."""
+    try:
+        words = shlex.split(argument)
+    except ValueError:  # an apostrophe
+        words = argument.split()
+    return [word for word in words if word.strip()]
+
+
+def search_store(store: Store, words: Sequence[str], without: Path | None = None) -> tuple[list[Hit], int]:
+    """Search all conversations and saved copies; those written to last come first.
+
+    A copy that matches in the same lines as its conversation is left out, and so is the file `without`. The second
+    value is the number of files that cannot be read. Raises OSError when the folder cannot be read.
+    """
+    hits: list[Hit] = []
+    known: set[tuple[str, tuple[Line, ...]]] = set()
+    unreadable = 0
+    for path in (*store.journals(), *store.named()):
+        if path == without:
+            continue
+        try:
+            found = read_conversation(path)
+        except (LlmrunError, OSError):
+            unreadable += 1
+            continue
+        lines = matching(found.conversation, words)
+        same = (found.conversation.began.conversation, tuple(lines))
+        if lines and same not in known:
+            known.add(same)
+            hits.append(Hit(path.stem, found.changed, lines))
+    return sorted(hits, key=lambda hit: hit.changed, reverse=True), unreadable
+
+
+def matching(conversation: Conversation, words: Sequence[str]) -> list[Line]:
+    """Find the lines of a conversation that match."""
+    patterns = [re.compile(re.escape(unicodedata.normalize("NFC", word)), re.IGNORECASE) for word in words]
+    either = re.compile("|".join(f"(?:{pattern.pattern})" for pattern in patterns), re.IGNORECASE)
+    lines = []
+    for exchange in conversation.exchanges:
+        for is_question, text in ((True, exchange.question), (False, exchange.answer)):
+            shown = [visible_line(line) for line in unicodedata.normalize("NFC", text).splitlines()]
+            if all(any(pattern.search(line) for line in shown) for pattern in patterns):
+                lines += [Line(is_question, _pieces(line, either)) for line in shown if either.search(line)]
+    return lines
+
+
+def lines_of(hit: Hit, most: int, when: str = "") -> Iterator[MarkedLine]:
+    """Format a hit: its name, then its lines, cut to at most `most` columns."""
+    yield [(f"{hit.name}  {when}".rstrip(), False)]
+    for line in hit.lines[:MOST_LINES]:
+        yield [(_QUESTION if line.is_question else _ANSWER, False), *_cut(line.pieces, most - len(_QUESTION))]
+    more = len(hit.lines) - MOST_LINES
+    if more > 0:
+        yield [(f"    … {more} more line{'s' if more > 1 else ''}", False)]
+
+
+def as_json(hit: Hit) -> dict[str, Any]:
+    """Return a hit as values that JSON knows, with all its lines."""
+    lines = [{"role": "user" if line.is_question else "assistant", "text": line.text} for line in hit.lines]
+    return {"name": hit.name, "changed": hit.changed, "lines": lines}
+
+
+def _pieces(line: str, either: re.Pattern[str]) -> tuple[str, ...]:
+    pieces = []
+    done = 0
+    for match in either.finditer(line):
+        pieces += [line[done : match.start()], match[0]]
+        done = match.end()
+    return (*pieces, line[done:])
+
+
+def _cut(pieces: Sequence[str], most: int) -> Iterator[tuple[str, bool]]:
+    """Cut a line to `most` columns around its first match."""
+    before, *rest = pieces
+    if width("".join(pieces)) <= most:
+        left = most
+    else:
+        before = "…" + before[-_CONTEXT:] if width(before) > _CONTEXT else before
+        left = most - 1  # of the ellipsis at the end
+    for number, piece in enumerate([before, *rest]):
+        shown = shortened(piece, max(0, left))
+        yield shown, number % 2 == 1
+        left -= width(shown)
+        if shown != piece:
+            yield "…", False
+            return

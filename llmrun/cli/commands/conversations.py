@@ -1,0 +1,278 @@
+"""List, show, search, export or remove conversations.
+
+Every chat is saved as it goes. A conversation is named after its first words. The beginning of a name is enough if no
+other name begins the same way. `llmrun chat --continue NAME` goes on with one.
+
+Examples:
+    llmrun conversations
+    llmrun conversations search sky blue
+    llmrun conversations export why-is -o sky.md
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmrun.amounts import counted, format_age
+from llmrun.cli.arguments import options
+from llmrun.cli.arguments.usage import CommandGroup, SingleCommand
+from llmrun.cli.console.output import out
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.folders import data_folder
+from llmrun.settings import load_settings
+
+if TYPE_CHECKING:
+    from llmrun.cli.chatting.store import Recording, Store
+
+LISTING = {"place": 120}
+FORMATS = {"markdown": "markdown", "md": "markdown", "json": "json"}
+NOTHING_FOUND = 1  # as grep has it
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="As llmrun conversations lists it, or its beginning.")]
+
+command = typer.Typer(
+    cls=CommandGroup,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@command.callback(invoke_without_command=True)
+def conversations(
+    context: typer.Context,
+    json_output: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    if (below := context.invoked_subcommand) is not None:
+        for flag, given in (("--json", json_output), ("--quiet", quiet)):
+            if given:
+                raise UsageError(f"{flag}: given before {below}", hint=f"llmrun conversations {below} {flag}")
+        return 0
+    return list_all(json_output=json_output, quiet=quiet, debug=debug)
+
+
+@command.command(
+    "list",
+    cls=SingleCommand,
+    epilog="""\
+llmrun conversations list
+llmrun conversations list --json""",
+    short_help="List all conversations, the newest first.",
+)
+def list_all(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:
+    """List all conversations, the newest first, and the copies that /save made."""
+    store = _store(quiet, debug)
+    from llmrun.cli.chatting.archive import overview
+    from llmrun.cli.chatting.store import in_our_words
+
+    with in_our_words("conversations"):
+        found = overview.listed(store)
+    if json_output:
+        out.json({"conversations": [overview.as_json(one, store) for one in found]})
+    elif not found:
+        out.lines(["No conversation is here yet. `llmrun chat` begins one."])
+    else:
+        rows = overview.table(found, time.time())
+        out.lines(rows[:1], dim=True)
+        out.lines(rows[1:])
+    return 0
+
+
+@command.command(
+    "show",
+    cls=SingleCommand,
+    epilog="""\
+llmrun conversations show why-is-the-sky-blue
+llmrun conversations show why-is --json""",
+    short_help="Show the questions and answers of one of them.",
+)
+def show(
+    name: Name, json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False
+) -> int:
+    """Show the questions and answers of a conversation."""
+    found = _found(_store(quiet, debug), name, "conversations show")
+    from llmrun.cli.chatting.archive.export import to_json
+    from llmrun.cli.chatting.archive.overview import model_name
+
+    conversation = found.conversation
+    if json_output:
+        out.json(to_json(found.name, conversation))
+        return 0
+    turns = counted(len(conversation.exchanges), "turn")
+    when = format_age(found.changed, time.time())
+    out.lines([f"{found.name}  {model_name(conversation)}  {turns}  {when}"], dim=True)
+    if conversation.system is not None:
+        out.lines([f"system: {line}" for line in conversation.system.splitlines()], dim=True)
+    from llmrun.cli.chatting.plain import answer_view
+
+    view = answer_view()
+    for exchange in conversation.exchanges:
+        out.lines(["", *(f"> {line}" for line in exchange.question.splitlines())])
+        if exchange.began is not None:
+            view.begin()
+            view.text(exchange.answer)
+            view.end()
+        if exchange.ended is not None and exchange.ended.reason == "cancelled":
+            out.lines(["(stopped)"], dim=True)
+    return 0
+
+
+@command.command(
+    "search",
+    cls=SingleCommand,
+    epilog="""\
+llmrun conversations search sky blue
+llmrun conversations search "blue sky" --json""",
+    short_help="Find words in questions and answers.",
+)
+def search(
+    words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="All of them, in any case; quote a phrase.")],
+    json_output: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Find questions and answers that have all the words. The exit code is 1 if there is none."""
+    words = [word for word in words if word.strip()]
+    if not words:
+        raise UsageError("conversations search: no words to search for")
+    store = _store(quiet, debug)
+    from llmrun.cli.chatting.archive.search import as_json, lines_of, search_store
+    from llmrun.cli.chatting.store import in_our_words
+    from llmrun.cli.console.terminal import room
+
+    with in_our_words("conversations search"):
+        hits, unreadable = search_store(store, words)
+    if unreadable:
+        out.note(f"{counted(unreadable, 'conversation')} cannot be read: llmrun conversations lists them")
+    if json_output:
+        out.json({"conversations": [as_json(hit) for hit in hits]})
+        return 0 if hits else NOTHING_FOUND
+    now = time.time()
+    for hit in hits:
+        out.lines_marked(lines_of(hit, room(sys.stdout), format_age(hit.changed, now)))
+    if not hits:
+        out.note(f"no conversation has {'this' if len(words) == 1 else 'all of these'}: {', '.join(words)}")
+        return NOTHING_FOUND
+    out.note("llmrun chat --continue NAME goes on with one of them")
+    return 0
+
+
+@command.command(
+    "export",
+    cls=SingleCommand,
+    epilog="""\
+llmrun conversations export why-is-the-sky-blue
+llmrun conversations export why-is --format json -o sky.json""",
+    short_help="Write one of them as Markdown or JSON.",
+)
+def export(
+    name: Name,
+    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="markdown or json.")] = "markdown",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="The file to write.  [default: stdout]")
+    ] = None,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Write a conversation as Markdown, or as JSON with messages as OpenAI's API has them."""
+    if form not in FORMATS:
+        raise UsageError(f"--format: {form!r}: not a format", hint="markdown or json")
+    found = _found(_store(quiet, debug), name, "conversations export")
+    from llmrun.cli.chatting.archive.export import to_json, to_markdown
+
+    if FORMATS[form] == "json":
+        body = to_json(found.name, found.conversation)
+        if output is None:
+            out.json(body)
+        else:
+            _write(output, _json_text(body))
+        return 0
+    text = to_markdown(found.conversation)
+    if output is None:
+        out.answer(text.removesuffix("\n"))
+        out.end_answer()
+    else:
+        _write(output, text)
+    return 0
+
+
+@command.command(
+    "rm",
+    cls=SingleCommand,
+    epilog="""\
+llmrun conversations rm why-is-the-sky-blue
+llmrun conversations rm hello hello-2""",
+    short_help="Remove conversations.",
+)
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As llmrun conversations lists them.")],
+    json_output: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Remove conversations. Like `llmrun rm`, it does not ask for confirmation."""
+    store = _store(quiet, debug)
+    from llmrun.cli.chatting.store import in_our_words
+
+    told: list[dict[str, Any]] = []
+    exit_code = 0
+    removed: set[Path] = set()  # several names may mean the same conversation
+    for name in names:
+        try:
+            with in_our_words("conversations rm"):
+                path = store.find(name, "conversations rm")
+                if path not in removed:
+                    store.remove(path)
+        except LlmrunError as error:
+            exit_code = exit_code or error.exit_code
+            told.append({"name": name, "error": str(error)})
+            out.error(str(error), error.hint)
+            continue
+        if path not in removed:
+            removed.add(path)
+            told.append({"name": path.stem, "file": str(path)})
+            if not json_output:
+                out.lines([f"{path.stem}: removed"])
+    if json_output:
+        out.json({"conversations": told})
+    return exit_code
+
+
+def _store(quiet: bool, debug: bool) -> Store:
+    del debug
+    settings = load_settings({"quiet": quiet or None})
+    out.quiet, out.color = settings.quiet, settings.color
+    from llmrun.cli.chatting.store import Store
+
+    return Store(data_folder() / "conversations")
+
+
+def _found(store: Store, name: str, asked: str) -> Recording:
+    from llmrun.cli.chatting.store import in_our_words, read_conversation
+
+    with in_our_words(asked):
+        return read_conversation(store.find(name, asked))
+
+
+def _json_text(body: dict[str, Any]) -> str:
+    import json
+
+    from llmrun.cli.console.terminal import visible_json
+
+    return visible_json(json.dumps(body, ensure_ascii=False, indent=2)) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    path = path.expanduser()
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise LlmrunError(f"--output: {path}: cannot be written: {error.strerror}") from error
+    out.note(f"written: {path}")

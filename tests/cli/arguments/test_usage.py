@@ -1,0 +1,42 @@
+"""Options that may stand without their value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmrun.cli.registry import load
+from llmrun.errors import UsageError
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    """The parameters of `llmrun chat` that were typed."""
+    with load("chat").make_context("chat", list(arguments)) as context:
+        return {name: context.params[name] for name in ("name", "continued", "model", "system")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "continued", "name"),
+    [
+        ([], None, None),
+        (["--continue"], "", None),
+        (["m", "--continue"], "", "m"),
+        (["--continue", "x"], "x", None),
+        (["--continue=x"], "x", None),
+        (["--continue="], "", None),
+        (["--continue", "x", "m"], "x", "m"),
+        (["m", "--continue", "x"], "x", "m"),
+        (["--continue", "-n", "3"], "", None),
+        (["-n", "3", "--continue", "x", "-q"], "x", None),
+        (["--continue", "--", "m"], "", "m"),
+    ],
+)
+def test_continue_has_a_value_if_a_word_follows(arguments: list[str], continued: str | None, name: str | None) -> None:
+    found = parsed(*arguments)
+    assert (found["continued"], found["name"]) == (continued, name)
+
+
+def test_words_after_two_dashes_are_no_options() -> None:
+    with pytest.raises(UsageError, match="unexpected extra argument"):
+        parsed("--", "m", "--continue")

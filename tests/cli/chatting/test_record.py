@@ -1,0 +1,140 @@
+"""A process that dies at any system call has lost nothing that was shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmrun.cli.chatting.conversation import new_conversation
+from llmrun.cli.chatting.events import (
+    AnswerBegan,
+    AnswerEnded,
+    AnswerWent,
+    Event,
+    QuestionAsked,
+    Thought,
+    Undone,
+    WasThinking,
+)
+from llmrun.cli.chatting.record import ConversationRecord, take_up
+from llmrun.cli.chatting.store import Store, read_conversation
+
+CALLS = ("open", "write", "ftruncate", "fsync", "unlink", "replace", "rename")
+ENDED = AnswerEnded("stop", 12, 8, 0, 4, 0.1, 0.2)
+OLDER = b"""{"event": "began", "format": 2, "conversation": "c", "model": "m", "created": "", "version": ""}
+{"event": "question", "text": "old?", "time": ""}
+{"event": "answer", "seed": 1}
+{"event": "text", "text": "o"}
+{"event": "text", "text": "ld"}
+"""
+EVENTS: list[Event] = [
+    QuestionAsked("one?", ""),
+    AnswerBegan(1),
+    Thought("hm"),
+    AnswerWent("a"),
+    AnswerWent("b"),
+    ENDED,
+    QuestionAsked("two?", ""),
+    AnswerBegan(2),
+    AnswerWent("thinking"),
+    WasThinking(),
+    AnswerWent("c"),
+    ENDED,
+    Undone(),
+    QuestionAsked("three?", ""),
+    AnswerBegan(3),
+    AnswerWent("d"),
+]
+
+
+class Killed(BaseException):
+    """What SIGKILL is to these tests: no call of the process has any effect from here on."""
+
+
+@contextmanager
+def killed_at(call: int, *, torn: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Let the process die in place of its n-th system call, or in the middle of it if that writes. What is yielded
+    counts the calls."""
+    count = [0]
+
+    def dying(name: str, real: Any) -> Any:
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            count[0] += 1
+            if count[0] < call:
+                return real(*args, **kwargs)
+            if count[0] == call and name == "write" and torn:
+                real(args[0], args[1][: len(args[1]) // 2])
+            raise Killed
+
+        return instead
+
+    with monkeypatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, dying(name, getattr(os, name)))
+        yield count
+
+
+def shown_before_death(record: ConversationRecord) -> tuple[list[tuple[str, str, str]], bool]:
+    """Let the events happen; what had been shown of each exchange when the process died, if it did."""
+    shown: list[tuple[str, str, str]] = []
+    try:
+        for event in EVENTS:
+            record.add(event)
+            shown = [(one.question, one.thinking, one.answer) for one in record.conversation.exchanges]
+    except Killed:
+        return shown, True
+    return shown, False
+
+
+def check(found: list[tuple[str, str, str]], shown: list[tuple[str, str, str]]) -> None:
+    """The file has all that was shown; one event more may have been written down, and not shown any more."""
+    if len(found) == len(shown) - 1 and shown[-1][0] == "two?":
+        return  # the last event took it back
+    assert len(found) - len(shown) in (0, 1)
+    for (question, thinking, answer), (found_question, found_thinking, found_answer) in zip(shown, found, strict=False):
+        assert found_question == question
+        assert (found_thinking + found_answer).startswith(thinking + answer)
+
+
+def exchanges_in(path: Path) -> list[tuple[str, str, str]]:
+    return [(one.question, one.thinking, one.answer) for one in read_conversation(path).conversation.exchanges]
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["before a call", "in the middle of a write"])
+@pytest.mark.parametrize("older", [False, True], ids=["new", "older format"])
+def test_a_process_killed_at_any_system_call_loses_nothing_that_was_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, older: bool
+) -> None:
+    call, died = 0, True
+    while died:
+        call += 1
+        store = Store(tmp_path / str(call))
+        record = ConversationRecord(store, new_conversation("m"))
+        before: list[tuple[str, str, str]] = []
+        if older:
+            store.folder.mkdir()
+            (store.folder / "old.jsonl").write_bytes(OLDER)
+            record, _ = take_up(store, store.folder / "old.jsonl")
+            before = [("old?", "", "old")]
+        with killed_at(call, torn=torn, monkeypatch=monkeypatch):
+            shown, died = shown_before_death(record)
+        record.close()  # a dead process has no lock
+        files = store.journals() if store.folder.exists() else []
+        assert len(files) == 1 or not shown
+        for path in files:
+            found = exchanges_in(path)
+            check(found, shown or before)
+            again, _ = take_up(store, path)
+            if again.conversation.unanswered is not None:
+                again.add(Undone())
+            again.add(QuestionAsked("later?", ""))
+            again.close()
+            kept = exchanges_in(path)
+            assert kept in ([*found, ("later?", "", "")], [*found[:-1], ("later?", "", "")])
+            assert not found or found[-1][2] == "" or kept[:-1] == found
+    assert call > 30
