@@ -1,4 +1,4 @@
-"""What is checked of a batch before a backend believes it."""
+"""Validation of batches before a backend runs them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ if TYPE_CHECKING:
 
 
 def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
-    """Native code indexes memory by what a batch says, so a mistake of the caller must not reach it.
+    """Check that a batch's tokens, sequences and positions are in range. Raises ValueError.
 
-    `lengths` are the tokens each sequence holds now. Raises ValueError.
+    Native code uses these numbers as memory indexes, so it must never see an invalid batch. `lengths` holds the
+    current number of tokens in each sequence.
     """
-    # Lists: for the one row of a decode step NumPy's reductions take eight times as long.
+    # Plain lists are faster here: for the single row of a decode step, NumPy's reductions take eight times as long.
     tokens, sequences, positions = batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist()
     if not tokens:
         raise ValueError("a batch has at least one row")

@@ -1,4 +1,4 @@
-"""From a path to an open backend. Every file passes the strict reader first, whichever backend runs it."""
+"""Choosing a backend for a model file and opening it. Our strict GGUF reader validates every file first."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def open_backend(path: Path, options: OpenOptions) -> Backend:
-    """Open a model file on the backend that the options name, or on the best one.
+    """Open a model file with the backend in the options, or with the best one if that is "auto".
 
-    "auto" takes the first backend that can run layers of the model on a GPU, else the first one that runs the model.
-    Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
+    "auto" uses the first backend that can run layers of the model on a GPU. If there is none, it uses the first one
+    that supports the model. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed and UsageError.
     """
     stand_in = stand_in_named(options.backend)
     if stand_in is not None:
@@ -33,8 +33,7 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
 
 
 def _named(options: OpenOptions) -> Entry | None:
-    """Return the requested backend, or None for "auto". Raises UsageError for impossible options, before reading the
-    file."""
+    """Return the requested backend, or None for "auto". Raises UsageError for invalid options."""
     known = ", ".join
     if options.backend not in CHOICES:
         raise UsageError(f"unknown backend: --backend: '{options.backend}', known are {known(CHOICES)}")
@@ -47,7 +46,7 @@ def _named(options: OpenOptions) -> Entry | None:
 
 
 def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
-    """Open on this backend, without GPUs if "auto" layers turn out to be none."""
+    """Open the model with this backend. If no layer fits on a GPU and the layers are "auto", run it on the CPU."""
     try:
         return entry.kind().open(file, options)
     except NoRoomOnGpu as refusal:
