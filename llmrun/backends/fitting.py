@@ -154,8 +154,8 @@ def best_of(fits: Sequence[Fit]) -> int | None:
     """Return the index of the best quantization, or None if none fits in memory.
 
     If speeds are known, this is the one with the most bits that is fast enough to read along (FLUENT). If none is, it
-    is the smallest one with at least 4 bits per weight. If no speed is known, it is the one with the most bits that
-    fits entirely on GPUs, or else the one closest to Q4_K_M.
+    is the smallest one with at least 4 bits per weight, or else the largest one. If no speed is known, it is the one
+    with the most bits that fits entirely on GPUs, or else the one closest to Q4_K_M.
     """
     fitting = [index for index, one in enumerate(fits) if one.in_memory and one.bits <= _MOST_BITS]
     if not fitting:

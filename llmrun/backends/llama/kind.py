@@ -1,4 +1,4 @@
-"""llama.cpp, as the registry knows it: whether it is installed, what installs it, and which GPUs it can use."""
+"""The registry's interface to llama.cpp: whether it is installed, how to install it, and which GPUs it can use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LlamaGpus:
-    """GpuSupport of llama.cpp."""
+    """The GpuSupport of llama.cpp."""
 
     def find(self, progress: Progress | None = None) -> Gpus:
         return llama_probe.gpus(progress)
@@ -39,7 +39,7 @@ class LlamaGpus:
 
 
 class LlamaKind:
-    """BackendKind of llama.cpp."""
+    """The BackendKind of llama.cpp."""
 
     gpus: GpuSupport = LlamaGpus()
 
@@ -75,8 +75,10 @@ def install_command() -> str:
 
 
 def llama_requirement() -> str:
-    """Return what pip is to install for llama.cpp: the installed package's own requirement, which is right whether or
-    not llmrun itself came from an index."""
+    """Return the pip requirement for llama.cpp, read from the metadata of the installed llmrun package.
+
+    The requirement itself is better than "llmrun[llama]" because it also works if llmrun is not on a package index.
+    """
     from importlib.metadata import PackageNotFoundError, requires
 
     requirement = "llmrun[llama]"
@@ -85,6 +87,6 @@ def llama_requirement() -> str:
             wanted, _, condition = line.partition(";")
             if condition.strip() in ("extra == 'llama'", 'extra == "llama"'):
                 requirement = wanted.strip()
-    except PackageNotFoundError:  # run from a folder that was never installed
+    except PackageNotFoundError:  # llmrun runs from a source folder that was never installed.
         requirement = ".[llama]"
     return requirement
