@@ -19,7 +19,7 @@ KV_TYPES: Final = ("f16", "q8_0")
 Progress = Callable[[str, float], None]  # called with a description of the current work and the fraction completed
 
 
-def _explain_to_nobody(words: str) -> None:
+def _discard(words: str) -> None:
     """Discard the explanation."""
 
 
@@ -44,7 +44,7 @@ class OpenOptions:
     kv_type: str = "f16"
     gpu_layers: int | str = AUTO
     progress: Progress | None = None
-    explain: Callable[[str], None] = _explain_to_nobody
+    explain: Callable[[str], None] = _discard
 
     def without_gpus(self) -> OpenOptions:
         """Return a copy of these options that puts no layers on a GPU."""

@@ -18,7 +18,7 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
     # Plain lists are faster here: for the single row of a decode step, NumPy's reductions take eight times as long.
     tokens, sequences, positions = batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist()
     if not tokens:
-        raise ValueError("a batch has at least one row")
+        raise ValueError("a batch needs at least one row")
     if min(tokens) < 0 or max(tokens) >= info.vocabulary_size:
         raise ValueError(f"token ids must be 0 to {info.vocabulary_size - 1}")
     if min(sequences) < 0 or max(sequences) >= info.max_sequences:
@@ -26,7 +26,7 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
     following = list(lengths)
     for seq, position in zip(sequences, positions, strict=True):
         if position != following[seq]:
-            raise ValueError(f"sequence {seq} goes on at position {following[seq]}, not {position}")
+            raise ValueError(f"sequence {seq} continues at position {following[seq]}, not {position}")
         following[seq] += 1
     if max(following) > info.context_size:
-        raise ValueError(f"a sequence of {max(following)} tokens in a context of {info.context_size}")
+        raise ValueError(f"a sequence of {max(following)} tokens does not fit in a context of {info.context_size}")

@@ -34,11 +34,11 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
 
 def _named(options: OpenOptions) -> Entry | None:
     """Return the requested backend, or None for "auto". Raises UsageError for invalid options."""
-    known = ", ".join
+    choices = ", ".join
     if options.backend not in CHOICES:
-        raise UsageError(f"unknown backend: --backend: '{options.backend}', known are {known(CHOICES)}")
+        raise UsageError(f"invalid value for --backend: '{options.backend}', choose from {choices(CHOICES)}")
     if options.kv_type not in KV_TYPES:
-        raise UsageError(f"unknown type of the KV cache: --kv-type: '{options.kv_type}', known are {known(KV_TYPES)}")
+        raise UsageError(f"invalid value for --kv-type: '{options.kv_type}', choose from {choices(KV_TYPES)}")
     entry = backend_named(options.backend)
     if entry is not None and (probe := entry.kind().probe()).missing:
         raise UsageError(f"{probe.missing}: --backend {entry.name}", hint=probe.hint)
@@ -50,12 +50,12 @@ def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
     try:
         return entry.kind().open(file, options)
     except NoRoomOnGpu as refusal:
-        options.explain(f"no layer on a GPU: {refusal}")
+        options.explain(f"not using GPUs: {refusal}")
     return entry.kind().open(file, options.without_gpus())
 
 
 def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
-    reason = "no layer is to run on a GPU"
+    reason = "no GPU layers were requested"
     for entry in BACKENDS:
         kind = entry.kind()
         if options.gpu_layers == 0 or kind.gpus is None:
@@ -68,7 +68,7 @@ def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
             except (NoRoomOnGpu, UnsupportedModel) as refusal:
                 reason = str(refusal)
             else:
-                options.explain(f"auto took {entry.name}: it can use {' and '.join(found.names)}")
+                options.explain(f"auto chose {entry.name}: it can use {' and '.join(found.names)}")
                 return opened
     return _open_without_gpus(file, options.without_gpus(), reason)
 
@@ -80,7 +80,7 @@ def _open_without_gpus(file: GGUFFile, options: OpenOptions, reason: str) -> Bac
         probe = kind.probe()
         if probe.missing:
             if refusal is not None:
-                hint = f"{entry.title} may run this model; {probe.hint}"
+                hint = f"{entry.title} may support this model; {probe.hint}"
                 refusal = UnsupportedModel(str(refusal), hint=hint)
             continue
         try:
@@ -88,7 +88,7 @@ def _open_without_gpus(file: GGUFFile, options: OpenOptions, reason: str) -> Bac
         except UnsupportedModel as error:
             refusal, reason = error, str(error)
         else:
-            options.explain(f"auto took {entry.name}: {reason}")
+            options.explain(f"auto chose {entry.name}: {reason}")
             return opened
     assert refusal is not None, "at least the CPU engine is always installed"
     raise refusal

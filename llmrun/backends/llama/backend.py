@@ -18,7 +18,7 @@ from llmrun.backends.base import AUTO
 from llmrun.backends.batches import check_batch
 from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.llama.gpu_layers import ALL_LAYERS, cache_bytes
-from llmrun.backends.llama.placement import Placement, decided
+from llmrun.backends.llama.placement import Placement, decide_placement
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.shared_layout import MOST_WANTED, Layout
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from llmrun.types import Batch
 
 _OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
-_WHO_SAYS_IT = re.compile(r"^(llama_\w+: |error loading model: )+")
+_LOG_PREFIX = re.compile(r"^(llama_\w+: |error loading model: )+")
 _DEVICE = re.compile(r"using device \S+ \((.*)\) \([^()]*\) - (\d+) MiB free")
 MAX_ROWS = 1024  # rows per request to the child process; llama.cpp splits them further
 
@@ -130,7 +130,7 @@ class LlamaBackend:
             cache_tokens,
         )
         train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
-        context_size, gpu_layers = decided(
+        context_size, gpu_layers = decide_placement(
             asked, file, train_context, lambda: self._process.ask("devices", "looking for GPUs")["devices"]
         )
         vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
@@ -153,10 +153,12 @@ class LlamaBackend:
         if "failed" in answer:
             raise _refusal(self._path, answer["failed"], answer["log"])
         if not answer["decodes"]:
-            raise UnsupportedModel(f"not a model that generates text: {self._path}: it only encodes")
+            raise UnsupportedModel(
+                f"the model does not generate text: {self._path}: it is an encoder or encoder-decoder model"
+            )
         self.log: Sequence[str] = answer["log"]
         self.tokenizer: Tokenizer = own or LlamaTokenizer(
-            self._process, vocabulary_size, space_prefix=_puts_a_space_first(file)
+            self._process, vocabulary_size, space_prefix=_adds_space_prefix(file)
         )
         self._views(memory)
         self.kv = LlamaCache(self._process, answer["cache_tokens"], self._lengths, f"running {self._path}")
@@ -184,7 +186,7 @@ class LlamaBackend:
         done = 0
         try:
             self._watch.check()
-            for rows in _pieces(batch.want):
+            for rows in _split_rows(batch.want):
                 done += self._run(batch, rows, logits[done:])
         except BackendCrashed:
             self._watch.check()
@@ -223,7 +225,9 @@ class LlamaBackend:
             raise LlmrunError(f"llama.cpp failed while running {self._path}: status {status}: {shown(error, 200)}")
 
     def _full(self, n: int) -> KVFull:
-        return KVFull(f"KV cache is full: {self.info.name}: {n} tokens more, limit {self.kv.capacity}")
+        return KVFull(
+            f"KV cache is full: {self.info.name}: no room for {n} more tokens, the limit is {self.kv.capacity}"
+        )
 
     def cancel(self) -> None:
         self._process.stop()
@@ -266,9 +270,9 @@ class _Watch:
         size, written = self._state()
         if (size, written) != (self._size, self._written):
             raise ModelFileError(
-                f"the model file changed while it was in use: {shown(str(self._path), 300)}: was {self._size:,} bytes, "
-                f"is {size:,}",
-                hint="run again when nothing writes to it any more",
+                f"the model file changed while it was in use: {shown(str(self._path), 300)}: it had "
+                f"{self._size:,} bytes and now has {size:,}",
+                hint="try again when no other program is writing to the file",
             )
 
     def close(self) -> None:
@@ -295,8 +299,8 @@ def _check_decodes(file: GGUFFile) -> None:
     architecture = file.string("general.architecture")
     if not file.boolean(f"{architecture}.attention.causal", default=True):
         raise UnsupportedModel(
-            f"not a model that generates text: {shown(str(file.path), 300)}: {shown(architecture)}.attention.causal: "
-            "false"
+            f"the model does not generate text: {shown(str(file.path), 300)}: {shown(architecture)}.attention.causal "
+            "is false"
         )
 
 
@@ -307,12 +311,12 @@ def _own_tokenizer(file: GGUFFile) -> Tokenizer | None:
         return None
 
 
-def _puts_a_space_first(file: GGUFFile) -> bool:
+def _adds_space_prefix(file: GGUFFile) -> bool:
     kind = file.string("tokenizer.ggml.model")
     return file.boolean("tokenizer.ggml.add_space_prefix", default=kind in ("llama", "t5"))
 
 
-def _pieces(want: NDArray[np.bool_]) -> Iterator[slice]:
+def _split_rows(want: NDArray[np.bool_]) -> Iterator[slice]:
     """Split the rows of a batch into consecutive slices that each fit in one request."""
     start = wanted = 0
     for row, asked in enumerate(want.tolist()):
@@ -325,16 +329,18 @@ def _pieces(want: NDArray[np.bool_]) -> Iterator[slice]:
 
 def _refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
     """Return the error for a model that llama.cpp failed to load, based on its reason and its log."""
-    reason = _WHO_SAYS_IT.sub("", reason)
-    sentence = f"llama.cpp does not load this model: {path}: {shown(reason, 200)}"
+    reason = _LOG_PREFIX.sub("", reason)
+    sentence = f"llama.cpp cannot load this model: {path}: {shown(reason, 200)}"
     if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:
-        return UnsupportedModel(sentence, hint="A newer llama-cpp-python may: pip install -U llama-cpp-python")
+        return UnsupportedModel(
+            sentence, hint="a newer llama-cpp-python may support it: pip install -U llama-cpp-python"
+        )
     if "allocat" in reason or "out of memory" in reason:
         free = [f"{shown(name, 40)} {int(megabytes):,} MiB" for name, megabytes in _DEVICE.findall("\n".join(log))]
         if free:
             return DoesNotFit(
-                f"{sentence}; free were: {', '.join(free)}",
-                hint="--gpu-layers auto takes as many layers as fit; a smaller --ctx-size makes each smaller",
+                f"{sentence}; free GPU memory: {', '.join(free)}",
+                hint="try --gpu-layers auto to offload only the layers that fit, or a smaller --ctx-size",
             )
         return DoesNotFit(sentence, hint="try a smaller --ctx-size, or a smaller model")
     return ModelFileError(sentence)

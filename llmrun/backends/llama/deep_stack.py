@@ -28,13 +28,13 @@ def call_with_stack(n_bytes: int, function: Callable[[], Result]) -> Result:
         except BaseException as error:  # noqa: BLE001 - The caller raises it again.
             errors.append(error)
 
-    _started(call, min(_USUAL + n_bytes, _MOST)).join()
+    _start_thread(call, min(_USUAL + n_bytes, _MOST)).join()
     if errors:
         raise errors[0]
     return results[0]
 
 
-def _started(call: Callable[[], None], stack: int) -> threading.Thread:
+def _start_thread(call: Callable[[], None], stack: int) -> threading.Thread:
     while True:
         before = threading.stack_size(-(-stack // _PAGE) * _PAGE)
         try:

@@ -104,7 +104,7 @@ def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) ->
     answer = _answer(
         process,
         "open",
-        f"loading a model before {doing}",
+        f"loading a test model for {doing}",
         path=str(path),
         gpu_layers=gpu_layers,
         cache_tokens=_CACHE,
@@ -115,7 +115,7 @@ def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) ->
         vocabulary_size=VOCABULARY,
     )
     if "failed" in answer:
-        raise LlmrunError(f"llama.cpp does not load a model of a few kilobytes: {shown(answer['failed'], 200)}")
+        raise LlmrunError(f"llama.cpp cannot load a test model: {shown(answer['failed'], 200)}")
     tokens = np.frombuffer(memory, np.int32, _ROWS, layout.tokens)
     positions = np.frombuffer(memory, np.int32, _ROWS, layout.positions)
     wanted = np.frombuffer(memory, np.int8, _ROWS, layout.wanted)
@@ -129,7 +129,7 @@ def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) ->
         if status:
             raise LlmrunError(f"llama.cpp failed while {doing}: status {status}")
         if not np.isfinite(logits).all() or not logits.any():
-            raise LlmrunError(f"llama.cpp failed while {doing}: its results are no numbers")
+            raise LlmrunError(f"llama.cpp failed while {doing}: the results are invalid")
 
 
 def _version() -> str | None:

@@ -51,7 +51,7 @@ class Placement:
         return layer_sizes(file, self.tokens_with(context_size), self.kv_type, max_sequences=self.max_sequences)
 
 
-def decided(
+def decide_placement(
     asked: Placement, file: GGUFFile, train_context: int, devices: Callable[[], Sequence[dict[str, Any]]]
 ) -> tuple[int, int]:
     """Choose the context size in tokens and the number of GPU layers, and return both.
@@ -110,6 +110,6 @@ def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_laye
 
 def _no_room(devices: Sequence[dict[str, Any]]) -> str:
     if not devices:
-        return "llama.cpp sees no GPU"
+        return "llama.cpp finds no GPU"
     memory = [f"{shown(device['description'], 40)}: {format_mebibytes(device['free'])}" for device in devices]
-    return f"no layer fits into what a GPU has free: {', '.join(memory)}"
+    return f"no layer fits in the free GPU memory: {', '.join(memory)}"

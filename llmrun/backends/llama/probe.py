@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmrun.backends.base import Progress
 
 _LIMIT_S = 20.0  # A GPU driver may hang, but a working one may need several seconds to wake eight GPUs.
-_TROUBLE_S = 600.0  # A failed probe is not repeated for this long, because it may have used its whole time limit.
+_RETRY_AFTER_S = 600.0  # A failed probe is not repeated for this long, because it may have used its whole time limit.
 _OVERRIDE = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python loads its libraries from this folder if the variable is set.
 _GPU_VARIABLES = (
     "CUDA_",
@@ -63,17 +63,17 @@ def gpus(progress: Progress | None = None) -> Gpus:
     if package is None:
         return Gpus((), "llama.cpp is not installed")
     memory = cache_folder() / "llama" / f"gpus-{_state(package)}.json"
-    known = _remembered(memory)
+    known = _read_cached(memory)
     if known is not None:
         return known
     if progress is not None:
         progress("looking for GPUs (first run only)", 0.0)
     until = None
     try:
-        known = _asked()
+        known = _find_gpus()
     except LlmrunError as error:
-        known, until = Gpus((), str(error)), time.time() + _TROUBLE_S
-    _remember(memory, known, until)
+        known, until = Gpus((), str(error)), time.time() + _RETRY_AFTER_S
+    _write_cached(memory, known, until)
     return known
 
 
@@ -90,12 +90,12 @@ def usable_gpus(progress: Progress | None = None) -> list[dict[str, Any]]:
         return []
 
 
-def _asked() -> Gpus:
+def _find_gpus() -> Gpus:
     answer = _devices()
     if not answer["offloads"]:
         return Gpus((), "this build of llama.cpp has no GPU support")
     names = tuple(str(device["description"]) for device in answer["devices"])
-    return Gpus(names, "" if names else "llama.cpp sees no GPU")
+    return Gpus(names, "" if names else "llama.cpp finds no GPU")
 
 
 def _devices() -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _gpu_devices() -> Iterator[str]:
             yield from (name for name in os.listdir(folder) if name.startswith(_GPU_DEVICES))  # noqa: PTH208
 
 
-def _remembered(path: Path) -> Gpus | None:
+def _read_cached(path: Path) -> Gpus | None:
     """Return the cached answer, or None if it is missing, invalid or expired. The caller then asks again."""
     try:
         body: Any = json.loads(path.read_bytes())
@@ -160,12 +160,12 @@ def _remembered(path: Path) -> Gpus | None:
         return None
     if not (isinstance(reason, str) and isinstance(names, list) and all(isinstance(name, str) for name in names)):
         return None
-    if until is not None and not (isinstance(until, float) and 0 < until - time.time() <= _TROUBLE_S):
+    if until is not None and not (isinstance(until, float) and 0 < until - time.time() <= _RETRY_AFTER_S):
         return None
     return Gpus(tuple(names), reason)
 
 
-def _remember(path: Path, known: Gpus, until: float | None) -> None:
+def _write_cached(path: Path, known: Gpus, until: float | None) -> None:
     """Write the answer to the cache atomically. If that fails, the next run asks again."""
     partial = path.with_suffix(f".{os.getpid()}")
     try:

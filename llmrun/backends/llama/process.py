@@ -19,8 +19,8 @@ from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 
 _KEPT_BYTES = 64 << 10  # how much of stderr is kept; the reason for a crash is at its end
-_PATIENCE_S = 5.0  # how long to wait for the process to exit
-_REST_S = 20.0  # how long to wait for the current work to stop; a GPU may be in the middle of a long prefill
+_EXIT_S = 5.0  # how long to wait for the process to exit
+_STOP_S = 20.0  # how long to wait for the current work to stop; a GPU may be in the middle of a long prefill
 _PIECE_BYTES = 1 << 20  # maximum size of one write
 # These are the forms in which llama.cpp and the C++ library report a fatal error.
 _REASON = re.compile(
@@ -36,14 +36,14 @@ class LlamaProcess:
         self.memory = SharedMemory.create()
         self._flag = self.memory.map(FLAG_BYTES)
         try:
-            self._process = _started(self.memory)
+            self._process = _start_worker(self.memory)
         except OSError as error:
             self.memory.close()
             raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
         self._requests = 0
-        self._at_rest = True
+        self._idle = True
         self._unread = b""
-        self._last_words = b""
+        self._stderr_tail = b""
         self._listener = threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True)
         self._listener.start()
 
@@ -66,14 +66,14 @@ class LlamaProcess:
         stopped before it raises.
         """
         try:
-            self._at_rest = False
+            self._idle = False
             answer = self.answer(self.tell(operation, **fields), doing, progress)
-            self._at_rest = True
+            self._idle = True
             return answer
         except LlmrunError:
             raise
         except BaseException:
-            self._come_to_rest(doing)
+            self._wait_until_idle(doing)
             raise
 
     def settle(self, doing: str) -> None:
@@ -82,8 +82,8 @@ class LlamaProcess:
         One may still be running if the user pressed Ctrl-C twice: once during the request, and once while `ask` waited
         for it to stop. Never raises BackendCrashed, because the next request will.
         """
-        if not self._at_rest:
-            self._come_to_rest(doing)
+        if not self._idle:
+            self._wait_until_idle(doing)
 
     def tell(self, operation: str, **fields: Any) -> int:
         """Send a request and return its number, which `answer` needs.
@@ -109,8 +109,8 @@ class LlamaProcess:
                 continue
             if "broken" in answer:
                 raise LlmrunError(
-                    f"llama-cpp-python does not work here: {shown(answer['broken'], 300)}",
-                    hint=f"{sys.executable} -m pip install --force-reinstall llama-cpp-python",
+                    f"llama-cpp-python does not work: {shown(answer['broken'], 300)}",
+                    hint=f"reinstall it: {sys.executable} -m pip install --force-reinstall llama-cpp-python",
                 )
             if "progress" not in answer:
                 return answer
@@ -143,33 +143,33 @@ class LlamaProcess:
         finally:
             self._process.kill()  # This has no effect unless the wait for the exit was interrupted.
             self._process.wait()
-            self._listener.join(_PATIENCE_S)
+            self._listener.join(_EXIT_S)
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     pipe.close()
             self.memory.close()
 
-    def _come_to_rest(self, doing: str) -> None:
-        """Stop the current work and wait until it has stopped. Kill the process if that takes longer than _REST_S.
+    def _wait_until_idle(self, doing: str) -> None:
+        """Stop the current work and wait until it has stopped. Kill the process if that takes longer than _STOP_S.
 
         If this wait is interrupted too, the stop flag stays set, so that the pass still ends.
         """
         self.stop()
-        impatience = threading.Timer(_REST_S, self.kill)
-        impatience.daemon = True
-        impatience.start()
+        kill_timer = threading.Timer(_STOP_S, self.kill)
+        kill_timer.daemon = True
+        kill_timer.start()
         try:
             with contextlib.suppress(BackendCrashed):  # The next request will report the crash.
                 self.answer(self.tell("rest"), doing)
             self.clear_stop()
-            self._at_rest = True
+            self._idle = True
         finally:
-            impatience.cancel()
+            kill_timer.cancel()
 
     def _end(self) -> int:
-        """Wait for the process to exit, or kill it after _PATIENCE_S. Returns its exit status."""
+        """Wait for the process to exit, or kill it after _EXIT_S. Returns its exit status."""
         try:
-            return self._process.wait(_PATIENCE_S)
+            return self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
@@ -186,20 +186,20 @@ class LlamaProcess:
 
     def _crashed(self, doing: str) -> BackendCrashed:
         status = self._end()
-        self._listener.join(_PATIENCE_S)
-        reasons = _REASON.findall(self._last_words.decode(errors="replace"))
+        self._listener.join(_EXIT_S)
+        reasons = _REASON.findall(self._stderr_tail.decode(errors="replace"))
         why = f": {shown(reasons[-1].strip(), 200)}" if reasons else ""
         return BackendCrashed(
             f"llama.cpp died while {doing}: {child_processes.ending(status)}{why}",
-            hint="the CPU engine may run this model: --backend cpu",
+            hint="try the CPU engine, which may support this model: --backend cpu",
         )
 
     def _listen(self, pipe: IO[bytes]) -> None:
         while data := os.read(pipe.fileno(), 1 << 16):
-            self._last_words = (self._last_words + data)[-_KEPT_BYTES:]
+            self._stderr_tail = (self._stderr_tail + data)[-_KEPT_BYTES:]
 
 
-def _started(memory: SharedMemory) -> subprocess.Popen[bytes]:
+def _start_worker(memory: SharedMemory) -> subprocess.Popen[bytes]:
     """Start the worker in its own process group.
 
     The terminal sends Ctrl-C to a whole group, and would otherwise interrupt a worker that is still starting.

@@ -87,7 +87,7 @@ class LlamaTokenizer:
 
     def _tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         answer = self._process.ask(
-            "tokenize", "splitting a text into tokens", text=text, add_special=add_special, parse_special=parse_special
+            "tokenize", "tokenizing a text", text=text, add_special=add_special, parse_special=parse_special
         )
         tokens: list[int] = answer["tokens"]
         return tokens

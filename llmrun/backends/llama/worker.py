@@ -121,7 +121,7 @@ class LlamaWorker:
         if found != vocabulary_size:
             return {"failed": f"a vocabulary of {found} tokens, expected {vocabulary_size}", "log": []}
         if not self._make_context(gpu_layers, cache_tokens, max_sequences, threads, kv_type, rows):
-            return self._failure("no context")
+            return self._failure("it could not create a context")
         self._layout = Layout(rows, vocabulary_size, max_sequences)
         self._mapping = self._memory.map(self._layout.n_bytes)
         self._make_batch(rows)
@@ -231,16 +231,16 @@ class LlamaWorker:
         llama = self._llama
         parameters = llama.llama_model_default_params()
         parameters.n_gpu_layers = gpu_layers
-        nothing = (ctypes.c_void_p * 1)(None)
+        no_devices = (ctypes.c_void_p * 1)(None)
         if gpu_layers == 0:  # Without an empty device list, a GPU build would still allocate memory on each GPU.
-            parameters.devices = ctypes.cast(nothing, ctypes.c_void_p)
-        told = -1
+            parameters.devices = ctypes.cast(no_devices, ctypes.c_void_p)
+        reported = -1
 
         def on_progress(fraction: float, data: Any) -> bool:
-            nonlocal told
+            nonlocal reported
             step = int(fraction * _PROGRESS_STEPS)
-            if step > told:
-                told = step
+            if step > reported:
+                reported = step
                 os.write(self._answers, answer_line(self.number, {"progress": fraction}))
             return not self._flag[0]
 

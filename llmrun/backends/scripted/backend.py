@@ -110,7 +110,7 @@ class ScriptedCache:
         return sum(map(len, self.sequences))
 
     def copy(self, src: int, dst: int, n: int) -> int:
-        require(src != dst, f"copy of sequence {src} to itself")
+        require(src != dst, f"cannot copy sequence {src} to itself")
         kept = self._kept(src, n)
         self.sequences[self.checked(dst)] = self.sequences[src][:kept]
         return kept
@@ -124,12 +124,12 @@ class ScriptedCache:
         self.sequences[self.checked(seq)].clear()
 
     def checked(self, seq: int) -> int:
-        require(0 <= seq < len(self.sequences), f"sequence {seq} of {len(self.sequences)}")
+        require(0 <= seq < len(self.sequences), f"sequence {seq} is out of range for {len(self.sequences)} sequences")
         return seq
 
     def _kept(self, seq: int, n: int) -> int:
         length = len(self.sequences[self.checked(seq)])
-        require(0 <= n <= length, f"{n} tokens of sequence {seq}, which holds {length}")
+        require(0 <= n <= length, f"cannot keep {n} tokens of sequence {seq}, which has {length}")
         return n if self._checkpoint is None or n == length else n - n % self._checkpoint
 
 
@@ -190,9 +190,10 @@ class ScriptedBackend:
         try:
             if self.kv.used + len(batch.tokens) > self.kv.capacity:
                 raise KVFull(
-                    f"KV cache is full: {self.info.name}: {self.kv.used + len(batch.tokens)} tokens, {self.kv.capacity}"
+                    f"KV cache is full: {self.info.name}: no room for {len(batch.tokens)} more tokens, "
+                    f"the limit is {self.kv.capacity}"
                 )
-            self._take_time()
+            self._sleep()
         finally:
             self._cancelled = False
         rows = []
@@ -209,7 +210,7 @@ class ScriptedBackend:
     def close(self) -> None:
         self._closed = True
 
-    def _take_time(self) -> None:
+    def _sleep(self) -> None:
         """Sleep for the duration of a pass, or raise Cancelled if it is cancelled.
 
         This polls a flag instead of waiting for a threading.Event. If a signal handler set an Event, it could deadlock
@@ -233,18 +234,21 @@ class ScriptedBackend:
         return logits
 
     def _check(self, batch: Batch) -> None:
-        require(not self._closed, "forward after close")
+        require(not self._closed, "forward was called after close")
         n = len(batch.tokens)
-        require(n > 0, "an empty batch")
+        require(n > 0, "the batch is empty")
         for name, dtype in (("tokens", np.int32), ("seq", np.int32), ("pos", np.int32), ("want", np.bool_)):
             array = getattr(batch, name)
             require(array.shape == (n,) and array.dtype == dtype, f"{name}: {array.dtype}{array.shape}")
         lengths: dict[int, int] = {}
         for token, seq, pos in zip(batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist(), strict=True):
-            require(0 <= token < self.info.vocabulary_size, f"token {token} of {self.info.vocabulary_size}")
+            require(
+                0 <= token < self.info.vocabulary_size,
+                f"token {token} is out of range for a vocabulary of {self.info.vocabulary_size}",
+            )
             length = lengths.setdefault(seq, len(self.kv.sequences[self.kv.checked(seq)]))
-            require(pos == length, f"position {pos} of sequence {seq}, which holds {length}")
-            require(pos < self.info.context_size, f"position {pos} in a context of {self.info.context_size}")
+            require(pos == length, f"position {pos} in sequence {seq}, which has {length} tokens")
+            require(pos < self.info.context_size, f"position {pos} is outside the context of {self.info.context_size}")
             lengths[seq] += 1
 
 
@@ -268,7 +272,7 @@ class ScriptedStandIn:
             voice = scripted_answers(script.pop("answers"), controls) if "answers" in script else echo
             return ScriptedBackend(voice, path=path, **{**script, **asked})
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UsageError(f"not a script for the scripted backend: {path}: {error}") from error
+            raise UsageError(f"invalid script for the scripted backend: {path}: {error}") from error
 
 
 KIND: StandIn = ScriptedStandIn()

@@ -98,24 +98,24 @@ def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str) -> 
     assert needs.free is not None
     needed = needs.footprint
     cache = needed.cache.of(context)
-    besides = needed.scratch + needed.vocabulary
+    buffers = needed.scratch + needed.vocabulary
     parts = [
-        *([f"weights of {format_mebibytes(needed.weights - needed.mapped)}"] if needed.weights > needed.mapped else []),
-        *([f"scratch of {format_mebibytes(besides)}"] if besides else []),
+        *([f"weights ({format_mebibytes(needed.weights - needed.mapped)})"] if needed.weights > needed.mapped else []),
+        *([f"buffers ({format_mebibytes(buffers)})"] if buffers else []),
         f"a KV cache of {context:,} tokens",
     ]
-    verb = "takes" if len(parts) == 1 else f"of {format_mebibytes(cache)} take"
+    verb = "needs" if len(parts) == 1 else f"({format_mebibytes(cache)}) need"
     words = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-    sentence = f"out of memory: {shown(path, 300)}: {words} {verb} {format_mebibytes(needed.pinned + cache)}"
-    sentence = f"{sentence}, free are {format_mebibytes(needs.free)}"
+    sentence = f"not enough memory for {shown(path, 300)}: {words} {verb} {format_mebibytes(needed.pinned + cache)}"
+    sentence = f"{sentence}, but only {format_mebibytes(needs.free)} is free"
     if needs.most == 0:
-        return DoesNotFit(sentence, hint=_what_would_fit(needs), most_weights=needs.most_weights)
-    smaller = "" if kv_type == "q8_0" else ", --kv-type q8_0 takes half of it"
-    return DoesNotFit(f"{sentence}, the most that fits is --ctx-size {needs.most}", hint=f"try that{smaller}")
+        return DoesNotFit(sentence, hint=_quantization_hint(needs), most_weights=needs.most_weights)
+    smaller = "" if kv_type == "q8_0" else ", or --kv-type q8_0, which halves the KV cache"
+    return DoesNotFit(sentence, hint=f"try --ctx-size {needs.most}, the largest that fits{smaller}")
 
 
-def _what_would_fit(needs: MemoryNeeds) -> str:
+def _quantization_hint(needs: MemoryNeeds) -> str:
     if needs.parameters and needs.most_bits >= _LEAST_BITS:
         bits = 8 * needs.footprint.weights / needs.parameters
-        return f"try a quantization of at most {needs.most_bits:.1f} bits a weight, this one has {bits:.1f}"
+        return f"try a quantization with at most {needs.most_bits:.1f} bits per weight (this one has {bits:.1f})"
     return "try a smaller model, or close other programs"
