@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
     """Check that a batch's tokens, sequences and positions are in range. Raises ValueError.
 
-    Native code uses these numbers as memory indexes, so it must never see an invalid batch. `lengths` holds the
-    current number of tokens in each sequence.
+    Native code uses these numbers as memory indexes, so it must never receive an invalid batch.
+
+    lengths  current number of tokens in each sequence
     """
     # Plain lists are faster here: for the single row of a decode step, NumPy's reductions take eight times as long.
     tokens, sequences, positions = batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist()

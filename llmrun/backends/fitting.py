@@ -93,12 +93,12 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the model can be opened. As in context_size.py, pages of a mapped file do not count."""
+        """True if the model can be opened. As in context_size.py, pages of a mapped file do not count."""
         return self.memory is None or self.needed - round(self._share * self.footprint.mapped) <= self.memory
 
     @property
     def in_memory(self) -> bool:
-        """Whether the whole model fits in memory. Otherwise every token reads the rest from disk."""
+        """True if the whole model fits in memory. Otherwise, every token reads the rest from disk."""
         return self.memory is None or self.needed <= self.memory
 
     @property
@@ -177,7 +177,7 @@ def _speed(fit: Fit) -> float:
 
 
 def _on_gpus(file: GGUFFile, options: OpenOptions, resources: Resources) -> tuple[Entry | None, int, int]:
-    """Return the backend that can use GPUs (or None), how many layers fit, and how many the model has.
+    """Return the backend that can use the GPUs or None, how many layers fit on them, and how many the model has.
 
     Both numbers include the output layer. The last one is 0 on machines without GPUs.
     """

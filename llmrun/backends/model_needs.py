@@ -67,7 +67,7 @@ def needs_of_plan(plan: Plan, *, kv_type: str = "f16") -> ModelNeeds:
 
 
 def needs_of_file(file: GGUFFile, *, kv_type: str = "f16") -> ModelNeeds:
-    """Return the needs of any architecture from the GGUF header alone.
+    """Return the needs per token from the GGUF header alone. This works for any architecture.
 
     Matrices count with their size in the file. In a mixture of experts, only the experts that a token uses count.
     Raises BadGGUF for metadata of the wrong type.

@@ -15,7 +15,7 @@ def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
 
     The choice follows llama.cpp. Integrated GPUs are used only if there are no others, and a device that two ggml
     backends see (CUDA and Vulkan) counts once. llama.cpp recognizes such a device by its bus address. Comparing
-    descriptions is simpler and can only make the list too short.
+    descriptions is simpler, and a mistake can only make the list too short.
     """
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     for name in ("ggml_backend_dev_get", "ggml_backend_dev_backend_reg"):

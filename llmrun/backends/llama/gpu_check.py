@@ -2,7 +2,7 @@
 
 The trial loads llama.cpp, asks for its build information and multiplies matrices. The multiplication is necessary: a
 broken build can start, load a model, and crash only then. We saw SIGSEGV in a build for AMX whose compiler lost the
-tile configuration. The trial runs in a child process because it may crash or hang.
+tile configuration. The trial runs in a child process because llama.cpp may crash or hang.
 """
 
 from __future__ import annotations

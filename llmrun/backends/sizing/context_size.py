@@ -17,7 +17,7 @@ LARGEST_DEFAULT: Final = 32_768
 # The largest default for caches that are filled with zeros at the start, because those use all their memory at once.
 LARGEST_FILLED_DEFAULT: Final = 8_192
 
-_LEAST_DEFAULT = 512  # tokens; a smaller context is useless, so rather use all free memory than go below
+_LEAST_DEFAULT = 512  # tokens; smaller contexts are useless, so below this the default may use all free memory
 _LEAST_BITS = 1.6  # bits per weight of the smallest existing quantization
 _STEP = 32  # tokens per block of the paged cache
 
@@ -81,7 +81,7 @@ def context_for(
     """Return the context size to use, in tokens. Raises DoesNotFit if it does not fit in memory.
 
     This is `asked` if it is given. The default is the trained context, limited to `largest_default` and to what takes
-    half of the memory that the weights leave free. The memory limit never reduces it below 512 tokens.
+    half of the memory that the weights leave free. The memory limit does not reduce it below 512 tokens.
     """
     if asked is not None:
         context = asked
