@@ -28,7 +28,7 @@ class OpenOptions:
     """The options for opening a model. The code that reads the flags creates them and the backend gets them unchanged.
 
     backend        a name in the registry, or "auto"
-    context_size   maximum tokens per sequence, or None to use as many as fit (sizing/context_size.py)
+    context_size   maximum tokens per sequence, or None for a default that fits (sizing/context_size.py)
     max_sequences  maximum number of sequences in the KV cache
     threads        number of threads, or None for one per physical core
     kv_type        precision of the KV cache, one of KV_TYPES

@@ -66,8 +66,7 @@ def main() -> None:
 class LlamaWorker:
     """The handler of requests, with one model open at a time.
 
-    Each `do_*` method handles one operation and returns the fields of its answer. `number` is the number of the current
-    request.
+    Each `do_*` method handles one operation and returns the fields of its answer. `number` identifies the request.
     """
 
     number = 0
@@ -88,11 +87,8 @@ class LlamaWorker:
         self._llama.llama_backend_init()
 
     def do_devices(self) -> dict[str, Any]:
-        """Return the GPUs with their free memory.
-
-        ggml's functions are looked up in the llama.cpp library that is already loaded, because a second copy of ggml
-        would have its own list of devices.
-        """
+        """Return the GPUs with their free memory."""
+        # ggml is called through the loaded llama.cpp library. A second copy would have its own list of devices.
         return {"offloads": self._llama.llama_supports_gpu_offload(), "devices": usable_gpus(self._llama._lib)}
 
     def do_describe(self) -> dict[str, Any]:
@@ -151,8 +147,7 @@ class LlamaWorker:
         """Run the rows in shared memory and write the logits of the wanted rows there.
 
         The status is 0 on success, 1 if the cache has no room, 2 if the pass was stopped, and negative for other
-        failures. After a failure the sequences are restored to their former state, or to the prefix that llama.cpp can
-        keep.
+        errors. After an error, the sequences are restored to their former state or to a prefix of it.
         """
         if self._flag[0]:
             return {"status": 2}
@@ -367,8 +362,7 @@ def _requests(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
 def _private_streams() -> tuple[int, int]:
     """Move standard input and output to new descriptors, so that output from libraries cannot mix with answers.
 
-    Standard output is redirected to stderr and standard input to the null device. Returns the descriptors of the
-    requests and of the answers.
+    Standard output is redirected to stderr. Returns the descriptors of the requests and of the answers.
     """
     requests, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
