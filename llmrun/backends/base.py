@@ -1,4 +1,4 @@
-"""The seam: what the engine asks of a backend. Token ids go in, logits come out."""
+"""The seam, which is the interface between the engine and its backends. Token ids go in and logits come out."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"  # the best backend, or as many layers on GPUs as fit
 KV_TYPES: Final = ("f16", "q8_0")
 
-Progress = Callable[[str, float], None]  # (what is being done, fraction done)
+Progress = Callable[[str, float], None]  # called with a description of the current work and the fraction completed
 
 
-def _explain_to_nobody(words: str) -> None:
-    """Drop the explanation."""
+def _discard(words: str) -> None:
+    """Discard the explanation."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """How to open a model. Made once, by the code that reads the flags, and passed unchanged to the backend.
+    """The options for opening a model. The code that reads the flags creates them and the backend gets them unchanged.
 
     backend        a name in the registry, or "auto"
-    context_size   tokens that one sequence may hold; None: what fits (sizing/context_size.py)
-    max_sequences  sequences that the KV cache holds at once
-    threads        None: one per physical core
+    context_size   maximum tokens per sequence, or None for a default that fits (sizing/context_size.py)
+    max_sequences  maximum number of sequences in the KV cache
+    threads        number of threads, or None for one per physical core
     kv_type        precision of the KV cache, one of KV_TYPES
-    gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; for backends that use GPUs
-    progress       called with how far loading, or compiling, has come
-    explain        called with a few words on which backend "auto" chose, and why
+    gpu_layers     layers to run on GPUs: a number, "all", or "auto" for as many as fit; ignored by CPU-only backends
+    progress       called with the progress of loading or compiling
+    explain        called with a short text that says which backend "auto" chose, and why
     """
 
     backend: str = AUTO
@@ -44,36 +44,37 @@ class OpenOptions:
     kv_type: str = "f16"
     gpu_layers: int | str = AUTO
     progress: Progress | None = None
-    explain: Callable[[str], None] = _explain_to_nobody
+    explain: Callable[[str], None] = _discard
 
     def without_gpus(self) -> OpenOptions:
-        """Return the same options with no layer on a GPU."""
+        """Return a copy of these options that puts no layers on a GPU."""
         return replace(self, gpu_layers=0)
 
 
 class KVCache(Protocol):
-    """The keys and values a backend keeps per sequence slot, so that a known prefix is never computed twice.
+    """The keys and values that a backend stores for each sequence, to avoid computing the same prefix twice.
 
-    `kept` (<= n) is the longest prefix that is still valid: a sliding window or a recurrent state may have dropped
-    what came before, and the engine prefills from there.
+    `copy` and `truncate` return `kept` (<= n), the length of the prefix that is still valid. It can be shorter than
+    requested because a sliding window or a recurrent state may have discarded older tokens. The engine prefills the
+    rest.
     """
 
     @property
     def capacity(self) -> int:
-        """Tokens that the cache can hold for all sequences together."""
+        """The total number of tokens that the cache can hold across all sequences."""
 
     def copy(self, src: int, dst: int, n: int) -> int:
-        """Let sequence dst begin with the first n tokens of src (dst's own are freed first). Returns kept."""
+        """Replace the contents of sequence dst with the first n tokens of src. Returns kept."""
 
     def truncate(self, seq: int, n: int) -> int:
-        """Keep only the first n tokens of a sequence. Returns kept."""
+        """Shorten a sequence to its first n tokens. Returns kept."""
 
     def free(self, seq: int) -> None:
-        """Forget a sequence."""
+        """Remove all tokens of a sequence."""
 
 
 class Backend(Protocol):
-    """One open model."""
+    """An open model."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -85,20 +86,23 @@ class Backend(Protocol):
     def kv(self) -> KVCache: ...
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
-        """Run one step. Returns float32[number of wanted rows, vocabulary], in row order.
+        """Run one forward pass and return the logits of the wanted rows.
 
-        The array belongs to the caller. Raises KVFull, before changing anything, if the cache has no room, and
-        Cancelled if `cancel` was called since the last pass ended. The sequences are then as they were before the
-        step, or as much of them as could be kept: `kv.truncate` to the former length says how much.
+        Returns float32[number of wanted rows, vocabulary], in row order. The caller owns the array.
+
+        Raises KVFull if the cache has no room, before anything changes, and Cancelled if `cancel` was called since
+        the last pass ended. After either error the sequences are restored to their state before the step. Some
+        backends can only keep a prefix of a sequence: call `kv.truncate` with the former length to learn how much is
+        left.
         """
 
     def cancel(self) -> None:
-        """Stop the running forward pass or, if there is none, the next one as it begins: one pass, once.
+        """Stop the running forward pass or, if none is running, the next one. Each call stops at most one pass.
 
-        For other threads and signal handlers, which cannot know whether a pass is about to begin. It may come too
-        late, so callers must keep their own note of what they want ended. A pass that was stopped needlessly may be
-        run again.
+        This can be called from other threads and from signal handlers, which cannot know whether a pass is about to
+        start. The pass may already have finished, so callers must also record that they want to stop. It is safe to
+        repeat a pass that was stopped by mistake.
         """
 
     def close(self) -> None:
-        """End the workers and free everything. Idempotent; nothing else may be called afterwards."""
+        """Stop the workers and free all resources. Idempotent. No other method may be called afterwards."""

@@ -1,4 +1,4 @@
-"""What is checked of a batch before a backend believes it."""
+"""Validation of batches before a backend runs them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ if TYPE_CHECKING:
 
 
 def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
-    """Native code indexes memory by what a batch says, so a mistake of the caller must not reach it.
+    """Check that a batch's tokens, sequences and positions are in range. Raises ValueError.
 
-    `lengths` are the tokens each sequence holds now. Raises ValueError.
+    Native code uses these numbers as memory indexes, so it must never receive an invalid batch.
+
+    lengths  current number of tokens in each sequence
     """
-    # Lists: for the one row of a decode step NumPy's reductions take eight times as long.
+    # Plain lists are faster here: for the single row of a decode step, NumPy's reductions take eight times as long.
     tokens, sequences, positions = batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist()
     if not tokens:
-        raise ValueError("a batch has at least one row")
+        raise ValueError("a batch needs at least one row")
     if min(tokens) < 0 or max(tokens) >= info.vocabulary_size:
         raise ValueError(f"token ids must be 0 to {info.vocabulary_size - 1}")
     if min(sequences) < 0 or max(sequences) >= info.max_sequences:
@@ -25,7 +27,7 @@ def check_batch(batch: Batch, info: ModelInfo, lengths: Sequence[int]) -> None:
     following = list(lengths)
     for seq, position in zip(sequences, positions, strict=True):
         if position != following[seq]:
-            raise ValueError(f"sequence {seq} goes on at position {following[seq]}, not {position}")
+            raise ValueError(f"sequence {seq} continues at position {following[seq]}, not {position}")
         following[seq] += 1
     if max(following) > info.context_size:
-        raise ValueError(f"a sequence of {max(following)} tokens in a context of {info.context_size}")
+        raise ValueError(f"a sequence of {max(following)} tokens does not fit in a context of {info.context_size}")

@@ -1,4 +1,4 @@
-"""What every backend can tell of a model from its file."""
+"""The model description (ModelInfo) that every backend builds from a GGUF file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def describe(
     kv_bytes: int,
     gpu_layers: str = "",
 ) -> ModelInfo:
-    """The ModelInfo of an open file; its metadata without the arrays, which the file takes with it."""
+    """Return the ModelInfo of an open file. Array metadata is left out because it is freed when the file is closed."""
     return ModelInfo(
         path=str(file.path),
         name=file.string("general.name", file.path.stem),
@@ -50,7 +50,7 @@ def describe(
 
 
 def _suppressed(file: GGUFFile, vocabulary_size: int) -> tuple[int, ...]:
-    """Those that are tokens, as llama.cpp has it: the others are none of this vocabulary's."""
+    """Return the suppressed tokens, without ids that are outside the vocabulary. llama.cpp ignores those too."""
     if SUPPRESSED not in file.metadata:
         return ()
     return tuple(token for token in file.integers(SUPPRESSED).tolist() if 0 <= token < vocabulary_size)

@@ -1,6 +1,7 @@
-"""Whether a model fits this machine, and how fast it would be, by its header alone: nothing is fetched or loaded.
+"""Estimates of whether a model fits on this machine, and of its speed, from the GGUF header alone.
 
-The backend is the one that `auto` would choose (select.py), and the sums are those that it opens the model by.
+The estimate is for the backend that "auto" would choose (select.py). It uses the same calculation of memory that the
+backend uses when it opens the model.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
     from llmrun.backends.sizing.footprint import Footprint
     from llmrun.gguf.reader import GGUFFile
 
-DEFAULT_CONTEXT: Final = 4096  # tokens that sizes are told for when nobody says: a chat of some length
+DEFAULT_CONTEXT: Final = 4096  # tokens, enough for a fairly long chat
 DEFAULT_PROMPT: Final = 512
-FLUENT: Final = 10.0  # tokens a second: faster than most people read
+FLUENT: Final = 10.0  # tokens per second; this is faster than most people read
 
-_MOST_BITS = 9.0  # a weight; beyond, a file is for converting rather than running
-_USUAL_BITS = 4.85  # of Q4_K_M, which most people take
-_LEAST_BITS = 4.0  # a weight; below, much is lost
+_MOST_BITS = 9.0  # bits per weight; files with more are meant for conversion rather than for running
+_USUAL_BITS = 4.85  # bits per weight of Q4_K_M, the most common choice
+_LEAST_BITS = 4.0  # bits per weight; quality drops noticeably below this
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What there is to run a model.
+    """The resources of a machine for running models.
 
-    memory   bytes that are free; None: the system does not say
-    gpus     description, bytes `free` and `total` of each that a backend can use
-    threads  of the CPU
-    speeds   None: nobody wants to know how fast
+    memory   free memory in bytes, or None if the system does not report it
+    gpus     the usable GPUs, each with its `description` and its `free` and `total` bytes
+    threads  number of CPU threads
+    speeds   measured speeds of the machine, or None if no forecast is wanted
     """
 
     memory: int | None
@@ -49,21 +50,25 @@ class Resources:
 
     @classmethod
     def of_this_machine(cls, *, threads: int | None = None, speeds: Speeds | None = None) -> Resources:
-        """Return what is free now. The GPUs are those of the first backend that can use any; it may be started."""
+        """Return the resources that are free now. The GPUs come from the first backend that can use any.
+
+        Looking for GPUs may start that backend's process.
+        """
         seen = (support.memory() for entry in BACKENDS if (support := entry.kind().gpus) is not None)
         return cls(free_memory(), next(filter(None, seen), []), threads or default_threads(), speeds)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One model on one machine.
+    """How well one model fits on one machine.
 
-    backend     that would run it, by its name in the registry
-    bits        a weight, as the file has them
-    context     tokens that the sums are for; the model was trained for `trained_context`, 0 where it does not say
-    memory      bytes free for it; None: the system does not say
-    gpu_layers  that would be offloaded, the output layer counted, of `layers`
-    forecast    None if unknown: the backend has none, or a type of weight is not measured
+    backend          name of the backend that would run the model
+    bits             average bits per weight in the file
+    context          context size in tokens that the estimate assumes
+    trained_context  context size that the model was trained for, or 0 if the file does not say
+    memory           free memory in bytes, or None if the system does not report it
+    gpu_layers       number of layers on GPUs, out of `layers`; both include the output layer
+    forecast         expected speed, or None if the backend has no forecast or a weight type was not measured
     """
 
     architecture: str
@@ -82,23 +87,23 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Bytes of memory for what does not lie on a GPU, a mapped file's pages too."""
+        """The bytes of main memory that the model uses, including pages of the mapped file but not GPU memory."""
         whole = self.footprint.weights + self.footprint.cache.of(self.context)
         return round(self._share * whole) + self.footprint.scratch + self.footprint.vocabulary
 
     @property
     def fits(self) -> bool:
-        """Whether it can be opened, as context_size.py has it: a mapped file need not be in memory."""
+        """True if the model can be opened. As in context_size.py, pages of a mapped file do not count."""
         return self.memory is None or self.needed - round(self._share * self.footprint.mapped) <= self.memory
 
     @property
     def in_memory(self) -> bool:
-        """Whether all of it is in memory: or each token reads the rest from the disk."""
+        """True if the whole model fits in memory. Otherwise, every token reads the rest from disk."""
         return self.memory is None or self.needed <= self.memory
 
     @property
     def _share(self) -> float:
-        """Of the model, that does not lie on a GPU."""
+        """The fraction of the model that stays in main memory."""
         return 1 - self.gpu_layers / self.layers if self.layers else 1.0
 
 
@@ -110,10 +115,10 @@ def fit_of(
     kv_type: str = "f16",
     prompt: int = DEFAULT_PROMPT,
 ) -> Fit:
-    """Size up the model whose header this is: no tensor is read.
+    """Estimate how a model fits, from its header. No tensor data is read.
 
-    context  tokens; None: DEFAULT_CONTEXT, or what the model was trained for if that is less
-    Raises BadGGUF for metadata that cannot be.
+    context  context size in tokens, or None for the smaller of DEFAULT_CONTEXT and the trained context
+    Raises BadGGUF for invalid metadata.
     """
     architecture = file.string("general.architecture")
     trained = file.integer(f"{architecture}.context_length", 0, minimum=0)
@@ -146,9 +151,12 @@ def fit_of(
 
 
 def best_of(fits: Sequence[Fit]) -> int | None:
-    """The index of the quantization to choose: the most bits that answer fluently; where none does, the quickest one
-    that has lost little. Where nobody knows how fast they are: the most bits that GPUs hold whole, or else what is
-    nearest to the usual number of bits. None where none fits into memory."""
+    """Return the index of the best quantization, or None if none fits in memory.
+
+    If speeds are known, this is the one with the most bits that is fast enough to read along (FLUENT). If none is, it
+    is the smallest one with at least 4 bits per weight, or else the largest one. If no speed is known, it is the one
+    with the most bits that fits entirely on GPUs, or else the one closest to Q4_K_M.
+    """
     fitting = [index for index, one in enumerate(fits) if one.in_memory and one.bits <= _MOST_BITS]
     if not fitting:
         return None
@@ -169,8 +177,10 @@ def _speed(fit: Fit) -> float:
 
 
 def _on_gpus(file: GGUFFile, options: OpenOptions, resources: Resources) -> tuple[Entry | None, int, int]:
-    """Return the backend that can put layers on GPUs, how many fit, and how many there are, with the output layer; the
-    last is 0 on a machine without GPUs."""
+    """Return the backend that can use the GPUs or None, how many layers fit on them, and how many the model has.
+
+    Both numbers include the output layer. The last one is 0 on machines without GPUs.
+    """
     layers = 0
     free = [gpu["free"] for gpu in resources.gpus]
     for entry in BACKENDS if free else ():
@@ -183,7 +193,7 @@ def _on_gpus(file: GGUFFile, options: OpenOptions, resources: Resources) -> tupl
 
 
 def _on_cpu(file: GGUFFile, options: OpenOptions) -> tuple[Entry, Footprint]:
-    """Return the first backend that runs the model, whether or not it is installed, and what it takes."""
+    """Return the first backend that supports the model, even if it is not installed, and its footprint."""
     *others, last = BACKENDS
     for entry in others:
         try:

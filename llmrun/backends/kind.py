@@ -1,6 +1,7 @@
-"""What a backend says about itself before it opens a model. How to add one: docs/adding-a-backend.md.
+"""The interface of a backend before it opens a model. docs/adding-a-backend.md explains how to add a backend.
 
-This is apart from base.py, which the engine uses: it is for choosing a backend (select.py) and for sizing (fitting.py).
+This module is separate from base.py, which the engine uses. Only the code that chooses a backend (select.py) and the
+code that estimates sizes (fitting.py) need it.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
 
 
 class NoRoomOnGpu(DoesNotFit):
-    """No layer fits on a GPU. Callers that asked for as many as fit continue without GPUs."""
+    """Raised when no layer fits on a GPU. Callers that asked for "auto" layers continue without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Whether a backend can run on this machine. `missing` says why not ("" if it can), `hint` what to do about it."""
+    """The answer to whether a backend can run on this machine.
+
+    missing  why it cannot run, or "" if it can
+    hint     how to fix that
+    """
 
     missing: str = ""
     hint: str = ""
@@ -35,55 +40,58 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs that a backend can run layers on, by name. When there are none, `reason` says why."""
+    """The names of the GPUs that a backend can use. If there are none, `reason` says why."""
 
     names: tuple[str, ...]
     reason: str = ""
 
 
 class GpuSupport(Protocol):
-    """What a backend that uses GPUs says about them."""
+    """The GPU functions of a backend that uses GPUs."""
 
     def find(self, progress: Progress | None = None) -> Gpus:
-        """Look for GPUs. Never raises: a failure becomes the `reason`. `progress` is called if this takes long."""
+        """Look for GPUs. Never raises, but returns a failure as the `reason`. Calls `progress` if this takes long."""
 
     def memory(self) -> Sequence[dict[str, Any]]:
-        """Return each GPU's `description` and its current `free` and `total` bytes. Never raises."""
+        """Return the `description`, the currently `free` bytes and the `total` bytes of each GPU. Never raises."""
 
     def layers(self, file: GGUFFile, options: OpenOptions, free: Sequence[int]) -> tuple[int, int]:
-        """Return how many layers fit into each GPU's `free` bytes, and how many there are, with the output layer."""
+        """Return how many layers fit on the GPUs together, and how many there are. Both include the output layer.
+
+        free  free bytes of each GPU
+        """
 
 
 class BackendKind(Protocol):
-    """A backend as the registry knows it, before it opens a model.
+    """A backend in the registry, before it opens a model.
 
-    Its module is imported to choose a backend, so it must import what it runs models with only in `open`.
+    The registry imports the backend's module to choose a backend, so the module must delay heavy imports until `open`.
     """
 
     @property
     def gpus(self) -> GpuSupport | None:
-        """None for a backend that never uses GPUs."""
+        """The GPU functions of the backend, or None if it never uses GPUs."""
 
     def probe(self) -> Probe:
-        """Say whether the backend can run here. Takes milliseconds and imports nothing heavy."""
+        """Check whether the backend can run on this machine. This takes milliseconds and imports nothing heavy."""
 
     def open(self, file: GGUFFile, options: OpenOptions) -> Backend:
-        """Open the model of a file that has passed the reader.
+        """Open a model from a file that the GGUF reader has validated.
 
-        Raises UnsupportedModel early for models that this backend cannot run: "auto" then asks the next one. Raises
-        NoRoomOnGpu if `options.gpu_layers` is "auto" and a backend with `gpus` cannot put a single layer on them; it is
-        then asked again with 0. Raises DoesNotFit, ModelFileError, BackendCrashed and UsageError.
+        Raises UnsupportedModel early for models that this backend cannot run, so that "auto" can try the next one.
+        Raises NoRoomOnGpu if `options.gpu_layers` is "auto" and no layer fits on a GPU. The caller then tries again
+        with 0 layers. Raises DoesNotFit, ModelFileError, BackendCrashed and UsageError.
         """
 
     def footprint(self, file: GGUFFile, options: OpenOptions) -> Footprint:
-        """Return the memory that a model needs without GPUs, from its header alone. Raises UnsupportedModel."""
+        """Compute from its header how much memory a model needs without GPUs. Raises UnsupportedModel."""
 
     def forecast(self, file: GGUFFile, options: OpenOptions, speeds: Speeds, prompt: int) -> Forecast | None:
-        """Predict how fast the model will be after `prompt` tokens. Returns None if that is unknown."""
+        """Predict the speed of the model after a prompt of `prompt` tokens. Returns None if it is unknown."""
 
 
 class StandIn(Protocol):
     """A backend that answers without a model, for tests."""
 
     def open(self, path: Path, options: OpenOptions) -> Backend:
-        """Open a path that need not be a GGUF file, nor exist. Raises UsageError."""
+        """Open a path, which does not have to be a GGUF file or to exist. Raises UsageError."""

@@ -1,7 +1,7 @@
-"""What one token needs of a machine, from a plan or from a file alone: what a roofline compares speeds with.
+"""The bytes and multiply-adds that a model needs per token, which a roofline compares with the machine's limits.
 
-A plan knows what our own engine reads; a file is enough for a backend that has none. Both leave out what is small
-beside the weights: activations and, from a file, norms.
+For our own engine they are computed from the plan, and for other backends from the GGUF header. Activations are
+ignored because they are small next to the weights. The header version also ignores norms.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
     from llmrun.gguf.tensors import TensorInfo
     from llmrun.plan.plan import Plan
 
-# Looked up by the row, not multiplied by: of no weight beside the others.
+# These tables are read one row per token and never multiplied, so their cost is negligible.
 _TABLES = re.compile(r"(^|[._])(token_embd|position_embd|token_types)\.weight$|tid2eid")
-_OUTPUTS = ("output.weight", "token_embd.weight")  # the second is the first one's, where that is missing
+_OUTPUTS = ("output.weight", "token_embd.weight")  # without output.weight, token_embd.weight is also the output matrix
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _EXPERTS = re.compile(r"blk\.(\d+)\..*_exps\.")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """Of one token.
+    """The work for one token.
 
-    weight_bytes  of weights that its decode reads
-    kv_read       of keys and values that its decode reads, by the tokens in the cache, its own among them
-    products      multiply-adds with weights that its prefill makes, as a token whose logits nobody asks for; those of
-                  attention, which are not int8, are not in it
+    weight_bytes  bytes of weights that decoding the token reads
+    kv_read       bytes of keys and values that decoding the token reads, as a function of the tokens in the cache
+                  including this one
+    products      multiply-adds with weights in prefill, for a token whose logits are not wanted; those of attention
+                  are not counted because they are not int8
     """
 
     weight_bytes: int
@@ -54,7 +55,7 @@ class ModelNeeds:
 
 
 def needs_of_plan(plan: Plan, *, kv_type: str = "f16") -> ModelNeeds:
-    """What the CPU engine reads and multiplies: weights as they are packed."""
+    """Return what the CPU engine reads and multiplies per token. Weights count in their packed size."""
     one, unasked = StepShape(1), StepShape(1, wanted=0)
     shapes = [op.kv.shape for op in plan.ops if isinstance(op, Attention)]
     linear = [needs_of(op, kv_type, unasked) for op in plan.ops if isinstance(op, Product)]
@@ -66,10 +67,10 @@ def needs_of_plan(plan: Plan, *, kv_type: str = "f16") -> ModelNeeds:
 
 
 def needs_of_file(file: GGUFFile, *, kv_type: str = "f16") -> ModelNeeds:
-    """The same from the header alone, for any architecture: matrices as the file has them, and of experts as many as a
-    token is sent to.
+    """Return the needs per token from the GGUF header alone. This works for any architecture.
 
-    Raises BadGGUF for metadata of a wrong type.
+    Matrices count with their size in the file. In a mixture of experts, only the experts that a token uses count.
+    Raises BadGGUF for metadata of the wrong type.
     """
     tied = "output.weight" not in file.tensors
     idle, run = _idle(file), layers_run(file)
@@ -87,7 +88,7 @@ def needs_of_file(file: GGUFFile, *, kv_type: str = "f16") -> ModelNeeds:
 
 
 def _idle(file: GGUFFile) -> set[str]:
-    """Matrices for keys and values of layers that look at those of others."""
+    """Return the names of the key and value matrices in layers that reuse the cache of another layer."""
     return {f"blk.{n}.attn_{part}.weight" for n in range(storing_layers(file), layers_of(file)) for part in "kv"}
 
 
@@ -103,7 +104,7 @@ def _is_run(tensor: TensorInfo, layers: int) -> bool:
 
 
 def _share_used(file: GGUFFile, tensor: TensorInfo) -> Fraction:
-    """Of a tensor's weights, by one token."""
+    """Return the fraction of a tensor's weights that one token uses."""
     found = _EXPERTS.match(tensor.name)
     if found is None:
         return Fraction(1)
@@ -127,7 +128,7 @@ def _kv_read(file: GGUFFile, kv_type: str) -> KVBytes:
 
 
 def _of_each_layer(file: GGUFFile, key: str, default: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[layers], of a key that has one number for all of them, or an array."""
+    """Read a per-layer number as int64[layers]. The file may have a single number for all layers, or an array."""
     layers = layers_of(file)
     if isinstance(file.metadata.get(key), np.ndarray):
         return np.resize(file.integers(key).astype(np.int64), layers)
@@ -135,5 +136,5 @@ def _of_each_layer(file: GGUFFile, key: str, default: int | NDArray[np.int64]) -
 
 
 def _features_bytes(n: int, kv_type: str) -> int:
-    """Of n features of a key or a value: halves, or a byte each and a half for 32 of them."""
+    """Return the bytes of n cached features: float16, or int8 with a float16 scale for each block of 32."""
     return n + 2 * -(-n // 32) if kv_type == Q8_0 else 2 * n

@@ -1,6 +1,6 @@
-"""The backends, one line each. Flags, settings, `auto`, `fit` and `bench` take them from here.
+"""The list of backends, one line each. Flags, settings, "auto", `fit` and `bench` all use this list.
 
-Importing this costs nothing: a backend's module is imported when it is first needed.
+Importing this module is cheap because each backend's module is imported on first use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One backend: its name, the module with its KIND, and the program that does the work if it is not llmrun."""
+    """A backend in the registry.
+
+    name     the value of --backend
+    module   the module that defines the backend's KIND
+    program  the program that runs the model, if it is not llmrun
+    """
 
     name: str
     module: str
@@ -27,19 +32,19 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The backend's name in a sentence."""
+        """The backend's name for use in messages."""
         return self.program or self.name
 
     def kind(self) -> BackendKind:
         return cast("BackendKind", _kind_in(self.module))
 
 
-# In the order in which "auto" tries them on the CPU.
+# This is the order in which "auto" tries them on the CPU.
 BACKENDS: Sequence[Entry] = (
     Entry("cpu", "llmrun.backends.cpu.kind"),
     Entry("llama", "llmrun.backends.llama.kind", program="llama.cpp"),
 )
-# These answer without a model, for tests. They are accepted by name, but neither listed nor chosen.
+# These answer without a model, for tests. They are accepted by name, but they are not listed and "auto" ignores them.
 STAND_INS: Sequence[Entry] = (Entry("scripted", "llmrun.backends.scripted.backend"),)
 
 CHOICES = (AUTO, *(entry.name for entry in BACKENDS))
@@ -47,27 +52,27 @@ HIDDEN_CHOICES = tuple(entry.name for entry in STAND_INS)
 
 
 def backend_named(name: str) -> Entry | None:
-    """Return the backend of that name; None for "auto", stand-ins and unknown names."""
+    """Return the backend with this name, or None for "auto", stand-ins and unknown names."""
     return next((entry for entry in BACKENDS if entry.name == name), None)
 
 
 def stand_in_named(name: str) -> StandIn | None:
-    """Return the stand-in of that name, or None."""
+    """Return the stand-in with this name, or None."""
     return next((cast("StandIn", _kind_in(entry.module)) for entry in STAND_INS if entry.name == name), None)
 
 
 def is_stand_in(name: str) -> bool:
-    """Whether this backend answers without a model."""
+    """Return whether this is the name of a backend that answers without a model."""
     return name in HIDDEN_CHOICES
 
 
 def may_use_gpus(name: str) -> bool:
-    """Whether a backend, or one that "auto" may choose, can use GPUs."""
+    """Return whether this backend can use GPUs or, for "auto", whether any backend can."""
     return any(entry.kind().gpus is not None for entry in BACKENDS if name in (AUTO, entry.name))
 
 
 def choices_in_words() -> str:
-    """Spell out the choices for a help text: "auto, cpu, or llama (llama.cpp)"."""
+    """Return the choices as text for a help page: "auto, cpu, or llama (llama.cpp)"."""
     *others, last = [AUTO, *(f"{one.name} ({one.program})" if one.program else one.name for one in BACKENDS)]
     return f"{', '.join(others)}, or {last}"
 

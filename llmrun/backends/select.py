@@ -1,4 +1,4 @@
-"""From a path to an open backend. Every file passes the strict reader first, whichever backend runs it."""
+"""Choosing a backend for a model file and opening it. Our strict GGUF reader validates every file first."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def open_backend(path: Path, options: OpenOptions) -> Backend:
-    """Open a model file on the backend that the options name, or on the best one.
+    """Open a model file with the backend in the options, or with the best one if that is "auto".
 
-    "auto" takes the first backend that can run layers of the model on a GPU, else the first one that runs the model.
-    Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
+    "auto" uses the first backend that can run layers of the model on a GPU. If there is none, it uses the first one
+    that supports the model. Raises ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed and UsageError.
     """
     stand_in = stand_in_named(options.backend)
     if stand_in is not None:
@@ -33,13 +33,12 @@ def open_backend(path: Path, options: OpenOptions) -> Backend:
 
 
 def _named(options: OpenOptions) -> Entry | None:
-    """Return the requested backend, or None for "auto". Raises UsageError for impossible options, before reading the
-    file."""
-    known = ", ".join
+    """Return the requested backend, or None for "auto". Raises UsageError for invalid options."""
+    choices = ", ".join
     if options.backend not in CHOICES:
-        raise UsageError(f"unknown backend: --backend: '{options.backend}', known are {known(CHOICES)}")
+        raise UsageError(f"invalid value for --backend: '{options.backend}', choose from {choices(CHOICES)}")
     if options.kv_type not in KV_TYPES:
-        raise UsageError(f"unknown type of the KV cache: --kv-type: '{options.kv_type}', known are {known(KV_TYPES)}")
+        raise UsageError(f"invalid value for --kv-type: '{options.kv_type}', choose from {choices(KV_TYPES)}")
     entry = backend_named(options.backend)
     if entry is not None and (probe := entry.kind().probe()).missing:
         raise UsageError(f"{probe.missing}: --backend {entry.name}", hint=probe.hint)
@@ -47,16 +46,16 @@ def _named(options: OpenOptions) -> Entry | None:
 
 
 def _open_named(entry: Entry, file: GGUFFile, options: OpenOptions) -> Backend:
-    """Open on this backend, without GPUs if "auto" layers turn out to be none."""
+    """Open the model with this backend. If no layer fits on a GPU and the layers are "auto", run it on the CPU."""
     try:
         return entry.kind().open(file, options)
     except NoRoomOnGpu as refusal:
-        options.explain(f"no layer on a GPU: {refusal}")
+        options.explain(f"not using GPUs: {refusal}")
     return entry.kind().open(file, options.without_gpus())
 
 
 def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
-    reason = "no layer is to run on a GPU"
+    reason = "no GPU layers were requested"
     for entry in BACKENDS:
         kind = entry.kind()
         if options.gpu_layers == 0 or kind.gpus is None:
@@ -69,7 +68,7 @@ def _open_best(file: GGUFFile, options: OpenOptions) -> Backend:
             except (NoRoomOnGpu, UnsupportedModel) as refusal:
                 reason = str(refusal)
             else:
-                options.explain(f"auto took {entry.name}: it can use {' and '.join(found.names)}")
+                options.explain(f"auto chose {entry.name}: it can use {' and '.join(found.names)}")
                 return opened
     return _open_without_gpus(file, options.without_gpus(), reason)
 
@@ -81,7 +80,7 @@ def _open_without_gpus(file: GGUFFile, options: OpenOptions, reason: str) -> Bac
         probe = kind.probe()
         if probe.missing:
             if refusal is not None:
-                hint = f"{entry.title} may run this model; {probe.hint}"
+                hint = f"{entry.title} may support this model; {probe.hint}"
                 refusal = UnsupportedModel(str(refusal), hint=hint)
             continue
         try:
@@ -89,7 +88,7 @@ def _open_without_gpus(file: GGUFFile, options: OpenOptions, reason: str) -> Bac
         except UnsupportedModel as error:
             refusal, reason = error, str(error)
         else:
-            options.explain(f"auto took {entry.name}: {reason}")
+            options.explain(f"auto chose {entry.name}: {reason}")
             return opened
     assert refusal is not None, "at least the CPU engine is always installed"
     raise refusal

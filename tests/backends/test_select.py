@@ -50,18 +50,18 @@ def test_a_backend_that_was_named_is_taken_without_a_word(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("free", "gpu_layers", "runs_on_cpu", "expected"),
     [
-        (None, "auto", True, "auto took cpu: no GPU here"),
-        (None, "all", True, "auto took cpu: no GPU here"),
-        (None, "auto", False, "auto took llama: architecture not supported"),
-        ([9 * GIB], "auto", True, "auto took llama: it can use GPU 0"),
-        ([9 * GIB, 3 * GIB], "auto", False, "auto took llama: it can use GPU 0 and GPU 1"),
-        ([9 * GIB], "all", True, "auto took llama: it can use GPU 0"),
-        ([9 * GIB], 1, True, "auto took llama: it can use GPU 0"),
-        ([9 * GIB], 0, True, "auto took cpu: no layer is to run on a GPU"),
-        ([9 * GIB], 0, False, "auto took llama: architecture not supported"),
-        ([GIB], "auto", True, "auto took cpu: no layer fits into what a GPU has free: GPU 0: 1,024 MiB"),
-        ([GIB], "auto", False, "auto took llama: architecture not supported"),
-        ([GIB], "all", True, "auto took llama: it can use GPU 0"),
+        (None, "auto", True, "auto chose cpu: no GPU here"),
+        (None, "all", True, "auto chose cpu: no GPU here"),
+        (None, "auto", False, "auto chose llama: architecture not supported"),
+        ([9 * GIB], "auto", True, "auto chose llama: it can use GPU 0"),
+        ([9 * GIB, 3 * GIB], "auto", False, "auto chose llama: it can use GPU 0 and GPU 1"),
+        ([9 * GIB], "all", True, "auto chose llama: it can use GPU 0"),
+        ([9 * GIB], 1, True, "auto chose llama: it can use GPU 0"),
+        ([9 * GIB], 0, True, "auto chose cpu: no GPU layers were requested"),
+        ([9 * GIB], 0, False, "auto chose llama: architecture not supported"),
+        ([GIB], "auto", True, "auto chose cpu: no layer fits in the free GPU memory: GPU 0: 1,024 MiB"),
+        ([GIB], "auto", False, "auto chose llama: architecture not supported"),
+        ([GIB], "all", True, "auto chose llama: it can use GPU 0"),
     ],
 )
 def test_what_auto_takes_and_why(
@@ -79,7 +79,7 @@ def test_what_auto_takes_and_why(
         path = changed_copy(path, tmp_path / "other.gguf", as_another)
     backend, [reason] = opened(path, gpu_layers=gpu_layers)
     assert reason.startswith(expected)
-    assert backend is (LlamaBackend if "took llama" in expected else CpuBackend)
+    assert backend is (LlamaBackend if "chose llama" in expected else CpuBackend)
 
 
 @dataclass
@@ -110,9 +110,9 @@ class MadeUp:
 @pytest.mark.parametrize(
     ("backends", "expected"),
     [
-        ([MadeUp("a"), MadeUp("b")], ("a", "auto took a: no layer is to run on a GPU")),
-        ([MadeUp("a", refuses=True), MadeUp("b"), MadeUp("c")], ("b", "auto took b: a does not run it")),
-        ([MadeUp("a", missing="no a"), MadeUp("b")], ("b", "auto took b: no layer is to run on a GPU")),
+        ([MadeUp("a"), MadeUp("b")], ("a", "auto chose a: no GPU layers were requested")),
+        ([MadeUp("a", refuses=True), MadeUp("b"), MadeUp("c")], ("b", "auto chose b: a does not run it")),
+        ([MadeUp("a", missing="no a"), MadeUp("b")], ("b", "auto chose b: no GPU layers were requested")),
     ],
 )
 def test_auto_asks_every_backend_in_order(
@@ -128,7 +128,7 @@ def test_auto_names_what_could_be_installed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(select, "BACKENDS", [MadeUp("a", refuses=True), MadeUp("b", missing="no b")])
     with pytest.raises(UnsupportedModel, match="a does not run it") as refusal:
         open_backend(tiny_llama(tmp_path / "tiny.gguf"), OpenOptions())
-    assert refusal.value.hint == "b may run this model; get b"
+    assert refusal.value.hint == "b may support this model; get b"
 
 
 def test_a_gpu_that_does_not_say_what_it_has_free_gets_no_layer(
@@ -140,10 +140,10 @@ def test_a_gpu_that_does_not_say_what_it_has_free_gets_no_layer(
 
 def test_llama_that_was_named_runs_without_a_gpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
-    assert opened(path, backend="llama") == (LlamaBackend, ["no layer on a GPU: no GPU here"])
+    assert opened(path, backend="llama") == (LlamaBackend, ["not using GPUs: no GPU here"])
     assert opened(path, backend="llama", gpu_layers=2) == (LlamaBackend, [])
     pretend_gpus(monkeypatch, GIB // 2)
-    full = "no layer on a GPU: no layer fits into what a GPU has free: GPU 0: 512 MiB"
+    full = "not using GPUs: no layer fits in the free GPU memory: GPU 0: 512 MiB"
     assert opened(path, backend="llama") == (LlamaBackend, [full])
     pretend_gpus(monkeypatch, 9 * GIB)
     assert opened(path, backend="llama") == (LlamaBackend, [])
@@ -154,7 +154,7 @@ def test_a_gpu_that_is_gone_since_it_was_seen_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(llama_probe, "gpus", lambda progress=None: Gpus(("NVIDIA H200",)))
     backend, reasons = opened(tiny_llama(tmp_path / "tiny.gguf"))
-    assert (backend, reasons) == (CpuBackend, ["auto took cpu: llama.cpp sees no GPU"])
+    assert (backend, reasons) == (CpuBackend, ["auto chose cpu: llama.cpp finds no GPU"])
 
 
 def test_what_llama_cpp_refuses_the_cpu_engine_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_the_context_is_the_models_own_up_to_a_limit(
 
 
 def test_a_type_of_cache_that_nobody_knows_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--kv-type: 'q3_0', known are f16, q8_0"):
+    with pytest.raises(UsageError, match="invalid value for --kv-type: 'q3_0', choose from f16, q8_0"):
         open_backend(tmp_path / "none.gguf", OpenOptions(kv_type="q3_0"))
 
 
@@ -244,7 +244,7 @@ def test_the_scripted_backend_needs_no_model(tmp_path: Path) -> None:
 
 
 def test_an_unknown_backend_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="unknown backend: --backend: 'abacus', known are auto, cpu, llama"):
+    with pytest.raises(UsageError, match="invalid value for --backend: 'abacus', choose from auto, cpu, llama"):
         open_backend(tmp_path / "none.gguf", OpenOptions(backend="abacus"))
 
 

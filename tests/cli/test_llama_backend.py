@@ -97,9 +97,9 @@ def test_verbose_says_which_backend_and_why(tmp_path: Path) -> None:
     path = str(tiny_llama(tmp_path / "tiny.gguf"))
     done = llmrun("generate", "-v", "--gpu-layers", "0", "--raw", "-m", path, "-n", "3", "a")
     assert b"\nbackend    cpu: " in done.stderr
-    assert b"backend    auto took cpu: no layer is to run on a GPU\n" in done.stderr
+    assert b"backend    auto chose cpu: no GPU layers were requested\n" in done.stderr
     named = llmrun("generate", "-v", "--backend", "llama", "--raw", "-m", path, "-n", "3", "a", env=no_gpu())
-    assert b"backend    no layer on a GPU: " in named.stderr
+    assert b"backend    not using GPUs: " in named.stderr
     assert b"\nbackend    llama: " in named.stderr
 
 
@@ -150,7 +150,7 @@ def test_without_the_extra_the_command_that_installs_it_is_given(tmp_path: Path)
 
     fine = llmrun_without_the_extra("generate", "-v", "--raw", "-m", str(path), "-n", "3", "a")
     assert fine.returncode == 0
-    assert b"backend    auto took cpu: llama.cpp is not installed\n" in fine.stderr
+    assert b"backend    auto chose cpu: llama.cpp is not installed\n" in fine.stderr
 
 
 @pytest.mark.parametrize("content", [b"not a library", b""])
@@ -165,8 +165,8 @@ def test_a_broken_installation_is_one_line_or_a_reason(tmp_path: Path, content: 
     named = llmrun("generate", "--backend", "llama", "--raw", "-m", path, "-q", "a", env=broken)
     assert named.returncode == 1
     error, hint = named.stderr.decode().splitlines()
-    assert error.startswith("error: llama-cpp-python does not work here: ")
-    assert hint == f"hint: {sys.executable} -m pip install --force-reinstall llama-cpp-python"
+    assert error.startswith("error: llama-cpp-python does not work: ")
+    assert hint == f"hint: reinstall it: {sys.executable} -m pip install --force-reinstall llama-cpp-python"
     auto = llmrun("generate", "-v", "--raw", "-m", path, "-n", "3", "a", env=broken)
     assert auto.returncode == 0
-    assert b"backend    auto took cpu: llama-cpp-python does not work here: " in auto.stderr
+    assert b"backend    auto chose cpu: llama-cpp-python does not work: " in auto.stderr

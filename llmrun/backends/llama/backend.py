@@ -1,6 +1,6 @@
-"""llama.cpp behind the seam: for GPUs, and for models that our own engine does not run.
+"""The llama.cpp backend, for GPUs and for models that our own engine does not support.
 
-It runs in a process of its own (worker.py): no file and no driver can take the session down with it.
+llama.cpp runs in a child process (worker.py), so that a bad file or a faulty driver cannot crash the session.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llmrun.backends.base import AUTO
 from llmrun.backends.batches import check_batch
 from llmrun.backends.describe import describe, threads_in_words
 from llmrun.backends.llama.gpu_layers import ALL_LAYERS, cache_bytes
-from llmrun.backends.llama.placement import Placement, decided
+from llmrun.backends.llama.placement import Placement, decide_placement
 from llmrun.backends.llama.process import LlamaProcess
 from llmrun.backends.llama.shared_layout import MOST_WANTED, Layout
 from llmrun.backends.llama.tokenizer import LlamaTokenizer
@@ -46,16 +46,20 @@ if TYPE_CHECKING:
     from llmrun.types import Batch
 
 _OFFLOADED = re.compile(r"offloaded (\d+/\d+) layers to GPU")
-_WHO_SAYS_IT = re.compile(r"^(llama_\w+: |error loading model: )+")
+_LOG_PREFIX = re.compile(r"^(llama_\w+: |error loading model: )+")
 _DEVICE = re.compile(r"using device \S+ \((.*)\) \([^()]*\) - (\d+) MiB free")
-MAX_ROWS = 1024  # of one request to the process; llama.cpp runs them in parts of its own
+MAX_ROWS = 1024  # rows per request to the child process; llama.cpp splits them further
 
 
 class LlamaCache:
-    """The seam's KV cache, kept by llama.cpp."""
+    """A KVCache that llama.cpp stores in the child process."""
 
     def __init__(self, process: LlamaProcess, capacity: int, lengths: NDArray[np.int32], doing: str) -> None:
-        """`lengths` is where the process writes how many tokens each sequence holds."""
+        """Wrap the cache of the model that `process` has open.
+
+        lengths  the shared array in which the process keeps the number of tokens of each sequence
+        doing    the description of the current work for error messages
+        """
         self._process = process
         self._doing = doing
         self._lengths = lengths
@@ -63,8 +67,9 @@ class LlamaCache:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens each sequence holds."""
-        self._process.settle(self._doing)  # or a truncation that nobody waited for may change them after this look
+        """The number of tokens in each sequence."""
+        # An interrupted truncation may still be running and would change the lengths after they are read.
+        self._process.settle(self._doing)
         lengths: list[int] = self._lengths.tolist()
         return lengths
 
@@ -81,7 +86,7 @@ class LlamaCache:
 
 
 class LlamaBackend:
-    """Backend over llama.cpp."""
+    """A Backend that runs a model with llama.cpp."""
 
     def __init__(
         self,
@@ -91,12 +96,12 @@ class LlamaBackend:
         cache_tokens: int | None = None,
         process: LlamaProcess | None = None,
     ) -> None:
-        """Open the model of a file that has passed the reader.
+        """Open a model from a file that the GGUF reader has validated.
 
-        cache_tokens  tokens the cache holds, all sequences together; None: enough for every sequence
-        process       None: one of its own, closed with it
-        Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed, and NoRoomOnGpu when as many layers as
-        fit on GPUs are none.
+        cache_tokens  capacity of the cache for all sequences together, or None for a full context per sequence
+        process       the child process to use, or None to start one that is closed with this backend
+        Raises ModelFileError, UnsupportedModel, DoesNotFit and BackendCrashed. Raises NoRoomOnGpu if the number of GPU
+        layers is "auto" and no layer fits.
         """
         _check_decodes(file)
         self._path = shown(str(file.path), 300)
@@ -112,7 +117,7 @@ class LlamaBackend:
                 self._watch.check()
                 file.check_in_place()
                 raise
-            file.check_in_place()  # or what llama.cpp found at the path may be a file that nobody has checked
+            file.check_in_place()  # If the file was replaced, llama.cpp has opened a file that we did not validate.
             self._opened = opened.pop_all()
 
     def _open(self, file: GGUFFile, options: OpenOptions, cache_tokens: int | None) -> None:
@@ -125,7 +130,7 @@ class LlamaBackend:
             cache_tokens,
         )
         train_context = file.integer(f"{file.string('general.architecture')}.context_length", minimum=1)
-        context_size, gpu_layers = decided(
+        context_size, gpu_layers = decide_placement(
             asked, file, train_context, lambda: self._process.ask("devices", "looking for GPUs")["devices"]
         )
         vocabulary_size = len(file.strings("tokenizer.ggml.tokens"))
@@ -143,15 +148,17 @@ class LlamaBackend:
             rows=MAX_ROWS,
             vocabulary_size=vocabulary_size,
         )
-        own = _own_tokenizer(file)  # while llama.cpp loads
+        own = _own_tokenizer(file)  # This runs while llama.cpp loads the weights.
         answer = self._process.answer(request, loading, _load_progress(options.progress))
         if "failed" in answer:
             raise _refusal(self._path, answer["failed"], answer["log"])
         if not answer["decodes"]:
-            raise UnsupportedModel(f"not a model that generates text: {self._path}: it only encodes")
+            raise UnsupportedModel(
+                f"the model does not generate text: {self._path}: it is an encoder or encoder-decoder model"
+            )
         self.log: Sequence[str] = answer["log"]
         self.tokenizer: Tokenizer = own or LlamaTokenizer(
-            self._process, vocabulary_size, space_prefix=_puts_a_space_first(file)
+            self._process, vocabulary_size, space_prefix=_adds_space_prefix(file)
         )
         self._views(memory)
         self.kv = LlamaCache(self._process, answer["cache_tokens"], self._lengths, f"running {self._path}")
@@ -170,22 +177,22 @@ class LlamaBackend:
         )
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
-        """See Backend.forward."""
+        """Run one forward pass. See `Backend.forward`."""
         before = self.kv.lengths
         check_batch(batch, self.info, before)
-        if len(batch.tokens) > self.kv.capacity:  # llama.cpp ends its process over such a batch
+        if len(batch.tokens) > self.kv.capacity:  # llama.cpp aborts on a batch that is larger than the cache.
             raise self._full(len(batch.tokens))
         logits = np.empty((np.count_nonzero(batch.want), self.info.vocabulary_size), np.float32)
         done = 0
         try:
             self._watch.check()
-            for rows in _pieces(batch.want):
+            for rows in _split_rows(batch.want):
                 done += self._run(batch, rows, logits[done:])
         except BackendCrashed:
             self._watch.check()
             raise
         except BaseException:
-            with contextlib.suppress(BackendCrashed):  # the next pass is told
+            with contextlib.suppress(BackendCrashed):  # The next pass will report the crash.
                 for seq in sorted(set(batch.seq.tolist())):
                     self.kv.truncate(seq, before[seq])
             raise
@@ -194,7 +201,7 @@ class LlamaBackend:
         return logits
 
     def _run(self, batch: Batch, rows: slice, logits: NDArray[np.float32]) -> int:
-        """Run some of the rows; how many of their logits were wanted, and are now the first ones in `logits`."""
+        """Run some of the rows and copy their wanted logits to the start of `logits`. Returns how many there were."""
         if self._process.stopping:
             raise Cancelled("generation stopped")
         want = batch.want[rows]
@@ -209,7 +216,7 @@ class LlamaBackend:
         return wanted
 
     def _explain(self, status: int, error: str, n: int) -> None:
-        """Raise what a status of llama_decode means, if it is not 0."""
+        """Raise the error for a nonzero status of llama_decode."""
         if status == 1:
             raise self._full(n)
         if status == 2:
@@ -218,7 +225,9 @@ class LlamaBackend:
             raise LlmrunError(f"llama.cpp failed while running {self._path}: status {status}: {shown(error, 200)}")
 
     def _full(self, n: int) -> KVFull:
-        return KVFull(f"KV cache is full: {self.info.name}: {n} tokens more, limit {self.kv.capacity}")
+        return KVFull(
+            f"KV cache is full: {self.info.name}: no room for {n} more tokens, the limit is {self.kv.capacity}"
+        )
 
     def cancel(self) -> None:
         self._process.stop()
@@ -227,7 +236,7 @@ class LlamaBackend:
         self._opened.close()
 
     def _views(self, memory: object) -> None:
-        """NumPy's view of what the process sees."""
+        """Create NumPy views of the arrays in the memory that is shared with the child process."""
         layout = self._layout
 
         def view(dtype: type, offset: int, count: int) -> Any:
@@ -243,8 +252,10 @@ class LlamaBackend:
 
 
 class _Watch:
-    """Notices when a file that another process has mapped is cut off or written to: its weights are not what they
-    were, and reading past its end kills."""
+    """A check for changes to a model file that the child process has mapped.
+
+    Writing to the file changes the weights, and truncating it kills the process when it reads past the end.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -255,13 +266,13 @@ class _Watch:
         self._size, self._written = self._state()
 
     def check(self) -> None:
-        """Raises ModelFileError. A microsecond."""
+        """Raise ModelFileError if the size or the modification time has changed. This takes about a microsecond."""
         size, written = self._state()
         if (size, written) != (self._size, self._written):
             raise ModelFileError(
-                f"the model file changed while it was in use: {shown(str(self._path), 300)}: was {self._size:,} bytes, "
-                f"is {size:,}",
-                hint="run again when nothing writes to it any more",
+                f"the model file changed while it was in use: {shown(str(self._path), 300)}: it had "
+                f"{self._size:,} bytes and now has {size:,}",
+                hint="try again when no other program is writing to the file",
             )
 
     def close(self) -> None:
@@ -277,19 +288,19 @@ class _Watch:
 
 
 def _number_of_layers(gpu_layers: int | str) -> int | None:
-    """Return what Placement wants: None for as many as fit, ALL_LAYERS for all."""
+    """Convert the option to the form in Placement: None for "auto" and ALL_LAYERS for "all"."""
     if gpu_layers == AUTO:
         return None
     return gpu_layers if isinstance(gpu_layers, int) else ALL_LAYERS
 
 
 def _check_decodes(file: GGUFFile) -> None:
-    """llama.cpp has models that make vectors of text; nothing comes after their last token."""
+    """Raise UnsupportedModel for embedding models, which llama.cpp can load but which do not generate text."""
     architecture = file.string("general.architecture")
     if not file.boolean(f"{architecture}.attention.causal", default=True):
         raise UnsupportedModel(
-            f"not a model that generates text: {shown(str(file.path), 300)}: {shown(architecture)}.attention.causal: "
-            "false"
+            f"the model does not generate text: {shown(str(file.path), 300)}: {shown(architecture)}.attention.causal "
+            "is false"
         )
 
 
@@ -300,13 +311,13 @@ def _own_tokenizer(file: GGUFFile) -> Tokenizer | None:
         return None
 
 
-def _puts_a_space_first(file: GGUFFile) -> bool:
+def _adds_space_prefix(file: GGUFFile) -> bool:
     kind = file.string("tokenizer.ggml.model")
     return file.boolean("tokenizer.ggml.add_space_prefix", default=kind in ("llama", "t5"))
 
 
-def _pieces(want: NDArray[np.bool_]) -> Iterator[slice]:
-    """Consecutive rows, as many at once as one request takes."""
+def _split_rows(want: NDArray[np.bool_]) -> Iterator[slice]:
+    """Split the rows of a batch into consecutive slices that each fit in one request."""
     start = wanted = 0
     for row, asked in enumerate(want.tolist()):
         if row - start == MAX_ROWS or wanted + asked > MOST_WANTED:
@@ -317,24 +328,26 @@ def _pieces(want: NDArray[np.bool_]) -> Iterator[slice]:
 
 
 def _refusal(path: str, reason: str, log: Sequence[str]) -> LlmrunError:
-    """What llama.cpp said when it did not load a model, as one of our errors."""
-    reason = _WHO_SAYS_IT.sub("", reason)
-    sentence = f"llama.cpp does not load this model: {path}: {shown(reason, 200)}"
+    """Return the error for a model that llama.cpp failed to load, based on its reason and its log."""
+    reason = _LOG_PREFIX.sub("", reason)
+    sentence = f"llama.cpp cannot load this model: {path}: {shown(reason, 200)}"
     if "unknown model architecture" in reason or "unknown pre-tokenizer" in reason:
-        return UnsupportedModel(sentence, hint="A newer llama-cpp-python may: pip install -U llama-cpp-python")
+        return UnsupportedModel(
+            sentence, hint="a newer llama-cpp-python may support it: pip install -U llama-cpp-python"
+        )
     if "allocat" in reason or "out of memory" in reason:
         free = [f"{shown(name, 40)} {int(megabytes):,} MiB" for name, megabytes in _DEVICE.findall("\n".join(log))]
         if free:
             return DoesNotFit(
-                f"{sentence}; free were: {', '.join(free)}",
-                hint="--gpu-layers auto takes as many layers as fit; a smaller --ctx-size makes each smaller",
+                f"{sentence}; free GPU memory: {', '.join(free)}",
+                hint="try --gpu-layers auto to offload only the layers that fit, or a smaller --ctx-size",
             )
         return DoesNotFit(sentence, hint="try a smaller --ctx-size, or a smaller model")
     return ModelFileError(sentence)
 
 
 def _placement(log: Sequence[str], threads: int) -> str:
-    """Where the layers are, in llama.cpp's own account: "31/31 layers on NVIDIA H200, 2 threads"."""
+    """Return where the layers run, taken from llama.cpp's log: "31/31 layers on NVIDIA H200, 2 threads"."""
     layers = _offloaded(log)
     if not layers:
         return threads_in_words(threads)
@@ -343,7 +356,7 @@ def _placement(log: Sequence[str], threads: int) -> str:
 
 
 def _offloaded(log: Sequence[str]) -> str:
-    """How many layers a GPU runs, of how many ("31/31"), or nothing."""
+    """Return the number of offloaded layers and the total, such as "31/31", or "" if no layer is on a GPU."""
     layers = _OFFLOADED.search("\n".join(log))
     return layers[1] if layers and not layers[1].startswith("0/") else ""
 

@@ -1,4 +1,4 @@
-"""A call with as much stack as it asks for."""
+"""Calling a function with a larger stack."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-_USUAL = 8 << 20  # bytes: what a main thread has
+_USUAL = 8 << 20  # bytes; the usual stack size of a main thread
 _MOST = 1 << 30
-_PAGE = 1 << 16  # of any machine, or a multiple of it
+_PAGE = 1 << 16  # bytes; a multiple of the page size on every machine
 
 
 def call_with_stack(n_bytes: int, function: Callable[[], Result]) -> Result:
-    """`function()`, on a thread with n bytes of stack beyond the usual; what it raises is raised here.
+    """Call a function on a new thread whose stack is `n_bytes` larger than usual. Its exceptions are raised here.
 
-    At most 1 GiB, and less where the system does not give as much. Only what is used takes memory. Not for two callers
-    at a time: the size is a setting of the whole process.
+    The stack is at most 1 GiB, and smaller if the system refuses that much. Only the part that is used takes memory.
+    This is not safe for concurrent callers because the stack size is a setting of the whole process.
     """
     results: list[Result] = []
     errors: list[BaseException] = []
@@ -25,23 +25,23 @@ def call_with_stack(n_bytes: int, function: Callable[[], Result]) -> Result:
     def call() -> None:
         try:
             results.append(function())
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+        except BaseException as error:  # noqa: BLE001 - The caller raises it again.
             errors.append(error)
 
-    _started(call, min(_USUAL + n_bytes, _MOST)).join()
+    _start_thread(call, min(_USUAL + n_bytes, _MOST)).join()
     if errors:
         raise errors[0]
     return results[0]
 
 
-def _started(call: Callable[[], None], stack: int) -> threading.Thread:
+def _start_thread(call: Callable[[], None], stack: int) -> threading.Thread:
     while True:
         before = threading.stack_size(-(-stack // _PAGE) * _PAGE)
         try:
             thread = threading.Thread(target=call)
             thread.start()
             return thread
-        except RuntimeError:  # no room for such a stack
+        except RuntimeError:  # The system refused a stack of this size.
             if stack <= _USUAL:
                 raise
             stack = max(stack // 2, _USUAL)

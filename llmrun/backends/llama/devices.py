@@ -1,19 +1,21 @@
-"""The GPUs that llama.cpp would use, by the functions of its own library."""
+"""Listing the GPUs that llama.cpp would use, through its own library."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
-_GPU, _INTEGRATED = 1, 2  # of ggml's device types
+_GPU, _INTEGRATED = 1, 2  # ggml device types
 
 
 def usable_gpus(ggml: Any) -> list[dict[str, Any]]:
-    """`description`, and bytes `free` and `total`, of each GPU that a model's layers are shared out to.
+    """Return the `description`, `free` bytes and `total` bytes of each GPU that llama.cpp would distribute layers to.
 
     ggml  a ctypes library with ggml's functions
-    As llama.cpp chooses: integrated GPUs only where there is no other, and one device once, though two of its
-    backends (CUDA and Vulkan) may see it. (It compares bus addresses; descriptions do, and err towards too few.)
+
+    The choice follows llama.cpp. Integrated GPUs are used only if there are no others, and a device that two ggml
+    backends see (CUDA and Vulkan) counts once. llama.cpp recognizes such a device by its bus address. Comparing
+    descriptions is simpler, and a mistake can only make the list too short.
     """
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     for name in ("ggml_backend_dev_get", "ggml_backend_dev_backend_reg"):

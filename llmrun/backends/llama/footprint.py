@@ -1,4 +1,4 @@
-"""The memory that llama.cpp takes for a model without a GPU, with the process that talks to it."""
+"""The memory that llama.cpp and the llmrun process together need for a model without a GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 
 def footprint_on_llama(file: GGUFFile, *, cache: KVBytes) -> Footprint:
-    """The file is mapped; of matrices of some types there is a copy beside it, in the order its kernels take them.
-    `cache`: of the KV cache, by the tokens of context in every sequence."""
+    """Return the footprint of a model on llama.cpp.
+
+    llama.cpp maps the file. For matrices of some types it also makes a copy in the layout that its kernels need.
+
+    cache  bytes of the KV cache as a function of the context size
+    """
     repacked = sum(tensor.nbytes for tensor in file.tensors.values() if _is_repacked(tensor, file))
     return Footprint(
         weights=file.file_bytes + repacked,
@@ -30,13 +34,13 @@ def footprint_on_llama(file: GGUFFile, *, cache: KVBytes) -> Footprint:
     )
 
 
-# By ggml's repack.cpp: what is made into groups of 8 rows.
+# ggml's repack.cpp repacks matrices into groups of 8 rows.
 _ROWS_AT_ONCE = 8
 _TIED = "token_embd.weight"
 
 
 def _is_repacked(tensor: TensorInfo, file: GGUFFile) -> bool:
-    """Whether llama.cpp makes a copy for its kernels beside the mapped file (its repack.cpp)."""
+    """Return whether llama.cpp makes a repacked copy of a matrix in addition to the mapped file (repack.cpp)."""
     is_matrix = len(tensor.shape) > 1 and tensor.shape[1] % _ROWS_AT_ONCE == 0
     is_multiplied = tensor.name != _TIED or "output.weight" not in file.tensors
     return is_matrix and is_multiplied and tensor.type.name in _repacked_types()
@@ -45,12 +49,12 @@ def _is_repacked(tensor: TensorInfo, file: GGUFFile) -> bool:
 def _repacked_types() -> frozenset[str]:
     if platform.machine() in ("aarch64", "arm64"):
         return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
-    types = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})  # with AVX2, which nobody runs models without
+    types = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})  # These need AVX2, which we assume is present.
     return types | {"Q2_K"} if "avx512f" in processor_flags() else types
 
 
 def processor_flags() -> frozenset[str]:
-    """As Linux names them; none elsewhere."""
+    """Return the CPU feature flags that Linux reports. Other systems report none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,8 @@
-"""Whether llama.cpp works on this machine: it is loaded, told to say what it was built with, and multiplies.
+"""A trial run that checks whether llama.cpp works on this machine.
 
-A build can start, load a model, and die at the first product (one for AMX by a compiler that loses the tiles' setting:
-SIGSEGV), so nothing less is a trial. All of it is done in its own process, which may die or hang.
+The trial loads llama.cpp, asks for its build information and multiplies matrices. The multiplication is necessary: a
+broken build can start, load a model, and crash only then. We saw SIGSEGV in a build for AMX whose compiler lost the
+tile configuration. The trial runs in a child process because llama.cpp may crash or hang.
 """
 
 from __future__ import annotations
@@ -23,22 +24,26 @@ from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 from llmrun.machine.cpu_count import default_threads
 
-PATIENCE_S = 20.0  # in all; a GPU driver that wakes eight GPUs takes seconds
-_ROWS = 32  # a prompt, which is multiplied by other kernels than a single row
+PATIENCE_S = 20.0  # for the whole trial; a GPU driver needs several seconds to wake eight GPUs
+_ROWS = 32  # rows of the prompt, for which llama.cpp uses different kernels than for a single row
 _CACHE = 256
 _ALL_LAYERS = -1
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaTrial:
-    """What was found. `gpus`: `description`, and bytes `free` and `total` of each that it can use.
+    """The result of a trial run of llama.cpp.
 
-    failure  how the trial ended, empty where llama.cpp works
-    crashed  it died or hung, as against an installation that is not whole
+    version   the installed version of llama-cpp-python
+    system    build information from llama.cpp
+    offloads  whether this build supports GPUs
+    gpus      the usable GPUs, each with its `description` and its `free` and `total` bytes
+    failure   why the trial failed, or "" if llama.cpp works
+    crashed   whether llama.cpp crashed or hung, as opposed to an incomplete installation
     """
 
     version: str | None
-    system: str = ""  # llama.cpp's own account of its build
+    system: str = ""
     offloads: bool = False
     gpus: tuple[dict[str, Any], ...] = ()
     failure: str = ""
@@ -46,7 +51,7 @@ class LlamaTrial:
 
 
 def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
-    """The trial, or None where llama-cpp-python is not installed. Never raises for what llama.cpp does."""
+    """Run the trial, or return None if llama-cpp-python is not installed. Failures of llama.cpp do not raise."""
     if not is_installed():
         return None
     found = LlamaTrial(_version())
@@ -79,7 +84,7 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
         crashed = isinstance(error, BackendCrashed)
         return LlamaTrial(found.version, found.system, found.offloads, found.gpus, words, crashed)
     except BaseException:
-        process.kill()  # nobody waits for one that may hang
+        process.kill()  # The process may hang, so do not wait for it to finish.
         raise
     finally:
         timer.cancel()
@@ -88,18 +93,18 @@ def try_llama(patience: float = PATIENCE_S) -> LlamaTrial | None:
 
 
 def _answer(process: LlamaProcess, operation: str, doing: str, **fields: Any) -> dict[str, Any]:
-    """Not `ask`, which after Ctrl-C waits for the work to come to rest."""
+    """Send a request and return its answer. Unlike `ask`, this does not wait for the work to stop after Ctrl-C."""
     return process.answer(process.tell(operation, **fields), doing)
 
 
 def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) -> None:
-    """Run a prompt and a token after it. Raises LlmrunError, also for logits that are none."""
+    """Run a prompt and then one token. Raises LlmrunError, also if the logits are not finite or all zero."""
     layout = Layout(_ROWS, VOCABULARY, 1)
     memory = process.memory.map(layout.n_bytes)
     answer = _answer(
         process,
         "open",
-        f"loading a model before {doing}",
+        f"loading a test model for {doing}",
         path=str(path),
         gpu_layers=gpu_layers,
         cache_tokens=_CACHE,
@@ -110,7 +115,7 @@ def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) ->
         vocabulary_size=VOCABULARY,
     )
     if "failed" in answer:
-        raise LlmrunError(f"llama.cpp does not load a model of a few kilobytes: {shown(answer['failed'], 200)}")
+        raise LlmrunError(f"llama.cpp cannot load a test model: {shown(answer['failed'], 200)}")
     tokens = np.frombuffer(memory, np.int32, _ROWS, layout.tokens)
     positions = np.frombuffer(memory, np.int32, _ROWS, layout.positions)
     wanted = np.frombuffer(memory, np.int8, _ROWS, layout.wanted)
@@ -124,7 +129,7 @@ def _multiply(process: LlamaProcess, path: Path, gpu_layers: int, doing: str) ->
         if status:
             raise LlmrunError(f"llama.cpp failed while {doing}: status {status}")
         if not np.isfinite(logits).all() or not logits.any():
-            raise LlmrunError(f"llama.cpp failed while {doing}: its results are no numbers")
+            raise LlmrunError(f"llama.cpp failed while {doing}: the results are invalid")
 
 
 def _version() -> str | None:

@@ -1,7 +1,7 @@
-"""The smallest model that makes llama.cpp multiply as a real one does: one layer, no vocabulary, random weights.
+"""A tiny model that makes llama.cpp use the same kernels as a real one: one layer, no vocabulary, random weights.
 
-Its matrices are Q8_0 and have 32 to 128 rows of 64: of those that every kernel of llama.cpp takes, those for AMX tiles
-included (whole tiles of 32 rows).
+The matrices are Q8_0, with 64 to 128 rows of 64 or 128 weights. All of llama.cpp's kernels accept these sizes, even the
+AMX kernels, which need whole tiles of 32 rows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 VOCABULARY = 64
 _WIDTH, _HEADS, _FEED_FORWARD, _CONTEXT = 64, 2, 128, 256
 _ALIGNMENT = 32
-_STRING, _U32, _F32 = 8, 4, 6  # of GGUF's value types
-_FLOATS, _Q8_0 = 0, 8  # of its weight types
+_STRING, _U32, _F32 = 8, 4, 6  # GGUF value types
+_FLOATS, _Q8_0 = 0, 8  # GGUF tensor types
 
 _METADATA: dict[str, str | int | float] = {
     "general.architecture": "llama",
@@ -28,7 +28,7 @@ _METADATA: dict[str, str | int | float] = {
     "llama.vocab_size": VOCABULARY,
     "tokenizer.ggml.model": "none",
 }
-# Rows behind the row length: GGUF's order.
+# Shapes are in GGUF order: the row length comes first, then the number of rows.
 _MATRICES = {
     "token_embd.weight": (_WIDTH, VOCABULARY),
     "output.weight": (_WIDTH, VOCABULARY),
@@ -44,7 +44,7 @@ _NORMS = ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight
 
 
 def trial_model() -> bytes:
-    """A whole GGUF file."""
+    """Return the contents of a complete GGUF file."""
     random = np.random.default_rng(1)
     tensors: list[tuple[str, int, tuple[int, ...], bytes]] = [
         (name, _Q8_0, shape, _random_q8_0(random, shape)) for name, shape in _MATRICES.items()
@@ -61,7 +61,7 @@ def trial_model() -> bytes:
 
 
 def _random_q8_0(random: np.random.Generator, shape: tuple[int, ...]) -> bytes:
-    """Blocks of 32 weights: an f16 scale, then as many integers."""
+    """Return a random Q8_0 matrix. Each block has an f16 scale followed by 32 int8 weights."""
     blocks = np.zeros(prod(shape) // 32, np.dtype([("scale", "<f2"), ("weights", "i1", 32)]))
     blocks["scale"] = 1 / 1024
     blocks["weights"] = random.integers(-127, 128, blocks["weights"].shape)

@@ -1,7 +1,7 @@
-"""How many layers of a model fit into the memory that its GPUs have free.
+"""Computing how many layers of a model fit in the free memory of the GPUs.
 
-llama.cpp offloads the output layer first, then the last layers, and gives each GPU a share of them in proportion to
-its free memory. What it does not do, and nobody who asks for "auto" wants to do by hand, is to count.
+llama.cpp offloads the output layer first, then the last layers, and divides them among the GPUs in proportion to
+their free memory. It does not compute how many layers fit, so this module does that for "auto".
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from llmrun.layouts.arena import round_up
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-ALL_LAYERS = -1  # in place of a number of layers
+ALL_LAYERS = -1  # used instead of a number of layers
 
-_MARGIN = 1 << 30  # bytes of a GPU left to others, and to what is not counted here: llama.cpp's own margin
-_ROWS = 512  # llama.cpp computes as many at once
-_CACHE_STEP = 256  # tokens; a window's cache is a multiple of it
-_KV_BYTES = {"f16": 2, "q8_0": 34 / 32}  # of a number; a block of 32 has a scale
+_MARGIN = 1 << 30  # bytes left free on each GPU for other programs and uncounted buffers; llama.cpp's own margin
+_ROWS = 512  # rows that llama.cpp computes at once
+_CACHE_STEP = 256  # tokens; llama.cpp rounds the cache of a sliding window up to a multiple of this
+_KV_BYTES = {"f16": 2, "q8_0": 34 / 32}  # bytes per value; a q8_0 block of 32 values includes a 2-byte scale
 _EMBEDDINGS = "token_embd.weight"
 _LOOKED_UP = frozenset({"per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"})
 _WITH_THE_FIRST_LAYER = frozenset({"per_layer_model_proj.weight", "per_layer_proj_norm.weight"})
@@ -39,13 +39,13 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """Bytes on a GPU.
+    """The GPU memory that the parts of a model need, in bytes.
 
-    layers     of each layer, with its share of the KV cache
-    output     of the output layer
-    computing  what computing needs on every GPU that has a layer
-    visiting   the largest matrix: those of the layers that stay with the CPU are copied to a GPU, one at a time, for
-               each batch of a long prompt
+    layers     size of each layer, including its part of the KV cache
+    output     size of the output layer
+    computing  size of the compute buffers on each GPU that has a layer
+    visiting   size of the largest matrix; for each batch of a long prompt, llama.cpp copies the matrices of CPU layers
+               to a GPU, one at a time
     """
 
     layers: tuple[int, ...]
@@ -55,14 +55,17 @@ class LayerSizes:
 
 
 def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1) -> LayerSizes:
-    """What llama.cpp will take for a model with a cache of so many tokens, all sequences together."""
+    """Return the GPU memory that llama.cpp will need for a model.
+
+    cache_tokens  capacity of the KV cache for all sequences together
+    """
     architecture = file.string("general.architecture")
     n_layers, run = layers_of(file), layers_run(file)
     layers = [
         kv * (min(cache_tokens, _window_tokens(window, max_sequences)) if window else cache_tokens)
         for kv, window in zip(_kv_bytes(file, kv_type), layer_windows(file, n_layers), strict=True)
     ]
-    # Tables that tokens are looked up in stay with the CPU; where one is the output matrix too, it is copied.
+    # Lookup tables stay on the CPU. If the embedding table is also the output matrix, llama.cpp copies it to a GPU.
     at_the_input = _LOOKED_UP | ({_EMBEDDINGS} if "output.weight" in file.tensors else frozenset())
     output = visiting = 0
     for name, tensor in file.tensors.items():
@@ -78,45 +81,56 @@ def layer_sizes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_
     heads = _largest(file, f"{architecture}.attention.head_count", 32)
     vocabulary = file.tensors[_EMBEDDINGS].n_rows if _EMBEDDINGS in file.tensors else 0
     activations = 4 * _ROWS * (6 * width + 3 * inner + 4 * _of_all_layers(file)) + 4 * MOST_WANTED * vocabulary
-    scores = 4 * _ROWS * heads * min(cache_tokens, 8192)  # of plain attention; with flash attention there are none
+    scores = 4 * _ROWS * heads * min(cache_tokens, 8192)  # needed only without flash attention
     return LayerSizes(tuple(layers), output, activations + scores, visiting)
 
 
 def resident_activations(file: GGUFFile) -> int:
-    """Bytes of activations that llama.cpp touches in memory for a long prompt. On a GPU all that it reserves counts."""
+    """Return the bytes of activations that llama.cpp touches in main memory for a long prompt.
+
+    On a GPU, by contrast, the whole reserved buffer counts.
+    """
     width, inner = _widths(file)
     of_layers = _of_all_layers(file)
     return 4 * _ROWS * max(4 * of_layers, of_layers + 3 * width + 2 * inner)
 
 
 def _of_all_layers(file: GGUFFile) -> int:
-    """Features of what all layers together are given of a token (Gemma 3n and 4). While it is made, there are four of
-    it: llama.cpp's buffer grew by 2.00 MiB with each layer of 256."""
+    """Return the number of per-layer embedding features of a token, summed over all layers (Gemma 3n and 4).
+
+    llama.cpp's compute buffer holds four copies of these while it computes them: we measured 2.00 MiB more for each
+    additional layer of 256 features.
+    """
     table = file.tensors.get("per_layer_token_embd.weight")
     return 0 if table is None else table.shape[0]
 
 
 def cache_bytes(file: GGUFFile, cache_tokens: int, kv_type: str = "f16", *, max_sequences: int = 1) -> int:
-    """Bytes of the KV cache that llama.cpp makes for so many tokens, all sequences together."""
+    """Return the size of llama.cpp's KV cache in bytes.
+
+    cache_tokens  capacity of the cache for all sequences together
+    """
     sizes = layer_sizes(file, cache_tokens, kv_type, max_sequences=max_sequences)
     return sum(sizes.layers) - sum(layer_sizes(file, 0).layers)
 
 
 def cache_by_context(file: GGUFFile, kv_type: str = "f16", *, max_sequences: int = 1) -> KVBytes:
-    """The same, by the tokens of context in every sequence."""
+    """Return the size of llama.cpp's KV cache as a function of the context size of each sequence."""
     windows = layer_windows(file, layers_of(file))
     most = [-(-_window_tokens(window, max_sequences) // max_sequences) if window else 0 for window in windows]
     return KVBytes.of_layers(zip(most, [max_sequences * kv for kv in _kv_bytes(file, kv_type)], strict=True))
 
 
 def _window_tokens(window: int, max_sequences: int) -> int:
-    """That llama.cpp keeps for layers of a window: of all sequences what they see, and the rows it runs at once."""
+    """Return the cache capacity of a sliding-window layer: one window per sequence, plus the rows of one batch."""
     return round_up(window * max_sequences + _ROWS, _CACHE_STEP)
 
 
 def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
-    """The largest number for llama.cpp's `n_gpu_layers` (the output layer counts as one) with which no GPU needs more
-    than it has free, in bytes, a margin left."""
+    """Return the largest value of llama.cpp's `n_gpu_layers` that fits. The output layer counts as one layer.
+
+    free  free bytes of each GPU, of which a safety margin stays unused
+    """
     usable = [max(0, n - _MARGIN) for n in free]
     if not any(usable):
         return 0
@@ -128,7 +142,7 @@ def layers_that_fit(sizes: LayerSizes, free: Sequence[int]) -> int:
 
 
 def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[int]:
-    """Bytes on each GPU when `n_layers` are offloaded, shared out as llama.cpp does."""
+    """Return the bytes needed on each GPU if `n_layers` are offloaded and divided as llama.cpp does it."""
     needed = [0] * len(free)
     total = sum(free)
     bounds = [part / total for part in accumulate(free)]
@@ -141,7 +155,7 @@ def bytes_needed(sizes: LayerSizes, free: Sequence[int], n_layers: int) -> list[
 
 
 def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
-    """Bytes of a token in the KV cache of each layer; 0 of those that look at what others keep."""
+    """Return the bytes per token in the KV cache of each layer. Layers that reuse another layer's cache have 0."""
     architecture, n_layers = file.string("general.architecture"), layers_of(file)
     heads = _per_layer(file, f"{architecture}.attention.head_count", n_layers, 32)
     kv_heads = _per_layer(file, f"{architecture}.attention.head_count_kv", n_layers, max(heads))
@@ -154,8 +168,11 @@ def _kv_bytes(file: GGUFFile, kv_type: str) -> list[int]:
 
 
 def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:
-    """Rows of each layer's largest matrix. Neither keys nor values have more features than that: a file whose metadata
-    claim more is refused by llama.cpp, and not to be called too large before."""
+    """Return the number of rows of each layer's largest matrix, an upper bound for the features of keys and values.
+
+    llama.cpp rejects a file whose metadata claims more features. Without the bound we would report such a file as too
+    large before llama.cpp can name the real problem.
+    """
     most = [0] * n_layers
     for name, tensor in file.tensors.items():
         layer = _LAYER.match(name)
@@ -165,7 +182,7 @@ def _most_rows(file: GGUFFile, n_layers: int) -> list[int]:
 
 
 def _per_layer(file: GGUFFile, key: str, n_layers: int, default: int) -> list[int]:
-    """A number that a file gives once or for each layer."""
+    """Read a number for each layer. The file may have one value for all layers, or an array."""
     value = file.metadata.get(key, default)
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(value) >= n_layers:
         return [int(number) for number in value[:n_layers]]
@@ -173,7 +190,10 @@ def _per_layer(file: GGUFFile, key: str, n_layers: int, default: int) -> list[in
 
 
 def _widths(file: GGUFFile) -> tuple[int, int]:
-    """Of the activations between layers, and inside: no wider than a matrix that they could be multiplied by."""
+    """Return the widths of the activations between layers and inside a layer.
+
+    Neither can be larger than the largest dimension of a tensor, whatever the metadata says.
+    """
     architecture = file.string("general.architecture")
     widest = max((max(tensor.shape) for tensor in file.tensors.values()), default=0)
     width = file.integer(f"{architecture}.embedding_length", 4096)

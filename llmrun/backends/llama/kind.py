@@ -1,4 +1,4 @@
-"""llama.cpp, as the registry knows it: whether it is installed, what installs it, and which GPUs it can use."""
+"""The registry's interface to llama.cpp: whether it is installed, how to install it, and which GPUs it can use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LlamaGpus:
-    """GpuSupport of llama.cpp."""
+    """The GpuSupport of llama.cpp."""
 
     def find(self, progress: Progress | None = None) -> Gpus:
         return llama_probe.gpus(progress)
@@ -40,7 +40,7 @@ class LlamaGpus:
 
 
 class LlamaKind:
-    """BackendKind of llama.cpp."""
+    """The BackendKind of llama.cpp."""
 
     gpus: GpuSupport = LlamaGpus()
 
@@ -76,8 +76,11 @@ def install_command() -> str:
 
 
 def llama_requirement() -> str:
-    """Return what pip is to install for llama.cpp: the installed package's own requirement, which is right whether
-    llmrun came from a clone, a wheel or an index. In a clone that was never installed, return the clone's extra."""
+    """Return the pip requirement for llama.cpp, read from the metadata of the installed package.
+
+    It is right whether llmrun came from a clone, a wheel or an index. In a clone that was never installed, it is the
+    clone's own extra.
+    """
     from importlib.metadata import PackageNotFoundError, requires
 
     try:

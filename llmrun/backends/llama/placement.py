@@ -1,4 +1,4 @@
-"""Where a model goes that llama.cpp runs: how many of its layers to GPUs, and with how long a context."""
+"""Choosing the context size and the number of GPU layers for a model on llama.cpp."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What was asked for, or what is done.
+    """The placement that the options ask for.
 
-    context_size   tokens of a sequence; None: as many as are sensible
-    max_sequences  that the cache holds at once
-    kv_type        of the numbers in the cache: "f16" or "q8_0"
-    gpu_layers     that GPUs run; ALL_LAYERS: all; None: as many as fit
-    cache_tokens   of all sequences together; None: enough for every sequence
+    context_size   tokens per sequence, or None for a sensible default
+    max_sequences  maximum number of sequences in the cache
+    kv_type        precision of the cache: "f16" or "q8_0"
+    gpu_layers     number of layers on GPUs, ALL_LAYERS for all, or None for as many as fit
+    cache_tokens   capacity of the cache for all sequences together, or None for a full context per sequence
     """
 
     context_size: int | None
@@ -51,15 +51,18 @@ class Placement:
         return layer_sizes(file, self.tokens_with(context_size), self.kv_type, max_sequences=self.max_sequences)
 
 
-def decided(
+def decide_placement(
     asked: Placement, file: GGUFFile, train_context: int, devices: Callable[[], Sequence[dict[str, Any]]]
 ) -> tuple[int, int]:
-    """(tokens of context, layers on GPUs). `devices` is only called where a GPU may be used. Raises DoesNotFit, and
-    NoRoomOnGpu where as many layers as fit are none."""
+    """Choose the context size in tokens and the number of GPU layers, and return both.
+
+    devices  returns the usable GPUs; called only if a GPU may be used
+    Raises DoesNotFit. Raises NoRoomOnGpu if `asked.gpu_layers` is None and no layer fits.
+    """
     if asked.gpu_layers == 0:
         return _context_in_memory(asked, file, train_context), 0
     found = devices()
-    known = all(device["total"] for device in found)  # a driver that does not say reports 0 of 0 bytes
+    known = all(device["total"] for device in found)  # Drivers that cannot tell the size report 0 of 0 bytes.
     free = [device["free"] for device in found] if known else []
 
     def fitting(context_size: int) -> int:
@@ -75,11 +78,15 @@ def decided(
 
 
 def _context_in_memory(asked: Placement, file: GGUFFile, train_context: int) -> int:
-    """llama.cpp fills its cache with zeros at once: where memory is promised but not there, that kills."""
+    """Return the context size for a model in main memory. Raises DoesNotFit.
+
+    llama.cpp fills its whole cache with zeros when it opens the model. If the system has overcommitted its memory, it
+    kills the process at that point, so the size is checked before.
+    """
     cache = cache_by_context(file, asked.kv_type, max_sequences=asked.max_sequences)
     if asked.cache_tokens is not None:
         n_bytes = cache_bytes(file, asked.cache_tokens, asked.kv_type, max_sequences=asked.max_sequences)
-        cache = KVBytes(0, ((1, n_bytes),))  # however long the context
+        cache = KVBytes(0, ((1, n_bytes),))  # The size is the same for every context size.
     return context_for(
         asked.context_size,
         train_context=train_context,
@@ -91,7 +98,7 @@ def _context_in_memory(asked: Placement, file: GGUFFile, train_context: int) -> 
 
 
 def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_layers: int | None) -> int:
-    """The largest default for which no layer that would otherwise fit stays with the CPU."""
+    """Return the largest default context size that does not push any layer from the GPUs to the CPU."""
     wanted = max(1, fitting(0))
     if gpu_layers is not None and gpu_layers != ALL_LAYERS:
         wanted = min(wanted, gpu_layers)
@@ -103,6 +110,6 @@ def _context_on_gpus(fitting: Callable[[int], int], train_context: int, gpu_laye
 
 def _no_room(devices: Sequence[dict[str, Any]]) -> str:
     if not devices:
-        return "llama.cpp sees no GPU"
+        return "llama.cpp finds no GPU"
     memory = [f"{shown(device['description'], 40)}: {format_mebibytes(device['free'])}" for device in devices]
-    return f"no layer fits into what a GPU has free: {', '.join(memory)}"
+    return f"no layer fits in the free GPU memory: {', '.join(memory)}"

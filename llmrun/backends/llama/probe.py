@@ -1,5 +1,7 @@
-"""What llama.cpp could use on this machine. Asked in a process of its own, and remembered: most commands only want to
-know that there is no GPU, and that must not cost them the 0.1 s of starting llama.cpp.
+"""Finding the GPUs that llama.cpp can use on this machine.
+
+A child process asks llama.cpp, and the answer is cached on disk. Most commands only need to know that there is no GPU,
+and without the cache each of them would spend 0.1 s on starting llama.cpp.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from llmrun.folders import cache_folder
 if TYPE_CHECKING:
     from llmrun.backends.base import Progress
 
-_LIMIT_S = 20.0  # a GPU driver may hang; one that wakes eight GPUs takes seconds
-_TROUBLE_S = 600.0  # a probe that failed is not asked again for so long: it may have taken all of its time
-_OVERRIDE = "LLAMA_CPP_LIB_PATH"  # where llama-cpp-python takes its libraries from instead of its own folder
+_LIMIT_S = 20.0  # A GPU driver may hang, but a working one may need several seconds to wake eight GPUs.
+_RETRY_AFTER_S = 600.0  # A failed probe is not repeated for this long, because it may have used its whole time limit.
+_OVERRIDE = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python loads its libraries from this folder if the variable is set.
 _GPU_VARIABLES = (
     "CUDA_",
     "DYLD_",
@@ -43,39 +45,43 @@ _GPU_VARIABLES = (
     "ZE_",
     _OVERRIDE,
 )
-_GPU_DEVICES = ("nvidia", "kfd", "dxg", "renderD")  # NVIDIA's, AMD's, Windows' under Linux, anybody's
+_GPU_DEVICES = ("nvidia", "kfd", "dxg", "renderD")  # device names of NVIDIA, AMD, WSL, and any vendor
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def is_installed() -> bool:
-    """Whether the extra is there; nothing is imported."""
+    """Return whether llama-cpp-python is installed, without importing it."""
     return _package() is not None
 
 
 def gpus(progress: Progress | None = None) -> Gpus:
-    """What llama.cpp can offload to. Never fails: what goes wrong is a reason. `progress` is told when this takes
-    longer, which is once for an installation."""
+    """Return the GPUs that llama.cpp can offload layers to. Never raises, but returns a failure as the `reason`.
+
+    Calls `progress` if the answer is not cached, which is usually only on the first run.
+    """
     package = _package()
     if package is None:
         return Gpus((), "llama.cpp is not installed")
     memory = cache_folder() / "llama" / f"gpus-{_state(package)}.json"
-    known = _remembered(memory)
+    known = _read_cached(memory)
     if known is not None:
         return known
     if progress is not None:
         progress("looking for GPUs (first run only)", 0.0)
     until = None
     try:
-        known = _asked()
+        known = _find_gpus()
     except LlmrunError as error:
-        known, until = Gpus((), str(error)), time.time() + _TROUBLE_S
-    _remember(memory, known, until)
+        known, until = Gpus((), str(error)), time.time() + _RETRY_AFTER_S
+    _write_cached(memory, known, until)
     return known
 
 
 def usable_gpus(progress: Progress | None = None) -> list[dict[str, Any]]:
-    """Those same GPUs with what is free of them now, as devices.py has them; none where llama.cpp cannot be
-    asked."""
+    """Return the usable GPUs with their currently free memory, in the form that devices.py returns.
+
+    Returns an empty list if llama.cpp fails.
+    """
     if not gpus(progress).names:
         return []
     try:
@@ -84,16 +90,16 @@ def usable_gpus(progress: Progress | None = None) -> list[dict[str, Any]]:
         return []
 
 
-def _asked() -> Gpus:
+def _find_gpus() -> Gpus:
     answer = _devices()
     if not answer["offloads"]:
         return Gpus((), "this build of llama.cpp has no GPU support")
     names = tuple(str(device["description"]) for device in answer["devices"])
-    return Gpus(names, "" if names else "llama.cpp sees no GPU")
+    return Gpus(names, "" if names else "llama.cpp finds no GPU")
 
 
 def _devices() -> dict[str, Any]:
-    """What llama.cpp's process says of GPUs. Raises LlmrunError."""
+    """Ask a new llama.cpp process for its GPUs. Raises LlmrunError."""
     from llmrun.backends.llama.process import LlamaProcess
 
     process = LlamaProcess()
@@ -107,19 +113,22 @@ def _devices() -> dict[str, Any]:
 
 
 def _package() -> Path | None:
-    """The folder of llama-cpp-python."""
+    """Return the folder of the installed llama-cpp-python, or None."""
     try:
         found = importlib.util.find_spec("llama_cpp")
     except (ImportError, ValueError):
         return None
-    if found is None or found.origin is None:  # without: any folder of that name
+    if found is None or found.origin is None:  # A spec without an origin is just a folder with that name.
         return None
     return Path(found.origin).parent
 
 
 def _state(package: Path) -> str:
-    """Changes with the installation, the GPUs that the system has, and what decides which of them a process sees. A
-    home folder may be that of several machines."""
+    """Return a hash of everything that determines which GPUs llama.cpp can use; it is part of the cache file's name.
+
+    It covers the installation, the system's GPUs and driver, and the environment variables that hide or select GPUs.
+    Several machines may share one home folder, so the cache can hold answers for more than one.
+    """
     digest = hashlib.sha256(sys.executable.encode(errors="surrogateescape"))
     libraries = Path(os.environ.get(_OVERRIDE) or package / "lib")
     for file in [package / "__init__.py", *sorted(libraries.glob("*"))]:
@@ -136,14 +145,14 @@ def _state(package: Path) -> str:
 
 
 def _gpu_devices() -> Iterator[str]:
-    """The names of the system's GPU devices, where it shows them as files."""
+    """Yield the names of GPU devices in /dev."""
     for folder in ("/dev", "/dev/dri"):
         with contextlib.suppress(OSError):
             yield from (name for name in os.listdir(folder) if name.startswith(_GPU_DEVICES))  # noqa: PTH208
 
 
-def _remembered(path: Path) -> Gpus | None:
-    """What was found out before; None when that cannot be read, for whatever reason: asking again mends it."""
+def _read_cached(path: Path) -> Gpus | None:
+    """Return the cached answer, or None if it is missing, invalid or expired. The caller then asks again."""
     try:
         body: Any = json.loads(path.read_bytes())
         names, reason, until = body["names"], body["reason"], body["until"]
@@ -151,13 +160,13 @@ def _remembered(path: Path) -> Gpus | None:
         return None
     if not (isinstance(reason, str) and isinstance(names, list) and all(isinstance(name, str) for name in names)):
         return None
-    if until is not None and not (isinstance(until, float) and 0 < until - time.time() <= _TROUBLE_S):
+    if until is not None and not (isinstance(until, float) and 0 < until - time.time() <= _RETRY_AFTER_S):
         return None
     return Gpus(tuple(names), reason)
 
 
-def _remember(path: Path, known: Gpus, until: float | None) -> None:
-    """Write it whole or not at all. Where nothing can be written, the next run asks again."""
+def _write_cached(path: Path, known: Gpus, until: float | None) -> None:
+    """Write the answer to the cache atomically. If that fails, the next run asks again."""
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The parent's side of the process that runs llama.cpp: starting it, asking it, and telling how it died."""
+"""The parent's side of the process that runs llama.cpp: starting it, sending requests, and reporting crashes."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from llmrun.backends.llama.shared_memory import SharedMemory
 from llmrun.errors import BackendCrashed, LlmrunError
 from llmrun.gguf.problems import shown
 
-_KEPT_BYTES = 64 << 10  # of what it writes to standard error: the reason of a crash is at its end
-_PATIENCE_S = 5.0  # for a process that was told to end
-_REST_S = 20.0  # for one that was told to stop what it does: a GPU may be in the middle of a long prefill
-_PIECE_BYTES = 1 << 20  # of one write
-# Where llama.cpp and the C++ library say why they give up.
+_KEPT_BYTES = 64 << 10  # how much of stderr is kept; the reason for a crash is at its end
+_EXIT_S = 5.0  # how long to wait for the process to exit
+_STOP_S = 20.0  # how long to wait for the current work to stop; a GPU may be in the middle of a long prefill
+_PIECE_BYTES = 1 << 20  # maximum size of one write
+# These are the forms in which llama.cpp and the C++ library report a fatal error.
 _REASON = re.compile(
     r"GGML_ASSERT\(.*|[\w-]+\.(?:cpp|c|cu|m):\d+: (?!GGML_ASSERT).*|.*what\(\):.*|.*CUDA error.*|.*: error: .*"
 )
 
 
 class LlamaProcess:
-    """A process that runs one model after another. Not thread-safe, but for `stop`."""
+    """A child process that runs one llama.cpp model at a time. Only `stop` and `kill` are thread-safe."""
 
     def __init__(self) -> None:
-        """Raises LlmrunError where no process can be started."""
+        """Start the process. Raises LlmrunError if that fails."""
         self.memory = SharedMemory.create()
         self._flag = self.memory.map(FLAG_BYTES)
         try:
-            self._process = _started(self.memory)
+            self._process = _start_worker(self.memory)
         except OSError as error:
             self.memory.close()
             raise LlmrunError(f"cannot start a process for llama.cpp: {sys.executable}: {error.strerror}") from error
         self._requests = 0
-        self._at_rest = True
+        self._idle = True
         self._unread = b""
-        self._last_words = b""
+        self._stderr_tail = b""
         self._listener = threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True)
         self._listener.start()
 
@@ -58,53 +58,59 @@ class LlamaProcess:
     def ask(
         self, operation: str, doing: str, *, progress: Callable[[float], None] | None = None, **fields: Any
     ) -> dict[str, Any]:
-        """Have something done and return the answer. `doing` says in an error what it was: "loading m.gguf".
+        """Send a request and return its answer.
 
-        Raises BackendCrashed. Whatever else ends the waiting (Ctrl-C) stops the work first, and waits for its end.
+        doing  description of the work for error messages, such as "loading m.gguf"
+
+        Raises BackendCrashed. On any other interruption, such as Ctrl-C, this stops the work and waits until it has
+        stopped before it raises.
         """
         try:
-            self._at_rest = False
+            self._idle = False
             answer = self.answer(self.tell(operation, **fields), doing, progress)
-            self._at_rest = True
+            self._idle = True
             return answer
         except LlmrunError:
             raise
         except BaseException:
-            self._come_to_rest(doing)
+            self._wait_until_idle(doing)
             raise
 
     def settle(self, doing: str) -> None:
-        """Have nothing under way any more: a request may be, when the wait for it and the wait for its end were both
-        interrupted. Never raises BackendCrashed: the next request is told."""
-        if not self._at_rest:
-            self._come_to_rest(doing)
+        """Wait until no request is running.
+
+        One may still be running if the user pressed Ctrl-C twice: once during the request, and once while `ask` waited
+        for it to stop. Never raises BackendCrashed, because the next request will.
+        """
+        if not self._idle:
+            self._wait_until_idle(doing)
 
     def tell(self, operation: str, **fields: Any) -> int:
-        """Send a request; returns its number, by which `answer` knows the answer.
+        """Send a request and return its number, which `answer` needs.
 
-        An exception may come between any two instructions, so a request may be cut off: the next one begins with a
-        new line, and what is before that is not understood and left out. So are answers that nobody waits for.
+        KeyboardInterrupt can cut off a request at any point. Each request therefore starts with a newline, so that the
+        worker can skip an incomplete one before it. Answers that nobody waits for are skipped as well.
         """
         self._requests += 1
         number = self._requests
         line = b"\n" + request_line(operation, number, fields)
         descriptor = _pipe(self._process.stdin).fileno()
-        with contextlib.suppress(BrokenPipeError):  # it is dead: said when its answer is missing
+        with contextlib.suppress(BrokenPipeError):  # The process has died; `answer` will report it.
             written = 0
             while written < len(line):
                 written += os.write(descriptor, line[written : written + _PIECE_BYTES])
         return number
 
     def answer(self, number: int, doing: str, progress: Callable[[float], None] | None = None) -> dict[str, Any]:
-        """The answer to the request of that number. Raises BackendCrashed."""
+        """Wait for the answer to the request with this number. Raises BackendCrashed."""
         while True:
             answer = self._next_answer(doing)
             if answer.get("number") != number:
                 continue
             if "broken" in answer:
                 raise LlmrunError(
-                    f"llama-cpp-python does not work here: {shown(answer['broken'], 300)}",
-                    hint=f"{sys.executable} -m pip install --force-reinstall llama-cpp-python",
+                    f"llama-cpp-python does not work: {shown(answer['broken'], 300)}",
+                    hint=f"reinstall it: {sys.executable} -m pip install --force-reinstall llama-cpp-python",
                 )
             if "progress" not in answer:
                 return answer
@@ -112,7 +118,7 @@ class LlamaProcess:
                 progress(answer["progress"])
 
     def stop(self) -> None:
-        """Stop the forward pass that runs, or the next one. From a signal handler or another thread too."""
+        """Stop the running forward pass, or the next one. Safe in signal handlers and other threads."""
         self._flag[0] = 1
 
     @property
@@ -123,7 +129,7 @@ class LlamaProcess:
         self._flag[0] = 0
 
     def kill(self) -> None:
-        """End it now, from any thread; whoever waits for an answer is told that it died."""
+        """Kill the process immediately. Safe in any thread; a thread that waits for an answer gets BackendCrashed."""
         self._process.kill()
 
     def close(self) -> None:
@@ -135,33 +141,35 @@ class LlamaProcess:
                     self._process.stdin.close()
                 self._end()
         finally:
-            self._process.kill()  # nothing, but when the wait for its end was interrupted
+            self._process.kill()  # This has no effect unless the wait for the exit was interrupted.
             self._process.wait()
-            self._listener.join(_PATIENCE_S)
+            self._listener.join(_EXIT_S)
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     pipe.close()
             self.memory.close()
 
-    def _come_to_rest(self, doing: str) -> None:
-        """Stop what runs, and wait for its end; for one that never comes, only so long. When that is interrupted too,
-        the flag stays: the pass ends without us."""
+    def _wait_until_idle(self, doing: str) -> None:
+        """Stop the current work and wait until it has stopped. Kill the process if that takes longer than _STOP_S.
+
+        If this wait is interrupted too, the stop flag stays set, so that the pass still ends.
+        """
         self.stop()
-        impatience = threading.Timer(_REST_S, self.kill)
-        impatience.daemon = True
-        impatience.start()
+        kill_timer = threading.Timer(_STOP_S, self.kill)
+        kill_timer.daemon = True
+        kill_timer.start()
         try:
-            with contextlib.suppress(BackendCrashed):  # the next request is told
+            with contextlib.suppress(BackendCrashed):  # The next request will report the crash.
                 self.answer(self.tell("rest"), doing)
             self.clear_stop()
-            self._at_rest = True
+            self._idle = True
         finally:
-            impatience.cancel()
+            kill_timer.cancel()
 
     def _end(self) -> int:
-        """Wait for its end, or bring it about; returns its status."""
+        """Wait for the process to exit, or kill it after _EXIT_S. Returns its exit status."""
         try:
-            return self._process.wait(_PATIENCE_S)
+            return self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
@@ -178,32 +186,34 @@ class LlamaProcess:
 
     def _crashed(self, doing: str) -> BackendCrashed:
         status = self._end()
-        self._listener.join(_PATIENCE_S)
-        reasons = _REASON.findall(self._last_words.decode(errors="replace"))
+        self._listener.join(_EXIT_S)
+        reasons = _REASON.findall(self._stderr_tail.decode(errors="replace"))
         why = f": {shown(reasons[-1].strip(), 200)}" if reasons else ""
         return BackendCrashed(
             f"llama.cpp died while {doing}: {child_processes.ending(status)}{why}",
-            hint="the CPU engine may run this model: --backend cpu",
+            hint="try the CPU engine, which may support this model: --backend cpu",
         )
 
     def _listen(self, pipe: IO[bytes]) -> None:
         while data := os.read(pipe.fileno(), 1 << 16):
-            self._last_words = (self._last_words + data)[-_KEPT_BYTES:]
+            self._stderr_tail = (self._stderr_tail + data)[-_KEPT_BYTES:]
 
 
-def _started(memory: SharedMemory) -> subprocess.Popen[bytes]:
-    """The process, in a group of its own: Ctrl-C goes to all of a terminal's group, one that is just
-    starting included."""
+def _start_worker(memory: SharedMemory) -> subprocess.Popen[bytes]:
+    """Start the worker in its own process group.
+
+    The terminal sends Ctrl-C to a whole group, and would otherwise interrupt a worker that is still starting.
+    """
     return subprocess.Popen(
         child_processes.command("backends.llama.worker", memory.handle),
-        bufsize=0,  # nothing that closing would have to write first, to one that does not read
+        bufsize=0,  # With a buffer, closing the pipe would have to flush it, which blocks if the worker hangs.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=memory.inherited,
         process_group=0 if os.name == "posix" else None,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-        # GGML_NO_BACKTRACE: or a dying llama.cpp starts a debugger on itself.
+        # Without GGML_NO_BACKTRACE, a crashing llama.cpp attaches a debugger to itself.
         env={**child_processes.environment(), "GGML_NO_BACKTRACE": "1"},
     )
 

@@ -1,4 +1,4 @@
-"""Where things lie in the memory that llmrun shares with the process that runs llama.cpp."""
+"""The layout of the memory that llmrun shares with the process that runs llama.cpp."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from dataclasses import dataclass
 
 from llmrun.backends.llama.shared_memory import PAGE, rounded_to_pages
 
-# The first page, mapped for as long as the process lives: the abort flag, two bytes that `strlen` reads.
+# The first page holds the abort flag, two bytes that `strlen` reads. It stays mapped while the process runs.
 FLAG_BYTES = PAGE
 
-# Rows whose logits one llama_decode returns. llama.cpp reserves logits for as many in its compute buffer: with 512, as
-# it would, that is half a gigabyte for a vocabulary of 262,144 tokens. The engine wants one row a sequence.
+# Maximum number of rows whose logits one llama_decode returns. llama.cpp reserves space for all of them in its compute
+# buffer. With its default of 512, that is half a gigabyte for a vocabulary of 262,144 tokens. The engine only needs the
+# logits of one row per sequence.
 MOST_WANTED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Byte offsets of the arrays of one forward pass of at most `rows` rows, and of the tokens each sequence holds."""
+    """The byte offsets of the shared arrays: inputs and logits of a forward pass, and the length of each sequence.
+
+    rows             maximum number of rows in a pass
+    vocabulary_size  logits per row
+    max_sequences    number of sequence lengths
+    """
 
     rows: int
     vocabulary_size: int

@@ -1,4 +1,4 @@
-"""Memory that two processes see: what one writes, the other reads, with nothing copied in between."""
+"""Memory that is shared between a process and its child, without copying."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 class SharedMemory:
-    """A growing file without a name, mapped by its maker and by the child that inherits it.
+    """An anonymous, growable file that a process and its child both map.
 
-    `handle` is what the child passes to `attached`: a file descriptor (to be inherited), or on Windows, which hands
-    none on, a name. Only pages that are written to take memory.
+    The child passes `handle` to `attached`. The handle is an inherited file descriptor, or a name on Windows, where
+    descriptors are not inherited. Only pages that have been written to take memory.
     """
 
     def __init__(self, handle: str) -> None:
@@ -22,7 +22,7 @@ class SharedMemory:
     @classmethod
     def create(cls) -> SharedMemory:
         if sys.platform == "win32":
-            import secrets  # not at the top, nor tempfile: the child, which starts by importing this, needs neither
+            import secrets  # Like tempfile below, this is imported late because the child does not need it.
 
             return cls(f"llmrun-{os.getpid()}-{secrets.token_hex(8)}")
         if hasattr(os, "memfd_create"):
@@ -34,18 +34,18 @@ class SharedMemory:
 
     @classmethod
     def attached(cls, handle: str) -> SharedMemory:
-        """In the child: the memory its parent made."""
+        """Return the memory that the parent created. The child calls this."""
         return cls(handle)
 
     @property
     def inherited(self) -> tuple[int, ...]:
-        """File descriptors that the child must inherit."""
+        """The file descriptors that the child must inherit."""
         return () if sys.platform == "win32" else (int(self.handle),)
 
     def map(self, n_bytes: int) -> mmap.mmap:
-        """The first n bytes. A mapping stays valid when a longer one is asked for later."""
+        """Map the first n bytes. A mapping stays valid when a longer one is created later."""
         if sys.platform == "win32":
-            # A region of Windows never grows: each length is a region of its own.
+            # A shared memory region cannot grow on Windows, so each length gets its own region.
             return mmap.mmap(-1, n_bytes, tagname=f"{self.handle}-{n_bytes}")
         descriptor = int(self.handle)
         if os.fstat(descriptor).st_size < n_bytes:
@@ -53,7 +53,7 @@ class SharedMemory:
         return mmap.mmap(descriptor, n_bytes)
 
     def close(self) -> None:
-        """Let go of the file; what is mapped stays mapped. Idempotent."""
+        """Close the file. Existing mappings stay valid. Idempotent."""
         if self.handle and sys.platform != "win32":
             os.close(int(self.handle))
         self.handle = ""

@@ -1,4 +1,4 @@
-"""llama.cpp's own tokenizer, for vocabularies that ours do not read: WordPiece, Unigram, RWKV, a new pre-tokenizer."""
+"""A tokenizer that uses llama.cpp, for vocabularies that we do not support: WordPiece, Unigram, RWKV, and others."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
     from llmrun.backends.llama.process import LlamaProcess
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _STRIPS_RIGHT = 1 << 0, 1 << 3, 1 << 4, 1 << 8  # of enum llama_token_attr
+_UNKNOWN, _CONTROL, _USER_DEFINED, _STRIPS_RIGHT = 1 << 0, 1 << 3, 1 << 4, 1 << 8  # flags in enum llama_token_attr
 
 
 class LlamaTokenizer:
-    """A `tokenizers.base.Tokenizer` that asks the process in which the model is open."""
+    """A `tokenizers.base.Tokenizer` that sends its work to the llama.cpp process that has the model open."""
 
     def __init__(self, process: LlamaProcess, vocabulary_size: int, *, space_prefix: bool) -> None:
-        """space_prefix  the vocabulary puts a space before every text, which is not part of what it decodes to"""
+        """Read the special tokens of the open model.
+
+        space_prefix  whether the vocabulary adds a space before every text, which `decode` must remove again
+        """
         self._process = process
         self._space_prefix = space_prefix
         self._pieces: dict[int, bytes] = {}
@@ -84,7 +87,7 @@ class LlamaTokenizer:
 
     def _tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         answer = self._process.ask(
-            "tokenize", "splitting a text into tokens", text=text, add_special=add_special, parse_special=parse_special
+            "tokenize", "tokenizing a text", text=text, add_special=add_special, parse_special=parse_special
         )
         tokens: list[int] = answer["tokens"]
         return tokens

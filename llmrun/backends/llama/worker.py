@@ -1,11 +1,11 @@
-"""llama.cpp, in a process of its own: `python -m llmrun.backends.llama.worker HANDLE`.
+"""The child process that runs llama.cpp: `python -m llmrun.backends.llama.worker HANDLE`.
 
-llama.cpp ends its process when an assertion of its fails, and is killed when a file is cut off under its mapping. Here
-that ends this process, and the one that the user sees tells him why. Requests are lines on standard input, each
-answered by a line on what was standard output (messages.py); tokens and logits lie in shared memory
-(shared_layout.py).
+llama.cpp aborts its process when an assertion fails, and the system kills it when a mapped file is truncated. Running
+it in a child process limits the damage, and the parent can tell the user what happened. Requests are lines on standard
+input, and each gets one line of answer on the original standard output (messages.py). Tokens and logits are in shared
+memory (shared_layout.py).
 
-Only ctypes is used, and of llama-cpp-python only its declarations: this process is up in a tenth of a second.
+The worker uses ctypes and only the declarations of llama-cpp-python, so it starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterator
 
-_INFO, _WARNING, _ERROR = 2, 3, 4  # of ggml's log levels
+_INFO, _WARNING, _ERROR = 2, 3, 4  # ggml log levels
 _KEPT_LINES = 400
 _LONGEST_LINE = 1000
-_CONTEXT_STEP = 256  # llama.cpp's contexts are whole multiples of it
-_UBATCH = 512  # rows llama.cpp runs at once: its own default
+_CONTEXT_STEP = 256  # tokens; llama.cpp rounds its context size up to a multiple of this
+_UBATCH = 512  # rows that llama.cpp runs at once; its own default
 _PROGRESS_STEPS = 50
 
-# Most splits of text are searched by the C++ library's regular expressions, which call themselves for each character
-# of a match: 326 bytes each, so that 8 MiB of stack end the process at a row of 25,000 dots.
+# llama.cpp splits most text with std::regex, which recurses for every character of a match and uses 326 bytes of stack
+# each time. With an 8 MiB stack, a run of 25,000 dots crashes the process.
 _STACK_OF_A_BYTE = 1024
 _SHORT_TEXT = 4096
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the parent closes the pipe."""
     requests, answers = _private_streams()
     _ignore_ctrl_c()
     _leave_no_core_file()
@@ -64,7 +64,10 @@ def main() -> None:
 
 
 class LlamaWorker:
-    """One model at a time; the methods `do_*` are the requests, `number` is that of the present one."""
+    """The handler of requests, with one model open at a time.
+
+    Each `do_*` method handles one operation and returns the fields of its answer. `number` identifies the request.
+    """
 
     number = 0
 
@@ -78,18 +81,18 @@ class LlamaWorker:
         self._cache: Any = None
         self._mapping: mmap.mmap | None = None
         self._lines: deque[tuple[int, str]] = deque(maxlen=_KEPT_LINES)
-        # Referenced here for as long as llama.cpp may call it: a collected callback is a segmentation fault.
+        # Keep a reference while llama.cpp may call it. A garbage-collected callback causes a segmentation fault.
         self._log = self._llama.llama_log_callback(self._take_log_line)
         self._llama.llama_log_set(self._log, ctypes.c_void_p(0))
         self._llama.llama_backend_init()
 
     def do_devices(self) -> dict[str, Any]:
-        """The GPUs, with the bytes they have free. ggml's functions are found through the library that llama.cpp
-        itself was loaded from, wherever that is: a second copy would have devices of its own."""
+        """Return the GPUs with their free memory."""
+        # ggml is called through the loaded llama.cpp library. A second copy would have its own list of devices.
         return {"offloads": self._llama.llama_supports_gpu_offload(), "devices": usable_gpus(self._llama._lib)}
 
     def do_describe(self) -> dict[str, Any]:
-        """What it was built with, in its own words, and what it can use."""
+        """Return llama.cpp's build information and the GPUs it can use."""
         return {"system": self._llama.llama_print_system_info().decode(errors="replace"), **self.do_devices()}
 
     def do_open(
@@ -103,7 +106,7 @@ class LlamaWorker:
         rows: int,
         vocabulary_size: int,
     ) -> dict[str, Any]:
-        """Load a model and make a context. `failed` with llama.cpp's own words when it does not."""
+        """Load a model and create a context. If that fails, the answer has llama.cpp's error message as `failed`."""
         self.do_close()
         self._lines.clear()
         if not self._load(path, gpu_layers):
@@ -114,11 +117,11 @@ class LlamaWorker:
         if found != vocabulary_size:
             return {"failed": f"a vocabulary of {found} tokens, expected {vocabulary_size}", "log": []}
         if not self._make_context(gpu_layers, cache_tokens, max_sequences, threads, kv_type, rows):
-            return self._failure("no context")
+            return self._failure("it could not create a context")
         self._layout = Layout(rows, vocabulary_size, max_sequences)
         self._mapping = self._memory.map(self._layout.n_bytes)
         self._make_batch(rows)
-        # Where the parent sees them: it knows what is in the cache though it did not wait for an answer.
+        # The lengths are in shared memory so that the parent knows them even if it did not wait for an answer.
         self._lengths = (ctypes.c_int32 * max_sequences).from_address(_address(self._mapping) + self._layout.lengths)
         self._lengths[:] = [0] * max_sequences
         return {
@@ -129,7 +132,7 @@ class LlamaWorker:
         }
 
     def do_rest(self) -> dict[str, Any]:
-        """Nothing: its answer says that all before is done."""
+        """Do nothing. The answer tells the parent that all earlier requests are done."""
         return {}
 
     def do_close(self) -> dict[str, Any]:
@@ -141,10 +144,10 @@ class LlamaWorker:
         return {}
 
     def do_forward(self, rows: int, wanted: int) -> dict[str, Any]:
-        """Run the rows that lie in shared memory, and lay the logits of the wanted ones there.
+        """Run the rows in shared memory and write the logits of the wanted rows there.
 
-        Status 0: done. Otherwise the sequences are as they were, or as much of them as llama.cpp can keep: 1, no room
-        in the cache; 2, stopped; less, failed.
+        The status is 0 on success, 1 if the cache has no room, 2 if the pass was stopped, and negative for other
+        errors. After an error, the sequences are restored to their former state or to a prefix of it.
         """
         if self._flag[0]:
             return {"status": 2}
@@ -152,7 +155,7 @@ class LlamaWorker:
         status = self._llama.llama_decode(self._context, self._batch)
         if status == 0:
             if wanted:
-                os.write(self._answers, NEARLY)  # its reader wakes up while we copy
+                os.write(self._answers, NEARLY)  # The reader wakes up while we copy the logits.
                 self._copy_logits(wanted)
             for seq in self._sequences[:rows]:
                 self._lengths[seq] += 1
@@ -174,7 +177,7 @@ class LlamaWorker:
         return {"kept": self._lengths[dst]}
 
     def do_special_tokens(self) -> dict[str, Any]:
-        """What a tokenizer has to know of its tokens: [id, text, attributes, ends an answer] of the special ones."""
+        """Return the vocabulary's special tokens, each as [id, text, attributes, whether it ends generation]."""
         llama, vocabulary = self._llama, self._llama.llama_model_get_vocab(self._model)
         special = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         found = []
@@ -209,7 +212,7 @@ class LlamaWorker:
             room = -n
 
     def do_piece(self, token: int) -> dict[str, Any]:
-        """The bytes a token stands for, as Latin-1."""
+        """Return the bytes of a token, decoded as Latin-1 so that JSON can hold them."""
         vocabulary = self._llama.llama_model_get_vocab(self._model)
         room = 64
         while True:
@@ -223,16 +226,16 @@ class LlamaWorker:
         llama = self._llama
         parameters = llama.llama_model_default_params()
         parameters.n_gpu_layers = gpu_layers
-        nothing = (ctypes.c_void_p * 1)(None)
-        if gpu_layers == 0:  # or a GPU build takes memory of each GPU all the same
-            parameters.devices = ctypes.cast(nothing, ctypes.c_void_p)
-        told = -1
+        no_devices = (ctypes.c_void_p * 1)(None)
+        if gpu_layers == 0:  # Without an empty device list, a GPU build would still allocate memory on each GPU.
+            parameters.devices = ctypes.cast(no_devices, ctypes.c_void_p)
+        reported = -1
 
         def on_progress(fraction: float, data: Any) -> bool:
-            nonlocal told
+            nonlocal reported
             step = int(fraction * _PROGRESS_STEPS)
-            if step > told:
-                told = step
+            if step > reported:
+                reported = step
                 os.write(self._answers, answer_line(self.number, {"progress": fraction}))
             return not self._flag[0]
 
@@ -246,7 +249,7 @@ class LlamaWorker:
     ) -> bool:
         llama = self._llama
         parameters = llama.llama_context_default_params()
-        # Rounded up as llama.cpp does itself, but too late for the largest batch, of which it makes an assertion.
+        # llama.cpp rounds up the context size too, but only after it has asserted that the largest batch fits.
         parameters.n_ctx = -(-cache_tokens // _CONTEXT_STEP) * _CONTEXT_STEP
         parameters.n_batch = rows
         parameters.n_ubatch = min(_UBATCH, cache_tokens)
@@ -254,15 +257,16 @@ class LlamaWorker:
         parameters.n_outputs_max = max(MOST_WANTED, max_sequences)
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.offload_kqv = parameters.op_offload = gpu_layers != 0
-        parameters.kv_unified = True  # split by sequences, it would abort on a partial copy
+        parameters.kv_unified = True  # With a separate cache per sequence, llama.cpp aborts on a partial copy.
         parameters.swa_full = False
         parameters.no_perf = True
         if kv_type == "q8_0":
             parameters.type_k = parameters.type_v = llama.GGML_TYPE_Q8_0
-            # It has no other attention for such values, and by itself may choose the other.
+            # Only flash attention supports q8_0 values, and llama.cpp's automatic choice may disable it.
             parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        # A callback into Python takes the interpreter's lock at every node of the graph, 1 to 2 ms a token. Two bytes
-        # of shared memory are an empty string, or one of length 1: strlen tells, and knows nothing of Python.
+        # llama.cpp calls the abort callback at every node of the graph. A Python callback would take the GIL each time,
+        # which costs 1 to 2 ms per token. Instead, the callback is the C function strlen. The abort flag is two bytes
+        # of shared memory, which form a string of length 0 or 1.
         libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.cdll.msvcrt
         strlen = ctypes.cast(libc.strlen, ctypes.c_void_p).value
         parameters.abort_callback = llama.ggml_abort_callback(strlen)
@@ -273,7 +277,7 @@ class LlamaWorker:
         return bool(self._context)
 
     def _make_batch(self, rows: int) -> None:
-        """A llama_batch whose arrays lie in shared memory."""
+        """Create a llama_batch whose arrays are in shared memory."""
         llama, layout = self._llama, self._layout
         base = _address(self._mapping)
         batch = llama.llama_batch()
@@ -295,8 +299,11 @@ class LlamaWorker:
         ctypes.memmove(self._logits_address, rows, 4 * wanted * self._layout.vocabulary_size)
 
     def _keep(self, seq: int, n: int) -> int:
-        """Cut a sequence down to n tokens. Returns n, or 0, the sequence then being empty, when what is left could
-        not be gone on from: a recurrent state has no past, and a sliding window may have dropped too much of it."""
+        """Truncate a sequence to n tokens and return n, or clear the sequence and return 0 if that is impossible.
+
+        It is impossible if generation could not continue from there: a recurrent state cannot go back, and a sliding
+        window may have discarded tokens that are needed again.
+        """
         if n and self._llama.llama_memory_seq_rm(self._cache, seq, n, -1) and self._reaches_back(seq, n):
             return n
         self._llama.llama_memory_seq_rm(self._cache, seq, -1, -1)
@@ -305,11 +312,11 @@ class LlamaWorker:
     def _reaches_back(self, seq: int, n: int) -> bool:
         if self._llama.llama_memory_seq_pos_max(self._cache, seq) != n - 1:
             return False
-        window = self._llama.llama_model_n_swa(self._model)  # tokens that token n sees, itself included
+        window = self._llama.llama_model_n_swa(self._model)  # number of tokens that token n sees, including itself
         return not window or self._llama.llama_memory_seq_pos_min(self._cache, seq) <= max(0, n - window + 1)
 
     def _take_log_line(self, level: int, text: bytes, data: Any) -> None:
-        if level in (_INFO, _WARNING, _ERROR):  # not the hundreds of debugging lines, nor the dots of progress
+        if level in (_INFO, _WARNING, _ERROR):  # This skips hundreds of debug lines and the dots of a progress bar.
             self._lines.append((level, text.decode(errors="replace")[:_LONGEST_LINE].rstrip("\n")))
 
     def _failure(self, otherwise: str) -> dict[str, Any]:
@@ -319,14 +326,16 @@ class LlamaWorker:
         return [line for _, line in self._lines]
 
     def _last_error(self) -> str:
-        """llama.cpp gives up in several lines, each less particular than the one before."""
+        """Return the first error line of the log. llama.cpp reports the cause first and more general errors later."""
         errors = [line for level, line in self._lines if level == _ERROR and line.strip()]
         return errors[0] if errors else ""
 
 
 def _declarations() -> Any:
-    """llama-cpp-python's module of declarations, without its package: that imports Jinja2, NumPy and more, which
-    takes 0.13 to 0.24 s instead of 0.035."""
+    """Import llama-cpp-python's module of declarations without running the package's `__init__`.
+
+    The `__init__` imports Jinja2, NumPy and more, which takes 0.13 to 0.24 s. The module alone takes 0.035 s.
+    """
     found = importlib.util.find_spec("llama_cpp")
     if found is None or found.submodule_search_locations is None:
         raise ImportError("llama_cpp is not installed")
@@ -351,7 +360,10 @@ def _requests(descriptor: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 
 def _private_streams() -> tuple[int, int]:
-    """Standard input and output, moved to where no library writes; what is printed goes to standard error."""
+    """Move standard input and output to new descriptors, so that output from libraries cannot mix with answers.
+
+    Standard output is redirected to stderr. Returns the descriptors of the requests and of the answers.
+    """
     requests, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
@@ -361,7 +373,7 @@ def _private_streams() -> tuple[int, int]:
 
 
 def _ignore_ctrl_c() -> None:
-    """It is the parent's to handle."""
+    """Ignore Ctrl-C, because the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -373,12 +385,13 @@ def _leave_no_core_file() -> None:
 
 
 def _end_with_the_parent(requests: int) -> None:
-    """End this process as soon as nobody holds the other end of its requests, in the middle of a pass too.
+    """Exit as soon as the other end of the request pipe is closed, even in the middle of a forward pass.
 
-    (Linux can send a signal when a parent dies, but means the thread that started this process.)
+    Linux can send a signal when the parent dies (PR_SET_PDEATHSIG), but it already does so when the parent's thread
+    that started this process ends.
     """
     if not hasattr(select, "poll"):
-        return  # on Windows the end is seen when the next request is read
+        return  # On Windows, the worker notices when it reads the next request.
     hung_up = select.poll()
     hung_up.register(requests, 0)
 

@@ -1,7 +1,7 @@
-"""A deterministic stand-in for a model: tests of the engine and of the command line run on it, with no file to load.
+"""A deterministic stand-in for a model. Tests of the engine and the command line use it, and need no model file.
 
-Its logits depend on the tokens before and on nothing else. A `Voice` decides what it says; every other logit is
-noise. It holds its caller to the rules of `backends/base.py`: a breach raises SeamError.
+The logits depend only on the tokens in the sequence. A `Voice` chooses the next token, and all other logits are noise.
+The backend checks that its caller obeys the rules of `backends/base.py`, and raises SeamError otherwise.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from llmrun.backends.base import OpenOptions
     from llmrun.backends.kind import StandIn
 
-    # All tokens of a sequence, as a string of one character a token, chr(id) -> the next token, or None for noise.
+    # A voice maps a sequence to its next token, or to None for noise. The sequence is a string with one character,
+    # chr(id), for each token.
     Voice = Callable[[str], int | None]
 
 
 def as_characters(text: str, control_tokens: Sequence[str] = ()) -> str:
-    """Text as a voice sees it: every byte and every control string is one character, chr(its id). `control_tokens` are
-    those that the model has besides every scripted one's."""
+    """Convert text to the form that a voice gets: one character, chr(id), for each byte or control token.
+
+    control_tokens  control tokens of the model, in addition to those that every scripted model has
+    """
     tokenizer = ScriptedTokenizer(more_control_tokens=control_tokens)
     return "".join(map(chr, tokenizer.encode(text, add_special=False, parse_special=True)))
 
@@ -39,14 +42,14 @@ def as_characters(text: str, control_tokens: Sequence[str] = ()) -> str:
 _USER = as_characters("<|im_start|>user\n")
 _ASSISTANT = as_characters("<|im_start|>assistant\n")
 _END = as_characters("<|im_end|>")
-_SPOKEN_LOGIT = 24.0  # noise reaches 8: at temperature 0.8 a noise token is e^-20 times as likely
+_SPOKEN_LOGIT = 24.0  # Noise is at most 8, so at temperature 0.8 a noise token is e^-20 times as likely.
 
 
-DEFAULT_CONTEXT = 8192  # tokens a sequence may hold when nobody says
+DEFAULT_CONTEXT = 8192  # tokens
 
 
 class SeamError(AssertionError):
-    """The caller broke a rule of the seam."""
+    """Raised when the caller breaks a rule of the seam."""
 
 
 def require(condition: bool, breach: str) -> None:
@@ -55,7 +58,7 @@ def require(condition: bool, breach: str) -> None:
 
 
 def echo(history: str) -> int | None:
-    """Answer a chat with "You said: " and the last user message; go on from anything else in lower-case letters."""
+    """Answer a chat with "You said: " and the last user message. Continue other text with lower-case letters."""
     before, asked, said = history.rpartition(_ASSISTANT)
     if not asked:
         return b"etaoin shrdlu "[sum(map(ord, history[-3:])) % 14]
@@ -64,8 +67,13 @@ def echo(history: str) -> int | None:
 
 
 def scripted_answers(script: Sequence[tuple[str, str]], control_tokens: Sequence[str] = ()) -> Voice:
-    """A voice that says each answer after its cue: the pair whose cue stands last in the history counts. Without a
-    cue, and when what was said is not the answer, there is noise."""
+    """Return a voice that gives scripted answers.
+
+    script  pairs of a cue and the answer that follows it
+
+    The voice answers the cue that occurs last in the sequence. It returns noise if there is no cue, or if the text
+    after the cue differs from the answer.
+    """
     pairs = [(as_characters(cue, control_tokens), as_characters(answer, control_tokens)) for cue, answer in script]
 
     def voice(history: str) -> int | None:
@@ -82,10 +90,10 @@ def _next_of(answer: str, said: str) -> int | None:
 
 
 class ScriptedCache:
-    """The tokens themselves, where another backend keeps keys and values.
+    """A KVCache that stores the tokens themselves instead of keys and values.
 
-    checkpoint  None: any prefix survives `truncate` and `copy`. N: a state is saved every N tokens, as a recurrent
-                model would, so that going back to n tokens keeps n - n % N of them.
+    checkpoint  None to keep any prefix exactly. A number N simulates a recurrent model that saves its state every N
+                tokens: truncating or copying n tokens keeps n - n % N of them.
     """
 
     def __init__(self, max_sequences: int, capacity: int, checkpoint: int | None) -> None:
@@ -102,7 +110,7 @@ class ScriptedCache:
         return sum(map(len, self.sequences))
 
     def copy(self, src: int, dst: int, n: int) -> int:
-        require(src != dst, f"copy of sequence {src} to itself")
+        require(src != dst, f"cannot copy sequence {src} to itself")
         kept = self._kept(src, n)
         self.sequences[self.checked(dst)] = self.sequences[src][:kept]
         return kept
@@ -116,26 +124,26 @@ class ScriptedCache:
         self.sequences[self.checked(seq)].clear()
 
     def checked(self, seq: int) -> int:
-        require(0 <= seq < len(self.sequences), f"sequence {seq} of {len(self.sequences)}")
+        require(0 <= seq < len(self.sequences), f"sequence {seq} is out of range for {len(self.sequences)} sequences")
         return seq
 
     def _kept(self, seq: int, n: int) -> int:
         length = len(self.sequences[self.checked(seq)])
-        require(0 <= n <= length, f"{n} tokens of sequence {seq}, which holds {length}")
+        require(0 <= n <= length, f"cannot keep {n} tokens of sequence {seq}, which has {length}")
         return n if self._checkpoint is None or n == length else n - n % self._checkpoint
 
 
 class ScriptedBackend:
-    """The seam, with nothing behind it.
+    """A Backend without a model.
 
-    voice            None: noise alone, in which every token has a chance
-    vocabulary_size  260 at least; ids from 260 up are the words of ScriptedTokenizer
-    capacity         tokens the cache holds, None: enough for every sequence
+    voice            chooses the next token; None for pure noise, which gives every token a chance
+    vocabulary_size  at least 260; ids from 260 up are the words of ScriptedTokenizer
+    capacity         capacity of the cache in tokens, or None for a full context per sequence
     checkpoint       see ScriptedCache
-    step_seconds     how long each forward pass takes, in which `cancel` can stop it
-    train_context    None: the size of the context
-    control_tokens   more than every scripted model has
-    chat_template    the model's own; None: it has none, and the family's is taken
+    step_seconds     duration of each forward pass, during which `cancel` can stop it
+    train_context    the context the model was trained for, or None for the size of the context
+    control_tokens   control tokens in addition to those that every scripted model has
+    chat_template    the model's chat template, or None to use the default template of its family
     """
 
     def __init__(
@@ -177,16 +185,17 @@ class ScriptedBackend:
             threads=1,
             metadata={} if chat_template is None else {"tokenizer.chat_template": chat_template},
         )
-        self.batches: list[Batch] = []  # every batch that was run, for tests to look at
+        self.batches: list[Batch] = []  # every batch that was run, for inspection by tests
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         self._check(batch)
         try:
             if self.kv.used + len(batch.tokens) > self.kv.capacity:
                 raise KVFull(
-                    f"KV cache is full: {self.info.name}: {self.kv.used + len(batch.tokens)} tokens, {self.kv.capacity}"
+                    f"KV cache is full: {self.info.name}: no room for {len(batch.tokens)} more tokens, "
+                    f"the limit is {self.kv.capacity}"
                 )
-            self._take_time()
+            self._sleep()
         finally:
             self._cancelled = False
         rows = []
@@ -203,9 +212,12 @@ class ScriptedBackend:
     def close(self) -> None:
         self._closed = True
 
-    def _take_time(self) -> None:
-        """A flag is looked at again and again: an Event's lock, set by a signal handler, may be held by the very
-        thread that the handler interrupts."""
+    def _sleep(self) -> None:
+        """Sleep for the duration of a pass, or raise Cancelled if it is cancelled.
+
+        This polls a flag instead of waiting for a threading.Event. If a signal handler set an Event, it could deadlock
+        on the Event's lock, which the interrupted thread may hold.
+        """
         end = time.monotonic() + self._step_seconds
         while not self._cancelled and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.002))
@@ -224,27 +236,33 @@ class ScriptedBackend:
         return logits
 
     def _check(self, batch: Batch) -> None:
-        require(not self._closed, "forward after close")
+        require(not self._closed, "forward was called after close")
         n = len(batch.tokens)
-        require(n > 0, "an empty batch")
+        require(n > 0, "the batch is empty")
         for name, dtype in (("tokens", np.int32), ("seq", np.int32), ("pos", np.int32), ("want", np.bool_)):
             array = getattr(batch, name)
             require(array.shape == (n,) and array.dtype == dtype, f"{name}: {array.dtype}{array.shape}")
         lengths: dict[int, int] = {}
         for token, seq, pos in zip(batch.tokens.tolist(), batch.seq.tolist(), batch.pos.tolist(), strict=True):
-            require(0 <= token < self.info.vocabulary_size, f"token {token} of {self.info.vocabulary_size}")
+            require(
+                0 <= token < self.info.vocabulary_size,
+                f"token {token} is out of range for a vocabulary of {self.info.vocabulary_size}",
+            )
             length = lengths.setdefault(seq, len(self.kv.sequences[self.kv.checked(seq)]))
-            require(pos == length, f"position {pos} of sequence {seq}, which holds {length}")
-            require(pos < self.info.context_size, f"position {pos} in a context of {self.info.context_size}")
+            require(pos == length, f"position {pos} in sequence {seq}, which has {length} tokens")
+            require(pos < self.info.context_size, f"position {pos} is outside the context of {self.info.context_size}")
             lengths[seq] += 1
 
 
 class ScriptedStandIn:
-    """StandIn of the registry."""
+    """The StandIn that the registry uses for "scripted"."""
 
     def open(self, path: Path, options: OpenOptions) -> ScriptedBackend:
-        """Open the echoing backend, or, for a .json file, the one it describes: an object with "answers", a list of
-        [cue, answer] pairs, and any of ScriptedBackend's keyword arguments."""
+        """Open the echoing backend or, for a .json file, the backend that the file describes.
+
+        The file holds an object with an optional list "answers" of [cue, answer] pairs and any of ScriptedBackend's
+        keyword arguments. Raises UsageError if it is not valid.
+        """
         asked: dict[str, Any] = {"max_sequences": options.max_sequences}
         if options.context_size is not None:
             asked["context_size"] = options.context_size
@@ -256,7 +274,7 @@ class ScriptedStandIn:
             voice = scripted_answers(script.pop("answers"), controls) if "answers" in script else echo
             return ScriptedBackend(voice, path=path, **{**script, **asked})
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UsageError(f"not a script for the scripted backend: {path}: {error}") from error
+            raise UsageError(f"invalid script for the scripted backend: {path}: {error}") from error
 
 
 KIND: StandIn = ScriptedStandIn()

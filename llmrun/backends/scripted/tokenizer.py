@@ -1,4 +1,4 @@
-"""The scripted backend's vocabulary: every byte, a few control tokens, and made-up words to fill it up."""
+"""The scripted backend's tokenizer. Its vocabulary has all bytes, a few control tokens, and made-up words."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ CONTROL_TOKENS = ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS, END_OF_TEXT, IM_START, IM_END = range(256, 256 + len(CONTROL_TOKENS))
 FIRST_WORD = 256 + len(CONTROL_TOKENS)
 
-_MARK = "\ufdd0"  # a Unicode non-character: no text in any language has one
+_MARK = "\ufdd0"  # a Unicode noncharacter, which does not occur in normal text
 
 
 class ScriptedTokenizer:
-    """Ids 0 to 255 are the bytes, then come the control tokens, then words (" w0", " w1", ...) that only a model
-    writes: `encode` never gives them.
+    """A tokenizer with a token for each byte.
 
-    more_control_tokens  follow CONTROL_TOKENS, for tests of templates that have others
+    Ids 0 to 255 are the bytes. The control tokens follow, and then words (" w0", " w1", ...) up to the size of the
+    vocabulary. The model can generate these words, but `encode` never returns them.
+
+    more_control_tokens  added after CONTROL_TOKENS, for tests of templates that use other control tokens
     """
 
     def __init__(self, vocabulary_size: int = FIRST_WORD, *, more_control_tokens: Sequence[str] = ()) -> None:
@@ -81,7 +83,7 @@ class ScriptedTokenizer:
         return b"".join(self.token_bytes(token) for token in ids)
 
     def _split(self, text: str, plain: Callable[[str], str]) -> list[int]:
-        """Control strings become their tokens; what is between goes through `plain` and becomes bytes."""
+        """Convert control strings to their tokens, and the text between them to bytes after passing it to `plain`."""
         ids: list[int] = []
         end = 0
         for found in self._control.finditer(text):
@@ -92,4 +94,4 @@ class ScriptedTokenizer:
 
 
 def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "replace")  # a lone surrogate, as from a mistyped argument, is a question mark
+    return text.encode("utf-8", "replace")  # A lone surrogate, from an argument in another encoding, becomes "?".

@@ -1,5 +1,4 @@
-"""How many tokens of context a model is opened with: as many as were asked for, if they fit, else as many as are
-sensible."""
+"""Choosing the context size of a model: the requested size if it fits in memory, or a sensible default."""
 
 from __future__ import annotations
 
@@ -12,24 +11,24 @@ from llmrun.backends.sizing.footprint import Footprint
 from llmrun.errors import DoesNotFit
 from llmrun.gguf.problems import shown
 
-# When nobody says. Chats rarely grow longer, though models of 131,072 tokens and more are common; memory that is not
-# used is not taken (the cache is mapped, and zero until touched).
+# The largest default context. Many models support 131,072 tokens or more, but chats rarely grow longer than this.
+# Unused cache costs nothing, because the system allocates its pages on first use.
 LARGEST_DEFAULT: Final = 32_768
-# Where the cache is filled with zeros at once: all of it is paid for when the model is opened.
+# The largest default for caches that are filled with zeros at the start, because those use all their memory at once.
 LARGEST_FILLED_DEFAULT: Final = 8_192
 
-_LEAST_DEFAULT = 512  # less is of no use: rather all free memory than that
-_LEAST_BITS = 1.6  # of any quantization there is
-_STEP = 32  # whole blocks of the paged cache
+_LEAST_DEFAULT = 512  # tokens; smaller contexts are useless, so below this the default may use all free memory
+_LEAST_BITS = 1.6  # bits per weight of the smallest existing quantization
+_STEP = 32  # tokens per block of the paged cache
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What a model takes, and what there is for it.
+    """The memory that a model needs, and the memory that is free.
 
-    footprint   bytes (footprint.py)
-    free        bytes; None: the system does not say
-    parameters  of the model; 0: nobody has counted
+    footprint   the needs of the model in bytes (footprint.py)
+    free        free memory in bytes, or None if the system does not report it
+    parameters  number of parameters of the model, or 0 if unknown
     """
 
     footprint: Footprint
@@ -46,29 +45,31 @@ class MemoryNeeds:
 
     @property
     def comfortable(self) -> int:
-        """The context, in whole blocks, that takes half of what the model leaves free."""
+        """The context, in whole blocks, whose cache takes half of the memory that the model leaves free."""
         return self._context_in((self._room - self.footprint.mapped) // 2)
 
     @property
     def most_weights(self) -> int:
-        """Bytes of weights that would fit, with the least context that is of use."""
+        """The bytes of weights that would fit together with the smallest useful context."""
         room = self._room + self.footprint.weights - self.footprint.mapped - self.footprint.cache.of(_LEAST_DEFAULT)
         return max(0, room)
 
     @property
     def most_bits(self) -> float:
-        """Bits a parameter with which the weights would fit, with the least context that is of use."""
+        """The bits per parameter at which the weights would fit together with the smallest useful context."""
         return 8 * self.most_weights / self.parameters
 
     @property
     def _room(self) -> int:
-        """For the cache; negative where not even the model fits."""
+        """The free bytes for the cache. Negative if even the model does not fit."""
         assert self.free is not None
         return self.free - self.footprint.pinned
 
     def _context_in(self, room: int) -> int:
-        """The most tokens, in whole blocks, whose cache takes no more; as many as there may be bytes where windows
-        alone bound it."""
+        """Return the largest context, in whole blocks, whose cache fits in `room` bytes.
+
+        If all layers have sliding windows, the cache stops growing and the result is limited to `room` tokens.
+        """
         cache = self.footprint.cache
         sizes = range(_STEP, room // max(1, cache.token) + 1, _STEP)
         return _STEP * bisect_right(sizes, room, key=cache.of)
@@ -77,8 +78,11 @@ class MemoryNeeds:
 def context_for(
     asked: int | None, *, train_context: int, largest_default: int, needs: MemoryNeeds, kv_type: str, path: str
 ) -> int:
-    """`asked` as it is, or by default: what the model was trained for, at most `largest_default`, and at most what
-    takes half of the memory that the weights leave free, but no less than 512 if those fit. Raises DoesNotFit."""
+    """Return the context size to use, in tokens. Raises DoesNotFit if it does not fit in memory.
+
+    This is `asked` if it is given. The default is the trained context, limited to `largest_default` and to what takes
+    half of the memory that the weights leave free. The memory limit does not reduce it below 512 tokens.
+    """
     if asked is not None:
         context = asked
     else:
@@ -94,24 +98,24 @@ def _does_not_fit(context: int, needs: MemoryNeeds, kv_type: str, path: str) -> 
     assert needs.free is not None
     needed = needs.footprint
     cache = needed.cache.of(context)
-    besides = needed.scratch + needed.vocabulary
+    buffers = needed.scratch + needed.vocabulary
     parts = [
-        *([f"weights of {format_mebibytes(needed.weights - needed.mapped)}"] if needed.weights > needed.mapped else []),
-        *([f"scratch of {format_mebibytes(besides)}"] if besides else []),
+        *([f"weights ({format_mebibytes(needed.weights - needed.mapped)})"] if needed.weights > needed.mapped else []),
+        *([f"buffers ({format_mebibytes(buffers)})"] if buffers else []),
         f"a KV cache of {context:,} tokens",
     ]
-    verb = "takes" if len(parts) == 1 else f"of {format_mebibytes(cache)} take"
+    verb = "needs" if len(parts) == 1 else f"({format_mebibytes(cache)}) need"
     words = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
-    sentence = f"out of memory: {shown(path, 300)}: {words} {verb} {format_mebibytes(needed.pinned + cache)}"
-    sentence = f"{sentence}, free are {format_mebibytes(needs.free)}"
+    sentence = f"not enough memory for {shown(path, 300)}: {words} {verb} {format_mebibytes(needed.pinned + cache)}"
+    sentence = f"{sentence}, but only {format_mebibytes(needs.free)} is free"
     if needs.most == 0:
-        return DoesNotFit(sentence, hint=_what_would_fit(needs), most_weights=needs.most_weights)
-    smaller = "" if kv_type == "q8_0" else ", --kv-type q8_0 takes half of it"
-    return DoesNotFit(f"{sentence}, the most that fits is --ctx-size {needs.most}", hint=f"try that{smaller}")
+        return DoesNotFit(sentence, hint=_quantization_hint(needs), most_weights=needs.most_weights)
+    smaller = "" if kv_type == "q8_0" else ", or --kv-type q8_0, which halves the KV cache"
+    return DoesNotFit(sentence, hint=f"try --ctx-size {needs.most}, the largest that fits{smaller}")
 
 
-def _what_would_fit(needs: MemoryNeeds) -> str:
+def _quantization_hint(needs: MemoryNeeds) -> str:
     if needs.parameters and needs.most_bits >= _LEAST_BITS:
         bits = 8 * needs.footprint.weights / needs.parameters
-        return f"try a quantization of at most {needs.most_bits:.1f} bits a weight, this one has {bits:.1f}"
+        return f"try a quantization with at most {needs.most_bits:.1f} bits per weight (this one has {bits:.1f})"
     return "try a smaller model, or close other programs"

@@ -1,4 +1,4 @@
-"""Bytes of keys and values, by how many tokens there are: layers that see a window only have no more than that."""
+"""The size of a KV cache as a function of the number of tokens, including layers with sliding windows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class KVBytes:
-    """token    of each token
-    windows  (tokens, bytes) pairs: so many bytes of each token too, but of no more than so many tokens
+    """The bytes of keys and values as a function of the number of tokens.
+
+    token    bytes per token in layers without a window
+    windows  pairs (most, bytes): additional bytes per token in layers that keep at most `most` tokens
     """
 
     token: int
@@ -21,12 +23,12 @@ class KVBytes:
 
     @classmethod
     def of_layers(cls, layers: Iterable[tuple[int, int]]) -> Self:
-        """From (tokens, bytes) of each layer; 0 tokens: all of them."""
+        """Add up layers. Each is a pair (window in tokens, bytes per token), with window 0 for no limit."""
         sums = Counter[int]()
         for tokens, n_bytes in layers:
             sums[tokens] += n_bytes
         return cls(sums.pop(0, 0), tuple(sorted(sums.items())))
 
     def of(self, tokens: Number) -> Number:
-        """`tokens` may be a mean."""
+        """Return the bytes for a number of tokens, which may be a fractional average."""
         return tokens * self.token + sum(min(tokens, most) * n_bytes for most, n_bytes in self.windows)

@@ -1,4 +1,4 @@
-"""The sizes of heads in each layer, by the header, as llama.cpp keeps them: for architectures that have no plan."""
+"""Reading the head sizes of each layer from the header, for architectures that our own engine has no plan for."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def head_sizes(file: GGUFFile, windows: Sequence[int], default: int) -> list[tuple[int, int]]:
-    """(features of a key, of a value) that are kept of the heads of each layer: those that have a window may have
-    others. `default` where the file says nothing.
+    """Return for each layer the number of features of a key and of a value in one head, as llama.cpp caches them.
 
-    Of latent attention, whose heads' own sizes have keys of their own, values are part of keys: none are kept.
+    Layers with a sliding window may have different sizes from the others. If the file does not give a size, it is
+    `default`. With latent attention (MLA), values are part of the cached keys, so their size is 0.
     """
     attention = f"{file.string('general.architecture')}.attention"
     if file.integer(f"{attention}.value_length_mla", 0):

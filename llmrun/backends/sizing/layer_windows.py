@@ -1,4 +1,4 @@
-"""How far each layer of a model looks back, by its header, as llama.cpp has it: for architectures that have no plan."""
+"""Reading the sliding window of each layer from the header as llama.cpp does, for architectures without a plan."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-# Of so many layers the last one sees everything, where the file does not say otherwise (llama.cpp's src/models); of 0,
-# none does.
+# The default period of the window pattern, from llama.cpp's src/models. The last layer of each period attends to all
+# tokens, and the others have a window. With period 0, all layers have a window.
 _PERIODS = {
     "afmoe": 4,
     "cohere2": 4,
@@ -24,14 +24,16 @@ _PERIODS = {
     "olmo2": 4,
     "plamo3": 8,
 }
-_WINDOWS = {"exaone4": 4096, "gemma2": 4096}  # where the file does not say
-_ONLY_WITH_LAYERS = {"exaone4": 64}  # of a family in which one model has windows
-_IGNORED = frozenset({"phi3"})  # llama.cpp lets all layers see everything, as some files are wrong
+_WINDOWS = {"exaone4": 4096, "gemma2": 4096}  # default window sizes in tokens
+_ONLY_WITH_LAYERS = {"exaone4": 64}  # In these families, only the model with this number of layers has windows.
+_IGNORED = frozenset({"phi3"})  # llama.cpp ignores the windows of these architectures because some files are wrong.
 
 
 def layer_windows(file: GGUFFile, n_layers: int) -> list[int]:
-    """Positions that each layer sees, its own among them; 0: all before it, and where nobody knows. Raises BadGGUF for
-    a window that is no number."""
+    """Return the window of each layer in tokens, including the current token; 0 means no window, or unknown.
+
+    Raises BadGGUF if the window in the metadata is not a valid number.
+    """
     architecture = file.string("general.architecture")
     key = f"{architecture}.attention.sliding_window"
     pattern = file.metadata.get(f"{key}_pattern", _PERIODS.get(architecture))

@@ -1,4 +1,4 @@
-"""Which layers of a model llama.cpp runs, and which of them keep keys and values, by the header alone."""
+"""Reading from the header how many layers llama.cpp runs, and how many of them store keys and values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
 
-# Layers of gemma3n that keep keys and values; the others look at theirs. The file does not say.
+# The number of layers of gemma3n that store keys and values. The other layers reuse those. It is not in the file.
 _GEMMA3N_STORING = 20
 
 
@@ -16,13 +16,16 @@ def layers_of(file: GGUFFile) -> int:
 
 
 def layers_run(file: GGUFFile) -> int:
-    """All but those at the end that predict tokens further ahead: these are neither loaded nor have a cache."""
+    """Return the number of layers that llama.cpp runs.
+
+    It skips the layers for multi-token prediction at the end: they are not loaded and have no cache.
+    """
     ahead = file.integer(f"{file.string('general.architecture')}.nextn_predict_layers", 0, minimum=0)
-    return max(0, layers_of(file) - ahead) or layers_of(file)  # of a file that has no others
+    return max(0, layers_of(file) - ahead) or layers_of(file)  # A file with only such layers counts all of them.
 
 
 def storing_layers(file: GGUFFile) -> int:
-    """How many layers, the first ones, keep keys and values. The others look at theirs, or are not run."""
+    """Return how many layers store keys and values. These come first; the others reuse theirs or are not run."""
     architecture, run = file.string("general.architecture"), layers_run(file)
     if architecture == "gemma3n":
         return min(run, _GEMMA3N_STORING)

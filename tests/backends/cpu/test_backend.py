@@ -120,11 +120,11 @@ def test_nothing_wanted_gives_no_rows(backend: CpuBackend) -> None:
         ([(VOCABULARY, 0, 0)], f"token ids must be 0 to {VOCABULARY - 1}"),
         ([(5, -1, 0)], "sequences must be 0 to 2"),
         ([(5, 3, 0)], "sequences must be 0 to 2"),
-        ([(5, 0, 1)], "sequence 0 goes on at position 0, not 1"),
-        ([(5, 0, -1)], "sequence 0 goes on at position 0, not -1"),
-        ([(5, 0, 0), (5, 0, 0)], "sequence 0 goes on at position 1, not 0"),
-        ([(5, 0, 0), (5, 1, 0), (5, 0, 2)], "sequence 0 goes on at position 1, not 2"),
-        (rows(0, 0, [5] * 1025), "1025 tokens in a context of 1024"),
+        ([(5, 0, 1)], "sequence 0 continues at position 0, not 1"),
+        ([(5, 0, -1)], "sequence 0 continues at position 0, not -1"),
+        ([(5, 0, 0), (5, 0, 0)], "sequence 0 continues at position 1, not 0"),
+        ([(5, 0, 0), (5, 1, 0), (5, 0, 2)], "sequence 0 continues at position 1, not 2"),
+        (rows(0, 0, [5] * 1025), "1025 tokens does not fit in a context of 1024"),
     ],
 )
 def test_a_broken_batch_never_reaches_a_kernel(

@@ -109,7 +109,7 @@ def test_a_process_killed_while_loading(path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_last_words_of_an_assertion_are_told() -> None:
     process = LlamaProcess()
-    process._last_words = b"noise\nsrc/llama-vocab.cpp:12: GGML_ASSERT(id_to_token.size() == 3) failed\x1b[2J\n"
+    process._stderr_tail = b"noise\nsrc/llama-vocab.cpp:12: GGML_ASSERT(id_to_token.size() == 3) failed\x1b[2J\n"
     os.kill(process.pid, signal.SIGABRT)
     with pytest.raises(BackendCrashed) as caught:
         process.ask("devices", "looking")
@@ -132,7 +132,9 @@ def test_a_file_cut_off_under_the_mapping_is_told_even_when_it_killed(
     os.truncate(path, 0)
     with pytest.raises(ModelFileError) as caught:
         backend.forward(batch_of(rows(0, 0, list(range(5, 60)))))
-    assert str(caught.value) == f"the model file changed while it was in use: {path}: was {size:,} bytes, is 0"
+    assert (
+        str(caught.value) == f"the model file changed while it was in use: {path}: it had {size:,} bytes and now has 0"
+    )
     assert eventually(lambda: not is_running(pid))
     backend.close()
 
@@ -146,7 +148,7 @@ def test_a_file_cut_off_while_it_is_loaded_is_told(path: Path, monkeypatch: pyte
         return answer(process, number, doing)
 
     monkeypatch.setattr(LlamaProcess, "answer", cut_off)
-    with pytest.raises(ModelFileError, match=r"the model file changed while it was in use: .*, is 4,096"):
+    with pytest.raises(ModelFileError, match=r"the model file changed while it was in use: .* now has 4,096"):
         opened(path)
 
 
@@ -299,7 +301,7 @@ def test_any_request_interrupted_at_any_moment_leaves_the_truth(
 
 
 def test_one_that_never_answers_is_ended_by_close(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_process, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(llama_process, "_EXIT_S", 0.1)
     backend = opened(path)
     pid = backend._process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -311,7 +313,7 @@ def test_ctrl_c_while_it_never_answers(
     path: Path, monkeypatch: pytest.MonkeyPatch, interruptions: Callable[[float, float], None]
 ) -> None:
     """While it does not even read: what was being written is more than the pipe holds."""
-    monkeypatch.setattr(llama_process, "_REST_S", 0.1)
+    monkeypatch.setattr(llama_process, "_STOP_S", 0.1)
     backend = opened(path)
     os.kill(backend._process.pid, signal.SIGSTOP)
     interruptions(0.1, 0)
@@ -412,6 +414,6 @@ def test_it_needs_nothing_of_the_environment(path: Path, tmp_path: Path) -> None
 
 
 def test_a_cache_that_no_machine_holds_does_not_fit(path: Path) -> None:
-    with pytest.raises(DoesNotFit, match="a KV cache of 1,099,511,627,776 tokens of 268,435,456 MiB take ") as caught:
+    with pytest.raises(DoesNotFit, match=r"a KV cache of 1,099,511,627,776 tokens \(268,435,456 MiB\) need ") as caught:
         opened(path, context_size=1 << 40)
     assert caught.value.exit_code == 7

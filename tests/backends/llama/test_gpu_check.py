@@ -74,7 +74,7 @@ def test_a_build_that_hangs_is_given_up(
 def test_a_build_that_cannot_be_loaded_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(fake_llama(tmp_path, when_imported="raise OSError('libllama.so: not there')"))
     trial = tried()
-    assert trial.failure == "llama-cpp-python does not work here: OSError: libllama.so: not there"
+    assert trial.failure == "llama-cpp-python does not work: OSError: libllama.so: not there"
     assert not trial.crashed
 
 
@@ -84,15 +84,15 @@ def test_a_build_that_cannot_be_loaded_is_no_crash(tmp_path: Path, monkeypatch: 
         ("def llama_decode(*arguments):\n    return -3", "llama.cpp failed while multiplying: status -3"),
         (
             "def llama_get_logits(context):\n    return (ctypes.c_float * 64)(*[float('nan')] * 64)",
-            "llama.cpp failed while multiplying: its results are no numbers",
+            "llama.cpp failed while multiplying: the results are invalid",
         ),
         (
             "def llama_get_logits(context):\n    return (ctypes.c_float * 64)()",
-            "llama.cpp failed while multiplying: its results are no numbers",
+            "llama.cpp failed while multiplying: the results are invalid",
         ),
         (
             "def llama_model_load_from_file(*arguments):\n    return None",
-            "llama.cpp does not load a model of a few kilobytes: no reason given",
+            "llama.cpp cannot load a test model: no reason given",
         ),
     ],
 )

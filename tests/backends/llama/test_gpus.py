@@ -66,7 +66,7 @@ def test_as_many_layers_as_fit_are_asked_for(tmp_path: Path, monkeypatch: pytest
 
 def test_where_none_fits_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:
     pretend_gpus(monkeypatch, GIB, GIB // 2)
-    with pytest.raises(NoRoomOnGpu, match="no layer fits into what a GPU has free: GPU 0: 1,024 MiB, GPU 1: 512 MiB"):
+    with pytest.raises(NoRoomOnGpu, match="no layer fits in the free GPU memory: GPU 0: 1,024 MiB, GPU 1: 512 MiB"):
         opened(tiny_llama(tmp_path / "tiny.gguf"), gpu_layers=AUTO)
     assert asked == []
 
@@ -96,7 +96,7 @@ def test_too_many_layers_do_not_fit_and_auto_is_the_way_out(tmp_path: Path, monk
     assert caught.value.exit_code == 7
     said = str(caught.value)
     assert "allocating 5000.00 MiB" in said
-    assert said.endswith("; free were: NVIDIA H200 143,156 MiB, AMD Radeon (TM) (RADV) 512 MiB")
+    assert said.endswith("; free GPU memory: NVIDIA H200 143,156 MiB, AMD Radeon (TM) (RADV) 512 MiB")
     assert "--gpu-layers auto" in caught.value.hint
 
 

@@ -29,7 +29,7 @@ def count_questions(monkeypatch: pytest.MonkeyPatch, answer: Gpus) -> list[int]:
         asked.append(1)
         return answer
 
-    monkeypatch.setattr(probe, "_asked", ask)
+    monkeypatch.setattr(probe, "_find_gpus", ask)
     return asked
 
 
@@ -108,7 +108,7 @@ def test_a_probe_that_failed_is_not_asked_again_for_a_while(cache: Path, monkeyp
         asked.append(1)
         raise BackendCrashed("llama.cpp died while looking for GPUs: SIGKILL")
 
-    monkeypatch.setattr(probe, "_asked", crash)
+    monkeypatch.setattr(probe, "_find_gpus", crash)
     assert gpus() == gpus() == Gpus((), "llama.cpp died while looking for GPUs: SIGKILL")
     assert asked == [1]
     now = time.time()

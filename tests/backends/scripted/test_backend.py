@@ -38,13 +38,13 @@ class TestScriptedSeamWithCheckpoints(SeamContract):
 @pytest.mark.parametrize(
     ("triples", "breach"),
     [
-        ([(1, 0, 1)], "position 1 of sequence 0, which holds 0"),
-        ([(1, 0, 0), (2, 0, 2)], "position 2 of sequence 0"),
-        ([(1, 2, 0)], "sequence 2 of 2"),
+        ([(1, 0, 1)], "position 1 in sequence 0, which has 0 tokens"),
+        ([(1, 0, 0), (2, 0, 2)], "position 2 in sequence 0"),
+        ([(1, 2, 0)], "sequence 2 is out of range for 2 sequences"),
         ([(1, -1, 0)], "sequence -1"),
-        ([(260, 0, 0)], "token 260 of 260"),
-        ([], "empty batch"),
-        ([(1, 0, position) for position in range(9)], "position 8 in a context of 8"),
+        ([(260, 0, 0)], "token 260 is out of range"),
+        ([], "batch is empty"),
+        ([(1, 0, position) for position in range(9)], "position 8 is outside the context of 8"),
     ],
 )
 def test_a_broken_batch_is_refused(triples: list[tuple[int, int, int]], breach: str) -> None:
@@ -62,9 +62,9 @@ def test_wrong_types_are_refused() -> None:
 def test_the_cache_is_policed() -> None:
     backend = ScriptedBackend(max_sequences=2)
     backend.forward(batch_of(rows(0, 0, [1, 2, 3])))
-    with pytest.raises(SeamError, match="4 tokens of sequence 0, which holds 3"):
+    with pytest.raises(SeamError, match="4 tokens of sequence 0, which has 3"):
         backend.kv.truncate(0, 4)
-    with pytest.raises(SeamError, match="sequence 2 of 2"):
+    with pytest.raises(SeamError, match="sequence 2 is out of range for 2 sequences"):
         backend.kv.copy(0, 2, 1)
     with pytest.raises(SeamError, match="to itself"):
         backend.kv.copy(0, 0, 1)
@@ -143,7 +143,7 @@ def test_a_script_can_come_from_a_file(tmp_path: Path) -> None:
 def test_a_broken_script_is_a_usage_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "script.json"
     path.write_text(content)
-    with pytest.raises(UsageError, match="not a script"):
+    with pytest.raises(UsageError, match="invalid script"):
         KIND.open(path, OpenOptions())
 
 

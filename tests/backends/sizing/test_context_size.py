@@ -101,8 +101,9 @@ def test_windows_are_counted_once_they_are_full() -> None:
     needs = MemoryNeeds(Footprint(0, KVBytes(MIB, ((8, 16 * MIB),))), 256 * MIB)
     assert needs.most == 128
     assert [needs.fits(context) for context in (8, 128, 129)] == [True, True, False]
-    with pytest.raises(DoesNotFit, match=r"a KV cache of 200 tokens takes 328 MiB.*that fits is --ctx-size 128"):
+    with pytest.raises(DoesNotFit, match="a KV cache of 200 tokens needs 328 MiB") as caught:
         chosen(200, 4096, needs)
+    assert caught.value.hint.startswith("try --ctx-size 128, ")
     assert chosen(10**6, 4096, MemoryNeeds(Footprint(0, KVBytes(0, ((8, 16 * MIB),))), 128 * MIB)) == 10**6
 
 
@@ -110,10 +111,12 @@ def test_a_context_that_does_not_fit_is_one_line_with_the_sum_and_the_most_that_
     with pytest.raises(DoesNotFit) as caught:
         chosen(100_000, 131_072, MemoryNeeds(Footprint(100 * MIB, KVBytes(MIB)), 1000 * MIB))
     assert str(caught.value) == (
-        "out of memory: model.gguf: weights of 100 MiB and a KV cache of 100,000 tokens of 100,000 MiB take 100,100 "
-        "MiB, free are 1,000 MiB, the most that fits is --ctx-size 896"
+        "not enough memory for model.gguf: weights (100 MiB) and a KV cache of 100,000 tokens (100,000 MiB) need "
+        "100,100 MiB, but only 1,000 MiB is free"
     )
-    assert caught.value.hint == "try that, --kv-type q8_0 takes half of it"
+    assert caught.value.hint == (
+        "try --ctx-size 896, the largest that fits, or --kv-type q8_0, which halves the KV cache"
+    )
     assert caught.value.exit_code == 7
 
 
@@ -124,10 +127,10 @@ def test_the_sum_counts_scratch_and_the_vocabulary_and_a_smaller_quantization_is
     with pytest.raises(DoesNotFit) as caught:
         chosen(1024, 131_072, needs)
     assert str(caught.value) == (
-        "out of memory: model.gguf: weights of 1,000 MiB, scratch of 50 MiB and a KV cache of 1,024 tokens of 128 MiB "
-        "take 1,178 MiB, free are 600 MiB"
+        "not enough memory for model.gguf: weights (1,000 MiB), buffers (50 MiB) and a KV cache of 1,024 tokens "
+        "(128 MiB) need 1,178 MiB, but only 600 MiB is free"
     )
-    assert caught.value.hint == "try a quantization of at most 4.1 bits a weight, this one has 8.4"
+    assert caught.value.hint == "try a quantization with at most 4.1 bits per weight (this one has 8.4)"
     with pytest.raises(DoesNotFit) as caught:
         chosen(1024, 131_072, replace(needs, free=200 * MIB))
     assert caught.value.hint == "try a smaller model, or close other programs"
@@ -137,8 +140,9 @@ def test_weights_that_are_mapped_may_be_larger_than_memory() -> None:
     needs = MemoryNeeds(Footprint(100 * MIB, KVBytes(MIB // 32), mapped=100 * MIB), 50 * MIB)
     assert chosen(None, 131_072, needs) == 512
     assert chosen(1600, 131_072, needs) == 1600
-    with pytest.raises(DoesNotFit, match=r"a KV cache of 1,601 tokens takes 50 MiB.*most that fits is --ctx-size 1600"):
+    with pytest.raises(DoesNotFit, match="a KV cache of 1,601 tokens needs 50 MiB") as caught:
         chosen(1601, 131_072, needs, "q8_0")
+    assert caught.value.hint == "try --ctx-size 1600, the largest that fits"
 
 
 @pytest.mark.parametrize("backend", ["cpu", "llama"])
@@ -153,8 +157,9 @@ def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(
         monkeypatch.setattr(module, "free_memory", lambda: 10 * MIB)
     monkeypatch.setattr(cpu, "allocate", never)
     monkeypatch.setattr(LlamaProcess, "tell", never)
-    with pytest.raises(DoesNotFit, match=r"of 1,000,000 tokens.*free are 10 MiB, the most that fits is --ctx-size"):
+    with pytest.raises(DoesNotFit, match=r"of 1,000,000 tokens.*but only 10 MiB is free") as caught:
         open_backend(path, OpenOptions(backend=backend, context_size=1_000_000, gpu_layers=0, threads=1))
+    assert caught.value.hint.startswith("try --ctx-size ")
 
 
 @pytest.mark.parametrize(("backend", "largest"), [("cpu", LARGEST_DEFAULT), ("llama", LARGEST_FILLED_DEFAULT)])

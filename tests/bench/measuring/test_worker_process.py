@@ -56,7 +56,7 @@ def test_an_error_comes_back_as_what_it_was(tmp_path: Path) -> None:
     with worker() as process:
         with pytest.raises((BadGGUF, ModelFileError), match=r"broken\.gguf"):
             process.open(BenchTarget("broken", str(broken), backend="cpu"), ROOM)
-        with pytest.raises(UsageError, match="not a script"):
+        with pytest.raises(UsageError, match="invalid script"):
             process.open(BenchTarget("none", str(tmp_path / "none.json"), backend="scripted"), ROOM)
         process.open(target_of(tmp_path), ROOM)
         assert process.run(SHORT, seed=1).requests
