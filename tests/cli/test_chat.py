@@ -60,6 +60,12 @@ def test_blocks_commands_and_the_endings_of_other_systems(tmp_path: Path) -> Non
     assert [question for question, _ in answered(path)] == ["one", "two\n\n/lines", " é"]
 
 
+def test_undo_twice_in_a_pipe_takes_two_turns_back(tmp_path: Path) -> None:
+    done = chat(tmp_path, "-q", turns="one\ntwo\n/undo\n/undo\nthree\n")
+    assert done.stdout == b"You said: one\nYou said: two\nYou said: three\n"
+    assert answered(journals(tmp_path)[0]) == [("three", "You said: three")]
+
+
 def test_a_program_at_the_other_end_can_wait_for_each_answer(tmp_path: Path) -> None:
     with open_chat(tmp_path, "-q") as process:
         assert process.stdout

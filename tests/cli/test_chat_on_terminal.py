@@ -51,7 +51,7 @@ def test_questions_commands_and_the_end_of_input(tmp_path: Path) -> None:
         ask(process, "one", "You said: one")
         process.send("/undo\r")
         process.expect_exact("taken back: one")
-        ask(process, " and two", "You said: one and two")
+        ask(process, "\x1b[F and two", "You said: one and two")
         process.send("/exti\r")
         process.expect_exact("did you mean /exit?")
         process.expect_exact(PROMPT)
@@ -59,6 +59,20 @@ def test_questions_commands_and_the_end_of_input(tmp_path: Path) -> None:
     assert process.exitstatus == 0
     conversation = read_conversation(journals(tmp_path)[0]).conversation
     assert [one.question for one in conversation.exchanges] == ["one and two"]
+
+
+def test_undo_twice_takes_two_turns_back(tmp_path: Path) -> None:
+    with chatting(tmp_path) as process:
+        ask(process, "one", "You said: one")
+        ask(process, "two", "You said: two")
+        for question in ("two", "one"):
+            process.send("/undo\r")
+            process.expect_exact(f"taken back: {question}")
+            process.expect_exact(PROMPT)
+        ask(process, "", "You said: one")
+        process.send("/exit\r")
+    conversation = read_conversation(journals(tmp_path)[0]).conversation
+    assert [one.question for one in conversation.exchanges] == ["one"]
 
 
 def test_exit_says_goodbye_with_code_0(tmp_path: Path) -> None:
