@@ -120,6 +120,7 @@ class Settings:
     think: bool | None = _setting(None, bool)  # where the model can; None: as it does by itself
     think_budget: int | None = _setting(None, int, minimum=0)  # tokens
     hide_thinking: bool = _setting(False, bool)
+    on_full: str = _setting("stop", str, choices=("stop", "forget"))  # what a chat does when its context is full
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)
     quiet: bool = _setting(False, bool)

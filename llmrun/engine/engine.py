@@ -132,6 +132,10 @@ class Engine:
         """No request is waiting or running."""
         return not self._waiting and not self._running
 
+    def prompt_tokens(self, request: Request) -> int:
+        """Count the tokens of a request's prompt without running it. Raises what `submit` raises for a prompt."""
+        return len(self._begin(request)[0])
+
     def submit(self, request: Request) -> int:
         """Queue a request and return its id, which its events carry.
 

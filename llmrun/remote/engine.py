@@ -227,6 +227,10 @@ class RemoteEngine:
         """No request is waiting or running."""
         return not self._waiting and not self._running
 
+    def prompt_tokens(self, request: Request) -> int | None:
+        """None: only the server can count."""
+        return None
+
     def submit(self, request: Request) -> int:
         """Send a request, or let it wait in line, and return its id. Raises UsageError. The clock starts here."""
         last_cancel = self._last_cancel

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import chat, environment, events_in, journals, open_chat, say, words
 from tests.support.cli.commands import llmrun, script_file, shell
@@ -328,26 +327,6 @@ def test_a_pipe_holds_no_escape_byte(tmp_path: Path) -> None:
     assert b"\x1b" not in done.stdout + done.stderr
     assert b"\r" not in done.stdout + done.stderr
     assert done.returncode == 0
-
-
-def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_path: Path) -> None:
-    from llmrun.backends.scripted.backend import ScriptedBackend, echo
-    from llmrun.cli.answers.open_model import OpenModel
-    from llmrun.cli.arguments.flags import AnswerFlags
-    from llmrun.cli.chatting.record import ConversationRecord
-    from llmrun.cli.chatting.store import Store
-    from llmrun.cli.commands.chat import _talk
-    from llmrun.engine.engine import Engine
-    from llmrun.errors import TemplateRefused
-    from llmrun.sampling_params import SamplingParams
-
-    store = Store(tmp_path)
-    with Engine(ScriptedBackend(echo)) as engine:
-        engine.template = None
-        opened = OpenModel(engine, "m", SamplingParams())
-        with pytest.raises(TemplateRefused) as refused:
-            _talk(opened, store, ConversationRecord(store, new_conversation("m")), AnswerFlags(), {})
-    assert "--chat-template FILE" in refused.value.hint
 
 
 def test_help_is_in_the_words_of_its_flags() -> None:

@@ -123,6 +123,16 @@ class TerminalTurns:
             os.kill(os.getpid(), signal.SIGINT)
         yield
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        self._keyboard.paused = True
+        self._keyboard.restore()
+        try:
+            yield
+        finally:
+            self._keyboard.paused = False
+            self._keyboard.quiet()
+
     def restore(self) -> None:
         self._keyboard.restore()
 

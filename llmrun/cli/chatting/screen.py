@@ -61,6 +61,9 @@ class Turns(Protocol):
     def answering(self) -> AbstractContextManager[None]:
         """How the input behaves while an answer is computed and shown: keys are not echoed, Ctrl-C is a signal."""
 
+    def lent(self) -> AbstractContextManager[None]:
+        """While another program has the terminal: its modes are as they were found."""
+
     def restore(self) -> None:
         """Put the input's modes back as they were found, at once: called from a signal handler before the process
         is left without any more Python. Idempotent, raises nothing."""
