@@ -157,6 +157,11 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
     return with_values(Settings(), values)
 
 
+def is_set(name: str) -> bool:
+    """Whether the environment or config.toml sets a value. Raises UsageError, as `load_settings`."""
+    return name in _from_config(config_file()) | _from_environment(os.environ)
+
+
 def _flag(name: str) -> str:
     return SAMPLING[name].flags[0] if name in SAMPLING else "--" + name.replace("_", "-")
 

@@ -69,8 +69,11 @@ def command(
         for event in list(_said(flags, settings, record.conversation)):
             if event != ModelChanged(record.conversation.model):
                 record.add(event)
+        from llmrun.cli.answers.default_model import tell_of_default_model
         from llmrun.cli.answers.model_in_use import ModelInUse
 
+        if flags.model is None and not continued:
+            tell_of_default_model(settings, "llmrun chat")
         first = record.conversation.model
         with ModelInUse(_Opener(flags, _for_opening(settings, record), template, first), first) as models:
             return _talk(models, store, record, flags, variables)

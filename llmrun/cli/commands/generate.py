@@ -70,10 +70,13 @@ def command(
 
     # Nothing heavy is imported above this line, so that usage errors come at once.
     from llmrun.cli.answers.answering import answer
+    from llmrun.cli.answers.default_model import tell_of_default_model
     from llmrun.cli.answers.open_model import open_model
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 
+    if flags.model is None:
+        tell_of_default_model(settings, "llmrun generate -m")
     with open_model(settings, chat_template=template, will_chat=not raw) as opened:
         sampling = replace(
             opened.default_sampling,
