@@ -175,9 +175,10 @@ class TerminalTurns:
             (self._clear, typing, "<sigint>"),
             (self._delete_selected, typing & shift_selection_mode, "delete"),
             (self._unselect, typing & shift_selection_mode, "escape"),
-            *((self._leave_selected, typing & shift_selection_mode, key) for key in _LEAVE_SELECTED),
         ):
             keys.add(*names, filter=filtered)(handler)
+        for name in _LEAVE_SELECTED:
+            keys.add(name, filter=typing & shift_selection_mode)(self._leave_selected)
         return keys
 
     def _enter(self, event: KeyPressEvent) -> None:

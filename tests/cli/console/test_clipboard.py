@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_the_program_of_the_session_gets_the_text(
 
 def test_macos_has_pbcopy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(programs, "pbcopy")
-    monkeypatch.setattr(clipboard.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert copy_text(TEXT) == "to the clipboard with pbcopy"
 
 
