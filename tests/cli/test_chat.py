@@ -93,6 +93,18 @@ def test_the_first_error_ends_a_pipe_with_its_code(tmp_path: Path, turns: bytes,
     assert answered(journals(tmp_path)[0])[0] == ("one", "You said: one")
 
 
+def test_a_pipe_goes_on_past_a_full_context_where_the_settings_say_so(tmp_path: Path) -> None:
+    questions = [f"question {number}" for number in range(20)]
+    answers = b"".join(b"You said: %s\n" % question.encode() for question in questions)
+    done = chat(tmp_path, "-q", "-c", "300", turns=words(questions), LLMRUN_ON_FULL="forget")
+    assert (done.stdout, done.stderr, done.returncode) == (answers, b"", 0)
+    assert len(answered(journals(tmp_path)[0])) == len(questions)
+    (tmp_path / "config.toml").write_text('on_full = "never"\n')
+    refused = chat(tmp_path, "-q", LLMRUN_CONFIG=str(tmp_path / "config.toml"))
+    assert refused.returncode == 2
+    assert b"on_full: 'never' is not one of stop, forget" in refused.stderr
+
+
 def test_a_broken_template_is_code_9(tmp_path: Path) -> None:
     template = tmp_path / "broken.jinja"
     template.write_text("{{ raise_exception('no') }}")
