@@ -212,6 +212,8 @@ class Chat:
             self._models.reopen()
         if switched:
             self._window.left_out = 0  # another tokenizer counts other tokens
+            if self.engine.thinking:
+                self.engine.thinking.prepare()
             self.record.add(ModelChanged(self._models.lasting_name))
         return switched
 
@@ -298,6 +300,7 @@ class Chat:
     def _stream_what_fits(self, request: Request) -> Finished | None:
         """Answer; with `on_full forget` without the oldest turns, if the context has no room for them."""
         window, forgets = self._window, self.preference(ON_FULL) == FORGET
+        left_out_before = window.left_out
         if forgets:
             request = window.fitted(self.engine, self.conversation, request)
         while True:
@@ -307,6 +310,7 @@ class Chat:
             except ContextExceeded:
                 fewer = window.fitted_better(self.engine, self.conversation, request) if forgets else None
                 if fewer is None:
+                    window.left_out = left_out_before  # a shorter question may need no more room
                     raise
                 request = fewer
 

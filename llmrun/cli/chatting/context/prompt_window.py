@@ -38,10 +38,12 @@ class PromptWindow:
         return ChatPrompt(conversation.messages_from(first), template_kwargs=self.variables)
 
     def fitted(self, engine: Answering, conversation: Conversation, request: Request) -> Request:
-        """Return the request without as many of the oldest turns as the context has no room for."""
+        """Return the request without as many of the oldest turns as the context has no room for. Where the question
+        alone does not fit, nothing changes: it will be refused."""
         turns, size = len(conversation.exchanges), engine.info.context_size
         count = min(self.left_out, turns - 1)
-        if size and self._tokens(engine, conversation, request, turns - 1) is not None:
+        alone = self._tokens(engine, conversation, request, turns - 1)
+        if alone is not None and alone < size:
             count = turns_to_leave_out(
                 turns,
                 self.left_out,

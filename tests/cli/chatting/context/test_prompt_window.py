@@ -95,6 +95,18 @@ def test_a_question_too_long_by_itself_is_refused_and_can_be_edited(
     assert "hint: shorten it" in told
 
 
+def test_a_question_that_is_refused_forgets_nothing(tmp_path: Path, capsys: Capture) -> None:
+    settings = Settings(on_full="forget", max_tokens=8)
+    with session(tmp_path, backend=ScriptedBackend(echo, context_size=300), settings=settings) as found:
+        found.run("one", "two", "x" * 400, "three")
+        assert found.chat._window.left_out == 0
+    assert "no longer sees" not in capsys.readouterr().err
+    with session(tmp_path, settings=settings) as found:
+        ServerSession(found)
+        found.run("one", "x" * 200)
+        assert found.chat._window.left_out == 0
+
+
 def test_an_answer_that_runs_into_the_end_says_what_the_next_question_does(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path, backend=noise(100), settings=Settings(on_full="forget", seed=7)) as found:
         found.run("one", "two")
