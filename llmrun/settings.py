@@ -139,6 +139,7 @@ class Settings:
     think: bool | None = _setting(None, bool)  # where the model can; None: as it does by itself
     think_budget: int | None = _setting(None, int, minimum=0)  # tokens
     hide_thinking: bool = _setting(False, bool)
+    on_full: str = _setting("stop", str, choices=("stop", "forget"))  # what a chat does when its context is full
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)
     log: bool = _setting(False, bool)  # whether `generate` logs its answers
@@ -189,6 +190,11 @@ def _loaded(flags: Mapping[str, object] | None, refuse: Refuse) -> Settings:
 
 def _raise(error: UsageError) -> None:
     raise error
+
+
+def is_set(name: str) -> bool:
+    """Tell whether the environment or config.toml sets a value. Raises UsageError like `load_settings`."""
+    return name in dict(_from_config(config_file(), _raise)) | dict(_from_environment(os.environ, _raise))
 
 
 def _flag(name: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmrun import settings
 from llmrun.errors import UsageError
 from llmrun.folders import cache_folder, config_file, data_folder
-from llmrun.settings import Settings, load_settings, load_sound_settings
+from llmrun.settings import Settings, is_set, load_settings, load_sound_settings
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +41,15 @@ def test_precedence_is_flag_environment_config_default(config: Path, monkeypatch
     monkeypatch.setenv("LLMRUN_TEMPERATURE", "0.2")
     got = load_settings({"temperature": 0.3, "top_k": None})
     assert (got.threads, got.ctx_size, got.sampling) == (1, 200, {"temperature": 0.3})
+
+
+def test_what_is_set_is_told_apart_from_a_default(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_set("model")
+    config.write_text(f'model = "{Settings().model}"\n')
+    assert is_set("model")
+    config.write_text("")
+    monkeypatch.setenv("LLMRUN_MODEL", Settings().model)
+    assert is_set("model")
 
 
 def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
-    from llmrun.engine.requests import ChatPrompt, Event, Request
+    from llmrun.engine.requests import Event, Request
     from llmrun.engine.templates.chat_template import ChatTemplate
     from llmrun.engine.thinking.prompting import ModelThinking
     from llmrun.types import ModelInfo
@@ -36,9 +36,9 @@ class Answering(Protocol):
     @property
     def idle(self) -> bool: ...
 
-    def submit(self, request: Request) -> int: ...
+    def prompt_tokens(self, request: Request) -> int | None: ...
 
-    def count_tokens(self, prompt: ChatPrompt) -> int | None: ...
+    def submit(self, request: Request) -> int: ...
 
     def step(self) -> list[Event]: ...
 

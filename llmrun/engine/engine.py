@@ -14,7 +14,6 @@ import numpy as np
 
 from llmrun.engine.answer import Answer
 from llmrun.engine.requests import (
-    ChatPrompt,
     Event,
     Failed,
     PrefillProgress,
@@ -133,6 +132,10 @@ class Engine:
         """No request is waiting or running."""
         return not self._waiting and not self._running
 
+    def prompt_tokens(self, request: Request) -> int:
+        """Count the tokens of a request's prompt without running it. Raises what `submit` raises for a prompt."""
+        return len(self._begin(request)[0])
+
     def submit(self, request: Request) -> int:
         """Queue a request and return its id, which its events carry.
 
@@ -153,10 +156,6 @@ class Engine:
         )
         self._waiting.append(answer)
         return request_id
-
-    def count_tokens(self, prompt: ChatPrompt) -> int:
-        """Count the tokens of a prompt without running it. Raises TemplateRefused."""
-        return len(self._begin(Request(prompt=prompt))[0])
 
     def step(self) -> list[Event]:
         """Run one forward pass for all requests that can go on, and return what came of it.

@@ -227,6 +227,11 @@ class RemoteEngine:
         """No request is waiting or running."""
         return not self._waiting and not self._running
 
+    def prompt_tokens(self, request: Request) -> int | None:
+        """Return None: the server has the tokenizer."""
+        del request
+        return None
+
     def submit(self, request: Request) -> int:
         """Send a request, or let it wait in line, and return its id. Raises UsageError. The clock starts here."""
         last_cancel = self._last_cancel
@@ -236,11 +241,6 @@ class RemoteEngine:
         self._waiting.append(answer)
         self._start_waiting()
         return answer.request_id
-
-    def count_tokens(self, prompt: ChatPrompt) -> int | None:
-        """Return None: the server has the tokenizer."""
-        del prompt
-        return None
 
     def step(self) -> list[Event]:
         """Wait until something has come, and return it.

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.store import read_conversation
 from tests.support.cli.chats import chat, environment, events_in, journals, open_chat, say, words
 from tests.support.cli.commands import llmrun, script_file, shell
@@ -60,6 +59,12 @@ def test_blocks_commands_and_the_endings_of_other_systems(tmp_path: Path) -> Non
     assert [question for question, _ in answered(path)] == ["one", "two\n\n/lines", " é"]
 
 
+def test_undo_twice_in_a_pipe_takes_two_turns_back(tmp_path: Path) -> None:
+    done = chat(tmp_path, "-q", turns="one\ntwo\n/undo\n/undo\nthree\n")
+    assert done.stdout == b"You said: one\nYou said: two\nYou said: three\n"
+    assert answered(journals(tmp_path)[0]) == [("three", "You said: three")]
+
+
 def test_a_program_at_the_other_end_can_wait_for_each_answer(tmp_path: Path) -> None:
     with open_chat(tmp_path, "-q") as process:
         assert process.stdout
@@ -86,6 +91,18 @@ def test_the_first_error_ends_a_pipe_with_its_code(tmp_path: Path, turns: bytes,
     assert said in told
     assert told.count("\n") == 2 if "hint" in told else 1
     assert answered(journals(tmp_path)[0])[0] == ("one", "You said: one")
+
+
+def test_a_pipe_goes_on_past_a_full_context_where_the_settings_say_so(tmp_path: Path) -> None:
+    questions = [f"question {number}" for number in range(20)]
+    answers = b"".join(b"You said: %s\n" % question.encode() for question in questions)
+    done = chat(tmp_path, "-q", "-c", "300", turns=words(questions), LLMRUN_ON_FULL="forget")
+    assert (done.stdout, done.stderr, done.returncode) == (answers, b"", 0)
+    assert len(answered(journals(tmp_path)[0])) == len(questions)
+    (tmp_path / "config.toml").write_text('on_full = "never"\n')
+    refused = chat(tmp_path, "-q", LLMRUN_CONFIG=str(tmp_path / "config.toml"))
+    assert refused.returncode == 2
+    assert b"on_full: 'never' is not one of stop, forget" in refused.stderr
 
 
 def test_a_broken_template_is_code_9(tmp_path: Path) -> None:
@@ -322,26 +339,6 @@ def test_a_pipe_holds_no_escape_byte(tmp_path: Path) -> None:
     assert b"\x1b" not in done.stdout + done.stderr
     assert b"\r" not in done.stdout + done.stderr
     assert done.returncode == 0
-
-
-def test_a_model_without_a_chat_template_is_told_before_the_first_question(tmp_path: Path) -> None:
-    from llmrun.backends.scripted.backend import ScriptedBackend, echo
-    from llmrun.cli.answers.open_model import OpenModel
-    from llmrun.cli.arguments.flags import AnswerFlags
-    from llmrun.cli.chatting.record import ConversationRecord
-    from llmrun.cli.chatting.store import Store
-    from llmrun.cli.commands.chat import _talk
-    from llmrun.engine.engine import Engine
-    from llmrun.errors import TemplateRefused
-    from llmrun.sampling_params import SamplingParams
-
-    store = Store(tmp_path)
-    with Engine(ScriptedBackend(echo)) as engine:
-        engine.template = None
-        opened = OpenModel(engine, "m", SamplingParams())
-        with pytest.raises(TemplateRefused) as refused:
-            _talk(opened, store, ConversationRecord(store, new_conversation("m")), AnswerFlags(), {})
-    assert "--chat-template FILE" in refused.value.hint
 
 
 def test_help_is_in_the_words_of_its_flags() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 import signal
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,12 +47,19 @@ def ask(process: pexpect.spawn[bytes], turn: str, answer: str) -> None:
     process.expect_exact(PROMPT)
 
 
+def until(seen: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not seen():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_questions_commands_and_the_end_of_input(tmp_path: Path) -> None:
     with chatting(tmp_path) as process:
         ask(process, "one", "You said: one")
         process.send("/undo\r")
         process.expect_exact("taken back: one")
-        ask(process, " and two", "You said: one and two")
+        ask(process, "\x1b[F and two", "You said: one and two")
         process.send("/exti\r")
         process.expect_exact("did you mean /exit?")
         process.expect_exact(PROMPT)
@@ -59,6 +67,85 @@ def test_questions_commands_and_the_end_of_input(tmp_path: Path) -> None:
     assert process.exitstatus == 0
     conversation = read_conversation(journals(tmp_path)[0]).conversation
     assert [one.question for one in conversation.exchanges] == ["one and two"]
+
+
+def test_undo_twice_takes_two_turns_back(tmp_path: Path) -> None:
+    with chatting(tmp_path) as process:
+        ask(process, "one", "You said: one")
+        ask(process, "two", "You said: two")
+        for question in ("two", "one"):
+            process.send("/undo\r")
+            process.expect_exact(f"taken back: {question}")
+            process.expect_exact(PROMPT)
+        ask(process, "", "You said: one")
+        process.send("/exit\r")
+    conversation = read_conversation(journals(tmp_path)[0]).conversation
+    assert [one.question for one in conversation.exchanges] == ["one"]
+
+
+def test_edit_opens_the_editor_on_a_terminal_as_it_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nstty -a < /dev/tty > "$0.modes"\nread line < /dev/tty\necho "$line" >> "$1"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("VISUAL", str(editor))
+    with chatting(tmp_path) as process:
+        ask(process, "one", "You said: one")
+        process.send("/edit\r")
+        until(lambda: (tmp_path / "editor.modes").exists() and bool((tmp_path / "editor.modes").read_text()))
+        process.send("two\n")
+        process.expect_exact("> one\r\n> two\r\n")
+        process.expect_exact("You said: one")
+        process.expect_exact(PROMPT)
+        process.send("/exit\r")
+    modes = (tmp_path / "editor.modes").read_text().replace(";", " ").split()
+    assert {"icanon", "echo", "icrnl"} <= set(modes)
+    conversation = read_conversation(journals(tmp_path)[0]).conversation
+    assert [one.question for one in conversation.exchanges] == ["one", "one\ntwo"]
+
+
+def test_ctrl_c_in_the_editor_does_not_stop_the_next_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\ntrap "" INT\necho ready\nread line < /dev/tty\necho two > "$1"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("VISUAL", str(editor))
+    with chatting(tmp_path) as process:
+        process.send("/edit\r")
+        process.expect_exact("ready")
+        process.sendintr()
+        process.send("\n")
+        process.expect_exact("You said: two")
+        process.expect_exact(PROMPT)
+        process.send("/exit\r")
+    assert process.exitstatus == 0
+
+
+def test_copy_asks_the_terminal_where_nothing_else_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("WAYLAND_DISPLAY", "DISPLAY", "TMUX"):
+        monkeypatch.delenv(variable, raising=False)
+    with chatting(tmp_path) as process:
+        ask(process, "one", "You said: one")
+        process.send("/copy\r")
+        process.expect_exact(f"\x1b]52;c;{base64.b64encode(b'You said: one').decode()}\x07")
+        process.expect_exact("the last answer is copied to the terminal's clipboard")
+        process.expect_exact(PROMPT)
+        process.send("/exit\r")
+
+
+def test_another_model_answers_and_is_there_when_the_chat_continues(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", "I am another")])
+    with chatting(tmp_path) as process:
+        ask(process, "one", "You said: one")
+        process.send("/model missing.json\r")
+        process.expect_exact("goes on")
+        process.expect_exact(PROMPT)
+        process.send(f"/model {script}\r")
+        process.expect_exact("answers from here on")
+        process.expect_exact(PROMPT)
+        ask(process, "two", "I am another")
+        process.send("/exit\r")
+    with chatting(tmp_path, "--continue") as process:
+        ask(process, "three", "I am another")
+        process.send("/exit\r")
 
 
 def test_exit_says_goodbye_with_code_0(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.cli.chatting.conversation import new_conversation
+from llmrun.cli.chatting.store import Store, read_conversation
 from tests.support.cli.chats import environment, events_in, journals, words
 from tests.support.cli.commands import llmrun
 from tests.support.models.downloads import smollm2
@@ -36,3 +38,30 @@ def test_a_turn_computes_only_what_is_new(tmp_path: Path) -> None:
     assert animal["cached_tokens"] >= color["cached_tokens"]
     assert again["cached_tokens"] == again["prompt_tokens"] - 1
     assert again["generated_tokens"] == animal["generated_tokens"]
+
+
+def test_with_on_full_forget_the_answer_is_that_of_the_turns_that_are_left(tmp_path: Path) -> None:
+    """The prompt of the turns that are left is prefilled as that of a new conversation, so the bytes agree."""
+    options = ("chat", "-q", str(smollm2()), "--seed", "3", "-n", "24", "-c", "256")
+    turns = [f"Tell me one fact about the number {number}." for number in range(8)]
+    done = llmrun(*options, stdin=words(["/set on_full forget", *turns]).encode(), env=environment(tmp_path / "long"))
+    assert done.returncode == 0, done.stderr
+    whole = read_conversation(journals(tmp_path / "long")[0]).conversation
+    last = whole.exchanges[-1]
+    assert last.ended is not None
+    assert len(whole.exchanges) == len(turns)
+    fresh = new_conversation(str(smollm2()))
+    fresh.preferences = dict(whole.preferences)
+    store = Store(tmp_path / "short" / "conversations")
+    for kept in range(1, len(turns)):
+        fresh.exchanges = whole.exchanges[-1 - kept : -1]
+        store.save(f"kept {kept}", fresh)
+        asked = words([f"/load kept {kept}", turns[-1]]).encode()
+        again = llmrun(*options, stdin=asked, env=environment(tmp_path / "short"))
+        assert again.returncode == 0, again.stderr
+        newest = read_conversation(journals(tmp_path / "short")[-1]).conversation.exchanges[-1]
+        assert newest.ended is not None
+        if newest.ended.prompt_tokens == last.ended.prompt_tokens:
+            assert newest.answer == last.answer
+            return
+    raise AssertionError("no number of turns has the same prompt")

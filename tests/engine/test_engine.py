@@ -79,6 +79,18 @@ def test_an_answer_ends_when_the_context_is_full() -> None:
     assert len(gathered.tokens) == 10
 
 
+def test_the_tokens_of_a_prompt_are_counted_without_running_it() -> None:
+    backend = ScriptedBackend(scripted_answers([("go", "yes")]), context_size=20)
+    engine = Engine(backend)
+    assert engine.prompt_tokens(Request(TokenPrompt(list(range(30))))) == 30
+    chat = Request(ChatPrompt([{"role": "user", "content": "go"}]), 1, (), GREEDY)
+    counted = engine.prompt_tokens(chat)
+    assert backend.batches == []
+    roomy = Engine(ScriptedBackend(scripted_answers([("go", "yes")])))
+    [gathered] = answer_all(roomy, [chat])
+    assert gathered.finished.timings.prompt_tokens == counted
+
+
 @pytest.mark.parametrize("length", [30, 31, 500])
 def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(length: int) -> None:
     with pytest.raises(ContextExceeded, match=rf"\b{length} tokens.*limit 30"):
@@ -219,11 +231,3 @@ def test_a_lone_prompt_fails_when_the_cache_is_full() -> None:
     assert "60 tokens" in str(gathered.failed.error)
     [after] = answer_all(engine, [random_request(10)])
     assert len(after.tokens) == 20
-
-
-def test_tokens_are_counted_as_the_prompt_of_an_answer_has_them() -> None:
-    with Engine(ScriptedBackend(scripted_answers([("go", "hello")]))) as engine:
-        prompt = ChatPrompt([{"role": "user", "content": "go"}])
-        [gathered] = answer_all(engine, [Request(prompt, sampling=GREEDY)])
-        assert engine.count_tokens(prompt) == gathered.finished.timings.prompt_tokens
-        assert engine.idle

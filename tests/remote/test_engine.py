@@ -432,3 +432,8 @@ def test_ttft_is_what_an_observer_on_the_wire_sees(real_port: int) -> None:
     print("TTFT less what the relay saw, ms:", [round(1000 * difference, 2) for difference in differences])  # noqa: T201
     assert abs(statistics.median(differences)) < 0.010
     assert statistics.median(measured) > 0.015  # it had something to measure
+
+
+def test_only_the_server_can_count_the_tokens_of_a_prompt() -> None:
+    with serving(response(HELLO)) as server, RemoteEngine.open(server.url) as engine:
+        assert engine.prompt_tokens(Request(CHAT)) is None

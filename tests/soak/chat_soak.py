@@ -98,11 +98,14 @@ def load(person: Person) -> None:
 
 
 def undo(person: Person) -> None:
-    """Take the last question back, and drop it or ask it again."""
+    """Take one or two questions back, and drop the last one or ask it again."""
     if not person.said:
         return
     question, _ = person.said.pop()
     person.run_command("/undo", b"taken back")
+    if person.said and person.chance.random() < 0.3:  # typed over the question that was put back
+        question, _ = person.said.pop()
+        person.run_command("/undo", b"taken back")
     person.agree()
     if person.chance.random() < 0.5:
         person.act("undo", CTRL_C)
@@ -127,7 +130,7 @@ def look_around(person: Person) -> None:
         ("/show", rb"context"),
         ("/stats", rb"\n"),
         ("/system Be brief.", rb"system prompt is set"),
-        ("/system default", rb"system prompt is set"),
+        ("/system default", rb"system prompt is back"),
         ("/help", rb"/regen"),
         ("/load", rb"\n"),
         ("/nonsense", rb"no such command"),

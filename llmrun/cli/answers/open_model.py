@@ -100,6 +100,14 @@ def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool
         yield OpenModel(engine, found.name, default_sampling(engine.info.metadata, recommended))
 
 
+def fetch_model(settings: Settings) -> None:
+    """Find the model's file, fetching it if need be, without opening it. Raises every LlmrunError of hub.
+
+    A model behind a server is left alone."""
+    if not is_endpoint(settings.model):
+        _found(settings)
+
+
 def _options(settings: Settings) -> OpenOptions:
     return OpenOptions(
         backend=settings.backend,

@@ -16,8 +16,9 @@ from llmrun.cli.chatting.record import take_up
 from llmrun.cli.chatting.store import Recording, in_our_words, read_conversation
 from llmrun.cli.console.columns import beside
 from llmrun.cli.console.output import out
-from llmrun.cli.console.terminal import room, visible_line
+from llmrun.cli.console.terminal import room, shortened, visible_line
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.settings import RULES
 
 if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat
@@ -33,7 +34,17 @@ def system(chat: Chat, text: str) -> None:
     quoted = blocks.without_quotes(text)
     chosen = chat.default_system if text == DEFAULT else "" if text == '""' else text if quoted is None else quoted
     chat.record.add(SystemSet(chosen))
-    chat.confirm("the system prompt is set; the next answer heeds it")
+    chat.confirm(_system_reply(chosen, is_default=text == DEFAULT))
+
+
+def _system_reply(chosen: str | None, *, is_default: bool) -> str:
+    if chosen is None:
+        return "the system prompt is back to the default: the template's own, if it has one"
+    if is_default:
+        return f"the system prompt is back to the one in your settings: {shortened(visible_line(chosen), 100)}"
+    if not chosen:
+        return "the system prompt is empty from the next answer on; it replaces the template's own"
+    return "the system prompt is set; the next answer heeds it"
 
 
 def set_preference(chat: Chat, argument: str) -> None:
@@ -56,23 +67,31 @@ def set_preference(chat: Chat, argument: str) -> None:
         return
     chosen = None if value == DEFAULT else preferences.parse_value(name, value)
     _prefer(chat, name, chosen)
-    chat.confirm(f"{name} {_shown(chat.preference(name))}")
+    default = " (the default)" if chosen is None and chat.preference(name) is not None else ""
+    chat.confirm(f"{name} {_shown(chat.preference(name))}{default}")
 
 
 def _prefer(chat: Chat, name: str, value: preferences.Value | None) -> None:
-    """To let it think takes back a budget of 0 that was set before."""
-    if name == preferences.THINK and value and chat.conversation.preferences.get(preferences.THINK_BUDGET) == 0:
+    """Set a preference. Thinking and a budget of 0 exclude each other: the one that was set last holds."""
+    known, set_before = chat.engine.thinking, chat.conversation.preferences
+    if name == preferences.THINK and value and known:
+        known.require()
+    if name == preferences.THINK and value and set_before.get(preferences.THINK_BUDGET) == 0:
         chat.record.add(PreferenceSet(preferences.THINK_BUDGET, None))
+    if name == preferences.THINK_BUDGET and value == 0 and set_before.get(preferences.THINK):
+        chat.record.add(PreferenceSet(preferences.THINK, None))
+    if name == preferences.THINK_BUDGET and value is not None and known and known.style is None:
+        out.note("no tags of thinking are known for this model, so the budget limits nothing")
     chat.record.add(PreferenceSet(name, value))
 
 
 def think(chat: Chat, argument: str) -> None:
     on = preferences.parse_value(preferences.THINK, argument or "on") if argument != DEFAULT else None
-    if on and chat.engine.thinking:
-        chat.engine.thinking.require()
     _prefer(chat, preferences.THINK, on)
     words = {None: "thinks or not as it does by itself", True: "thinks before it answers", False: "answers at once"}
-    chat.confirm(f"the model {words[None if on is None else bool(on)]}")
+    holds = chat.preference(preferences.THINK)
+    default = " (the default)" if on is None and holds is not None else ""
+    chat.confirm(f"the model {words[None if holds is None else bool(holds)]}{default}")
 
 
 def answer_at_once(chat: Chat, argument: str) -> None:
@@ -107,7 +126,7 @@ def undo(chat: Chat, argument: str) -> None:
     question = chat.conversation.exchanges[-1].question
     chat.record.add(Undone())
     chat.offer(question)
-    chat.confirm(f"taken back: {visible_line(question):.100}")
+    chat.confirm(f"taken back: {shortened(visible_line(question), 100)}")
 
 
 def regenerate(chat: Chat, argument: str) -> None:
@@ -171,7 +190,8 @@ def age(seconds: float) -> str:
 
 
 def preference_choices(chat: Chat) -> Iterable[tuple[str, str]]:
-    return [(f"{name} ", _shown(chat.preference(name))) for name in preferences.NAMES if name != preferences.CONTEXT]
+    names = [(f"{name} ", _shown(chat.preference(name))) for name in preferences.NAMES if name != preferences.CONTEXT]
+    return [*names, *((f"{preferences.ON_FULL} {value}", "") for value in RULES[preferences.ON_FULL].choices)]
 
 
 def think_choices(chat: Chat) -> Iterable[tuple[str, str]]:
@@ -255,7 +275,7 @@ def _system_lines(chat: Chat) -> list[str]:
 
 
 def _preference_lines(chat: Chat) -> list[str]:
-    others = ("seed", "max_tokens", preferences.STOP)
+    others = ("seed", "max_tokens", preferences.STOP, preferences.ON_FULL)
     chosen = [f"{name} {_shown(chat.preference(name))}" for name in others]
     thinking = [f"{name} {_shown(chat.preference(name))}" for name in preferences.THINKING]
     return [

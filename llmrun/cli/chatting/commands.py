@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.chatting import actions
 from llmrun.cli.chatting.screen import Completion
+from llmrun.cli.chatting.slash import answers, models
 from llmrun.cli.console.columns import beside
 from llmrun.cli.console.terminal import room
 from llmrun.errors import UsageError
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.session import Chat
 
 
+CONVERSATION, ANSWERS, SETTINGS, CHAT = GROUPS = ("Conversation", "Answers", "Model and settings", "Chat")
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """`run` gets what follows the name, without the blanks around it. `choices` are words that may follow, each with
-    what it is."""
+    what it is. /help lists the commands by `group`."""
 
     name: str
     arguments: str
@@ -28,18 +32,26 @@ class Command:
     run: Callable[[Chat, str], None]
     aliases: tuple[str, ...] = ()
     choices: Callable[[Chat], Iterable[tuple[str, str]]] = lambda chat: ()
+    group: str = CONVERSATION
 
     @property
     def usage(self) -> str:
-        return f"/{self.name} {self.arguments}".rstrip()
+        """The name with its arguments, and the other names."""
+        return ", ".join([f"/{self.name} {self.arguments}".rstrip(), *(f"/{alias}" for alias in self.aliases)])
 
 
 def _help(chat: Chat, argument: str) -> None:
-    wanted = [command_for(argument.removeprefix("/"))] if argument else COMMANDS
-    widest = max(len(command.usage) for command in wanted)
-    lines = [(f"{command.usage:<{widest}}  ", command.about) for command in wanted]
-    shown = lines if argument else [*lines, *_HINTS]
-    chat.reply(line for label, text in shown for line in beside(label, text, room(sys.stderr)))
+    if argument:
+        command = command_for(argument.removeprefix("/"))
+        chat.reply(beside(f"{command.usage}  ", command.about, room(sys.stderr)))
+        return
+    widest = max(len(command.usage) for command in COMMANDS)
+    for group in GROUPS:
+        chat.reply([f"{group}:"])
+        for command in COMMANDS:
+            if command.group == group:
+                chat.reply(beside(f"  {command.usage:<{widest}}  ", command.about, room(sys.stderr)))
+    chat.reply(line for label, text in _HINTS for line in beside(label, text, room(sys.stderr)))
 
 
 def _command_choices(chat: Chat) -> Iterable[tuple[str, str]]:
@@ -47,40 +59,61 @@ def _command_choices(chat: Chat) -> Iterable[tuple[str, str]]:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("help", "[COMMAND]", "this list", _help, ("?",), _command_choices),
-    Command("system", "[TEXT]", "show the system prompt, or set it; `default` takes yours back", actions.system),
+    Command("help", "[COMMAND]", "list the commands, or explain one", _help, ("?",), _command_choices, CHAT),
+    Command(
+        "model",
+        "[NAME]",
+        "show the model, or open another one for this conversation",
+        models.model,
+        choices=models.model_choices,
+        group=SETTINGS,
+    ),
+    Command("system", "[TEXT]", "show or set the system prompt; `default` resets it", actions.system, group=SETTINGS),
     Command(
         "set",
         "[NAME VALUE]",
-        "show the settings of this conversation, or set one; `default` takes it back",
+        "show or change the settings; `default` resets one",
         actions.set_preference,
         choices=actions.preference_choices,
+        group=SETTINGS,
     ),
     Command(
         "think",
         "[on|off]",
-        "let the model think before it answers, or not; `default` takes it back",
+        "let the model think first, or not; `default` resets it",
         actions.think,
         choices=actions.think_choices,
+        group=SETTINGS,
     ),
-    Command("nothink", "", "answer at once: as /think off", actions.answer_at_once),
+    Command("nothink", "", "answer at once, as /think off", actions.answer_at_once, group=SETTINGS),
     Command(
         "show",
         "[WHAT]",
-        "what is going on: model, template, system, settings or conversation",
+        "show model, template, system, settings or conversation",
         actions.show,
         choices=actions.show_choices,
+        group=CHAT,
     ),
     Command("clear", "", "begin a new conversation; this one stays saved", actions.clear),
     Command("undo", "", "take back the last question and its answer", actions.undo),
-    Command("regen", "", "answer the last question again, with another seed", actions.regenerate),
-    Command("save", "[NAME]", "keep a copy by name; every conversation is saved as it goes", actions.save),
+    Command("retry", "", "answer the last question again", answers.retry, group=ANSWERS),
+    Command("regen", "", "the same, with another seed even if one is set", actions.regenerate, group=ANSWERS),
+    Command("edit", "[TEXT]", "write a question in $EDITOR, beginning with the last one", answers.edit, group=ANSWERS),
+    Command(
+        "copy",
+        f"[{answers.CODE}]",
+        "copy the last answer, or its last block of code",
+        answers.copy,
+        choices=answers.copy_choices,
+        group=ANSWERS,
+    ),
+    Command("save", "[NAME]", "keep a copy by name; every chat is saved as it goes", actions.save),
     Command(
         "load", "[NAME]", "list the saved conversations, or go on with one", actions.load, (), actions.load_choices
     ),
     Command("search", "WORDS", "find words in this conversation and in earlier ones", actions.search),
-    Command("stats", "", "tokens, times and speeds since the start", actions.stats),
-    Command("exit", "", "end the chat; so does the end of input", actions.leave, ("bye", "quit")),
+    Command("stats", "", "tokens, times and speeds since the start", actions.stats, group=CHAT),
+    Command("exit", "", "end the chat; so does the end of input", actions.leave, ("bye", "quit"), group=CHAT),
 )
 _HINTS = (
     ('"""  ', "begins and ends a text of several lines"),

@@ -163,13 +163,21 @@ class Conversation:
     @property
     def messages(self) -> list[dict[str, str]]:
         """What the engine is given to answer the last question: all of it but that question's own answer."""
-        return self.all_messages[:-1] if self.exchanges else self.all_messages
+        return self.messages_from(0)
+
+    def messages_from(self, first: int) -> list[dict[str, str]]:
+        """Return `messages` without the exchanges before this one; the system prompt stays."""
+        told = self._told_from(first)
+        return told[:-1] if self.exchanges else told
 
     @property
     def all_messages(self) -> list[dict[str, str]]:
         """The system prompt, then every question with its answer, which is empty where there is none yet."""
+        return self._told_from(0)
+
+    def _told_from(self, first: int) -> list[dict[str, str]]:
         told = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for exchange in self.exchanges:
+        for exchange in self.exchanges[first:]:
             told.append({"role": "user", "content": exchange.question})
             thinking = {"reasoning_content": exchange.thinking} if exchange.thoughts else {}
             told.append({"role": "assistant", "content": exchange.answer, **thinking})

@@ -19,7 +19,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer
 from prompt_toolkit.completion import Completion as Suggestion
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
-from prompt_toolkit.filters import Condition, has_focus
+from prompt_toolkit.filters import Condition, has_focus, shift_selection_mode
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -28,6 +28,7 @@ from prompt_toolkit.layout.controls import BufferControl
 from prompt_toolkit.layout.dimension import Dimension, to_dimension
 from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.output.defaults import create_output
+from prompt_toolkit.selection import SelectionState
 from prompt_toolkit.styles import Style
 
 from llmrun.cli.chatting.blocks import is_unfinished
@@ -43,6 +44,9 @@ PROMPT = "> "
 MOST_ROWS = 10  # of the screen that a text of many lines takes while it is edited
 _NEARLY_FULL = 0.9
 _METER_FROM = 40  # columns; a narrower terminal has no room for a meter
+_DRAFT_HINT = "Enter sends it, an arrow key edits it"
+_DRAFT_HINT_FROM = 60  # columns
+_LEAVE_SELECTED = ("c-a", "c-e", "c-b", "c-f", "c-p", "c-n")  # besides the arrow keys, Home and End
 _MENU_ROWS = 6
 
 _STYLE = Style.from_dict(
@@ -104,7 +108,7 @@ class TerminalTurns:
         self._stream.write("\n")  # a blank row between what was said and what is asked next
         self._keyboard.paused = True
         try:
-            text = self._session.prompt(default=self._pastes.folded(draft))
+            text = self._session.prompt(default=self._pastes.folded(draft), pre_run=self._select_draft)
         except EOFError:
             return None
         finally:
@@ -118,6 +122,16 @@ class TerminalTurns:
         if self._stopped_already():
             os.kill(os.getpid(), signal.SIGINT)
         yield
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        self._keyboard.paused = True
+        self._keyboard.restore()
+        try:
+            yield
+        finally:
+            self._keyboard.paused = False
+            self._keyboard.quiet()
 
     def restore(self) -> None:
         self._keyboard.restore()
@@ -138,6 +152,14 @@ class TerminalTurns:
         """What the user meant: pastes in full, and a byte that was no UTF-8 as the sign for it."""
         return self._pastes.unfolded(text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
+    def _select_draft(self) -> None:
+        """Select the text that the line begins with: what is typed next replaces it, so that no command ever ends up
+        behind it. Enter sends it, and moving the cursor keeps it for editing, as in a browser's address bar."""
+        buffer = self._session.default_buffer
+        if buffer.text:
+            buffer.selection_state = SelectionState(original_cursor_position=0)
+            buffer.selection_state.enter_shift_mode()
+
     # Keys
 
     def _keys(self) -> KeyBindings:
@@ -151,8 +173,12 @@ class TerminalTurns:
             (self._open_paste, typing & Condition(self._behind_a_paste), "tab"),
             (self._clear, typing, "c-c"),
             (self._clear, typing, "<sigint>"),
+            (self._delete_selected, typing & shift_selection_mode, "delete"),
+            (self._unselect, typing & shift_selection_mode, "escape"),
         ):
             keys.add(*names, filter=filtered)(handler)
+        for name in _LEAVE_SELECTED:
+            keys.add(name, filter=typing & shift_selection_mode)(self._leave_selected)
         return keys
 
     def _enter(self, event: KeyPressEvent) -> None:
@@ -160,6 +186,7 @@ class TerminalTurns:
         if buffer.complete_state and buffer.complete_state.current_completion:
             buffer.complete_state = None  # takes the completion, and does not send it yet
             return
+        buffer.exit_selection()
         if is_unfinished(buffer.text):
             buffer.newline(copy_margin=False)
         elif buffer.text.strip():
@@ -167,10 +194,13 @@ class TerminalTurns:
             event.app.exit(result=buffer.text)
 
     def _new_line(self, event: KeyPressEvent) -> None:
+        event.current_buffer.exit_selection()
         event.current_buffer.newline(copy_margin=False)
 
     def _paste(self, event: KeyPressEvent) -> None:
         text = event.data.replace("\r\n", "\n").replace("\r", "\n")
+        if event.current_buffer.selection_state:
+            event.current_buffer.cut_selection()
         event.current_buffer.insert_text(self._pastes.folded(text))
 
     def _behind_a_paste(self) -> bool:
@@ -182,6 +212,17 @@ class TerminalTurns:
         buffer = event.current_buffer
         sign = buffer.delete_before_cursor()
         buffer.insert_text(self._pastes.unfolded(sign))
+
+    def _delete_selected(self, event: KeyPressEvent) -> None:
+        event.current_buffer.cut_selection()
+
+    def _unselect(self, event: KeyPressEvent) -> None:
+        event.current_buffer.exit_selection()
+
+    def _leave_selected(self, event: KeyPressEvent) -> None:
+        """Keep the selected text, and let the key do what it does without a selection."""
+        event.current_buffer.exit_selection()
+        event.key_processor.feed_multiple(event.key_sequence, first=True)
 
     def _clear(self, event: KeyPressEvent) -> None:
         buffer = event.current_buffer
@@ -199,6 +240,9 @@ class TerminalTurns:
 
     def _shown_meter(self) -> StyleAndTextTuples:
         app = get_app()
+        if not app.is_done and self._session.default_buffer.selection_state:
+            wide = app.output.get_size().columns >= _DRAFT_HINT_FROM
+            return [("class:hint", _DRAFT_HINT)] if wide else []
         if app.is_done or not self._meter.context_used or app.output.get_size().columns < _METER_FROM:
             return []
         if not self._meter.context_size:

@@ -59,6 +59,10 @@ class PlainTurns:
     def answering(self) -> Iterator[None]:
         yield
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        yield
+
     def restore(self) -> None:
         """The modes were never changed."""
 

@@ -14,8 +14,10 @@ STOP = "stop"  # texts that end an answer; the only one that is no setting of `s
 CONTEXT = "ctx_size"  # kept with the conversation, but decided when the model is opened
 THINK = "think"
 THINK_BUDGET = "think_budget"
+ON_FULL = "on_full"
+FORGET = "forget"  # of ON_FULL: go on without the oldest turns
 THINKING = (THINK, THINK_BUDGET, "hide_thinking")
-NAMES = (*SAMPLING, "seed", "max_tokens", STOP, CONTEXT, *THINKING)
+NAMES = (*SAMPLING, "seed", "max_tokens", STOP, CONTEXT, *THINKING, ON_FULL)
 
 _BY_FLAG = {flag[2:].replace("-", "_"): name for name, parameter in SAMPLING.items() for flag in parameter.flags}
 

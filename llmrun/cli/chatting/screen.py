@@ -52,7 +52,8 @@ class Turns(Protocol):
 
         It may have several lines. A block that begins with `"""` is handed over whole, with its quotes:
         `blocks.is_unfinished(text)` says whether more lines belong to it. `draft` is a text to begin with, for the
-        user to edit; where nothing can be edited it is ignored.
+        user to send or to edit. It is selected: what is typed first replaces it, be it a command or another question.
+        Where nothing can be edited it is ignored.
 
         At Ctrl-C the line is cleared and another one is read. A KeyboardInterrupt that gets out of here starts a new
         prompt when `interactive`, and ends the chat with exit code 130 when not.
@@ -60,6 +61,9 @@ class Turns(Protocol):
 
     def answering(self) -> AbstractContextManager[None]:
         """How the input behaves while an answer is computed and shown: keys are not echoed, Ctrl-C is a signal."""
+
+    def lent(self) -> AbstractContextManager[None]:
+        """While another program has the terminal: its modes are as they were found."""
 
     def restore(self) -> None:
         """Put the input's modes back as they were found, at once: called from a signal handler before the process

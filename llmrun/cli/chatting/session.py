@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,24 +13,27 @@ from llmrun.cli.answers.sampling import next_seed, sent_sampling
 from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.prompt import checked_text
 from llmrun.cli.chatting import blocks
+from llmrun.cli.chatting.context.context_used import ContextUsed
+from llmrun.cli.chatting.context.prompt_window import FORGET_HINT, UNDO_OR_CLEAR, PromptWindow
 from llmrun.cli.chatting.conversation import new_conversation, now
 from llmrun.cli.chatting.events import ModelChanged, QuestionAsked, Undone
 from llmrun.cli.chatting.journal import ConversationFileError
-from llmrun.cli.chatting.preferences import CONTEXT, STOP
+from llmrun.cli.chatting.preferences import CONTEXT, FORGET, ON_FULL, STOP
 from llmrun.cli.chatting.record import ConversationRecord
 from llmrun.cli.chatting.saying import Saying
 from llmrun.cli.chatting.screen import Meter
 from llmrun.cli.chatting.totals import SessionTotals
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import shortened, visible_line
-from llmrun.engine.requests import ChatPrompt, Finished, PrefillProgress, Request, TextDelta
+from llmrun.cli.messages import message_for
+from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta
 from llmrun.errors import ContextExceeded, LlmrunError, NetworkError, TemplateRefused, UsageError
 from llmrun.sampling_params import SAMPLING
 from llmrun.settings import RULES, with_values
 from llmrun.types import FinishReason
 
 if TYPE_CHECKING:
-    from llmrun.cli.answers.open_model import OpenModel
+    from llmrun.cli.answers.model_in_use import ModelInUse
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.preferences import Value
     from llmrun.cli.chatting.screen import AnswerView, Turns
@@ -46,7 +50,6 @@ SURVIVED = (
     ConversationFileError,
     NetworkError,
 )  # errors of one turn alone
-UNDO_OR_CLEAR = "/undo takes back the last exchange, /clear starts over"
 
 _COMMAND = re.compile(r"/(?!/)(?P<name>\S*)(?P<argument>.*)", re.DOTALL)
 
@@ -61,6 +64,7 @@ class RunnableCommand(Protocol):
 class Chat:
     """One conversation at a time with one open model.
 
+    models       the open model; closed by the caller
     record       the conversation, and the file it is saved in
     settings     the values of everything that the conversation does not set itself
     variables    more variables for the chat template
@@ -69,7 +73,7 @@ class Chat:
 
     def __init__(
         self,
-        opened: OpenModel,
+        models: ModelInUse,
         *,
         store: Store,
         record: ConversationRecord,
@@ -80,21 +84,21 @@ class Chat:
         signals: Signals,
         command_for: Callable[[str], RunnableCommand],
     ) -> None:
-        self.engine: Answering = opened.engine
-        self.model = opened.name
         self.store = store
         self.record = record
         self.totals = SessionTotals()
-        self._model_sampling = opened.default_sampling
+        self.draft = ""  # what the line at hand began with
+        self.failed_question = ""  # the one that `draft` is, if it could not be answered
+        self._models = models
         self._settings = settings
-        self._variables = variables
         self._turns = turns
         self._view = view
         self._signals = signals
         self._command_for = command_for
-        self._lasting_model = record.conversation.model
-        self._recounted: tuple[object, int | None] | None = None  # what was counted, and its tokens
-        self._draft = ""
+        self._next_draft = ""
+        self._failed = ""
+        self._window = PromptWindow(variables)
+        self._context_used = ContextUsed(variables)
         self._over = False
 
     def run(self) -> int:
@@ -119,30 +123,40 @@ class Chat:
         return 0
 
     def _read(self) -> str | None:
-        draft, self._draft = self._draft, ""
+        self.draft, self._next_draft = self._next_draft, ""
+        self.failed_question, self._failed = self._failed, ""
         with self._signals.reading():
-            return self._turns.read(self.meter, draft)
+            return self._turns.read(self.meter, self.draft)
 
     def _take(self, typed: str) -> None:
         """One turn: a command, a question, or nothing at all."""
         block = blocks.without_quotes(typed)
         line = typed.strip()
         if block is not None:
-            self._ask(block)
+            self.ask(block)
         elif command := _COMMAND.fullmatch(typed):
             self._command_for(command["name"]).run(self, command["argument"].strip())
         elif line.startswith("/"):
-            self._ask(line.removeprefix("/") if typed.startswith("//") else line)
+            self.ask(line.removeprefix("/") if typed.startswith("//") else line)
         else:
-            self._ask(typed.rstrip())
+            self.ask(typed.rstrip())
 
-    def _ask(self, question: str) -> None:
+    # What commands ask for
+
+    def ask(self, question: str) -> None:
+        """Ask a question and answer it. An empty one is no question."""
         if not question.strip():
             return
         self.record.add(QuestionAsked(checked_text(question, "question"), now()))
         self._answer(self._new_seed())
 
-    # What commands ask for
+    @property
+    def engine(self) -> Answering:
+        return self._models.opened.engine
+
+    @property
+    def model(self) -> str:
+        return self._models.opened.name
 
     @property
     def conversation(self) -> Conversation:
@@ -154,33 +168,13 @@ class Chat:
 
     @property
     def context_used(self) -> int | None:
-        """Tokens that the conversation fills; None if only the next answer will tell.
-
-        An answer that ended has been counted. Otherwise (the process died in it, or another model gave it) the
-        conversation is rendered and counted here, once.
-        """
-        conversation = self.conversation
-        if conversation.is_counted:
-            return conversation.context_used
-        counted_for = (conversation.began.conversation, len(conversation.exchanges), conversation.system)
-        if self._recounted is None or self._recounted[0] != counted_for:
-            self._recounted = counted_for, self._count()
-        return self._recounted[1]
-
-    def _count(self) -> int | None:
-        messages = self.conversation.all_messages
-        if self.conversation.unanswered is not None:
-            messages = messages[:-1]
-        prompt = ChatPrompt(messages, add_generation_prompt=False, template_kwargs=self._variables)
-        try:
-            return self.engine.count_tokens(prompt)
-        except TemplateRefused:  # some templates refuse a conversation that ends in an answer
-            return None
+        """The tokens that the conversation fills; None if only the next answer will tell."""
+        return self._context_used.tokens(self.engine, self.conversation)
 
     @property
     def sampling(self) -> SamplingParams:
         """How the next answer is drawn, but for its seed."""
-        return replace(self._model_sampling, **self._now_set.sampling)
+        return replace(self._models.opened.default_sampling, **self._now_set.sampling)
 
     @property
     def sent_sampling(self) -> frozenset[str] | None:
@@ -205,34 +199,73 @@ class Chat:
     def answer_again(self) -> None:
         """Answer the last question with another seed."""
         seed = self._new_seed()
-        before = self.conversation.exchanges[-1].began
-        if before is not None and seed is not None and seed == before.seed:
+        if seed is not None and seed == self._last_seed:
             seed = (seed + 1) % 2**64
-        if self.preference("temperature") == 0:
-            out.note("temperature is 0, so the seed changes nothing: /set temperature 0.8 would")
-        self._answer(seed)
+        self._answer_with(seed)
+
+    def retry(self) -> None:
+        """Answer the last question again as the settings have it: with a new seed, unless one is set."""
+        if self._now_set.seed is None:
+            self.answer_again()
+            return
+        if self._now_set.seed == self._last_seed:
+            out.note(
+                f"the seed is set to {self._last_seed}, so with the same settings the answer will be the same: "
+                "/regen takes another seed, /set seed default a new one each time"
+            )
+        self._answer_with(self._now_set.seed)
+
+    def switch_model(self, name: str) -> bool:
+        """Open another model for this conversation; the one in use stays if that fails. Returns False if it is in use
+        already. Raises what opening raises; Ctrl-C stops a download."""
+        try:
+            with self._signals.reading():
+                switched = self._models.switch(name)
+        finally:
+            self._models.reopen()
+        if switched:
+            self._window.left_out = 0  # another tokenizer counts other tokens
+            if self.engine.thinking:
+                self.engine.thinking.prepare()
+            self.record.add(ModelChanged(self._models.lasting_name))
+        return switched
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a person types the turns, and can try again."""
+        return self._turns.interactive
+
+    def lend_terminal(self) -> AbstractContextManager[None]:
+        """Let another program have the terminal while the block runs."""
+        return self._turns.lent()
 
     def offer(self, draft: str) -> None:
         """Let the next prompt begin with this text."""
-        self._draft = draft
+        self._next_draft = draft
 
     def go_on_with(self, record: ConversationRecord) -> None:
         """Leave this conversation, which stays saved, for another one, with the model that is open."""
         self.record.close()
         self.record = record
-        if record.conversation.model != self._lasting_model:
-            record.add(ModelChanged(self._lasting_model))
+        self._window.left_out = 0
+        if record.conversation.model != self._models.lasting_name:
+            record.add(ModelChanged(self._models.lasting_name))
         self._offer_unanswered()
 
     def begin_anew(self) -> None:
         """Leave this conversation, which stays saved, for an empty one with its system prompt and its settings."""
-        fresh = new_conversation(self._lasting_model)
+        fresh = new_conversation(self._models.lasting_name)
         fresh.system = self.conversation.system
         fresh.preferences = dict(self.conversation.preferences)
         self.go_on_with(ConversationRecord(self.store, fresh))
 
     def leave(self) -> None:
         self._over = True
+
+    def tell_error(self, error: Exception) -> None:
+        """Show an error that the chat survives."""
+        message = message_for(error)
+        out.error(message.sentence, message.hint)
 
     def reply(self, lines: Iterable[str]) -> None:
         """What the user asked to see."""
@@ -245,12 +278,17 @@ class Chat:
 
     # Answers
 
+    def _answer_with(self, seed: int | None) -> None:
+        if self.preference("temperature") == 0:
+            out.note("temperature is 0, so the seed changes nothing: /set temperature 0.8 would")
+        self._answer(seed)
+
     def _answer(self, seed: int | None) -> None:
         """Answer the last question, and say how it went. A question that could not be answered is taken back and
         offered for editing; an answer that it had stays."""
         wish = wanted_thinking(self.engine, self._now_set, self.conversation.preferences)
         request = Request(
-            prompt=ChatPrompt(self.conversation.messages, template_kwargs=self._variables),
+            prompt=self._window.prompt(self.conversation),
             max_tokens=self._now_set.max_tokens,
             stop=tuple(self._stops),
             sampling=replace(self.sampling, seed=seed or 0),
@@ -259,11 +297,11 @@ class Chat:
             sent_sampling=self.sent_sampling,
         )
         try:
-            with self._turns.answering():
-                finished = self._stream(request)
+            finished = self._stream_what_fits(request)
         except ContextExceeded as error:
+            refusal = self._window.refusal(self.engine, self.conversation, request, error)
             self._withdraw()
-            raise ContextExceeded(str(error), hint=self._room_hint()) from error
+            raise refusal from error
         except (TemplateRefused, UsageError, NetworkError):
             self._withdraw()
             raise
@@ -279,6 +317,23 @@ class Chat:
         last = self.conversation.exchanges[-1]
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
         out.fields(stats_fields(done))
+
+    def _stream_what_fits(self, request: Request) -> Finished | None:
+        """Answer; with `on_full forget` without the oldest turns, if the context has no room for them."""
+        window, forgets = self._window, self.preference(ON_FULL) == FORGET
+        left_out_before = window.left_out
+        if forgets:
+            request = window.fitted(self.engine, self.conversation, request)
+        while True:
+            try:
+                with self._turns.answering():
+                    return self._stream(request)
+            except ContextExceeded:
+                fewer = window.fitted_better(self.engine, self.conversation, request) if forgets else None
+                if fewer is None:
+                    window.left_out = left_out_before  # a shorter question may need no more room
+                    raise
+                request = fewer
 
     def _stream(self, request: Request) -> Finished | None:
         """Write down and show an answer as it comes. None: it was stopped before a word of it."""
@@ -311,6 +366,7 @@ class Chat:
             return False
         self.record.add(Undone())
         self.offer(question)
+        self._failed = question
         return True
 
     def _offer_unanswered(self) -> None:
@@ -337,19 +393,19 @@ class Chat:
             where = self.engine.info.device
             out.note(f"the answer was cut by {where}: its context may be full: {UNDO_OR_CLEAR}")
         else:
-            out.note(f"the answer was cut: the context of {size:,} tokens is full: {UNDO_OR_CLEAR}")
-
-    def _room_hint(self) -> str:
-        info = self.engine.info
-        hint = UNDO_OR_CLEAR if self.conversation.exchanges else "shorten it"
-        if info.context_size < info.train_context:
-            hint += f"; llmrun chat --continue --ctx-size N has more room (trained for {info.train_context:,})"
-        return hint
+            forgets = self.preference(ON_FULL) == FORGET
+            advice = "the next question leaves out the oldest turns" if forgets else FORGET_HINT
+            out.note(f"the answer was cut: the context of {size:,} tokens is full: {advice}; {UNDO_OR_CLEAR}")
 
     @property
     def _now_set(self) -> Settings:
         chosen = {name: value for name, value in self.conversation.preferences.items() if name in RULES}
         return with_values(self._settings, chosen)
+
+    @property
+    def _last_seed(self) -> int | None:
+        began = self.conversation.exchanges[-1].began
+        return began.seed if began else None
 
     @property
     def _stops(self) -> list[str]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
-from dataclasses import replace
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,11 +30,12 @@ from llmrun.cli.arguments.values import models
 from llmrun.cli.console.output import out
 from llmrun.cli.console.terminal import can_move_cursor, is_terminal
 from llmrun.cli.prompting.library import chosen_template
-from llmrun.errors import LlmrunError, TemplateRefused, UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.folders import data_folder
 from llmrun.settings import RULES, Settings, load_settings, with_values
 
 if TYPE_CHECKING:
+    from llmrun.cli.answers.model_in_use import ModelInUse
     from llmrun.cli.answers.open_model import OpenModel
     from llmrun.cli.chatting.conversation import Conversation
     from llmrun.cli.chatting.events import Event
@@ -89,10 +90,41 @@ def command(
         for event in list(_said(flags, settings, record.conversation)):
             if event != ModelChanged(record.conversation.model):
                 record.add(event)
+        from llmrun.cli.answers.default_model import tell_of_default_model
+        from llmrun.cli.answers.model_in_use import ModelInUse
+
+        if flags.model is None and not continued:
+            tell_of_default_model(settings, "llmrun chat")
+        first = record.conversation.model
+        with ModelInUse(_Opener(flags, _for_opening(settings, record), template, first), first) as models:
+            return _talk(models, store, record, flags, variables)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opener:
+    """Opens the models of one chat: ModelOpener. `template` replaces that of the `first` model alone."""
+
+    flags: AnswerFlags
+    settings: Settings
+    template: str | None
+    first: str
+
+    def fetch(self, name: str) -> str:
+        from llmrun.cli.answers.open_model import fetch_model, lasting_name
+
+        wanted = with_values(self.settings, {"model": name})
+        self.flags.check_model(name)
+        lasting = lasting_name(wanted)
+        if lasting != self.first and self.template is not None:
+            out.note("--chat-template: replaces the template of the first model only")
+        fetch_model(wanted)
+        return lasting
+
+    def open(self, name: str) -> AbstractContextManager[OpenModel]:
         from llmrun.cli.answers.open_model import open_model
 
-        with open_model(_for_opening(settings, record), chat_template=template, will_chat=True) as opened:
-            return _talk(opened, store, record, flags, variables)
+        template = self.template if name == self.first else None
+        return open_model(with_values(self.settings, {"model": name}), chat_template=template, will_chat=True)
 
 
 def _with_template(flags: AnswerFlags, template: PromptTemplate, values: Mapping[str, str]) -> AnswerFlags:
@@ -181,7 +213,7 @@ def _for_opening(settings: Settings, record: ConversationRecord) -> Settings:
 
 
 def _talk(
-    opened: OpenModel, store: Store, record: ConversationRecord, flags: AnswerFlags, variables: Mapping[str, Any]
+    models: ModelInUse, store: Store, record: ConversationRecord, flags: AnswerFlags, variables: Mapping[str, Any]
 ) -> int:
     from llmrun.cli.answers.thinking import check_thinking
     from llmrun.cli.chatting.commands import command_for, completions
@@ -189,21 +221,14 @@ def _talk(
     from llmrun.cli.chatting.session import Chat
     from llmrun.cli.chatting.signals import Signals
 
-    engine = opened.engine
-    if not engine.takes_chats:
-        raise TemplateRefused(
-            f"no chat template: {engine.info.path}: tokenizer.chat_template is absent, and the vocabulary is of no "
-            "known family",
-            hint="give it one with --chat-template FILE, or complete texts with llmrun generate --raw",
-        )
     settings = _unsaid(flags)
-    check_thinking(engine, flags, settings, record.conversation.preferences)
+    check_thinking(models.opened.engine, flags, settings, record.conversation.preferences)
     with (
         closing(_turns(lambda before: completions(conversing, before))) as turns,
-        Signals(engine.cancel_current, turns.restore) as signals,
+        Signals(models.cancel, turns.restore) as signals,
     ):
         conversing = Chat(
-            opened,
+            models,
             store=store,
             record=record,
             settings=settings,
@@ -214,7 +239,7 @@ def _talk(
             command_for=command_for,
         )
         if turns.interactive:
-            out.fields([*_introduction(opened.name, engine.info), "/help lists the commands"])
+            out.fields([*_introduction(models.opened.name, models.opened.engine.info), "/help lists the commands"])
         try:
             return conversing.run()
         finally:

@@ -89,11 +89,14 @@ def command(
     # Nothing heavy is imported above this line, so that usage errors come at once.
     from llmrun.cli.answers.answer_log import logger
     from llmrun.cli.answers.answering import answer
+    from llmrun.cli.answers.default_model import tell_of_default_model
     from llmrun.cli.answers.open_model import open_model
     from llmrun.cli.answers.sampling import next_seed, sent_sampling
     from llmrun.cli.answers.thinking import Wish, check_thinking, wanted_thinking
     from llmrun.engine.requests import ChatPrompt, Request, TextPrompt
 
+    if flags.model is None:
+        tell_of_default_model(settings, "llmrun generate -m")
     with open_model(settings, chat_template=template, will_chat=not raw) as opened:
         seed, sent = next_seed(opened.engine, settings), sent_sampling(opened.engine, settings)
         sampling = replace(opened.default_sampling, **settings.sampling, logit_bias=bias, seed=seed or 0)

@@ -170,6 +170,13 @@ class Output:
         """What the user asked the program itself, not the model: shown in quiet mode too."""
         self._write_stderr("".join(visible(line) + "\n" for line in lines))
 
+    def sequence(self, text: str) -> None:
+        """Write a control sequence of our own to the terminal, on whichever stream it is."""
+        if can_move_cursor(sys.stderr):
+            self._write_stderr(text)
+        else:
+            self._write_stdout(text)
+
     def prompt(self, text: str) -> None:
         """What stands before the line that the user types, on a terminal that can do no more."""
         self._write_stderr(visible(text))

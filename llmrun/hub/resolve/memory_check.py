@@ -34,7 +34,7 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> No
     Raises what `read_header` raises.
     """
     memory = free_memory.whole_memory()
-    if memory is None or artifact.size <= _SURELY_FITS * memory or isinstance(artifact.source, PypiSource):
+    if memory is None or surely_fits(artifact.size, memory) or isinstance(artifact.source, PypiSource):
         return
     from llmrun.backends.fitting import Resources, fit_of
     from llmrun.hub.remote.model_headers import read_header
@@ -53,6 +53,12 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> No
             f"{artifact.name}: needs {format_bytes(found.needed)} of memory, this machine has "
             f"{format_bytes(memory)}: each token will read the rest from the disk, which is slow"
         )
+
+
+def surely_fits(size: int, memory: int) -> bool:
+    """Whether a file of this size fits into memory together with its cache and scratch space, whatever its header
+    says."""
+    return size <= _SURELY_FITS * memory
 
 
 def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:

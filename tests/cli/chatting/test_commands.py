@@ -24,6 +24,7 @@ def test_every_name_finds_its_command_and_no_two_share_one() -> None:
             assert command_for(name) is command
     assert {"help", "?", "system", "set", "show", "clear", "undo", "regen", "save", "load", "stats"} <= set(names)
     assert {"exit", "bye", "quit"} <= set(names)
+    assert {"model", "retry", "copy", "edit"} <= set(names)
 
 
 @pytest.mark.parametrize(("typed", "near"), [("exti", "/exit"), ("sytem", "/system"), ("regenerate", "/regen")])
@@ -44,6 +45,31 @@ def test_help_lists_every_command_and_one_of_them_alone(tmp_path: Path, capsys: 
         assert capsys.readouterr().err.splitlines() == ["/undo  take back the last question and its answer"]
 
 
+def test_help_lists_commands_in_groups_with_their_other_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with session(tmp_path) as found:
+        found.run("/help")
+    listed = capsys.readouterr().err.splitlines()
+    groups = [line for line in listed if not line.startswith((" ", "/")) and line.endswith(":")]
+    assert groups == [f"{group}:" for group in commands.GROUPS]
+    assert all(command.group in commands.GROUPS for command in COMMANDS)
+    settings = listed[listed.index("Model and settings:") : listed.index("Chat:")]
+    assert [line.split()[0] for line in settings[1:]] == ["/model", "/system", "/set", "/think", "/nothink"]
+    assert any(line.startswith("  /exit, /bye, /quit  ") for line in listed)
+
+
+def test_help_fits_into_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with session(tmp_path) as found:
+        found.run("/help")
+        lines = len(capsys.readouterr().err.splitlines())
+        monkeypatch.setattr(commands, "room", lambda stream: 80)
+        found.run("/help")
+        assert len(capsys.readouterr().err.splitlines()) == lines
+
+
 def test_on_a_narrow_terminal_help_and_settings_go_on_beneath_themselves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,9 +78,9 @@ def test_on_a_narrow_terminal_help_and_settings_go_on_beneath_themselves(
     with session(tmp_path) as found:
         found.run("/help set")
         assert capsys.readouterr().err.splitlines() == [
-            "/set [NAME VALUE]  show the settings of this",
-            "                   conversation, or set one;",
-            "                   `default` takes it back",
+            "/set [NAME VALUE]  show or change the",
+            "                   settings; `default`",
+            "                   resets one",
         ]
         found.run("/help")
         assert max(map(len, capsys.readouterr().err.splitlines())) <= 44
@@ -65,6 +91,8 @@ def test_on_a_narrow_terminal_help_and_settings_go_on_beneath_themselves(
 def test_completion_follows_the_table(tmp_path: Path) -> None:
     with session(tmp_path) as found:
         assert texts(found, "/s") == ["/system ", "/set ", "/show ", "/save ", "/search ", "/stats"]
+        assert texts(found, "/set on_full f") == ["on_full forget"]
+        assert texts(found, "/copy ") == ["code"]
         assert texts(found, "/undo") == ["/undo"]
         assert "temperature " in texts(found, "/set t")
         assert texts(found, "/show te") == ["template"]

@@ -19,8 +19,8 @@ from tests.support.cli.terminals import Terminal
 
 pytestmark = pytest.mark.slow
 
-UP, LEFT, CTRL_A, CTRL_C, CTRL_D, CTRL_J, CTRL_R, TAB, BACKSPACE = (
-    *("\x1b[A", "\x1b[D", "\x01", "\x03", "\x04", "\n", "\x12", "\t", "\x7f"),
+UP, LEFT, RIGHT, CTRL_A, CTRL_C, CTRL_D, CTRL_J, CTRL_R, TAB, BACKSPACE = (
+    *("\x1b[A", "\x1b[D", "\x1b[C", "\x01", "\x03", "\x04", "\n", "\x12", "\t", "\x7f"),
 )
 ALT_ENTER = "\x1b\r"
 
@@ -261,6 +261,80 @@ def test_a_draft_can_be_edited(prompt: Prompt) -> None:
     prompt.shows("> old words")
     prompt.press(CTRL_A, "my ", "\r")
     assert prompt.turns(2)[1] == "my old words"
+
+
+def drafted(prompt: Prompt) -> None:
+    prompt.press("/draft old words", "\r")
+    prompt.turns(1)
+    prompt.shows("> old words")
+
+
+@pytest.mark.parametrize("typed", ["/undo", "/help", "a new question"])
+def test_what_is_typed_replaces_a_draft(prompt: Prompt, typed: str) -> None:
+    drafted(prompt)
+    prompt.press(typed, "\r")
+    assert prompt.turns(2)[1] == typed
+
+
+def test_a_paste_replaces_a_draft(prompt: Prompt) -> None:
+    drafted(prompt)
+    prompt.paste("pasted")
+    prompt.press("\r")
+    assert prompt.turns(2)[1] == "pasted"
+
+
+def test_a_command_typed_ahead_replaces_a_draft(tmp_path: Path) -> None:
+    prompt = Prompt(tmp_path, seconds=1.0)
+    prompt.press("/draft old words", "\r")
+    prompt.shows("answering")
+    prompt.press("/undo", "\r")
+    assert prompt.turns(2)[1] == "/undo"
+
+
+def test_enter_sends_a_draft_as_it_is(prompt: Prompt) -> None:
+    drafted(prompt)
+    assert "Enter sends it, an arrow key edits it" in prompt.look()
+    prompt.press("\r")
+    assert prompt.turns(2)[1] == "old words"
+    assert "Enter sends it" not in prompt.look()
+
+
+@pytest.mark.parametrize(
+    ("keys", "sent"),
+    [
+        ((RIGHT, "!"), "old words!"),
+        ((LEFT, "!"), "old word!s"),
+        (("\x1b[F", "!"), "old words!"),
+        (("\x05", "!"), "old words!"),
+        (("\x1b[H", "!"), "!old words"),
+        (("\x02", "!"), "old word!s"),
+        ((CTRL_J, "more"), "old words\nmore"),
+        ((BACKSPACE, "new"), "new"),
+        (("\x1b[3~", "new"), "new"),
+        ((CTRL_C, "new"), "new"),
+    ],
+    ids=["right", "left", "end", "ctrl-e", "home", "ctrl-b", "new line", "backspace", "delete", "ctrl-c"],
+)
+def test_moving_keeps_a_draft_and_deleting_removes_it(prompt: Prompt, keys: tuple[str, ...], sent: str) -> None:
+    drafted(prompt)
+    prompt.press(*keys, "\r")
+    assert prompt.turns(2)[1] == sent
+
+
+def test_escape_keeps_a_draft(prompt: Prompt) -> None:
+    drafted(prompt)
+    prompt.press("\x1b")
+    time.sleep(1.0)  # until it cannot be the beginning of another key
+    prompt.press("!", "\r")
+    assert prompt.turns(2)[1] == "old words!"
+
+
+def test_a_replaced_draft_is_still_in_the_history(prompt: Prompt) -> None:
+    drafted(prompt)
+    prompt.press("/undo", "\r")
+    prompt.turns(2)
+    prompt.press(UP, UP)
+    prompt.shows("> /draft old words")
 
 
 def test_what_is_typed_while_an_answer_streams_is_not_echoed_and_waits(tmp_path: Path) -> None:

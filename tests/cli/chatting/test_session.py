@@ -17,7 +17,7 @@ from llmrun.cli.chatting.conversation import new_conversation
 from llmrun.cli.chatting.events import AnswerBegan, AnswerWent, ModelChanged, QuestionAsked
 from llmrun.cli.chatting.record import ConversationRecord, take_up
 from llmrun.cli.chatting.store import Store, read_conversation
-from llmrun.engine.requests import ChatPrompt
+from llmrun.engine.requests import Request
 from llmrun.errors import BackendCrashed, Cancelled, ContextExceeded, TemplateRefused, UsageError
 from llmrun.settings import Settings
 from llmrun.types import Batch
@@ -151,7 +151,7 @@ def test_set_and_show_tell_what_holds(tmp_path: Path, capsys: Capture) -> None:
         found.run("/set", "/set top_k", "/set top-k 3", "/set top_k default", "/show settings")
     told = capsys.readouterr().err.splitlines()
     assert "top_k 12" in told[0]
-    assert told[3:6] == ["top_k 12", "top_k 3", "top_k 12"]
+    assert told[3:6] == ["top_k 12", "top_k 3", "top_k 12 (the default)"]
 
 
 def test_the_system_prompt_can_be_shown_set_emptied_and_taken_back(tmp_path: Path) -> None:
@@ -170,6 +170,49 @@ def test_the_system_prompt_can_be_shown_set_emptied_and_taken_back(tmp_path: Pat
         assert systems == ["be brief", "two\nlines", "", "mine", "mine"]
         found.run("hello")
     assert "mine" in heard[-1]
+
+
+@pytest.mark.parametrize(
+    ("own", "typed", "said"),
+    [
+        (None, "/system default", "the system prompt is back to the default: the template's own, if it has one"),
+        ("mine", "/system default", "the system prompt is back to the one in your settings: mine"),
+        (None, '/system ""', "the system prompt is empty from the next answer on; it replaces the template's own"),
+        (None, "/system be brief", "the system prompt is set; the next answer heeds it"),
+    ],
+)
+def test_system_says_what_it_did(tmp_path: Path, capsys: Capture, own: str | None, typed: str, said: str) -> None:
+    with session(tmp_path, settings=Settings(system=own)) as found:
+        found.run("/system first", typed)
+    assert capsys.readouterr().err.splitlines()[-1] == said
+
+
+def test_think_and_set_think_say_the_same_of_a_model_that_cannot(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        for command in ("/think", "/set think on"):
+            found.run(command)
+            assert "thinking cannot be switched on" in capsys.readouterr().err
+        found.run("/set think_budget 100")
+        assert "the budget limits nothing" in capsys.readouterr().err
+        assert found.chat.conversation.preferences == {"think_budget": 100}
+
+
+def test_think_default_says_what_holds_then(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path, settings=Settings(think=False)) as found:
+        found.run("/think default")
+        assert capsys.readouterr().err == "the model answers at once (the default)\n"
+    with session(tmp_path) as found:
+        found.run("/think default")
+        assert capsys.readouterr().err == "the model thinks or not as it does by itself\n"
+
+
+def test_a_budget_of_0_takes_back_thinking(tmp_path: Path) -> None:
+    template = "{% if enable_thinking is defined and not enable_thinking %}{% endif %}<think></think>{{ messages }}"
+    with session(tmp_path, backend=ScriptedBackend(echo, chat_template=template)) as found:
+        found.run("/set think on", "/set think_budget 0")
+        assert found.chat.conversation.preferences == {"think_budget": 0}
+        found.run("/set think on")
+        assert found.chat.conversation.preferences == {"think": True}
 
 
 def test_show_shows_everything_and_each_thing(tmp_path: Path, capsys: Capture) -> None:
@@ -316,11 +359,12 @@ def test_a_signal_that_ends_programs_ends_the_answer_and_the_chat(tmp_path: Path
 
 
 def test_a_context_that_is_full_keeps_the_session_and_the_question(tmp_path: Path, capsys: Capture) -> None:
-    long = "x" * 180
+    long = "x" * 150
     with session(tmp_path, backend=ScriptedBackend(echo, context_size=200)) as found:
         assert found.run("one", long, "/undo", "/clear", "two") == 0
         told = capsys.readouterr().err
         assert "limit 200" in told
+        assert "/set on_full forget goes on without the oldest turns" in told
         assert "/undo takes back the last exchange, /clear starts over" in told
         assert found.turns.drafts[2] == long
         assert found.said == [("two", "You said: two")]
@@ -331,7 +375,7 @@ def test_a_context_that_fills_up_in_an_answer_says_so(tmp_path: Path, capsys: Ca
     with session(tmp_path, backend=backend) as found:
         found.run("one")
         assert found.chat.meter.context_used == 100
-    assert "the answer was cut: the context of 100 tokens is full: /undo" in capsys.readouterr().err
+    assert "the answer was cut: the context of 100 tokens is full: /set on_full forget" in capsys.readouterr().err
 
 
 def test_an_answer_cut_by_max_tokens_says_so(tmp_path: Path, capsys: Capture) -> None:
@@ -496,15 +540,15 @@ def test_show_counts_anew_when_another_model_goes_on(tmp_path: Path, capsys: Cap
         found.chat.record.add(ModelChanged("another"))
         assert not found.chat.conversation.is_counted
         counted: list[int] = []
-        real = found.chat.engine.count_tokens
-        found.chat.engine.count_tokens = lambda prompt: counted.append(1) or real(prompt)  # type: ignore[method-assign,func-returns-value]
+        real = found.chat.engine.prompt_tokens
+        found.chat.engine.prompt_tokens = lambda request: counted.append(1) or real(request)  # type: ignore[method-assign,func-returns-value]
         found.run("/show", "/show")
         assert counted == [1]
 
 
 def test_show_says_when_nobody_can_count(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path) as found:
-        found.chat.engine.count_tokens = lambda prompt: None  # type: ignore[method-assign]
+        found.chat.engine.prompt_tokens = lambda request: None  # type: ignore[method-assign]
         found.run("one")
         found.chat.record.add(ModelChanged("another"))
         capsys.readouterr()
@@ -513,11 +557,11 @@ def test_show_says_when_nobody_can_count(tmp_path: Path, capsys: Capture) -> Non
 
 
 def test_show_survives_a_template_that_refuses_to_end_in_an_answer(tmp_path: Path, capsys: Capture) -> None:
-    def refuse(prompt: ChatPrompt) -> int:
+    def refuse(request: Request) -> int:
         raise TemplateRefused("roles must alternate")
 
     with session(tmp_path) as found:
-        found.chat.engine.count_tokens = refuse  # type: ignore[method-assign]
+        found.chat.engine.prompt_tokens = refuse  # type: ignore[method-assign]
         found.run("one")
         found.chat.record.add(ModelChanged("another"))
         capsys.readouterr()

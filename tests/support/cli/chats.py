@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llmrun.backends.scripted.backend import ScriptedBackend, echo
+from llmrun.cli.answers.model_in_use import ModelInUse
 from llmrun.cli.answers.open_model import OpenModel
 from llmrun.cli.chatting.commands import command_for
 from llmrun.cli.chatting.conversation import new_conversation
@@ -21,6 +22,7 @@ from llmrun.cli.chatting.session import Chat
 from llmrun.cli.chatting.signals import Signals
 from llmrun.cli.chatting.store import Store
 from llmrun.engine.engine import Engine
+from llmrun.errors import BadGGUF, LlmrunError, ModelNotFound
 from llmrun.sampling_params import SamplingParams
 from llmrun.settings import Settings
 from tests.support.cli.commands import LLMRUN, ROOT, llmrun
@@ -82,6 +84,7 @@ class ListedTurns:
     interactive: bool = True
     drafts: list[str] = field(default_factory=list)  # what each `read` was offered
     meters: list[Meter] = field(default_factory=list)
+    lent_count: int = 0  # how often the terminal was lent
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
         self.drafts.append(draft)
@@ -95,6 +98,11 @@ class ListedTurns:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        self.lent_count += 1
         yield
 
     def restore(self) -> None: ...
@@ -126,6 +134,41 @@ class ListedView:
 
 
 @dataclass
+class ScriptedOpener:
+    """ModelOpener: scripted models by name, or the error that opening one raises. `opened` has every try.
+
+    templates         whether models other than "scripted" have a chat template
+    lose_after_first  whether a model can be opened only once
+    """
+
+    models: Mapping[str, ScriptedBackend | LlmrunError]
+    opened: list[str] = field(default_factory=list)
+    templates: bool = True
+    lose_after_first: bool = False
+
+    def fetch(self, name: str) -> str:
+        if name not in self.models:
+            raise ModelNotFound(f"model: {name!r}: not a name in the catalogue and not a file")
+        return name
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[OpenModel]:
+        if self.lose_after_first and name in self.opened:
+            raise BadGGUF(f"{name} is gone")
+        self.opened.append(name)
+        backend = self.models[name]
+        if isinstance(backend, LlmrunError):
+            raise backend
+        backend._closed = False
+        for sequence in backend.kv.sequences:
+            sequence.clear()
+        with Engine(backend) as engine:
+            if not (self.templates or name == "scripted"):
+                engine.template = None
+            yield OpenModel(engine, name, SamplingParams())
+
+
+@dataclass
 class Session:
     """A chat in this process, ready to run."""
 
@@ -133,6 +176,7 @@ class Session:
     turns: ListedTurns
     view: ListedView
     backend: ScriptedBackend
+    opener: ScriptedOpener
 
     def run(self, *turns: str | Callable[[], str | None]) -> int:
         self.turns.turns = [*turns]
@@ -151,15 +195,18 @@ def session(
     record: ConversationRecord | None = None,
     settings: Settings | None = None,
     interactive: bool = True,
+    others: Mapping[str, ScriptedBackend | LlmrunError] | None = None,
 ) -> Iterator[Session]:
-    """A session on a scripted backend that echoes (or on the one given), its conversations under `data`."""
+    """A session on a scripted backend that echoes (or on the one given), its conversations under `data`. `others` are
+    the models that /model finds, and those that cannot be opened."""
     backend = backend or ScriptedBackend(echo)
     store = Store(data / "conversations")
     record = record or ConversationRecord(store, new_conversation("scripted"))
     turns, view = ListedTurns([], interactive=interactive), ListedView()
-    with Engine(backend) as engine, Signals(engine.cancel_current, turns.restore) as signals:
+    opener = ScriptedOpener({"scripted": backend, **(others or {})})
+    with ModelInUse(opener, "scripted") as models, Signals(models.cancel, turns.restore) as signals:
         chat = Chat(
-            OpenModel(engine, "scripted", SamplingParams()),
+            models,
             store=store,
             record=record,
             settings=settings or Settings(),
@@ -170,7 +217,7 @@ def session(
             command_for=command_for,
         )
         try:
-            yield Session(chat, turns, view, backend)
+            yield Session(chat, turns, view, backend, opener)
         finally:
             chat.record.close()
 

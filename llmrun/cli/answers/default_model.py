@@ -1,0 +1,54 @@
+"""Telling a user who has named no model what the default model is, and which one would suit the machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from llmrun.amounts import format_bytes
+from llmrun.backends.registry import is_stand_in
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import is_terminal
+from llmrun.folders import data_folder
+from llmrun.settings import Settings, is_set
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def tell_of_default_model(settings: Settings, command: str) -> None:
+    """Say once, on a terminal, that the default model is a toy. `command` is what opens another model: `llmrun chat`.
+
+    Once, and not every day: the model is good enough for trying out how llmrun works, and whoever has read the line
+    knows it. A file in the data folder remembers; where that cannot be written, nothing is said, or it would be said
+    every time.
+    """
+    if out.quiet or not is_terminal(sys.stderr) or is_stand_in(settings.backend):
+        return
+    told = data_folder() / "told" / "default-model"
+    if settings.model != Settings().model or told.exists() or is_set("model") or not _remembered(told):
+        return
+    out.note(_sentence(settings.model, command))
+
+
+def _sentence(model: str, command: str) -> str:
+    from llmrun.hub.catalog.lookup import load_catalog
+    from llmrun.hub.resolve.suggestion import quoted_size, suggested_model
+    from llmrun.machine.free_memory import free_memory
+
+    size = quoted_size(load_catalog().entry(model))
+    toy = f"{model} is a toy of {format_bytes(size or 0)} that only shows that llmrun works"
+    memory = free_memory()
+    suits = suggested_model(memory) if memory is not None else None
+    if suits is None:
+        return f"{toy}; `llmrun fit qwen3:4b` tells whether a larger model fits"
+    return f"{toy}; {suits.name} suits this machine ({format_bytes(suits.size)}): {command} {suits.name}"
+
+
+def _remembered(told: Path) -> bool:
+    try:
+        told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told.touch(exist_ok=False)
+    except OSError:  # it is told already by another process, or nothing can be written
+        return False
+    return True

@@ -1,0 +1,48 @@
+"""How many tokens of the context a conversation fills."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llmrun.engine.requests import ChatPrompt, Request
+from llmrun.errors import TemplateRefused
+
+if TYPE_CHECKING:
+    from llmrun.cli.chatting.conversation import Conversation
+    from llmrun.engine.base import Answering
+
+
+@dataclass(slots=True)
+class ContextUsed:
+    """Counts a conversation's tokens, and remembers the last count.
+
+    variables  more variables for the chat template
+    """
+
+    variables: Mapping[str, Any]
+    _counted: tuple[object, int | None] | None = field(default=None, init=False)  # what was counted, and its tokens
+
+    def tokens(self, engine: Answering, conversation: Conversation) -> int | None:
+        """Return the tokens that a conversation fills; None if only the next answer will tell.
+
+        An answer that ended has been counted. Otherwise (the process died in it, or another model gave it) the
+        conversation is rendered and counted here, once.
+        """
+        if conversation.is_counted:
+            return conversation.context_used
+        counted_for = (conversation.began.conversation, len(conversation.exchanges), conversation.system)
+        if self._counted is None or self._counted[0] != counted_for:
+            self._counted = counted_for, self._count(engine, conversation)
+        return self._counted[1]
+
+    def _count(self, engine: Answering, conversation: Conversation) -> int | None:
+        messages = conversation.all_messages
+        if conversation.unanswered is not None:
+            messages = messages[:-1]
+        prompt = ChatPrompt(messages, add_generation_prompt=False, template_kwargs=self.variables)
+        try:
+            return engine.prompt_tokens(Request(prompt=prompt))
+        except TemplateRefused:  # some templates refuse a conversation that ends in an answer
+            return None

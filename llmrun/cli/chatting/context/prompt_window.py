@@ -1,0 +1,96 @@
+"""The part of a conversation that is in the prompt: all of it, or what is left when the oldest turns are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from llmrun.cli.chatting.context.left_out import turns_to_leave_out
+from llmrun.cli.chatting.preferences import FORGET, ON_FULL
+from llmrun.cli.console.output import out
+from llmrun.engine.requests import ChatPrompt
+from llmrun.errors import ContextExceeded
+
+if TYPE_CHECKING:
+    from llmrun.cli.chatting.conversation import Conversation
+    from llmrun.engine.base import Answering
+    from llmrun.engine.requests import Request
+
+UNDO_OR_CLEAR = "/undo takes back the last exchange, /clear starts over"
+FORGET_HINT = f"/set {ON_FULL} {FORGET} goes on without the oldest turns"
+
+
+@dataclass(slots=True)
+class PromptWindow:
+    """Which turns of one conversation are in the prompt, from one question to the next.
+
+    variables  more variables for the chat template
+    left_out   the number of the oldest turns that are left out. It grows in large steps: each step changes the
+               beginning of the prompt, which is then prefilled again
+    """
+
+    variables: Mapping[str, Any]
+    left_out: int = 0
+
+    def prompt(self, conversation: Conversation, first: int = 0) -> ChatPrompt:
+        """Return the prompt that begins with this turn; the system prompt is always part of it."""
+        return ChatPrompt(conversation.messages_from(first), template_kwargs=self.variables)
+
+    def fitted(self, engine: Answering, conversation: Conversation, request: Request) -> Request:
+        """Return the request without as many of the oldest turns as the context has no room for. Where the question
+        alone does not fit, nothing changes: it will be refused."""
+        turns, size = len(conversation.exchanges), engine.info.context_size
+        count = min(self.left_out, turns - 1)
+        alone = self._tokens(engine, conversation, request, turns - 1)
+        if alone is not None and alone < size:
+            count = turns_to_leave_out(
+                turns,
+                self.left_out,
+                lambda first: self._tokens(engine, conversation, request, first) or 0,
+                context=size,
+                max_tokens=request.max_tokens,
+            )
+        return self._without(count, conversation, request)
+
+    def fitted_better(self, engine: Answering, conversation: Conversation, request: Request) -> Request | None:
+        """Return the request with half of its turns, after a server said that it has no room for all of them. None if
+        nothing more can be left out, or if what fits was counted before."""
+        last = len(conversation.exchanges) - 1
+        if self.left_out >= last or self._tokens(engine, conversation, request, last) is not None:
+            return None
+        return self._without((self.left_out + last + 1) // 2, conversation, request)
+
+    def refusal(
+        self, engine: Answering, conversation: Conversation, request: Request, error: ContextExceeded
+    ) -> ContextExceeded:
+        """Return the error of a question that does not fit, with what to do about it."""
+        info, before = engine.info, len(conversation.exchanges) - 1
+        alone = self._tokens(engine, conversation, request, before)
+        too_long = alone is not None and alone >= info.context_size > 0
+        sentence = str(error)
+        if too_long:
+            sentence = (
+                f"the question alone does not fit in the context: {alone:,} tokens and one for the answer, "
+                f"limit {info.context_size:,}"
+            )
+        hint = "shorten it" if too_long or not before else f"{FORGET_HINT}; {UNDO_OR_CLEAR}"
+        if info.context_size < info.train_context:
+            hint += f"; llmrun chat --continue --ctx-size N has more room (trained for {info.train_context:,})"
+        return ContextExceeded(sentence, hint=hint)
+
+    def _tokens(self, engine: Answering, conversation: Conversation, request: Request, first: int) -> int | None:
+        """The tokens of the prompt that begins with this turn; None if only a server can count them."""
+        return engine.prompt_tokens(replace(request, prompt=self.prompt(conversation, first)))
+
+    def _without(self, count: int, conversation: Conversation, request: Request) -> Request:
+        """Leave out so many of the oldest turns from here on, and say so if they are more than before."""
+        if count > self.left_out:
+            before = len(conversation.exchanges) - 1
+            turns = "turn" if count == 1 else "turns"
+            out.note(
+                f"the context is full: the model no longer sees the oldest {count} {turns} (of {before}); "
+                "they stay in the saved conversation"
+            )
+        self.left_out = count
+        return replace(request, prompt=self.prompt(conversation, count))

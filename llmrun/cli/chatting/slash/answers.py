@@ -1,0 +1,74 @@
+"""The slash commands that work on the last question or its answer: /retry, /copy and /edit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from llmrun.cli.console.terminal import visible
+from llmrun.errors import LlmrunError, UsageError
+
+if TYPE_CHECKING:
+    from llmrun.cli.chatting.session import Chat
+
+CODE = "code"
+
+
+def retry(chat: Chat, argument: str) -> None:
+    if chat.failed_question:
+        chat.ask(chat.failed_question)
+        return
+    if not chat.conversation.exchanges:
+        raise UsageError("/retry: there is no question to answer again")
+    chat.retry()
+
+
+def copy(chat: Chat, argument: str) -> None:
+    """What is copied is what was shown: a pasted escape sequence could run commands in a shell."""
+    from llmrun.cli.console.clipboard import copy_text
+
+    if argument not in ("", CODE):
+        raise UsageError(f"/copy: {argument}: no such thing", hint="/copy copies the answer, /copy code its code")
+    answers = [exchange.answer for exchange in chat.conversation.exchanges if exchange.answer]
+    if not answers:
+        raise UsageError("/copy: there is no answer yet")
+    text = _last_code(answers[-1]) if argument else answers[-1]
+    if not text:
+        raise UsageError("/copy: the last answer has no block of code", hint="/copy copies the whole answer")
+    where = copy_text(visible(text))
+    chat.confirm(f"the last {'block of code' if argument else 'answer'} is copied {where}: {len(text):,} characters")
+
+
+def edit(chat: Chat, argument: str) -> None:
+    """Without an argument, the editor begins with the text that was put back into the line, or the last question."""
+    from llmrun.cli.console.editor import edited
+
+    if not chat.interactive:
+        raise UsageError("/edit: needs a terminal")
+    exchanges = chat.conversation.exchanges
+    before = argument or chat.draft or (exchanges[-1].question if exchanges else "")
+    try:
+        with chat.lend_terminal():
+            text = edited(before)
+    except LlmrunError:
+        chat.offer(chat.draft)
+        raise
+    if not text.strip():
+        chat.confirm("the text is empty: nothing is sent")
+    elif text == before and not argument:
+        chat.offer(text)
+        chat.confirm("the text is unchanged: nothing is sent yet")
+    else:
+        chat.reply(f"> {line}" for line in text.splitlines())
+        chat.ask(text)
+
+
+def copy_choices(chat: Chat) -> Iterable[tuple[str, str]]:
+    return [(CODE, "the last block of code alone")]
+
+
+def _last_code(answer: str) -> str:
+    from markdown_it import MarkdownIt
+
+    blocks = [token.content for token in MarkdownIt().parse(answer) if token.type in ("fence", "code_block")]
+    return blocks[-1].removesuffix("\n") if blocks else ""

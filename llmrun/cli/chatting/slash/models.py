@@ -1,0 +1,57 @@
+"""The slash command /model: which model answers from here on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from llmrun.cli.answers.model_in_use import ModelLost
+from llmrun.cli.console.terminal import visible_line
+from llmrun.errors import LlmrunError
+
+if TYPE_CHECKING:
+    from llmrun.cli.chatting.session import Chat
+
+
+def model(chat: Chat, name: str) -> None:
+    if not name:
+        chat.reply([f"{visible_line(chat.model)} answers; /model NAME opens another model"])
+        return
+    before = chat.model
+    try:
+        switched = chat.switch_model(name)
+    except ModelLost:
+        raise
+    except KeyboardInterrupt:
+        if not chat.interactive:
+            raise
+        chat.confirm(f"stopped; {visible_line(before)} goes on")
+        return
+    except (LlmrunError, OSError) as error:
+        if not chat.interactive:
+            raise
+        chat.tell_error(error)
+        chat.confirm(f"{visible_line(before)} goes on")
+        return
+    if not switched:
+        chat.confirm(f"{visible_line(chat.model)} is in use already")
+        return
+    size = chat.engine.info.context_size
+    context = f", context {size:,} tokens" if size else ""
+    chat.confirm(f"{visible_line(chat.model)} answers from here on{context}; the conversation stays")
+
+
+def model_choices(chat: Chat) -> Iterable[tuple[str, str]]:
+    return _catalogued()
+
+
+@functools.cache
+def _catalogued() -> tuple[tuple[str, str], ...]:
+    """Every name of the catalogue with its description: 40 ms, once. A catalogue that is wrong completes nothing."""
+    from llmrun.hub.catalog.lookup import load_catalog
+
+    try:
+        return tuple((entry.name, entry.description) for entry in load_catalog().entries())
+    except LlmrunError:
+        return ()

@@ -1,0 +1,80 @@
+"""Copying text to the clipboard: with the system's own program, or by asking the terminal (OSC 52)."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import can_move_cursor
+from llmrun.errors import UsageError
+
+_MOST_BYTES = 74_994  # of text: terminals ignore an OSC 52 sequence of more than 100,000 bytes
+_PATIENCE_S = 5.0
+
+
+def copy_text(text: str) -> str:
+    """Copy text, and return where it went, as the end of a sentence. Raises UsageError if there is no way.
+
+    A session over SSH asks the terminal, which is on the user's own machine; the programs there would fill the
+    clipboard of the other one.
+    """
+    data = text.encode("utf-8", "replace")
+    remote = bool(os.environ.get("SSH_TTY") or os.environ.get("SSH_CONNECTION"))
+    for where, command in () if remote else _programs():
+        if _gave(command, data):
+            return f"to the clipboard with {where}"
+    if os.environ.get("TMUX") and _gave(("tmux", "load-buffer", "-w", "-"), data):
+        return "to tmux's buffer, and to the clipboard if the terminal allows it"
+    if not any(map(can_move_cursor, (sys.stdout, sys.stderr))):
+        raise UsageError("/copy: there is no clipboard here", hint="install wl-clipboard or xclip")
+    if len(data) > _MOST_BYTES:
+        raise UsageError(
+            f"/copy: {len(data):,} bytes are too many for the terminal's clipboard, limit {_MOST_BYTES:,}",
+            hint="install wl-clipboard or xclip",
+        )
+    out.sequence(_osc_52(data))
+    return "to the terminal's clipboard (OSC 52), if the terminal allows it"
+
+
+def _programs() -> Iterator[tuple[str, Sequence[str]]]:
+    """The programs that reach the clipboard of this session, the likeliest first."""
+    if os.environ.get("WAYLAND_DISPLAY"):
+        yield "wl-copy", ("wl-copy",)
+    if os.environ.get("DISPLAY"):
+        yield "xclip", ("xclip", "-selection", "clipboard")
+        yield "xsel", ("xsel", "--clipboard", "--input")
+    if sys.platform == "darwin":
+        yield "pbcopy", ("pbcopy",)
+
+
+def _gave(command: Sequence[str], data: bytes) -> bool:
+    """Whether a program took the text. Its output goes nowhere: xclip and wl-copy stay in the background to serve the
+    clipboard, and would hold a pipe open for as long."""
+    program = shutil.which(command[0])
+    if program is None:
+        return False
+    try:
+        done = subprocess.run(
+            [program, *command[1:]],
+            input=data,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _osc_52(data: bytes) -> str:
+    """The sequence that sets a terminal's clipboard. tmux hands it on in a wrapper, with every ESC doubled."""
+    sequence = f"\x1b]52;c;{base64.b64encode(data).decode()}\x07"
+    if os.environ.get("TMUX"):
+        return "\x1bPtmux;" + sequence.replace("\x1b", "\x1b\x1b") + "\x1b\\"
+    return sequence

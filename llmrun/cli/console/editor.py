@@ -1,0 +1,83 @@
+"""Letting the user edit a text in an editor of their choice."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from llmrun.cli.console.terminal import is_terminal
+from llmrun.errors import UsageError
+
+_USUAL = ("editor", "nano", "vim", "vi", "notepad")
+
+
+def edited(text: str) -> str:
+    """Return the text as the user saved it, without the newlines at its end.
+
+    The editor is $VISUAL, $EDITOR or a usual one; a graphical one must wait for its window ("code --wait"). Raises
+    UsageError if there is none, if it fails, or if what it saved is not UTF-8.
+    """
+    command = _editor()
+    descriptor, name = tempfile.mkstemp(prefix="llmrun-", suffix=".md")  # only the user can read it
+    path = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
+            file.write(text + "\n" if text else "")
+        _run([*command, name])
+        return path.read_bytes().decode("utf-8").replace("\r\n", "\n").rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"editor: {command[0]}: it saved text that is not UTF-8: byte {error.start:,}") from error
+    except OSError as error:
+        raise UsageError(
+            f"editor: {command[0]}: {error.strerror or error}", hint="set EDITOR to another one"
+        ) from error
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _editor() -> list[str]:
+    for variable in ("VISUAL", "EDITOR"):
+        if value := os.environ.get(variable, "").strip():
+            try:
+                return shlex.split(value, posix=os.name == "posix")
+            except ValueError as error:
+                raise UsageError(f"editor: {variable}: {value!r:.80}: {error}") from error
+    for name in _USUAL:
+        if shutil.which(name):
+            return [name]
+    raise UsageError("editor: none found", hint='set EDITOR, for example to "nano" or "code --wait"')
+
+
+def _run(command: list[str]) -> None:
+    """Run the editor on the terminal, which stdout need not be. Raises UsageError if it fails."""
+    shown_on_stderr = is_terminal(sys.stderr) and not is_terminal(sys.stdout)
+    with _interrupts_are_its_own():
+        code = subprocess.run(command, stdout=sys.stderr if shown_on_stderr else None, check=False).returncode
+    if code:
+        raise UsageError(
+            f"editor: {command[0]}: exit code {code}, so nothing is sent", hint="EDITOR names the editor to use"
+        )
+
+
+@contextmanager
+def _interrupts_are_its_own() -> Iterator[None]:
+    """Ctrl-C in the editor reaches us too: let it do nothing here. A handler, because the editor would inherit that
+    the signal is ignored."""
+
+    def nothing(number: int, frame: FrameType | None) -> None:
+        return
+
+    before = signal.signal(signal.SIGINT, nothing)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

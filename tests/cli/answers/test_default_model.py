@@ -1,0 +1,87 @@
+"""The line about the default model: once, to a person, who has named no model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmrun.cli.answers import default_model
+from llmrun.cli.answers.default_model import tell_of_default_model
+from llmrun.cli.console.output import out
+from llmrun.machine import free_memory
+from llmrun.settings import Settings, load_settings
+
+Capture = pytest.CaptureFixture[str]
+
+LINE = (
+    "note: smollm2:135m is a toy of 98.4 MB that only shows that llmrun works; qwen3:8b suits this machine (5.05 GB): "
+    "llmrun chat qwen3:8b\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person at a terminal, on a machine with 16 GB of free memory, who starts llmrun for the first time."""
+    monkeypatch.setattr(default_model, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(free_memory, "free_memory", lambda: 16 * 10**9)
+    monkeypatch.setenv("LLMRUN_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.delenv("LLMRUN_MODEL", raising=False)
+    (tmp_path / "config.toml").touch()
+
+
+def told(capsys: Capture, command: str = "llmrun chat") -> str:
+    tell_of_default_model(load_settings(), command)
+    return capsys.readouterr().err
+
+
+def test_it_is_said_once(capsys: Capture) -> None:
+    assert told(capsys) == LINE
+    assert told(capsys) == ""
+
+
+def test_it_is_said_in_words_that_can_be_typed(capsys: Capture) -> None:
+    assert told(capsys, "llmrun generate -m").endswith(": llmrun generate -m qwen3:8b\n")
+
+
+@pytest.mark.parametrize("memory", [None, 10**8])
+def test_without_enough_known_memory_it_says_how_to_find_out(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, memory: int | None
+) -> None:
+    monkeypatch.setattr(free_memory, "free_memory", lambda: memory)
+    assert "`llmrun fit qwen3:4b` tells whether" in told(capsys)
+
+
+def test_it_is_not_said_to_those_who_chose_the_model(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text('model = "smollm2:135m"\n')
+    assert told(capsys) == ""
+    (tmp_path / "config.toml").write_text("")
+    monkeypatch.setenv("LLMRUN_MODEL", "smollm2:135m")
+    assert told(capsys) == ""
+    monkeypatch.setenv("LLMRUN_MODEL", "qwen3:4b")
+    assert told(capsys) == ""
+    monkeypatch.delenv("LLMRUN_MODEL")
+    assert told(capsys) == LINE
+
+
+def test_it_is_said_neither_in_a_pipe_nor_in_quiet_mode(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as quiet:
+        quiet.setattr(out, "quiet", True)
+        assert told(capsys) == ""
+    with monkeypatch.context() as pipe:
+        pipe.setattr(default_model, "is_terminal", lambda stream: False)
+        assert told(capsys) == ""
+    assert told(capsys) == LINE
+
+
+def test_a_stand_in_for_a_model_is_no_toy_of_ours(capsys: Capture) -> None:
+    tell_of_default_model(Settings(backend="scripted"), "llmrun chat")
+    assert capsys.readouterr().err == ""
+
+
+def test_where_nothing_can_be_remembered_nothing_is_said(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "data").write_text("a file where a folder should be")
+    assert told(capsys) == ""

@@ -1,0 +1,106 @@
+"""/model: another model answers from here on, or the one in use stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmrun.backends.scripted.backend import ScriptedBackend, scripted_answers
+from llmrun.cli.answers.model_in_use import ModelLost
+from llmrun.cli.chatting.commands import completions
+from llmrun.cli.chatting.store import read_conversation
+from llmrun.errors import BadGGUF, DoesNotFit, ModelNotFound
+from tests.support.cli.chats import journals, session
+
+Capture = pytest.CaptureFixture[str]
+
+
+def other(context_size: int = 4096) -> ScriptedBackend:
+    return ScriptedBackend(scripted_answers([("assistant\n", "other")]), context_size=context_size)
+
+
+def test_another_model_answers_with_the_conversation_kept(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path, others={"other": other()}) as found:
+        assert found.run("one", "/model other", "two", "/model") == 0
+        assert found.said == [("one", "You said: one"), ("two", "other")]
+        assert found.turns.meters[-1].model == "other"
+        assert found.turns.meters[-1].context_size == 4096
+        assert found.backend._closed
+    told = capsys.readouterr().err
+    assert "other answers from here on, context 4,096 tokens; the conversation stays" in told
+    assert told.splitlines()[-1] == "other answers; /model NAME opens another model"
+    saved = read_conversation(journals(tmp_path)[0]).conversation
+    assert (saved.model, saved.began.model) == ("other", "scripted")
+
+
+def test_the_model_in_use_is_not_opened_twice(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        found.run("/model scripted")
+        assert found.opener.opened == ["scripted"]
+    assert "scripted is in use already" in capsys.readouterr().err
+
+
+def test_a_name_that_means_nothing_leaves_the_model_open(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path) as found:
+        assert found.run("one", "/model nope", "two") == 0
+        assert found.said == [("one", "You said: one"), ("two", "You said: two")]
+        assert found.opener.opened == ["scripted"]
+        assert found.chat.totals.answers[1].cached_tokens > 0
+    told = capsys.readouterr().err
+    assert "error: model: 'nope': not a name in the catalogue and not a file" in told
+    assert "scripted goes on" in told
+
+
+@pytest.mark.parametrize("error", [DoesNotFit("too big"), BadGGUF("damaged")])
+def test_a_model_that_cannot_be_opened_gives_way_to_the_one_before(
+    tmp_path: Path, capsys: Capture, error: DoesNotFit | BadGGUF
+) -> None:
+    with session(tmp_path, others={"bad": error}) as found:
+        assert found.run("one", "/model bad", "two") == 0
+        assert found.said == [("one", "You said: one"), ("two", "You said: two")]
+        assert found.opener.opened == ["scripted", "bad", "scripted"]
+        assert found.chat.conversation.model == "scripted"
+    told = capsys.readouterr().err
+    assert f"error: {error}" in told
+    assert "scripted goes on" in told
+
+
+def test_a_model_without_a_chat_template_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    with session(tmp_path, others={"other": other()}) as found:
+        found.opener.templates = False
+        found.run("/model other")
+        assert found.opener.opened == ["scripted", "other", "scripted"]
+    assert "--chat-template FILE" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_a_download_and_the_model_stays(tmp_path: Path, capsys: Capture) -> None:
+    def interrupted(name: str) -> str:
+        raise KeyboardInterrupt
+
+    with session(tmp_path) as found:
+        found.opener.fetch = interrupted  # type: ignore[method-assign]
+        assert found.run("/model other", "one") == 0
+        assert found.said == [("one", "You said: one")]
+    assert "stopped; scripted goes on" in capsys.readouterr().err
+
+
+def test_when_the_model_before_is_gone_too_the_chat_ends(tmp_path: Path) -> None:
+    models: dict[str, ScriptedBackend | BadGGUF] = {"bad": BadGGUF("damaged")}
+    with session(tmp_path, others=models) as found:
+        found.opener.lose_after_first = True
+        with pytest.raises(ModelLost, match="scripted: cannot be opened again"):
+            found.run("one", "/model bad", "two")
+    assert [one.question for one in read_conversation(journals(tmp_path)[0]).conversation.exchanges] == ["one"]
+
+
+def test_in_a_pipe_a_model_that_cannot_be_found_ends_the_chat(tmp_path: Path) -> None:
+    with session(tmp_path, interactive=False) as found, pytest.raises(ModelNotFound):
+        found.run("/model nope", "never asked")
+    assert found.said == []
+
+
+def test_names_of_the_catalogue_complete_model(tmp_path: Path) -> None:
+    with session(tmp_path) as found:
+        names = [one.text for one in completions(found.chat, "/model qwen3:4")]
+    assert {"qwen3:4b", "qwen3:4b-instruct"} <= set(names)

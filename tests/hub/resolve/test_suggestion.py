@@ -1,0 +1,49 @@
+"""The model that is suggested grows with the memory, and comes from the catalogue alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmrun.hub.catalog.lookup import load_catalog
+from llmrun.hub.resolve import suggestion
+from llmrun.hub.resolve.suggestion import quoted_size, suggested_model
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("memory", "name"),
+    [
+        (0.3 * GB, None),
+        (2 * GB, "qwen3:0.6b"),
+        (4 * GB, "qwen3:1.7b"),
+        (6 * GB, "qwen3:4b-instruct"),
+        (16 * GB, "qwen3:8b"),
+        (64 * GB, "qwen3:30b-instruct"),
+    ],
+)
+def test_more_memory_suits_a_larger_model(memory: float, name: str | None) -> None:
+    found = suggested_model(int(memory))
+    assert (found and found.name) == name
+
+
+def test_every_step_is_in_the_catalogue_and_larger_than_the_one_before() -> None:
+    sizes = [quoted_size(load_catalog().entry(name)) or 0 for name in suggestion._LADDER]
+    assert sizes == sorted(sizes)
+    assert sizes[0] > 0
+
+
+def test_what_the_user_has_replaced_is_not_suggested_by_our_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models.toml").write_text(
+        '[models."qwen3:8b"]\ndescription = "mine"\nlicense = "MIT"\nrepository = "o/n"\n'
+        'quants.Q4_K_M = { file = "m-Q4_K_M.gguf" }\nseen = "here"\n'
+    )
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").touch()
+    found = suggested_model(16 * GB)
+    assert found is not None
+    assert found.name == "qwen3:4b-instruct"
