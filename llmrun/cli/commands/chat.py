@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import AnswerView, Completions, Turns
     from llmrun.cli.chatting.store import Store
+    from llmrun.cli.chatting.typing_ahead import QuietKeyboard
     from llmrun.types import ModelInfo
 
 LISTING = {"place": 10, "aliases": ("run",)}
@@ -63,7 +64,10 @@ def command(
     from llmrun.cli.chatting.store import Store
 
     store = Store(data_folder() / "conversations")
-    with closing(_last(store) if continued else _new(store, settings)) as record:
+    with (
+        _keyboard() as keyboard,
+        closing(_last(store) if continued else _new(store, settings)) as record,
+    ):
         flags.check_model(settings.model if flags.model is not None else record.conversation.model)
         for event in list(_said(flags, settings, record.conversation)):
             if event != ModelChanged(record.conversation.model):
@@ -71,7 +75,7 @@ def command(
         from llmrun.cli.answers.open_model import open_model
 
         with open_model(_for_opening(settings, record), chat_template=template, will_chat=True) as opened:
-            return _talk(opened, store, record, flags, variables)
+            return _talk(opened, store, record, flags, variables, keyboard)
 
 
 def _said(flags: AnswerFlags, settings: Settings, before: Conversation) -> Iterator[Event]:
@@ -129,7 +133,12 @@ def _for_opening(settings: Settings, record: ConversationRecord) -> Settings:
 
 
 def _talk(
-    opened: OpenModel, store: Store, record: ConversationRecord, flags: AnswerFlags, variables: Mapping[str, Any]
+    opened: OpenModel,
+    store: Store,
+    record: ConversationRecord,
+    flags: AnswerFlags,
+    variables: Mapping[str, Any],
+    keyboard: QuietKeyboard | None,
 ) -> int:
     from llmrun.cli.answers.thinking import check_thinking
     from llmrun.cli.chatting.commands import command_for, completions
@@ -146,7 +155,7 @@ def _talk(
     settings = _unsaid(flags)
     check_thinking(engine, flags, settings, record.conversation.preferences)
     with (
-        closing(_turns(lambda before: completions(conversing, before))) as turns,
+        closing(_turns(lambda before: completions(conversing, before), keyboard)) as turns,
         Signals(engine.cancel_current, turns.restore) as signals,
     ):
         conversing = Chat(
@@ -174,11 +183,27 @@ def _introduction(name: str, info: ModelInfo) -> list[str]:
     return [name, f"context {info.context_size:,} tokens"]
 
 
-def _turns(completions: Completions) -> Turns:
-    if can_move_cursor(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
+@contextmanager
+def _keyboard() -> Iterator[QuietKeyboard | None]:
+    """Hold what is typed while the model loads, for the first prompt. Yields None where turns are not edited."""
+    if not (can_move_cursor(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr))):
+        yield None
+        return
+    from llmrun.cli.chatting.typing_ahead import quiet_keyboard
+
+    keyboard = quiet_keyboard()
+    try:
+        keyboard.hold()
+        yield keyboard
+    finally:
+        keyboard.end()
+
+
+def _turns(completions: Completions, keyboard: QuietKeyboard | None) -> Turns:
+    if keyboard is not None:
         from llmrun.cli.chatting.keyboard import TerminalTurns
 
-        return TerminalTurns(completions)
+        return TerminalTurns(completions, keyboard)
     from llmrun.cli.chatting.plain import PlainTurns
 
     return PlainTurns(sys.stdin.buffer, interactive=is_terminal(sys.stdin))
