@@ -91,6 +91,83 @@ def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
         assert exchange.ended.reason == "cancelled"
 
 
+TYPED = "gr\u00fc\u00dfe und w\u00f6rter " * 600  # 12,600 bytes: three times what a terminal driver queues
+PASTED = "".join(f"line {number} of a paste\n" for number in range(500))
+
+
+@pytest.mark.parametrize(
+    ("keys", "question"),
+    [(TYPED, TYPED.rstrip()), (f"\x1b[200~{PASTED}\x1b[201~", PASTED.rstrip())],
+    ids=["typed", "pasted"],
+)
+def test_ctrl_c_stops_an_answer_however_much_was_typed(tmp_path: Path, keys: str, question: str) -> None:
+    """The answer would take 25 s. All that was typed stands in the next prompt."""
+    script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005, context_size=32768)
+    with chatting(tmp_path, script) as process:
+        process.send("one\r")
+        process.expect_exact("abcdefghi")
+        process.send(keys)
+        began = time.monotonic()
+        process.sendintr()
+        process.expect_exact("seed ")
+        took = time.monotonic() - began
+        process.expect(PROMPT)
+        process.send("\r")
+        process.expect_exact("abcdefghi")
+        process.sendintr()
+        process.expect_exact("seed ")
+        process.expect(PROMPT)
+        process.send("\x04")
+    assert took < 2.0  # 0.1 s where nothing else runs
+    conversation = read_conversation(journals(tmp_path)[0]).conversation
+    assert [one.question for one in conversation.exchanges] == ["one", question]
+    assert all(one.ended and one.ended.reason == "cancelled" for one in conversation.exchanges)
+
+
+def test_what_is_typed_while_the_model_loads_stands_in_the_first_prompt(tmp_path: Path) -> None:
+    """The model is a named pipe, which is read until its writer closes it."""
+    model = tmp_path / "model.json"
+    os.mkfifo(model)
+    process = on_terminal("chat", "--backend", "scripted", str(model), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1")
+    before = termios.tcgetattr(process.child_fd)
+    process.delaybeforesend = None
+    while termios.tcgetattr(process.child_fd) == before:
+        time.sleep(0.01)
+    process.send("typed early " + "x" * 5000)
+    with model.open("w") as script:
+        script.write('{"answers": [["assistant\\n", "answered"]]}')
+        script.flush()
+        time.sleep(2)  # the chat opens it now
+    process.expect_exact("/help lists the commands")
+    assert b"typed" not in process.before
+    assert b"xx" not in process.before
+    process.expect(PROMPT)
+    process.send("\r")
+    process.expect_exact("seed ")
+    process.expect(PROMPT)
+    process.send("\x04")
+    process.expect(pexpect.EOF)
+    assert termios.tcgetattr(process.child_fd) == before
+    process.close()
+    assert read_conversation(journals(tmp_path)[0]).conversation.exchanges[0].question == "typed early " + "x" * 5000
+
+
+def test_ctrl_c_while_the_model_loads_leaves_and_restores_the_terminal(tmp_path: Path) -> None:
+    model = tmp_path / "model.json"
+    os.mkfifo(model)
+    process = on_terminal("chat", "--backend", "scripted", str(model), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1")
+    before = termios.tcgetattr(process.child_fd)
+    while termios.tcgetattr(process.child_fd) == before:
+        time.sleep(0.01)
+    process.send("x" * 9000)
+    process.sendintr()
+    process.expect(pexpect.EOF)
+    assert termios.tcgetattr(process.child_fd) == before
+    process.close()
+    assert process.exitstatus == 130
+    assert not journals(tmp_path)
+
+
 def test_ctrl_c_together_with_enter_stops_the_answer(tmp_path: Path) -> None:
     """The prompt is still there when it comes: a key that nobody reads, unless it is looked for. The answer would
     take 25 s."""

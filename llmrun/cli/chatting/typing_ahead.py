@@ -73,7 +73,7 @@ class QuietKeyboard:
         for number, handler in ((signal.SIGTSTP, self._on_stop), (signal.SIGCONT, self._on_continue)):
             self._handlers[number] = signal.signal(number, handler)
         self.quiet()
-        if select.select([self.descriptor], [], [], 0)[0]:  # typed before we began, and echoed
+        if self._in_foreground() and select.select([self.descriptor], [], [], 0)[0]:  # typed earlier, and echoed
             self._write(_ERASE_LINE)
 
     def quiet(self) -> None:
