@@ -39,10 +39,64 @@ def test_control_characters_of_the_model_are_shown_on_a_terminal(tmp_path: Path)
 
 
 def test_a_reader_that_leaves_ends_the_run_at_once_and_in_silence(tmp_path: Path) -> None:
-    """5,000 tokens of 50 ms would take four minutes."""
-    script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.05)
+    """5,000 tokens of 50 ms would take four minutes. The line after the first is not even complete."""
+    script = script_file(tmp_path, [("assistant\n", "abcdefghij\n" + LONG)], step_seconds=0.05)
     done = shell(f"{GENERATE} -m {script} hello | head -c 10")
     assert (done.returncode, done.stdout, done.stderr) == (141, b"abcdefghij", b"")
+
+
+def test_lines_of_concurrent_answers_do_not_mix(tmp_path: Path) -> None:
+    """Three processes write to one pipe, and then to one file."""
+    lines = [letter * 40 for letter in "abcdefghijklmnopqrstuvwxyz"]
+    script = script_file(tmp_path, [("assistant\n", "\n".join(lines))], step_seconds=0.001)
+    together = f"echo one two three | xargs -n 1 -P 3 {GENERATE} -q -m {script}"
+    expected = sorted(lines * 3)
+    piped = shell(f"{together} | cat").stdout.decode().splitlines()
+    assert sorted(piped) == expected
+    assert piped != sorted(piped)
+    shell(f"{together} > {tmp_path}/answers")
+    assert sorted((tmp_path / "answers").read_text().splitlines()) == expected
+
+
+def test_a_reader_of_a_pipe_gets_each_line_when_it_is_complete(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", "first\n" + "x" * 30)], step_seconds=0.1)
+    process = subprocess.Popen(
+        [*LLMRUN, "generate", "--backend", "scripted", "-q", "-m", script, "hello"], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert process.stdout
+    assert os.read(process.stdout.fileno(), 1000) == b"first\n"
+    assert process.poll() is None
+    assert process.communicate(timeout=60)[0] == b"x" * 30 + b"\n"
+
+
+def test_words_are_not_broken_at_the_edge_of_a_terminal(tmp_path: Path) -> None:
+    """A token of this model is one byte, so every word comes in pieces."""
+    code = "print('a line of code that is wider than the terminal is')"
+    answer = f"Several words, and awordthatiswiderthantheterminal.\n```\n{code}\n```\nThe words after the code."
+    script = script_file(tmp_path, [("assistant\n", answer)])
+    screen, exit_code = screen_of("generate", "--backend", "scripted", "-q", "-m", script, "hello", columns=20)
+    assert screen.splitlines() == [
+        "Several words, and awordthatiswiderthantheterminal.",
+        "```",
+        code,
+        "```",
+        "The words after the",
+        "code.",
+    ]
+    assert exit_code == 0
+    piped = scripted("-q", "-m", script, "hello", env=os.environ | {"COLUMNS": "20"})
+    assert piped.stdout.decode() == answer + "\n"
+
+
+def test_a_word_is_on_the_terminal_as_soon_as_it_is_complete(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", "one two " + "three " * 200)], step_seconds=0.02)
+    process = on_terminal("generate", "--backend", "scripted", "-m", script, "hello", NO_COLOR="1")
+    process.expect_exact("one")
+    began = time.monotonic()
+    process.expect_exact("two three")
+    assert time.monotonic() - began < 5  # the whole answer takes 24 s
+    process.sendintr()
+    process.read()
 
 
 @pytest.mark.parametrize("arguments", ["--help", "generate --help", "--version"])

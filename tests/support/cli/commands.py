@@ -14,7 +14,7 @@ import pexpect
 
 ROOT = Path(__file__).resolve().parents[3]
 LLMRUN = (sys.executable, "-m", "llmrun")
-TIMEOUT_S = 12  # for a stuck process; nothing is meant to come near it
+TIMEOUT_S = 120  # for a stuck process; nothing is meant to come near it
 
 
 def llmrun(
