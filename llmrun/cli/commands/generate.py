@@ -88,12 +88,18 @@ def command(
         wish = Wish(None, None) if raw else wanted_thinking(opened.engine, settings, typed)
         request = Request(
             prompt=TextPrompt(text) if raw else ChatPrompt(messages, template_kwargs=variables),
-            max_tokens=settings.max_tokens,
+            max_tokens=settings.token_limit,
             stop=stops,
             sampling=sampling,
             logprobs=logprobs,
             think=wish.think,
             think_budget=wish.think_budget,
         )
-        hidden = settings.hide_thinking
-        return answer(opened.engine, request, model=opened.name, as_json=json_output, hide_thinking=hidden)
+        return answer(
+            opened.engine,
+            request,
+            model=opened.name,
+            as_json=json_output,
+            hide_thinking=settings.hide_thinking,
+            stream=settings.stream,
+        )
