@@ -215,3 +215,27 @@ def test_an_answer_goes_to_a_pipe_while_the_turns_come_from_a_terminal(tmp_path:
     process.close()
     assert process.exitstatus == 0
     assert answers.read_bytes() == b"You said: one\nYou said: two\n"
+
+
+def test_an_answer_that_is_not_streamed_is_shown_when_it_is_whole(tmp_path: Path) -> None:
+    answer = "# Title\n\nSome words."
+    script = script_file(tmp_path, [("assistant\n", answer + " " * 40)], step_seconds=0.02)
+    with chatting(tmp_path, script, "--no-stream") as process:
+        process.send("one\r")
+        process.expect(r"answering  \d s")
+        assert b"Title" not in process.before
+        process.expect_exact("# Title\r\n\r\nSome words.\r\n")
+        process.expect_exact("seed ")
+        process.expect(PROMPT)
+        process.send("/exit\r")
+    assert read_conversation(journals(tmp_path)[0]).conversation.exchanges[0].answer.startswith(answer)
+
+
+def test_the_share_of_the_context_is_shown_once(tmp_path: Path) -> None:
+    with chatting(tmp_path) as process:
+        process.send("one\r")
+        process.expect_exact("seed ")
+        assert b"ctx" not in process.before
+        process.expect(PROMPT)
+        process.expect_exact("of 8,19")  # the last column is written apart
+        process.send("/exit\r")

@@ -164,11 +164,42 @@ def test_a_terminal_gets_color_on_stderr_and_a_pipe_beside_it_none(tmp_path: Pat
     assert answer.read_bytes() == b"You said: hello\n"
 
 
-def test_a_narrow_terminal_wraps_the_statistics_between_fields() -> None:
-    screen, _ = screen_of("generate", "--backend", "scripted", "hello", columns=40, NO_COLOR="1")
-    lines = screen.splitlines()[1:]
-    assert len(lines) > 1
-    assert max(map(len, lines)) <= 40
+@pytest.mark.parametrize("columns", [80, 50, 40])
+def test_the_statistics_are_one_line_of_a_terminal_and_verbose_shows_all(columns: int) -> None:
+    run = ("generate", "--backend", "scripted", "-m", "a-name-of-a-model-that-is-long", "hello")
+    screen, _ = screen_of(*run, columns=columns, NO_COLOR="1")
+    line = screen.splitlines()[1:]
+    assert len(line) == 1
+    assert len(line[0]) <= columns
+    assert " out " in line[0]
+    assert "seed" in line[0]
+    verbose, _ = screen_of(*run, "-v", columns=columns, NO_COLOR="1")
+    assert "TPOT" in verbose
+    assert "ctx" in verbose
+
+
+@pytest.mark.parametrize("how", [{"flag": "--no-stream"}, {"LLMRUN_STREAM": "off"}], ids=["flag", "setting"])
+def test_an_answer_that_is_not_streamed_comes_when_it_is_whole(tmp_path: Path, how: dict[str, str]) -> None:
+    script = script_file(tmp_path, [("assistant\n", "first line\nsecond line" + "." * 40)], step_seconds=0.02)
+    flags = [how["flag"]] if "flag" in how else []
+    environment = {name: value for name, value in how.items() if name != "flag"}
+    run = ("generate", "--backend", "scripted", "-m", script, *flags, "hello")
+    process = on_terminal(*run, NO_COLOR="1", **environment)
+    process.expect("answering  \\d s")
+    assert b"first" not in process.before
+    process.expect_exact("first line\r\nsecond line" + "." * 40)
+    assert "seed" in process.read().decode()
+
+
+def test_ctrl_c_shows_what_there_is_of_an_answer_that_is_not_streamed(tmp_path: Path) -> None:
+    run = ("generate", "--backend", "scripted", "-m", slow_script(tmp_path), "--no-stream", "hello")
+    process = on_terminal(*run, NO_COLOR="1")
+    process.expect("answering  \\d s")
+    process.sendintr()
+    rest = process.read().decode()
+    process.close()
+    assert process.exitstatus == 130
+    assert "abc" in rest
 
 
 def test_no_prompt_on_a_terminal_says_what_to_type() -> None:

@@ -37,10 +37,12 @@ _DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "total", "TTFT
 def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> None:
     """Print the closing line: with every fact to a log and with --verbose, otherwise with those that fit the terminal.
     `with_context`: with the share of the context that is used."""
-    out.fields(stats_fields(answer) if out.verbose else closing_fields(answer, room(sys.stderr), with_context))
+    out.fields(
+        stats_fields(answer) if out.verbose else closing_fields(answer, room(sys.stderr), with_context=with_context)
+    )
 
 
-def closing_fields(answer: AnsweredRequest, limit: int, with_context: bool = True) -> list[str]:
+def closing_fields(answer: AnsweredRequest, limit: int, *, with_context: bool = True) -> list[str]:
     """Return the most important facts about an answer that fit a line of `limit` columns."""
     facts = _facts(answer)
     if not with_context:
