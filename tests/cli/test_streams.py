@@ -178,13 +178,11 @@ def test_the_statistics_are_one_line_of_a_terminal_and_verbose_shows_all(columns
     assert "ctx" in verbose
 
 
-@pytest.mark.parametrize("how", [{"flag": "--no-stream"}, {"LLMRUN_STREAM": "off"}], ids=["flag", "setting"])
-def test_an_answer_that_is_not_streamed_comes_when_it_is_whole(tmp_path: Path, how: dict[str, str]) -> None:
+@pytest.mark.parametrize(("flags", "setting"), [(["--no-stream"], "on"), ([], "off")], ids=["flag", "setting"])
+def test_an_answer_that_is_not_streamed_comes_when_it_is_whole(tmp_path: Path, flags: list[str], setting: str) -> None:
     script = script_file(tmp_path, [("assistant\n", "first line\nsecond line" + "." * 40)], step_seconds=0.02)
-    flags = [how["flag"]] if "flag" in how else []
-    environment = {name: value for name, value in how.items() if name != "flag"}
     run = ("generate", "--backend", "scripted", "-m", script, *flags, "hello")
-    process = on_terminal(*run, NO_COLOR="1", **environment)
+    process = on_terminal(*run, NO_COLOR="1", LLMRUN_STREAM=setting)
     process.expect("answering  \\d s")
     assert b"first" not in process.before
     process.expect_exact("first line\r\nsecond line" + "." * 40)

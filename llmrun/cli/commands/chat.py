@@ -138,7 +138,7 @@ def _talk(
     record: ConversationRecord,
     flags: AnswerFlags,
     variables: Mapping[str, Any],
-    keyboard: QuietKeyboard | None,
+    keyboard: QuietKeyboard | None = None,
 ) -> int:
     from llmrun.cli.answers.thinking import check_thinking
     from llmrun.cli.chatting.commands import command_for, completions
