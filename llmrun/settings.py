@@ -69,6 +69,8 @@ class Rule:
 
     or_integer  instead of one of the choices, an integer inside the bounds
     hidden      accepted as a choice is, but told to nobody
+    unlimited   an integer outside the bounds that means no limit; None if there is none
+    hint        what to try instead of a value that is refused
     """
 
     kind: type
@@ -77,6 +79,8 @@ class Rule:
     choices: tuple[str, ...] = ()
     or_integer: bool = False
     hidden: tuple[str, ...] = ()
+    unlimited: int | None = None
+    hint: str = ""
 
     @property
     def words(self) -> str:
@@ -88,7 +92,8 @@ class Rule:
         name = {int: "an integer", float: "a number", bool: "true or false", str: "text"}[self.kind]
         if self.minimum > -math.inf and self.maximum < math.inf:
             return f"{name} from {_number(self.minimum)} to {_number(self.maximum)}"
-        return f"{name} of at least {_number(self.minimum)}" if self.minimum > -math.inf else name
+        least = f"{name} of at least {_number(self.minimum)}" if self.minimum > -math.inf else name
+        return least if self.unlimited is None else f"{least}, or {self.unlimited} for no limit"
 
     def parse(self, text: str) -> object:
         """The value an environment variable spells. Raises ValueError."""
@@ -109,6 +114,8 @@ class Rule:
             value = float(value)
         if type(value) is not self.kind:
             raise ValueError(value)
+        if self.unlimited is not None and value == self.unlimited:
+            return value
         if isinstance(value, int | float) and not self.minimum <= value <= self.maximum:
             raise ValueError(value)  # a NaN is never inside the bounds
         if self.choices and value not in self.choices + self.hidden:
@@ -116,6 +123,10 @@ class Rule:
         if value == "":
             raise ValueError(value)
         return value
+
+
+_UNLIMITED = -1  # as in llama.cpp and Ollama
+_NO_LIMIT = f"{_UNLIMITED} lets the model write until it stops, which is the default"
 
 
 def _setting(default: object, kind: type, **rule: Any) -> Any:
@@ -132,7 +143,7 @@ class Settings:
     gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
     kv_type: str = _setting("f16", str, choices=KV_TYPES)  # of the numbers in the KV cache
-    max_tokens: int | None = _setting(None, int, minimum=1)
+    max_tokens: int | None = _setting(None, int, minimum=1, unlimited=_UNLIMITED, hint=_NO_LIMIT)
     system: str | None = _setting(None, str)  # the system prompt
     sampling: Mapping[str, Any] = field(default_factory=dict)  # by the names of SAMPLING
     seed: int | None = _setting(None, int, minimum=0, maximum=2**64 - 1)
@@ -140,10 +151,16 @@ class Settings:
     think_budget: int | None = _setting(None, int, minimum=0)  # tokens
     hide_thinking: bool = _setting(False, bool)
     on_full: str = _setting("stop", str, choices=("stop", "forget"))  # what a chat does when its context is full
+    stream: bool = _setting(True, bool)  # show an answer while it is written
     color: str = _setting("auto", str, choices=("auto", "always", "never"))
     offline: bool = _setting(False, bool)
     log: bool = _setting(False, bool)  # whether `generate` logs its answers
     quiet: bool = _setting(False, bool)
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens of an answer; None: until the model stops."""
+        return None if self.max_tokens == _UNLIMITED else self.max_tokens
 
 
 def _rules() -> Iterator[tuple[str, Rule]]:
@@ -259,7 +276,7 @@ def _checked(rule: Rule, value: object, where: str, name: str) -> object:
     try:
         return rule.check(value)
     except ValueError:
-        raise UsageError(f"{where}: {name}: {value!r} is not {rule.words}") from None
+        raise UsageError(f"{where}: {name}: {value!r} is not {rule.words}", hint=rule.hint) from None
 
 
 def _unknown(where: str, name: str, value: object = None) -> UsageError:

@@ -15,7 +15,7 @@ from tests.support.cli.commands import llmrun, script_file, shell
 
 pytestmark = pytest.mark.slow
 
-LONG = "abcdefghij" * 500
+LONG = "abcdefghij\n" * 500  # a reader of a pipe gets whole lines
 
 
 def answered(path: Path) -> list[tuple[str, str]]:
@@ -219,7 +219,7 @@ def test_a_signal_in_the_middle_of_an_answer_ends_the_chat_with_everything_saved
     with open_chat(tmp_path, script) as process:
         assert process.stdout
         say(process, "one\ntwo\n")
-        shown = process.stdout.read(20)
+        shown = process.stdout.read(22)
         process.send_signal(number)
         rest, told = process.communicate(timeout=120)
     assert process.returncode == code

@@ -23,7 +23,7 @@ from tests.support.cli.commands import ROOT, TIMEOUT_S, on_terminal, script_file
 pytestmark = pytest.mark.slow
 
 LONG = "abcdefghi " * 500
-PROMPT = "\x1b[?2004h"  # pastes are bracketed while a turn is edited, and only then
+PROMPT = r"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # a prompt is drawn; pastes are bracketed before that, too
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def chatting(data: Path, *arguments: str) -> Iterator[pexpect.spawn[bytes]]:
     process = on_terminal(*("chat", "--backend", "scripted", *arguments), LLMRUN_DATA_DIR=str(data), NO_COLOR="1")
     before = termios.tcgetattr(process.child_fd)
     process.expect_exact("/help lists the commands")
-    process.expect_exact(PROMPT)
+    process.expect(PROMPT)
     assert termios.tcgetattr(process.child_fd) != before
     yield process
     process.expect(pexpect.EOF)
@@ -44,7 +44,7 @@ def ask(process: pexpect.spawn[bytes], turn: str, answer: str) -> None:
     process.send(f"{turn}\r")
     process.expect_exact(answer)
     process.expect_exact("seed ")
-    process.expect_exact(PROMPT)
+    process.expect(PROMPT)
 
 
 def until(seen: Callable[[], bool]) -> None:
@@ -62,7 +62,7 @@ def test_questions_commands_and_the_end_of_input(tmp_path: Path) -> None:
         ask(process, "\x1b[F and two", "You said: one and two")
         process.send("/exti\r")
         process.expect_exact("did you mean /exit?")
-        process.expect_exact(PROMPT)
+        process.expect(PROMPT)
         process.send("\x04")
     assert process.exitstatus == 0
     conversation = read_conversation(journals(tmp_path)[0]).conversation
@@ -166,7 +166,7 @@ def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
                 process.sendintr()
                 time.sleep(chance.choice([0, 0.01]))
             process.expect(r"seed |taken back")
-            process.expect_exact(PROMPT)
+            process.expect(PROMPT)
             process.send("\x03")  # a question that was taken back stands at the prompt
         process.send("/exit\r")
     assert process.exitstatus == 0
@@ -178,6 +178,83 @@ def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
         assert exchange.ended.reason == "cancelled"
 
 
+TYPED = "gr\u00fc\u00dfe und w\u00f6rter " * 600  # 12,600 bytes: three times what a terminal driver queues
+PASTED = "".join(f"line {number} of a paste\n" for number in range(500))
+
+
+@pytest.mark.parametrize(
+    ("keys", "question"),
+    [(TYPED, TYPED.rstrip()), (f"\x1b[200~{PASTED}\x1b[201~", PASTED.rstrip())],
+    ids=["typed", "pasted"],
+)
+def test_ctrl_c_stops_an_answer_however_much_was_typed(tmp_path: Path, keys: str, question: str) -> None:
+    """The answer would take 25 s. All that was typed stands in the next prompt."""
+    script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005, context_size=32768)
+    with chatting(tmp_path, script) as process:
+        process.send("one\r")
+        process.expect_exact("abcdefghi")
+        process.send(keys)
+        began = time.monotonic()
+        process.sendintr()
+        process.expect_exact("seed ")
+        took = time.monotonic() - began
+        process.expect(PROMPT)
+        process.send("\r")
+        process.expect_exact("abcdefghi")
+        process.sendintr()
+        process.expect_exact("seed ")
+        process.expect(PROMPT)
+        process.send("\x04")
+    assert took < 2.0  # 0.1 s where nothing else runs
+    conversation = read_conversation(journals(tmp_path)[0]).conversation
+    assert [one.question for one in conversation.exchanges] == ["one", question]
+    assert all(one.ended and one.ended.reason == "cancelled" for one in conversation.exchanges)
+
+
+def test_what_is_typed_while_the_model_loads_stands_in_the_first_prompt(tmp_path: Path) -> None:
+    """The model is a named pipe, which is read until its writer closes it."""
+    model = tmp_path / "model.json"
+    os.mkfifo(model)
+    process = on_terminal("chat", "--backend", "scripted", str(model), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1")
+    before = termios.tcgetattr(process.child_fd)
+    process.delaybeforesend = None
+    while termios.tcgetattr(process.child_fd) == before:
+        time.sleep(0.01)
+    process.send("typed early " + "x" * 5000)
+    with model.open("w") as script:
+        script.write('{"answers": [["assistant\\n", "answered"]]}')
+        script.flush()
+        time.sleep(2)  # the chat opens it now
+    process.expect_exact("/help lists the commands")
+    assert b"typed" not in process.before
+    assert b"xx" not in process.before
+    process.expect(PROMPT)
+    process.send("\r")
+    process.expect_exact("seed ")
+    process.expect(PROMPT)
+    process.send("\x04")
+    process.expect(pexpect.EOF)
+    assert termios.tcgetattr(process.child_fd) == before
+    process.close()
+    assert read_conversation(journals(tmp_path)[0]).conversation.exchanges[0].question == "typed early " + "x" * 5000
+
+
+def test_ctrl_c_while_the_model_loads_leaves_and_restores_the_terminal(tmp_path: Path) -> None:
+    model = tmp_path / "model.json"
+    os.mkfifo(model)
+    process = on_terminal("chat", "--backend", "scripted", str(model), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1")
+    before = termios.tcgetattr(process.child_fd)
+    while termios.tcgetattr(process.child_fd) == before:
+        time.sleep(0.01)
+    process.send("x" * 9000)
+    process.sendintr()
+    process.expect(pexpect.EOF)
+    assert termios.tcgetattr(process.child_fd) == before
+    process.close()
+    assert process.exitstatus == 130
+    assert not journals(tmp_path)
+
+
 def test_ctrl_c_together_with_enter_stops_the_answer(tmp_path: Path) -> None:
     """The prompt is still there when it comes: a key that nobody reads, unless it is looked for. The answer would
     take 25 s."""
@@ -185,7 +262,7 @@ def test_ctrl_c_together_with_enter_stops_the_answer(tmp_path: Path) -> None:
     with chatting(tmp_path, script) as process:
         process.send("one\r\x03")
         process.expect(r"seed |taken back")
-        process.expect_exact(PROMPT)
+        process.expect(PROMPT)
         process.send("\x03/exit\r")
     conversation = read_conversation(journals(tmp_path)[0]).conversation
     assert all(one.ended and one.ended.reason == "cancelled" for one in conversation.exchanges)
@@ -217,7 +294,7 @@ def test_an_answer_goes_to_a_pipe_while_the_turns_come_from_a_terminal(tmp_path:
         env={**os.environ, "TERM": "xterm-256color", "LLMRUN_DATA_DIR": str(tmp_path)},
         timeout=TIMEOUT_S,
     )
-    process.expect_exact(PROMPT)
+    process.expect(PROMPT)
     ask(process, "one", "")
     ask(process, "two", "")
     process.send("/exit\r")
@@ -225,3 +302,27 @@ def test_an_answer_goes_to_a_pipe_while_the_turns_come_from_a_terminal(tmp_path:
     process.close()
     assert process.exitstatus == 0
     assert answers.read_bytes() == b"You said: one\nYou said: two\n"
+
+
+def test_an_answer_that_is_not_streamed_is_shown_when_it_is_whole(tmp_path: Path) -> None:
+    answer = "# Title\n\nSome words."
+    script = script_file(tmp_path, [("assistant\n", answer + " " * 40)], step_seconds=0.02)
+    with chatting(tmp_path, script, "--no-stream") as process:
+        process.send("one\r")
+        process.expect(r"answering  \d s")
+        assert b"Title" not in process.before
+        process.expect_exact("# Title\r\n\r\nSome words.\r\n")
+        process.expect_exact("seed ")
+        process.expect(PROMPT)
+        process.send("/exit\r")
+    assert read_conversation(journals(tmp_path)[0]).conversation.exchanges[0].answer.startswith(answer)
+
+
+def test_the_share_of_the_context_is_shown_once(tmp_path: Path) -> None:
+    with chatting(tmp_path) as process:
+        process.send("one\r")
+        process.expect_exact("seed ")
+        assert b"ctx" not in process.before
+        process.expect(PROMPT)
+        process.expect_exact("of 8,19")  # the last column is written apart
+        process.send("/exit\r")

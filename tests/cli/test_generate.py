@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -37,6 +38,22 @@ def test_max_tokens_ends_the_answer() -> None:
     assert body["choices"][0]["message"]["content"] == "You"
     assert body["choices"][0]["finish_reason"] == "length"
     assert b"context" not in done.stderr
+
+
+def test_no_limit_of_tokens_is_minus_one_whatever_the_settings_say() -> None:
+    limited = os.environ | {"LLMRUN_MAX_TOKENS": "3"}
+    assert scripted("-q", "hello", env=limited).stdout == b"You\n"
+    assert scripted("-q", "-n", "-1", "hello", env=limited).stdout == b"You said: hello\n"
+
+
+@pytest.mark.parametrize("wrong", ["0", "-2"])
+def test_other_limits_below_one_are_refused_with_a_hint(wrong: str) -> None:
+    done = scripted("-n", wrong, "hello")
+    assert done.stderr.decode() == (
+        f"error: flag: --max-tokens: {wrong} is not an integer of at least 1, or -1 for no limit\n"
+        "hint: -1 lets the model write until it stops, which is the default\n"
+    )
+    assert done.returncode == 2
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it() -> None:

@@ -160,7 +160,7 @@ def test_an_answer_that_the_server_cut_short_says_so() -> None:
 
 def test_ctrl_c_keeps_the_text_reports_and_hangs_up() -> None:
     def script(asked: Asked, connection: socket.socket) -> None:
-        connection.sendall(stream_head() + said("Hello there") + said(", you"))
+        connection.sendall(stream_head() + said("Hello there") + said(", you "))
         wait_for_hang_up(server, connection)
 
     with serving(script) as server:

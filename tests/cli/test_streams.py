@@ -39,10 +39,64 @@ def test_control_characters_of_the_model_are_shown_on_a_terminal(tmp_path: Path)
 
 
 def test_a_reader_that_leaves_ends_the_run_at_once_and_in_silence(tmp_path: Path) -> None:
-    """5,000 tokens of 50 ms would take four minutes."""
-    script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.05)
+    """5,000 tokens of 50 ms would take four minutes. The line after the first is not even complete."""
+    script = script_file(tmp_path, [("assistant\n", "abcdefghij\n" + LONG)], step_seconds=0.05)
     done = shell(f"{GENERATE} -m {script} hello | head -c 10")
     assert (done.returncode, done.stdout, done.stderr) == (141, b"abcdefghij", b"")
+
+
+def test_lines_of_concurrent_answers_do_not_mix(tmp_path: Path) -> None:
+    """Three processes write to one pipe, and then to one file."""
+    lines = [letter * 40 for letter in "abcdefghijklmnopqrstuvwxyz"]
+    script = script_file(tmp_path, [("assistant\n", "\n".join(lines))], step_seconds=0.001)
+    together = f"echo one two three | xargs -n 1 -P 3 {GENERATE} -q -m {script}"
+    expected = sorted(lines * 3)
+    piped = shell(f"{together} | cat").stdout.decode().splitlines()
+    assert sorted(piped) == expected
+    assert piped != sorted(piped)
+    shell(f"{together} > {tmp_path}/answers")
+    assert sorted((tmp_path / "answers").read_text().splitlines()) == expected
+
+
+def test_a_reader_of_a_pipe_gets_each_line_when_it_is_complete(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", "first\n" + "x" * 30)], step_seconds=0.1)
+    process = subprocess.Popen(
+        [*LLMRUN, "generate", "--backend", "scripted", "-q", "-m", script, "hello"], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert process.stdout
+    assert os.read(process.stdout.fileno(), 1000) == b"first\n"
+    assert process.poll() is None
+    assert process.communicate(timeout=60)[0] == b"x" * 30 + b"\n"
+
+
+def test_words_are_not_broken_at_the_edge_of_a_terminal(tmp_path: Path) -> None:
+    """A token of this model is one byte, so every word comes in pieces."""
+    code = "print('a line of code that is wider than the terminal is')"
+    answer = f"Several words, and awordthatiswiderthantheterminal.\n```\n{code}\n```\nThe words after the code."
+    script = script_file(tmp_path, [("assistant\n", answer)])
+    screen, exit_code = screen_of("generate", "--backend", "scripted", "-q", "-m", script, "hello", columns=20)
+    assert screen.splitlines() == [
+        "Several words, and awordthatiswiderthantheterminal.",
+        "```",
+        code,
+        "```",
+        "The words after the",
+        "code.",
+    ]
+    assert exit_code == 0
+    piped = scripted("-q", "-m", script, "hello", env=os.environ | {"COLUMNS": "20"})
+    assert piped.stdout.decode() == answer + "\n"
+
+
+def test_a_word_is_on_the_terminal_as_soon_as_it_is_complete(tmp_path: Path) -> None:
+    script = script_file(tmp_path, [("assistant\n", "one two " + "three " * 200)], step_seconds=0.02)
+    process = on_terminal("generate", "--backend", "scripted", "-m", script, "hello", NO_COLOR="1")
+    process.expect_exact("one")
+    began = time.monotonic()
+    process.expect_exact("two three")
+    assert time.monotonic() - began < 5  # the whole answer takes 24 s
+    process.sendintr()
+    process.read()
 
 
 @pytest.mark.parametrize("arguments", ["--help", "generate --help", "--version"])
@@ -110,11 +164,40 @@ def test_a_terminal_gets_color_on_stderr_and_a_pipe_beside_it_none(tmp_path: Pat
     assert answer.read_bytes() == b"You said: hello\n"
 
 
-def test_a_narrow_terminal_wraps_the_statistics_between_fields() -> None:
-    screen, _ = screen_of("generate", "--backend", "scripted", "hello", columns=40, NO_COLOR="1")
-    lines = screen.splitlines()[1:]
-    assert len(lines) > 1
-    assert max(map(len, lines)) <= 40
+@pytest.mark.parametrize("columns", [80, 50, 40])
+def test_the_statistics_are_one_line_of_a_terminal_and_verbose_shows_all(columns: int) -> None:
+    run = ("generate", "--backend", "scripted", "-m", "a-name-of-a-model-that-is-long", "hello")
+    screen, _ = screen_of(*run, columns=columns, NO_COLOR="1")
+    line = screen.splitlines()[1:]
+    assert len(line) == 1
+    assert len(line[0]) <= columns
+    assert " out " in line[0]
+    assert "seed" in line[0]
+    verbose, _ = screen_of(*run, "-v", columns=columns, NO_COLOR="1")
+    assert "TPOT" in verbose
+    assert "ctx" in verbose
+
+
+@pytest.mark.parametrize(("flags", "setting"), [(["--no-stream"], "on"), ([], "off")], ids=["flag", "setting"])
+def test_an_answer_that_is_not_streamed_comes_when_it_is_whole(tmp_path: Path, flags: list[str], setting: str) -> None:
+    script = script_file(tmp_path, [("assistant\n", "first line\nsecond line" + "." * 40)], step_seconds=0.02)
+    run = ("generate", "--backend", "scripted", "-m", script, *flags, "hello")
+    process = on_terminal(*run, NO_COLOR="1", LLMRUN_STREAM=setting)
+    process.expect("answering  \\d s")
+    assert b"first" not in process.before
+    process.expect_exact("first line\r\nsecond line" + "." * 40)
+    assert "seed" in process.read().decode()
+
+
+def test_ctrl_c_shows_what_there_is_of_an_answer_that_is_not_streamed(tmp_path: Path) -> None:
+    run = ("generate", "--backend", "scripted", "-m", slow_script(tmp_path), "--no-stream", "hello")
+    process = on_terminal(*run, NO_COLOR="1")
+    process.expect("answering  \\d s")
+    process.sendintr()
+    rest = process.read().decode()
+    process.close()
+    assert process.exitstatus == 130
+    assert "abc" in rest
 
 
 def test_no_prompt_on_a_terminal_says_what_to_type() -> None:

@@ -9,7 +9,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from llmrun.cli.answers.report import AnsweredRequest, completion_body, logprob_fields, stats_fields, waiting_words
+from llmrun.cli.answers.report import (
+    AnsweredRequest,
+    completion_body,
+    logprob_fields,
+    show_statistics,
+    waiting_words,
+)
 from llmrun.cli.answers.thinking import CertainAnswer, ThinkingView
 from llmrun.cli.console.output import out
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TextDelta, TokenLogprobs
@@ -27,19 +33,22 @@ def answer(
     model: str,
     as_json: bool,
     hide_thinking: bool = False,
+    stream: bool = True,
     log: Callable[[AnsweredRequest], None] | None = None,
 ) -> int:
     """Run a request, write its answer and its statistics, log it if there is a log, and return the exit code.
+
+    Without `stream`, the answer is written when it is complete.
 
     Ctrl-C (or SIGTERM) ends the answer; what was written stays, and is accounted for like any other.
     """
     pieces: list[str] = []
     thoughts: list[str] = []
-    thinking = ThinkingView(hidden=hide_thinking or as_json)
+    thinking = ThinkingView(hidden=hide_thinking or as_json, stream=stream)
     logprobs: list[TokenLogprobs] = []
     finished: Finished | None = None
-    certain = CertainAnswer()
-    with cancelling(engine.cancel_current) as signals, _rest_written(certain, as_json=as_json):
+    certain = CertainAnswer(stream=stream)
+    with cancelling(engine.cancel_current) as signals, _rest_written(certain, thinking, as_json=as_json):
         for event in engine.generate(request):
             if isinstance(event, PrefillProgress):
                 out.progress(waiting_words(event))
@@ -69,18 +78,19 @@ def answer(
         for token in logprobs:
             out.fields(logprob_fields(token))
     _explain_length(done)
-    out.fields(stats_fields(done))
+    show_statistics(done)
     if log is not None:
         log(done)
     return 128 + signals[0] if signals else 0
 
 
 @contextmanager
-def _rest_written(certain: CertainAnswer, *, as_json: bool) -> Iterator[None]:
+def _rest_written(certain: CertainAnswer, thinking: ThinkingView, *, as_json: bool) -> Iterator[None]:
     """However it ends: what was an answer until then is one."""
     try:
         yield
     finally:
+        thinking.end()
         if not as_json:
             out.answer(certain.rest())
 

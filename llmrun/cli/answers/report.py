@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmrun.amounts import format_number, format_percent, format_seconds_briefly
+from llmrun.cli.console.output import out
+from llmrun.cli.console.terminal import room, width
 from llmrun.engine.requests import Finished, PrefillProgress, Request, TokenLogprobs
 from llmrun.types import ModelInfo, Timings, TokenLogprob
 
@@ -27,35 +30,59 @@ class AnsweredRequest:
     reasoning: str = ""
 
 
-def stats_fields(answer: AnsweredRequest) -> list[str]:
-    """The facts of the closing line, in the field's words (TTFT: time to first token; TPOT: time per output token).
+# The facts that the closing line leaves out where they do not fit, the least important ones first.
+_DROPPED = ("TPOT", "prompt", "first answer", "model", "context", "total", "TTFT")
 
-    At their usual lengths they fill one line of 100 columns.
-    """
+
+def show_statistics(answer: AnsweredRequest, *, with_context: bool = True) -> None:
+    """Print the closing line: with every fact to a log and with --verbose, otherwise with those that fit the terminal.
+    `with_context`: with the share of the context that is used."""
+    out.fields(
+        stats_fields(answer) if out.verbose else closing_fields(answer, room(sys.stderr), with_context=with_context)
+    )
+
+
+def closing_fields(answer: AnsweredRequest, limit: int, *, with_context: bool = True) -> list[str]:
+    """Return the most important facts about an answer that fit a line of `limit` columns."""
+    facts = _facts(answer)
+    if not with_context:
+        facts.pop("context", None)
+    for name in _DROPPED:
+        if width("  ".join(facts.values())) > limit:
+            facts.pop(name, None)
+    return list(facts.values())
+
+
+def stats_fields(answer: AnsweredRequest) -> list[str]:
+    """Return all facts about an answer. At their usual lengths they fill one line of 100 columns."""
+    return list(_facts(answer).values())
+
+
+def _facts(answer: AnsweredRequest) -> dict[str, str]:
+    """Return the facts in the field's words (TTFT: time to first token; TPOT: time per output token)."""
     timings, info = answer.finished.timings, answer.info
     name = _named(answer.model, info)
-    seed = [] if answer.request.seed is None else [f"seed {answer.request.seed}"]
+    seed = {} if answer.request.seed is None else {"seed": f"seed {answer.request.seed}"}
     if timings.generated_tokens == 0:
         where = "in prefill" if info.context_size else "before it began"
-        return [name, f"stopped {where} after {format_seconds_briefly(timings.total_s)}", *seed]
+        stopped = f"stopped {where} after {format_seconds_briefly(timings.total_s)}"
+        return {"model": name, "written": stopped} | seed
+    facts = {"model": name}
+    if timings.prompt_tokens:  # not every server counts
+        computed = timings.prompt_tokens - timings.cached_tokens
+        facts["prompt"] = f"{computed} in {format_number(timings.prompt_per_second)}/s"
+    facts["TTFT"] = f"TTFT {format_seconds_briefly(timings.ttft_s)}"
     thinking, first_answer = answer.finished.thinking_tokens, answer.finished.first_answer_s
-    written = [f"{timings.generated_tokens} out" + (f" ({thinking} thinking)" if thinking else "")]
+    if thinking and first_answer:
+        facts["first answer"] = f"answer after {format_seconds_briefly(first_answer)}"
+    facts["written"] = f"{timings.generated_tokens} out" + (f" ({thinking} thinking)" if thinking else "")
     if timings.generated_tokens > 1:  # a single token has no pace
-        written = [
-            f"{written[0]} {format_number(timings.decode_per_second)}/s",
-            f"TPOT {format_seconds_briefly(timings.tpot_s)}",
-        ]
-    read = f"{timings.prompt_tokens - timings.cached_tokens} in {format_number(timings.prompt_per_second)}/s"
-    return [
-        name,
-        *([read] if timings.prompt_tokens else []),  # not every server counts
-        f"TTFT {format_seconds_briefly(timings.ttft_s)}",
-        *([f"answer after {format_seconds_briefly(first_answer)}"] if thinking and first_answer else []),
-        *written,
-        format_seconds_briefly(timings.total_s),
-        *([f"ctx {format_percent(answer.finished.context_used / info.context_size)}"] if info.context_size else []),
-        *seed,
-    ]
+        facts["written"] += f" {format_number(timings.decode_per_second)}/s"
+        facts["TPOT"] = f"TPOT {format_seconds_briefly(timings.tpot_s)}"
+    facts["total"] = format_seconds_briefly(timings.total_s)
+    if info.context_size:
+        facts["context"] = f"ctx {format_percent(answer.finished.context_used / info.context_size)}"
+    return facts | seed
 
 
 def waiting_words(event: PrefillProgress) -> str:

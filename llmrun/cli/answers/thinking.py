@@ -18,31 +18,46 @@ if TYPE_CHECKING:
 
 
 class ThinkingView:
-    """Shows one answer's thinking as it comes; `hidden`: only that there is some."""
+    """Shows one answer's thinking: as it comes, or at the end without `stream`. `hidden` shows only that there is
+    some."""
 
-    def __init__(self, *, hidden: bool) -> None:
+    def __init__(self, *, hidden: bool, stream: bool = True) -> None:
         self._hidden = hidden
+        self._stream = stream
+        self._held: list[str] = []
         self._began: float | None = None
 
     def text(self, piece: str) -> None:
         now = time.monotonic()
         self._began = self._began or now
-        if self._hidden:
-            out.progress(f"thinking  {now - self._began:.0f} s")
-        else:
+        if self._stream and not self._hidden:
             out.thinking(piece)
+            return
+        out.progress(f"thinking  {now - self._began:.0f} s")
+        if not self._hidden:
+            self._held.append(piece)
+
+    def end(self) -> None:
+        """Show what is still held, at the end of the answer."""
+        out.thinking("".join(self._held))
+        self._held = []
 
 
 class CertainAnswer:
     """Lets through what is certainly the answer. On a terminal that is everything: a note can follow what turns out
-    to be none. Anywhere else nobody could take it back."""
+    to be none. Anywhere else nobody could take it back. Without `stream`, nothing passes before the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, stream: bool = True) -> None:
+        self._stream = stream
         self._waits = not is_terminal(sys.stdout)
         self._held = ""
+        self._began = time.monotonic()
 
     def passed(self, delta: TextDelta) -> str:
         self._held += delta.text
+        if not self._stream:
+            out.progress(f"answering  {time.monotonic() - self._began:.0f} s")
+            return ""
         return "" if delta.tentative and self._waits else self.rest()
 
     def rest(self) -> str:

@@ -36,6 +36,7 @@ class AnswerFlags:
     think: options.Think = None
     think_budget: options.ThinkBudget = None
     hide_thinking: options.HideThinking = False
+    stream: options.Stream = None
     chat_template: options.ChatTemplate = None
     chat_template_kwargs: options.ChatTemplateKwargs = None
     backend: options.Backend = None

@@ -24,7 +24,7 @@ Model = Annotated[
 System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system prompt.")]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("-n", "--max-tokens", metavar="N", help="End the answer after N tokens.  [default: its own end]"),
+    typer.Option("-n", "--max-tokens", metavar="N", help="End the answer after N tokens; -1: no limit.  [default: -1]"),
 ]
 ContextSize = Annotated[
     int | None,
@@ -61,6 +61,10 @@ ThinkBudget = Annotated[
     int | None, typer.Option("--think-budget", metavar="N", help="End its thinking after N tokens; 0: none at all.")
 ]
 HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Do not show what it thinks.")]
+Stream = Annotated[
+    bool | None,
+    typer.Option("--stream/--no-stream", help="Show the answer while it is written.  [default: --stream]"),
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -6,11 +6,14 @@ that gives none would be told off by prompt_toolkit after two seconds. What need
 
 from __future__ import annotations
 
+import codecs
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
@@ -21,8 +24,12 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus, shift_selection_mode
 from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.input.base import Input
+from prompt_toolkit.input.defaults import create_input
+from prompt_toolkit.input.posix_utils import PosixStdinReader
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.controls import BufferControl
 from prompt_toolkit.layout.dimension import Dimension, to_dimension
@@ -35,9 +42,9 @@ from llmrun.cli.chatting.blocks import is_unfinished
 from llmrun.cli.chatting.history import StoredHistory
 from llmrun.cli.chatting.pastes import Pastes, ShownPastes
 from llmrun.cli.chatting.screen import Completions, Meter
-from llmrun.cli.chatting.typing_ahead import QuietKeyboard
+from llmrun.cli.chatting.typing_ahead import QuietKeyboard, quiet_keyboard, screen
 from llmrun.cli.console.output import out
-from llmrun.cli.console.terminal import can_color, is_terminal, visible_line
+from llmrun.cli.console.terminal import can_color, visible_line
 from llmrun.folders import data_folder
 
 PROMPT = "> "
@@ -69,16 +76,18 @@ class TerminalTurns:
     """Reads turns from a person at a terminal, see screen.Turns. From the first line to `close`, the keyboard is ours.
 
     completions  how the line at hand could go on
+    keyboard     one that has begun already, and may hold what was typed meanwhile
     """
 
     interactive = True
 
-    def __init__(self, completions: Completions = lambda before: ()) -> None:
+    def __init__(self, completions: Completions = lambda before: (), keyboard: QuietKeyboard | None = None) -> None:
         self.completions = completions
+        self._keyboard = keyboard or quiet_keyboard()
         self._pastes = Pastes()
         self._meter = Meter("", 0, 0)
         self._leaving = False  # Ctrl-C was pressed on an empty line
-        self._stream = stream = sys.stderr if is_terminal(sys.stderr) else sys.stdout
+        self._stream = stream = screen()
         self._session: PromptSession[str] = PromptSession(
             [("class:prompt", PROMPT)],
             prompt_continuation=" " * len(PROMPT),
@@ -95,11 +104,10 @@ class TerminalTurns:
             include_default_pygments_style=False,
             style=_STYLE,
             color_depth=ColorDepth.DEPTH_4_BIT if can_color(stream, out.color) else ColorDepth.DEPTH_1_BIT,
+            input=_input(self._keyboard),
             output=_output(stream),
         )
         self._limit_rows()
-        self._keyboard = QuietKeyboard(sys.stdin.fileno())
-        self._keyboard.begin()
 
     def read(self, meter: Meter, draft: str = "") -> str | None:
         self._meter, self._leaving = meter, False
@@ -107,6 +115,8 @@ class TerminalTurns:
         sys.stdout.flush()
         self._stream.write("\n")  # a blank row between what was said and what is asked next
         self._keyboard.paused = True
+        self._keyboard.release()
+        self._take_typed_ahead()
         try:
             text = self._session.prompt(default=self._pastes.folded(draft), pre_run=self._select_draft)
         except EOFError:
@@ -119,9 +129,13 @@ class TerminalTurns:
     @contextmanager
     def answering(self) -> Iterator[None]:
         self._keyboard.quiet()
+        self._keyboard.hold()
         if self._stopped_already():
             os.kill(os.getpid(), signal.SIGINT)
-        yield
+        try:
+            yield
+        finally:
+            self._keyboard.release()
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -139,14 +153,18 @@ class TerminalTurns:
     def close(self) -> None:
         self._keyboard.end()
 
-    def _stopped_already(self) -> bool:
-        """Whether Ctrl-C was pressed right after Enter. The prompt takes tens of milliseconds to go away, and until
-        then it is a key and no signal. What was typed before it is dropped, as a signal would have dropped it."""
+    def _take_typed_ahead(self) -> None:
+        """Let the next prompt begin with the keys that were typed since the last one."""
         source = self._session.input
-        waiting = get_typeahead(source) + source.read_keys()
-        stops = [place for place, press in enumerate(waiting) if press.key == Keys.ControlC]
-        store_typeahead(source, waiting[stops[-1] + 1 :] if stops else waiting)
-        return bool(stops)
+        store_typeahead(source, list(_joined(source.read_keys())))
+
+    def _stopped_already(self) -> bool:
+        """Whether Ctrl-C was pressed right after Enter, and read by the prompt, to which it is a key and no signal."""
+        source = self._session.input
+        waiting = get_typeahead(source)
+        others = [press for press in waiting if press.key != Keys.ControlC]
+        store_typeahead(source, others)
+        return len(others) < len(waiting)
 
     def _typed(self, text: str) -> str:
         """What the user meant: pastes in full, and a byte that was no UTF-8 as the sign for it."""
@@ -275,6 +293,48 @@ class _Completer(Completer):
                 display=visible_line(found.text),
                 display_meta=visible_line(found.about),
             )
+
+
+def _joined(keys: Iterable[KeyPress]) -> Iterator[KeyPress]:
+    """Make one key of a run of characters: prompt_toolkit takes 0.15 ms for each key. The first one stays alone, since
+    it may belong to an Escape before it."""
+    for printable, presses in groupby(keys, lambda press: len(press.key) == 1 and press.key.isprintable()):
+        run = list(presses)
+        if printable and len(run) > 1:
+            yield run[0]
+            run = [KeyPress(run[1].key, "".join(press.data for press in run[1:]))]
+        yield from run
+
+
+class _Reader(PosixStdinReader):
+    """Reads what the keyboard has held, then the terminal."""
+
+    def __init__(self, keyboard: QuietKeyboard) -> None:
+        super().__init__(keyboard.descriptor)
+        self._keyboard = keyboard
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+
+    def read(self, count: int = 1024) -> str:
+        if held := self._keyboard.taken():
+            return self._decoder.decode(held)
+        if self.closed or not select.select([self.stdin_fd], [], [], 0)[0]:
+            return ""
+        try:
+            data = os.read(self.stdin_fd, count)
+        except OSError:  # the terminal is gone
+            data = b""
+        self.closed = not data
+        return self._decoder.decode(data)
+
+
+def _input(keyboard: QuietKeyboard) -> Input:
+    if sys.platform == "win32":
+        return create_input()
+    from prompt_toolkit.input.vt100 import Vt100Input
+
+    source = Vt100Input(sys.stdin)
+    source.stdin_reader = _Reader(keyboard)
+    return source
 
 
 def _output(stream: TextIO) -> Output:

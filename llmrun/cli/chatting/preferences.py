@@ -63,7 +63,7 @@ def checked_value(name: str, value: object) -> Value:
     try:
         checked = RULES[name].check(value)
     except ValueError:
-        raise UsageError(f"{name}: {value!r:.60} is not {RULES[name].words}") from None
+        raise UsageError(f"{name}: {value!r:.60} is not {RULES[name].words}", hint=RULES[name].hint) from None
     assert isinstance(checked, int | float | str)  # what the rules of NAMES can hold
     return checked
 

@@ -17,16 +17,23 @@ if TYPE_CHECKING:
 
 class Saying:
     """One answer to the last question. It begins with its first text that is no thinking, so that an answer stopped
-    before leaves what there was as it was; left by an error, it ends as failed."""
+    before leaves what there was as it was; left by an error, it ends as failed. Without `stream`, it is shown when it
+    is over."""
 
     def __init__(
-        self, record: ConversationRecord, view: AnswerView, seed: int | None, *, hide_thinking: bool = False
+        self,
+        record: ConversationRecord,
+        view: AnswerView,
+        seed: int | None,
+        *,
+        hide_thinking: bool = False,
+        stream: bool = True,
     ) -> None:
         self._record = record
         self._view = view
         self._seed = seed
-        self._thinking = ThinkingView(hidden=hide_thinking)
-        self._certain = CertainAnswer()
+        self._thinking = ThinkingView(hidden=hide_thinking, stream=stream)
+        self._certain = CertainAnswer(stream=stream)
         self._thoughts = ""  # before the answer began
         self._used_before = record.conversation.context_used
         self._ended = False
@@ -90,6 +97,7 @@ class Saying:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         out.clear_progress()
+        self._thinking.end()
         if not self.begun:
             return
         if not self._ended:

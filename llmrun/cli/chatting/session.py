@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmrun.cli.answers.report import AnsweredRequest, stats_fields, waiting_words
+from llmrun.cli.answers.report import AnsweredRequest, show_statistics, waiting_words
 from llmrun.cli.answers.sampling import next_seed, sent_sampling
 from llmrun.cli.answers.thinking import wanted_thinking
 from llmrun.cli.arguments.prompt import checked_text
@@ -219,7 +219,7 @@ class Chat:
         """Open another model for this conversation; the one in use stays if that fails. Returns False if it is in use
         already. Raises what opening raises; Ctrl-C stops a download."""
         try:
-            with self._signals.reading():
+            with self._turns.answering(), self._signals.reading():
                 switched = self._models.switch(name)
         finally:
             self._models.reopen()
@@ -289,7 +289,7 @@ class Chat:
         wish = wanted_thinking(self.engine, self._now_set, self.conversation.preferences)
         request = Request(
             prompt=self._window.prompt(self.conversation),
-            max_tokens=self._now_set.max_tokens,
+            max_tokens=self._now_set.token_limit,
             stop=tuple(self._stops),
             sampling=replace(self.sampling, seed=seed or 0),
             think=wish.think,
@@ -316,7 +316,7 @@ class Chat:
         self._explain_length(request, finished)
         last = self.conversation.exchanges[-1]
         done = AnsweredRequest(self.model, self.engine.info, request, last.answer, (), finished, last.thinking)
-        out.fields(stats_fields(done))
+        show_statistics(done, with_context=not self._turns.interactive)  # a prompt shows it, too
 
     def _stream_what_fits(self, request: Request) -> Finished | None:
         """Answer; with `on_full forget` without the oldest turns, if the context has no room for them."""
@@ -337,8 +337,8 @@ class Chat:
 
     def _stream(self, request: Request) -> Finished | None:
         """Write down and show an answer as it comes. None: it was stopped before a word of it."""
-        hidden = self._now_set.hide_thinking
-        with Saying(self.record, self._view, request.seed, hide_thinking=hidden) as saying:
+        hidden, stream = self._now_set.hide_thinking, self._now_set.stream
+        with Saying(self.record, self._view, request.seed, hide_thinking=hidden, stream=stream) as saying:
             for event in self.engine.generate(request):
                 if self._signals.stop_wanted:  # also a wish from before the engine knew of the request
                     self.engine.cancel_current()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from llmrun.cli.chatting.record import ConversationRecord
     from llmrun.cli.chatting.screen import Completions, Turns
     from llmrun.cli.chatting.store import Store
+    from llmrun.cli.chatting.typing_ahead import QuietKeyboard
     from llmrun.cli.prompting.template import PromptTemplate
     from llmrun.types import ModelInfo
 
@@ -85,7 +86,10 @@ def command(
     variables = parse_template_variables(flags.chat_template_kwargs)
     from llmrun.cli.chatting.events import ModelChanged
 
-    with closing(_new(store, settings) if continued is None else _earlier(store, continued)) as record:
+    with (
+        _keyboard() as keyboard,
+        closing(_new(store, settings) if continued is None else _earlier(store, continued)) as record,
+    ):
         flags.check_model(settings.model if flags.model is not None else record.conversation.model)
         for event in list(_said(flags, settings, record.conversation)):
             if event != ModelChanged(record.conversation.model):
@@ -97,7 +101,7 @@ def command(
             tell_of_default_model(settings, "llmrun chat")
         first = record.conversation.model
         with ModelInUse(_Opener(flags, _for_opening(settings, record), template, first), first) as models:
-            return _talk(models, store, record, flags, variables)
+            return _talk(models, store, record, flags, variables, keyboard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +217,12 @@ def _for_opening(settings: Settings, record: ConversationRecord) -> Settings:
 
 
 def _talk(
-    models: ModelInUse, store: Store, record: ConversationRecord, flags: AnswerFlags, variables: Mapping[str, Any]
+    models: ModelInUse,
+    store: Store,
+    record: ConversationRecord,
+    flags: AnswerFlags,
+    variables: Mapping[str, Any],
+    keyboard: QuietKeyboard | None,
 ) -> int:
     from llmrun.cli.answers.thinking import check_thinking
     from llmrun.cli.chatting.commands import command_for, completions
@@ -224,7 +233,7 @@ def _talk(
     settings = _unsaid(flags)
     check_thinking(models.opened.engine, flags, settings, record.conversation.preferences)
     with (
-        closing(_turns(lambda before: completions(conversing, before))) as turns,
+        closing(_turns(lambda before: completions(conversing, before), keyboard)) as turns,
         Signals(models.cancel, turns.restore) as signals,
     ):
         conversing = Chat(
@@ -252,11 +261,27 @@ def _introduction(name: str, info: ModelInfo) -> list[str]:
     return [name, f"context {info.context_size:,} tokens"]
 
 
-def _turns(completions: Completions) -> Turns:
-    if can_move_cursor(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
+@contextmanager
+def _keyboard() -> Iterator[QuietKeyboard | None]:
+    """Hold what is typed while the model loads, for the first prompt. Yields None where turns are not edited."""
+    if not (can_move_cursor(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr))):
+        yield None
+        return
+    from llmrun.cli.chatting.typing_ahead import quiet_keyboard
+
+    keyboard = quiet_keyboard()
+    try:
+        keyboard.hold()
+        yield keyboard
+    finally:
+        keyboard.end()
+
+
+def _turns(completions: Completions, keyboard: QuietKeyboard | None) -> Turns:
+    if keyboard is not None:
         from llmrun.cli.chatting.keyboard import TerminalTurns
 
-        return TerminalTurns(completions)
+        return TerminalTurns(completions, keyboard)
     from llmrun.cli.chatting.plain import PlainTurns
 
     return PlainTurns(sys.stdin.buffer, interactive=is_terminal(sys.stdin))

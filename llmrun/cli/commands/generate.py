@@ -107,7 +107,7 @@ def command(
         wish = Wish(None, None) if raw else wanted_thinking(opened.engine, settings, typed)
         request = Request(
             prompt=TextPrompt(text) if raw else ChatPrompt(messages, template_kwargs=variables),
-            max_tokens=settings.max_tokens,
+            max_tokens=settings.token_limit,
             stop=stops,
             sampling=sampling,
             logprobs=logprobs,
@@ -115,12 +115,12 @@ def command(
             think_budget=wish.think_budget,
             sent_sampling=sent,
         )
-        hidden = settings.hide_thinking
         return answer(
             opened.engine,
             request,
             model=opened.name,
             as_json=json_output,
-            hide_thinking=hidden,
+            hide_thinking=settings.hide_thinking,
+            stream=settings.stream,
             log=logger(prompting.name or None) if (settings.log if log is None else log) else None,
         )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, TextIO
 
+from llmrun.cli.console.flow import Flow, atomic_writes, flow_to, reader_is_gone
 from llmrun.cli.console.terminal import (
     can_color,
     can_move_cursor,
@@ -47,8 +48,8 @@ class Output:
         self.quiet = False
         self.verbose = False
         self.color = "auto"
-        self._answer_open = False
-        self._thinking_open = False
+        self._answer: Flow | None = None  # of the answer that is open
+        self._thinking: Flow | None = None
         self._thinking_ends_a_line = False
         self._live_width = 0  # columns of the living line that is on the screen
         self._waiting_since: float | None = None
@@ -57,36 +58,49 @@ class Output:
     # The answer
 
     def answer(self, text: str) -> None:
-        """Write a piece of the answer to stdout now. Control characters are shown when stdout is a terminal."""
+        """Take a piece of the answer for stdout: a terminal shows it word by word and with its control characters made
+        visible; a pipe or a file gets whole lines. Raises BrokenPipeError as soon as nobody reads the pipe."""
         if not text:
             return
         self.clear_progress()
-        self._answer_open = True
-        self._write_stdout(visible(text) if is_terminal(sys.stdout) else text)
+        if self._answer is None:
+            self._answer = flow_to(sys.stdout)
+        if passed := self._answer.passed(visible(text) if is_terminal(sys.stdout) else text):
+            self._write_stdout(passed)
+        elif not is_terminal(sys.stdout) and reader_is_gone(sys.stdout):
+            raise BrokenPipeError
 
     def end_answer(self) -> None:
         """The final newline, which every answer has, an empty one too."""
-        self._answer_open = False
-        self._write_stdout("\n")
+        self._write_stdout(self._answer_rest() + "\n")
+
+    def _answer_rest(self) -> str:
+        """Close the answer, and return what of it is not written yet."""
+        rest = self._answer.rest() if self._answer else ""
+        self._answer = None
+        return rest
+
+    def _cut_answer(self) -> None:
+        """Write what is held of an answer that does not go on, and leave its last row on a terminal."""
+        if self._answer is not None:
+            self._write_stdout(self._answer_rest() + ("\n" if is_terminal(sys.stdout) else ""))
 
     def thinking(self, text: str) -> None:
         """Write a piece of what the model thinks to stderr: dim, or, where there is no color, after a line that says
         what it is. It ends, with an empty line, when something else is written."""
         if self.quiet or not text:
             return
-        if not self._thinking_open:
+        if self._thinking is None:
             self.clear_progress()
-            self._thinking_open = True
+            self._thinking = flow_to(sys.stderr)
             if not can_color(sys.stderr, self.color):
                 self._write("thinking:\n")
         self._thinking_ends_a_line = text.endswith("\n")
-        self._write(self._styled(visible(text) if is_terminal(sys.stderr) else text, DIM))
+        self._write_dim(self._thinking.passed(visible(text) if is_terminal(sys.stderr) else text))
 
     def answer_was_thinking(self) -> None:
         """Say that the text of the answer so far was none."""
-        if self._answer_open and is_terminal(sys.stdout):
-            self._write_stdout("\n")
-        self._answer_open = False
+        self._cut_answer()
         self.note("the text so far was thinking: the model has ended what it had not begun")
 
     def json(self, body: Mapping[str, Any]) -> None:
@@ -183,10 +197,7 @@ class Output:
 
     def error(self, sentence: str, hint: str = "") -> None:
         """`error: ...`, then what to try. Shown in quiet mode too."""
-        if self._answer_open:  # part of an answer is on the screen: do not glue the error to it
-            self._answer_open = False
-            if is_terminal(sys.stdout):
-                self._write_stdout("\n")
+        self._cut_answer()
         self._line("error:", sentence, RED)
         if hint:
             self._line("hint:", hint, DIM)
@@ -197,7 +208,7 @@ class Output:
 
     def progress(self, text: str) -> None:
         """What is going on now: a line that lives until something else is written. In a log, a line now and then."""
-        if self.quiet or self._thinking_open:
+        if self.quiet or self._thinking is not None:
             return
         now = time.monotonic()
         live = can_move_cursor(sys.stderr)
@@ -218,8 +229,9 @@ class Output:
         """End what the model thinks, or erase the living line. Blanks rather than an escape sequence: that works on
         every terminal."""
         self._waiting_since = None
-        if self._thinking_open:
-            self._thinking_open = False
+        if self._thinking is not None:
+            rest, self._thinking = self._thinking.rest(), None
+            self._write_dim(rest)
             newline = "" if self._thinking_ends_a_line else "\n"
             self._write(newline + ("\n" if can_color(sys.stderr, self.color) else "done thinking\n\n"))
         if self._live_width:
@@ -246,9 +258,14 @@ class Output:
         except OSError:
             silence(sys.stderr)
 
+    def _write_dim(self, text: str) -> None:
+        if text:
+            self._write(self._styled(text, DIM))
+
     def _write_stdout(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        for piece in [text] if is_terminal(sys.stdout) else atomic_writes(text):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
 
 
 def _marked(line: MarkedLine, color: bool) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmrun.cli.answers.report import AnsweredRequest, completion_body, logprob_fields, stats_fields
+from llmrun.cli.answers.report import AnsweredRequest, closing_fields, completion_body, logprob_fields, stats_fields
 from llmrun.engine.requests import Finished, Request, TextPrompt, TokenLogprobs
 from llmrun.sampling_params import SamplingParams
 from llmrun.types import FinishReason, ModelInfo, Timings, TokenLogprob
@@ -56,6 +56,27 @@ def test_the_closing_line_says_it_all_in_100_columns() -> None:
         "smollm2:135m cpu×2  38 in 311/s  TTFT 123ms  128 out 92.0/s  TPOT 11ms  1.50s  ctx 2.0%  seed 421123"
     )
     assert len(line) <= 100
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (100, "smollm2:135m cpu×2  38 in 311/s  TTFT 123ms  128 out 92.0/s  TPOT 11ms  1.50s  ctx 2.0%  seed 421123"),
+        (80, "smollm2:135m cpu×2  TTFT 123ms  128 out 92.0/s  1.50s  ctx 2.0%  seed 421123"),
+        (60, "TTFT 123ms  128 out 92.0/s  1.50s  ctx 2.0%  seed 421123"),
+        (50, "TTFT 123ms  128 out 92.0/s  1.50s  seed 421123"),
+        (30, "128 out 92.0/s  seed 421123"),
+        (10, "128 out 92.0/s  seed 421123"),
+    ],
+)
+def test_the_closing_line_drops_what_matters_least_until_it_fits(columns: int, line: str) -> None:
+    assert "  ".join(closing_fields(answer_of(), columns)) == line
+
+
+def test_the_closing_line_leaves_the_context_to_the_prompt() -> None:
+    assert closing_fields(answer_of(), 100, with_context=False) == [
+        field for field in stats_fields(answer_of()) if not field.startswith("ctx")
+    ]
 
 
 def test_the_closing_line_says_how_much_of_the_model_a_gpu_runs() -> None:

@@ -373,7 +373,6 @@ def test_leaving_puts_every_mode_back(prompt: Prompt) -> None:
     prompt.turns(1)
     prompt.leave()
     assert prompt.terminal.modes() == before
-    assert prompt.written.count("\x1b[?2004h") == prompt.written.count("\x1b[?2004l")
 
 
 def test_an_interrupt_from_elsewhere_is_a_ctrl_c(prompt: Prompt) -> None:
@@ -393,7 +392,6 @@ def test_a_handler_that_ends_the_program_at_the_prompt_puts_every_mode_back(prom
     prompt.until(lambda: not prompt.process.isalive())
     assert termios.tcgetattr(prompt.process.child_fd) == prompt.modes
     assert prompt.terminal.modes() == Terminal(80, 24).modes()
-    assert prompt.written.count("\x1b[?2004h") == prompt.written.count("\x1b[?2004l")
 
 
 def test_an_error_in_the_middle_of_an_answer_puts_every_mode_back(prompt: Prompt) -> None:

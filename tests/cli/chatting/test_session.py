@@ -378,6 +378,12 @@ def test_a_context_that_fills_up_in_an_answer_says_so(tmp_path: Path, capsys: Ca
     assert "the answer was cut: the context of 100 tokens is full: /set on_full forget" in capsys.readouterr().err
 
 
+def test_no_limit_of_tokens_overrides_a_setting(tmp_path: Path) -> None:
+    with session(tmp_path, settings=Settings(max_tokens=3)) as found:
+        found.run("/set max_tokens -1", "one")
+        assert found.said == [("one", "You said: one")]
+
+
 def test_an_answer_cut_by_max_tokens_says_so(tmp_path: Path, capsys: Capture) -> None:
     with session(tmp_path, settings=Settings(max_tokens=3)) as found:
         found.run("one")

@@ -112,9 +112,67 @@ def test_output_on_its_way_survives_ctrl_c() -> None:
     child.close(force=True)
 
 
+@pytest.mark.slow
+def test_ctrl_c_is_a_signal_however_much_was_typed_and_nothing_is_lost() -> None:
+    child, _ = process(
+        "keyboard.hold()\n"
+        "try: quiet(); time.sleep(100)\n"
+        "except KeyboardInterrupt: keyboard.release(); print('stopped', len(keyboard.taken()), keyboard.taken())"
+    )
+    child.send(b"x" * 50_000)
+    child.sendintr()
+    child.expect_exact("stopped 50000 b''")
+    child.close(force=True)
+
+
+def test_what_is_typed_after_release_is_left_to_the_next_reader() -> None:
+    child, _ = process(
+        "keyboard.hold(); quiet(); time.sleep(0.5); keyboard.release()\n"
+        "print(keyboard.taken(), flush=True); time.sleep(0.5); print(os.read(0, 100))"
+    )
+    child.send(b"held")
+    child.expect_exact("b'held'")
+    child.send(b"left")
+    child.expect_exact("b'left'")
+    child.close(force=True)
+
+
+def test_ctrl_c_that_was_typed_as_a_key_is_heeded_as_a_signal() -> None:
+    """A prompt that is going away still has the terminal in raw mode."""
+    child, _ = process(
+        "import termios, tty; tty.setraw(0)\n"
+        "quiet(); time.sleep(0.5); keyboard.quiet()\n"
+        "try: keyboard.hold(); time.sleep(100)\n"
+        "except KeyboardInterrupt: keyboard.release(); print('stopped', keyboard.taken(), flush=True)"
+    )
+    child.send(b"ab\x03cd")
+    child.expect_exact("stopped b'abcd'")
+    child.close(force=True)
+
+
+def test_what_was_echoed_before_we_began_is_erased() -> None:
+    program = """
+import sys, time
+from llmrun.cli.chatting.typing_ahead import QuietKeyboard
+print("ready", flush=True)
+time.sleep(0.5)
+keyboard = QuietKeyboard(0, 1)
+keyboard.begin()
+keyboard.end()
+print("over", flush=True)
+"""
+    child = pexpect.spawn(sys.executable, ["-c", program], cwd=str(ROOT), timeout=TIMEOUT_S)
+    child.expect_exact("ready\r\n")
+    child.send(b"early")
+    child.expect_exact("over")
+    assert child.before == b"early\x1b[?2004h\r\x1b[K\x1b[?2004l"
+    child.close(force=True)
+
+
+@pytest.mark.parametrize("held", ["", "keyboard.hold()\n"], ids=["left", "held"])
 @pytest.mark.parametrize("continued", ["in the foreground", "in the background"])
-def test_a_shell_gets_its_terminal_back_while_we_are_stopped(continued: str) -> None:
-    child, before = process_of_a_shell("quiet()\nwhile True: time.sleep(0.05)", continued)
+def test_a_shell_gets_its_terminal_back_while_we_are_stopped(continued: str, held: str) -> None:
+    child, before = process_of_a_shell(f"{held}quiet()\nwhile True: time.sleep(0.05)", continued)
     quiet = termios.tcgetattr(child.child_fd)
     assert quiet != before
     for _ in range(3):

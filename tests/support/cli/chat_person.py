@@ -20,7 +20,7 @@ from llmrun.cli.chatting.conversation import Conversation, new_conversation
 from llmrun.cli.chatting.store import Store, read_conversation
 from tests.support.cli.shells import READY, Shell
 
-PROMPT = rb"\x1b\[\?2004h"  # pastes are bracketed while a turn is edited, and only then
+PROMPT = rb"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # a prompt is drawn; pastes are bracketed before that, too
 PATIENCE_S = 180  # for anything at all: a busy machine is no bug, a chat that hangs is
 ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _BUGS = re.compile(

@@ -10,6 +10,7 @@ from rich.color import ColorSystem
 from rich.segment import Segment
 from rich.text import Text
 
+from llmrun.cli.console.flow import CLOSING, WIDE
 from llmrun.cli.console.terminal import visible, visible_line, width
 
 Row = list[Segment]
@@ -132,14 +133,7 @@ def wrapped(text: Text, limit: int) -> Iterator[Text]:
             yield row
 
 
-# A character of two columns is a word of its own (Chinese and Japanese have no blanks), with the closing punctuation
-# that may not begin a row.
-_WIDE = (
-    r"\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
-    r"\U00020000-\U0003fffd"
-)
-_CLOSING = r"[、。，．：；！？）」』】〕〉》…]*"
-_PIECE = re.compile(rf"( *)([{_WIDE}]{_CLOSING}|[^ {_WIDE}]+{_CLOSING})")
+_PIECE = re.compile(rf"( *)([{WIDE}]{CLOSING}|[^ {WIDE}]+{CLOSING})")
 
 
 def _filled(text: str, limit: int) -> list[tuple[int, int]]:

@@ -1,0 +1,162 @@
+"""How an answer that streams is written: at word ends on a terminal, in whole lines anywhere else."""
+
+from __future__ import annotations
+
+import io
+import re
+import select
+from collections.abc import Callable, Iterator
+from typing import Protocol, TextIO
+
+from llmrun.cli.console.terminal import columns, is_terminal, width
+
+# POSIX lets no other process write into the middle of a write of this size to a pipe.
+_ATOMIC = getattr(select, "PIPE_BUF", 512)  # bytes
+_TAB = 8  # columns
+
+# A character of two columns is a word of its own (Chinese and Japanese have no blanks), with the closing punctuation
+# that may not begin a row.
+WIDE = (
+    r"\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
+    r"\U00020000-\U0003fffd"
+)
+CLOSING = r"[、。，．：；！？）」』】〕〉》…]*"
+_PIECE = re.compile(rf"([ \t]*)(\n|[{WIDE}]{CLOSING}|[^ \t\n{WIDE}]+{CLOSING})")
+_FENCE = re.compile(r"(`{3,}|~{3,})[^`]*")
+
+
+class Flow(Protocol):
+    """Decides when a text that comes in pieces is written."""
+
+    def passed(self, text: str) -> str:
+        """Take the next piece, and return what to write now."""
+
+    def rest(self) -> str:
+        """Return what is still held at the end of the text."""
+
+
+def flow_to(stream: TextIO) -> Flow:
+    """Return a new flow for a text that begins in the first column of this stream."""
+    return WordWrap(columns) if is_terminal(stream) else WholeLines()
+
+
+class WholeLines:
+    """Holds each line until it is complete, so that the lines of concurrent processes do not mix."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+
+    def passed(self, text: str) -> str:
+        lines, newline, begun = text.rpartition("\n")
+        if not newline:
+            self._held.append(text)
+            return ""
+        whole = f"{self.rest()}{lines}\n"
+        self._held = [begun]
+        return whole
+
+    def rest(self) -> str:
+        held = "".join(self._held)
+        self._held = []
+        return held
+
+
+class WordWrap:
+    """Breaks lines at blanks, so that the terminal breaks no word at its edge. Holds the word that is being written.
+
+    The lines of fenced code, and words longer than a row, are left to the terminal, so that a copy of them is whole.
+
+    limit  returns the columns of a row
+    """
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self._limit = limit
+        self._held = ""  # blanks and a word that may go on
+        self._column = 0
+        self._fence = ""  # what opened the block of code that the text is in
+        self._begins_line = True  # no word of the line was written yet
+        self._long = False  # a word longer than a row is being written
+
+    def passed(self, text: str) -> str:
+        return self._written(self._held + text, is_over=False)
+
+    def rest(self) -> str:
+        written = self._written(self._held, is_over=True) + self._held
+        self._held, self._column = "", 0
+        return written
+
+    def _written(self, text: str, *, is_over: bool) -> str:
+        limit = self._limit()
+        written: list[str] = []
+        end = 0
+        for piece in _PIECE.finditer(text):
+            blanks, word = piece[1], piece[2]
+            may_go_on = piece.end() == len(text) and word != "\n" and not is_over
+            if may_go_on and width(word) <= limit and not self._goes_on(blanks):
+                break
+            written.append(self._line_end(blanks, limit) if word == "\n" else self._word(blanks, word, limit))
+            end = piece.end()
+        self._held = text[end:]
+        return "".join(written)
+
+    def _goes_on(self, blanks: str) -> bool:
+        """Whether what follows `blanks` belongs to a word whose beginning is on the screen already."""
+        return self._long and not blanks
+
+    def _line_end(self, blanks: str, limit: int) -> str:
+        fits = self._behind(blanks) <= limit
+        self._column, self._begins_line, self._long = 0, True, False
+        return f"{blanks}\n" if fits else "\n"
+
+    def _word(self, blanks: str, word: str, limit: int) -> str:
+        if self._begins_line:
+            self._look_for_fence(word)
+        size = width(word)
+        behind = self._behind(blanks) + size
+        breaks = behind > limit >= size and not (self._begins_line or self._fence or self._goes_on(blanks))
+        self._long = size > limit or self._goes_on(blanks)
+        self._begins_line = False
+        self._column = size if breaks else (behind - 1) % limit + 1
+        return f"\n{word}" if breaks else blanks + word
+
+    def _look_for_fence(self, word: str) -> None:
+        if not self._fence:
+            fence = _FENCE.fullmatch(word)
+            self._fence = fence[1] if fence else ""
+        elif word.startswith(self._fence) and not word.strip(self._fence[0]):
+            self._fence = ""
+
+    def _behind(self, blanks: str) -> int:
+        """Return the column behind blanks that are written now."""
+        column = self._column
+        for blank in blanks:
+            column = column + 1 if blank == " " else (column // _TAB + 1) * _TAB
+        return column
+
+
+def atomic_writes(text: str) -> Iterator[str]:
+    """Split a text at line ends into writes that no other process can write into. A longer line is a write of its own,
+    which has no such promise."""
+    taken: list[str] = []
+    size = 0
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        more = len(line.encode("utf-8", "backslashreplace"))
+        if taken and size + more > _ATOMIC:
+            yield "".join(taken)
+            taken, size = [], 0
+        taken.append(line)
+        size += more
+    if taken:
+        yield "".join(taken)
+
+
+def reader_is_gone(stream: TextIO) -> bool:
+    """Return whether nobody can read a pipe any more, which a write would show with BrokenPipeError."""
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    watched = select.poll()
+    try:
+        watched.register(stream.fileno(), 0)
+    except io.UnsupportedOperation:  # a stream in memory
+        return False
+    return any(event & select.POLLERR for _, event in watched.poll(0))
