@@ -1,4 +1,4 @@
-"""Tokens in, text out, over any backend."""
+"""The engine: schedules requests on a backend and turns them into events."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ if TYPE_CHECKING:
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import ModelInfo
 
-ROWS_PER_STEP = 256  # prompt tokens run in one step: enough to fill the kernels, few enough to keep others waiting
-#                      (and Ctrl-C, and the progress bar) for no more than a second on a slow machine
+# The maximum number of prompt tokens in one step. It is large enough to keep the kernels busy, and small enough that
+# other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
+ROWS_PER_STEP = 256
 
-Work = list[tuple[Answer, Slot, list[int]]]  # answers, where they run, and the tokens of them this step runs
+Work = list[tuple[Answer, Slot, list[int]]]  # each answer with its slot and the tokens to run in this step
 
 
 class Engine:
-    """One open model that answers requests, up to `info.max_sequences` of them at a time.
+    """One open model that runs up to `info.max_sequences` requests at a time.
 
-    Either hand requests to `submit` and call `step` until `idle`, or let `generate` do both for one request.
-    Not thread-safe, except for `cancel` and `cancel_current`.
+    Either pass requests to `submit` and call `step` until `idle`, or use `generate` for a single request.
+    Only `cancel` and `cancel_current` are thread-safe.
     """
 
     def __init__(
@@ -61,26 +62,26 @@ class Engine:
         load_s: float = 0.0,
         rows_per_step: int = ROWS_PER_STEP,
     ) -> None:
-        """Take over an open backend and `templates`, and close both in `close`.
+        """Create an engine that owns an open backend and `templates`; `close` closes both.
 
-        chat_template  Jinja source that replaces the model's own
-        thinking_tags  the two around what the model thinks, for one whose template does not tell; () where it never
-                       thinks
-        templates      runs the chat template; default: one that starts when it is needed
-        load_s         seconds it took to open the backend, for the timings
-        rows_per_step  prompt tokens to run in one step; the answers do not depend on it
+        chat_template  Jinja source that replaces the model's own template
+        thinking_tags  the opening and closing tag of thinking, used if the template does not show them; () if the
+                       model never thinks
+        templates      the process that runs the chat template; by default, one starts on first use
+        load_s         seconds that opening the backend took, for the timings
+        rows_per_step  the maximum number of prompt tokens in one step; it does not affect the answers
         """
         self._backend = backend
         self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
         self._rows_per_step = rows_per_step
         self._waiting: deque[Answer] = deque()
-        self._running: dict[Answer, Slot] = {}  # in the order they were let in
-        self._crowded = False  # the cache was full with several running: let nobody in until one of them has ended
+        self._running: dict[Answer, Slot] = {}  # in order of admission
+        self._crowded = False  # the cache filled up while several requests ran: admit no more until one has ended
         self._ids = itertools.count()
-        # Written by other threads and signal handlers, at any time: nothing that they would have to search.
+        # Other threads and signal handlers may write these at any time, so each write is a single atomic operation.
         self._cancel_numbers = itertools.count(1)
-        self._last_cancel = 0  # a number for each time that everything was cancelled: what began before is over
-        self._cancel_wishes: deque[int] = deque()  # ids of requests
+        self._last_cancel = 0  # incremented by each `cancel_current`; requests submitted before it are cancelled
+        self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
         self._templates = templates or TemplateProcess()
@@ -96,10 +97,10 @@ class Engine:
         thinking_tags: Sequence[str] | None = None,
         templates: TemplateProcess | None = None,
     ) -> Engine:
-        """Open a GGUF file on the backend that `options` name, or on the best one.
+        """Open a GGUF file on the backend that `options` selects, or on the best one.
 
-        `chat_template` is Jinja source (not a path), `thinking_tags` and `templates` as in Engine. Raises
-        ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
+        `chat_template` is Jinja source, not a path. `__init__` describes the other parameters. Raises ModelFileError,
+        UnsupportedModel, DoesNotFit, BackendCrashed or UsageError.
         """
         from llmrun.backends.select import open_backend
 
@@ -111,33 +112,34 @@ class Engine:
                 opened, chat_template=chat_template, thinking_tags=thinking_tags, templates=templates, load_s=loaded
             )
         except BaseException:
-            opened.close()  # its threads, or its process, would live on
+            opened.close()  # or its threads, or its process, would keep running
             raise
 
     @property
     def info(self) -> ModelInfo:
+        """The model's name, sizes and metadata."""
         return self._backend.info
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
         return self._backend.tokenizer
 
     @property
     def takes_chats(self) -> bool:
-        """Whether a ChatPrompt can be written out for this model."""
+        """True if the model has a chat template, which a ChatPrompt needs."""
         return self.template is not None
 
     @property
     def idle(self) -> bool:
-        """No request is waiting or running."""
+        """True if no request is waiting or running."""
         return not self._waiting and not self._running
 
     def submit(self, request: Request) -> int:
-        """Queue a request and return its id, which its events carry.
+        """Queue a request and return its id, which its events carry. The clock of `Timings` starts here.
 
-        Raises ContextExceeded (the prompt does not fit), TemplateRefused (also for a ChatPrompt when `template`
-        is None), UsageError (a parameter that cannot be meant) and ModelFileError (no token for the prompt's text).
-        The clock of `Timings` starts here.
+        Raises ContextExceeded if the prompt does not fit, TemplateRefused if the chat template fails or is missing,
+        UsageError for an invalid parameter, and ModelFileError if the vocabulary has no token for the prompt's text.
         """
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
@@ -154,10 +156,10 @@ class Engine:
         return request_id
 
     def step(self) -> list[Event]:
-        """Run one forward pass for all requests that can go on, and return what came of it.
+        """Run one forward pass for all running requests and return the resulting events.
 
-        Every answer under way gets its next token; the room that is left goes to prompts, first come first served.
-        When the backend raises anything but KVFull or Cancelled, the requests of that pass are gone.
+        Every answer that is being generated gets its next token. The remaining rows go to prompts in order of
+        admission. If the backend raises anything but KVFull or Cancelled, the requests in that pass are dropped.
         """
         events = self._end_cancelled()
         self._admit()
@@ -183,10 +185,10 @@ class Engine:
         return events
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """Submit one request and yield its events to the Finished one; raises what `submit` and `Failed` would.
+        """Submit one request and yield its events, the last of which is Finished.
 
-        Nothing happens, and no clock runs, before the first event is asked for. Closing the iterator early drops
-        the request. Raises UsageError while other requests are unfinished.
+        The request is submitted when the first event is requested. Closing the iterator early drops the request.
+        Raises the errors of `submit`, the error of a Failed event, and UsageError while other requests are unfinished.
         """
         if not self.idle:
             raise UsageError("generate runs one request alone: other requests are unfinished: use submit and step")
@@ -201,19 +203,19 @@ class Engine:
             self._drop_all()
 
     def cancel(self, request_id: int) -> None:
-        """Let a request end with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
+        """Cancel a request: it ends with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
         self._cancel_wishes.append(request_id)
 
     def cancel_current(self) -> None:
-        """Cancel everything that is waiting or running, now: for a signal handler or another thread.
+        """Cancel all waiting and running requests immediately.
 
-        A request whose prompt is still being tokenized in `submit` is cancelled too.
+        Signal handlers and other threads may call this. It also cancels a request that `submit` is still tokenizing.
         """
         self._last_cancel = next(self._cancel_numbers)
         self._backend.cancel()
 
     def forget(self) -> None:
-        """Empty the sequences that no request uses: the next ones begin with nothing in the cache."""
+        """Empty the KV cache of all idle sequences, so that the next requests cannot reuse a prefix."""
         while self._slots.forget_oldest_idle():
             pass
 
@@ -232,7 +234,7 @@ class Engine:
         self.close()
 
     def _begin(self, request: Request) -> tuple[list[int], ThinkingDecoder]:
-        """The tokens of a request's prompt, and what makes text of those that follow."""
+        """Return the tokens of a request's prompt and the decoder for its answer."""
         prompt = request.prompt
         if isinstance(prompt, TokenPrompt):
             return list(prompt.tokens), ThinkingDecoder(request.stop)
@@ -272,7 +274,7 @@ class Engine:
         return ids
 
     def _token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        """How many tokens prompt and answer may have together."""
+        """Return the maximum number of tokens of prompt and answer together. Raises ContextExceeded or UsageError."""
         context = min(self.info.context_size, self._backend.kv.capacity)
         if prompt_tokens == 0:
             raise UsageError("empty prompt: 0 tokens, at least 1 is needed")
@@ -288,7 +290,7 @@ class Engine:
         return context if max_tokens is None else min(context, prompt_tokens + max_tokens)
 
     def _admit(self) -> None:
-        """Give waiting requests a slot, first come first served."""
+        """Give slots to waiting requests, first come, first served."""
         while self._waiting and not self._crowded:
             slot = self._slots.acquire(self._waiting[0].tokens)
             if slot is None:
@@ -299,7 +301,7 @@ class Engine:
             self._running[answer] = slot
 
     def _pick_rows(self) -> Work:
-        """What each running request has to run next: an answer under way one token, a prompt a chunk."""
+        """Choose the tokens that each running request runs next: one for an answer, a chunk for a prompt."""
         work: Work = []
         prompts: Work = []
         for answer, slot in self._running.items():
@@ -322,8 +324,12 @@ class Engine:
             raise
 
     def _make_room(self) -> list[Event]:
-        """The cache is full: give up a prefix kept for later, else let the youngest request wait, else end the one
-        that is left. Nobody is let in again before one has ended, or two would push each other out for ever."""
+        """Free space in a full KV cache.
+
+        The first choice is to drop the prefix of an idle slot. Otherwise, the newest request goes back to the queue,
+        or, if only one request is running, that request ends. After a request has gone back, no request is admitted
+        until one has ended; otherwise two requests could evict each other forever.
+        """
         if self._slots.forget_oldest_idle():
             return []
         answer, slot = next(reversed(self._running.items()))
@@ -355,7 +361,7 @@ class Engine:
         return events
 
     def _retire(self) -> None:
-        """Let go of the requests that are over; their slots remember what they hold."""
+        """Remove finished requests. Their slots keep the cached tokens for later requests."""
         for answer in [answer for answer in self._running if answer.over]:
             self._slots.release(self._running.pop(answer))
             self._crowded = False
@@ -369,7 +375,7 @@ class Engine:
         self._crowded = False
 
     def _forget(self, work: Work) -> None:
-        """The backend failed in the middle of a pass: nothing is known about the sequences it ran."""
+        """Drop the requests of a failed pass and empty their slots, whose state in the cache is unknown."""
         for answer, _, _ in work:
             del self._running[answer]
         self._crowded = False
@@ -378,7 +384,7 @@ class Engine:
 
 
 def _batch(work: Work) -> Batch:
-    """The rows of one pass; of each request the last row's logits, if that is its last token."""
+    """Build the batch of one pass. Logits are requested only for the row of a request's last token."""
     tokens: list[int] = []
     seq: list[int] = []
     pos: list[int] = []
