@@ -75,12 +75,12 @@ class Answer:
             return [self.fail(error)]
         self.tokens.append(token)
         self.token_times.append(time.perf_counter())
-        if token in self.tokenizer.end_of_generation and not forced and not self.decoder.goes_on_after(token):
+        if token in self.tokenizer.end_of_generation and not forced and not self.decoder.continues_after(token):
             return self.finish(FinishReason.STOP)
         self.thinking_tokens += self.decoder.thinking
         split = self.decoder.feed(token, self._bytes_of(token))
-        self._mind_the_answer(split)
-        self._mind_the_budget()
+        self._note_first_answer(split)
+        self._enforce_think_budget()
         delta = self._delta(split, (token,), self._logprobs(logits, token))
         if self.decoder.stopped_by is not None:
             return [delta, *self.finish(FinishReason.STOP)]
@@ -91,14 +91,14 @@ class Answer:
     def _drawn(self, logits: NDArray[np.float32]) -> int:
         return sample(logits, self.tokens, self.request.sampling, position=len(self.tokens))
 
-    def _mind_the_answer(self, split: Split) -> None:
+    def _note_first_answer(self, split: Split) -> None:
         if split.unopened:
             self.first_answer = None
             self.thinking_tokens = len(self.token_times)
         if self.first_answer is None and self.decoder.answering:
             self.first_answer = self.token_times[-1]
 
-    def _mind_the_budget(self) -> None:
+    def _enforce_think_budget(self) -> None:
         """Force the end of thinking once the thinking budget is used up.
 
         A closing tag that the model may already be writing is not interrupted. Thinking is ended only once per answer:
@@ -110,7 +110,7 @@ class Answer:
             return
         if self.decoder.thinking and not self.decoder.may_be_closing:
             self._forced.extend(self.ending)
-            self.decoder.think_no_more()
+            self.decoder.disallow_thinking()
 
     def finish(self, reason: FinishReason) -> list[Event]:
         """End the answer. Returns the text that was held back, if any, and then the last event."""

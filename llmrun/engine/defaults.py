@@ -31,5 +31,5 @@ def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float]
             number = max(int(value), int(parameter.minimum)) if parameter.kind is int else float(value)
             chosen[name] = RULES[name].check(number)
         except (ValueError, OverflowError) as error:
-            raise BadGGUF(f"sampling default cannot be meant: {key}: {value}") from error
+            raise BadGGUF(f"sampling default out of range: {key}: {value}") from error
     return SamplingParams(**chosen)

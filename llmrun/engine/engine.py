@@ -20,8 +20,8 @@ from llmrun.engine.requests import (
     Request,
     TextPrompt,
     TokenPrompt,
+    ban_tokens,
     check_request,
-    never_drawing,
 )
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
@@ -76,11 +76,13 @@ class Engine:
         self._rows_per_step = rows_per_step
         self._waiting: deque[Answer] = deque()
         self._running: dict[Answer, Slot] = {}  # in order of admission
-        self._crowded = False  # the cache filled up while several requests ran: admit no more until one has ended
+        self._admission_paused = (
+            False  # the cache filled up while several requests ran: admit no more until one has ended
+        )
         self._ids = itertools.count()
-        # Other threads and signal handlers may write these at any time, so each write is a single atomic operation.
+        # Other threads and signal handlers may write these at any time, which is why each write is atomic.
         self._cancel_numbers = itertools.count(1)
-        self._last_cancel = 0  # incremented by each `cancel_current`; requests submitted before it are cancelled
+        self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before
         self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
@@ -144,9 +146,9 @@ class Engine:
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
         check_request(request, self.info.vocabulary_size)
-        request = never_drawing(request, self.info.suppressed_tokens)
+        request = ban_tokens(request, self.info.suppressed_tokens)
         tokens, decoder = self._begin(request)
-        ending = self._ending_of_thinking() if request.think_budget is not None else ()
+        ending = self._closing_tokens() if request.think_budget is not None else ()
         limit = self._token_limit(len(tokens), request.max_tokens)
         request_id = next(self._ids)
         answer = Answer(
@@ -191,7 +193,7 @@ class Engine:
         Raises the errors of `submit`, the error of a Failed event, and UsageError while other requests are unfinished.
         """
         if not self.idle:
-            raise UsageError("generate runs one request alone: other requests are unfinished: use submit and step")
+            raise UsageError("cannot generate while other requests are unfinished: use submit and step instead")
         self.submit(request)
         try:
             while not self.idle:
@@ -242,9 +244,9 @@ class Engine:
             return self._tokens_of_text(prompt.text), ThinkingDecoder(request.stop)
         if self.template is None:
             raise TemplateRefused(
-                f"no chat template: {self.info.path}: tokenizer.chat_template is absent, and the vocabulary is of "
-                "no known family",
-                hint="prompt it as it is with --raw, or give it a template with --chat-template FILE",
+                f"no chat template: {self.info.path}: the file has none, and its vocabulary matches no known model "
+                "family",
+                hint="send the prompt without a template (--raw), or pass a template with --chat-template FILE",
             )
         think = False if request.think_budget == 0 else request.think
         rendered = self.template.render(self.thinking.asked(prompt, think), self.tokenizer, self._templates)
@@ -260,12 +262,12 @@ class Engine:
         tokens: list[int] = self.tokenizer.encode(text, add_special=True, parse_special=True).tolist()
         if text and not tokens:
             raise ModelFileError(
-                f"the vocabulary has no token for this prompt: {self.info.path}: {len(text)} characters, "
-                "none of which it knows"
+                f"prompt cannot be tokenized: {self.info.path}: the vocabulary contains none of its "
+                f"{len(text):,} characters"
             )
         return tokens
 
-    def _ending_of_thinking(self) -> list[int]:
+    def _closing_tokens(self) -> list[int]:
         if self.thinking.style is None:
             return []
         ids: list[int] = self.tokenizer.encode(
@@ -277,21 +279,21 @@ class Engine:
         """Return the maximum number of tokens of prompt and answer together. Raises ContextExceeded or UsageError."""
         context = min(self.info.context_size, self._backend.kv.capacity)
         if prompt_tokens == 0:
-            raise UsageError("empty prompt: 0 tokens, at least 1 is needed")
+            raise UsageError("empty prompt: at least one token is needed")
         if prompt_tokens >= context:
             trained = self.info.train_context
             raise ContextExceeded(
-                f"prompt does not fit in the context: {self.info.name}: {prompt_tokens:,} tokens and one for the "
-                f"answer, limit {context:,}",
+                f"prompt does not fit in the context: {self.info.name}: {prompt_tokens:,} tokens plus one for the "
+                f"answer exceed the limit of {context:,}",
                 hint=f"shorten the prompt, or raise --ctx-size (the model was trained for {trained:,})"
                 if context < trained
-                else "shorten the prompt: the model was trained for no more",
+                else "shorten the prompt: the model was not trained for a longer context",
             )
         return context if max_tokens is None else min(context, prompt_tokens + max_tokens)
 
     def _admit(self) -> None:
         """Give slots to waiting requests, first come, first served."""
-        while self._waiting and not self._crowded:
+        while self._waiting and not self._admission_paused:
             slot = self._slots.acquire(self._waiting[0].tokens)
             if slot is None:
                 return
@@ -337,12 +339,12 @@ class Engine:
             del self._running[answer]
             self._slots.forget(slot)
             self._waiting.appendleft(answer)
-            self._crowded = True
+            self._admission_paused = True
             return []
         if answer.in_prefill:
             error = ContextExceeded(
-                f"prompt does not fit in the KV cache: {self.info.name}: {answer.prompt_tokens} tokens, the cache "
-                f"is full at {len(slot.tokens)}",
+                f"prompt does not fit in the KV cache: {self.info.name}: {answer.prompt_tokens:,} tokens, but the "
+                f"cache is full after {len(slot.tokens):,}",
                 hint="shorten the prompt",
             )
             events: list[Event] = [answer.fail(error)]
@@ -364,7 +366,7 @@ class Engine:
         """Remove finished requests. Their slots keep the cached tokens for later requests."""
         for answer in [answer for answer in self._running if answer.over]:
             self._slots.release(self._running.pop(answer))
-            self._crowded = False
+            self._admission_paused = False
         if any(answer.over for answer in self._waiting):
             self._waiting = deque(answer for answer in self._waiting if not answer.over)
 
@@ -372,13 +374,13 @@ class Engine:
         self._waiting.clear()
         while self._running:
             self._slots.release(self._running.popitem()[1])
-        self._crowded = False
+        self._admission_paused = False
 
     def _forget(self, work: Work) -> None:
         """Drop the requests of a failed pass and empty their slots, whose state in the cache is unknown."""
         for answer, _, _ in work:
             del self._running[answer]
-        self._crowded = False
+        self._admission_paused = False
         for _, slot, _ in work:
             self._slots.forget(slot)
 

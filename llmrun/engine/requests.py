@@ -149,20 +149,20 @@ Event = PrefillProgress | TextDelta | Finished | Failed
 def check_request(request: Request, vocabulary_size: int) -> None:
     """Check a request's parameters. Raises UsageError with the name of the first invalid one."""
     if request.max_tokens is not None and request.max_tokens < 1:
-        raise UsageError(f"nothing to generate: max_tokens: {request.max_tokens}, at least 1")
+        raise UsageError(f"parameter out of range: max_tokens: {request.max_tokens} is less than 1")
     if "" in request.stop:
-        raise UsageError("a stop string may not be empty: stop: 0 characters, at least 1")
+        raise UsageError("empty stop string: stop: every stop string needs at least one character")
     if request.logprobs is not None and not 0 <= request.logprobs <= vocabulary_size:
-        raise UsageError(f"parameter out of range: logprobs: {request.logprobs}, 0 to {vocabulary_size}")
+        raise UsageError(f"parameter out of range: logprobs: {request.logprobs} is not between 0 and {vocabulary_size}")
     if request.think_budget is not None and request.think_budget < 0:
-        raise UsageError(f"parameter out of range: think_budget: {request.think_budget}, at least 0")
+        raise UsageError(f"parameter out of range: think_budget: {request.think_budget} is less than 0")
     if isinstance(request.prompt, TokenPrompt):
         _check_tokens("prompt", request.prompt.tokens, vocabulary_size)
     _check_tokens("logit_bias", request.sampling.logit_bias, vocabulary_size)
     _check_sampling(request.sampling)
 
 
-def never_drawing(request: Request, tokens: Sequence[int]) -> Request:
+def ban_tokens(request: Request, tokens: Sequence[int]) -> Request:
     """Return a copy of the request whose answer cannot contain any of these tokens."""
     if not tokens:
         return request
@@ -173,7 +173,7 @@ def never_drawing(request: Request, tokens: Sequence[int]) -> Request:
 def _check_tokens(where: str, tokens: Iterable[int], vocabulary_size: int) -> None:
     for token in tokens:
         if not 0 <= token < vocabulary_size:
-            raise UsageError(f"no such token: {where}: id {token}, the vocabulary has {vocabulary_size}")
+            raise UsageError(f"no such token: {where}: id {token} is not in the vocabulary of {vocabulary_size} tokens")
 
 
 def _check_sampling(params: SamplingParams) -> None:
@@ -185,4 +185,6 @@ def _check_sampling(params: SamplingParams) -> None:
             raise UsageError(f"sampling parameter out of range: {name}: {value} is not {RULES[name].words}") from None
     for token, bias in params.logit_bias.items():
         if math.isnan(bias) or bias == math.inf:
-            raise UsageError(f"sampling parameter out of range: logit_bias of token {token}: {bias:g}, below inf")
+            raise UsageError(
+                f"sampling parameter out of range: logit_bias of token {token}: {bias:g} is not a finite number or -inf"
+            )

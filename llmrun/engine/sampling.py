@@ -169,15 +169,15 @@ def _check_output(best: float) -> None:
     """Raise ModelFileError if `best`, the logit at np.argmax, is not finite. np.argmax finds a NaN if there is one."""
     if not np.isfinite(best):
         raise ModelFileError(
-            f"the model's output is broken: logits: largest is {best}, a finite number is needed",
-            hint="check the model file (llmrun verifies its sha256 when it downloads one), or try another backend",
+            f"invalid model output: the largest logit is {best} instead of a finite number",
+            hint="check the model file with llmrun verify, or try another backend",
         )
 
 
 def _check_any_left(best: float) -> None:
     """Raise LlmrunError if the largest logit after bias and penalties, `best`, is -inf."""
     if best == -np.inf:
-        raise LlmrunError("every token is ruled out: logits: all are -inf, at least one finite is needed")
+        raise LlmrunError("cannot choose a token: logit_bias bans every token that the model allows")
 
 
 def _mix(value: int) -> int:

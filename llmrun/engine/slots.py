@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
 
-_STRETCH = 256  # tokens per comparison
+_CHUNK = 256  # tokens per comparison
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +47,7 @@ class SequenceSlots:
             key=lambda pair: pair[0],
         )
         n = min(shared, len(tokens) - 1)
-        slot = _best_place(source, shared, idle)
+        slot = _choose_slot(source, shared, idle)
         here = slot is source
         slot.tokens = []  # stays empty if the next line raises, because the cache's contents are unknown then
         kept = self._kv.truncate(slot.index, n) if here else self._kv.copy(source.index, slot.index, n)
@@ -86,7 +86,7 @@ class SequenceSlots:
         return True
 
 
-def _best_place(source: Slot, shared: int, idle: list[Slot]) -> Slot:
+def _choose_slot(source: Slot, shared: int, idle: list[Slot]) -> Slot:
     """Return the slot for a request that shares its first `shared` tokens with `source`.
 
     A request that reuses at least half of `source` continues there, as the next turn of a conversation does. So does a
@@ -106,6 +106,6 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
     """
     end = min(len(a), len(b))
     start = 0
-    while start < end and a[start : start + _STRETCH] == b[start : start + _STRETCH]:
-        start += _STRETCH
+    while start < end and a[start : start + _CHUNK] == b[start : start + _CHUNK]:
+        start += _CHUNK
     return next((index for index in range(start, end) if a[index] != b[index]), end)

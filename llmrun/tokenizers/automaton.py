@@ -1,9 +1,9 @@
 """Compiles a pattern into a transition table for a kernel that does one lookup per character and never backtracks.
 
-The table finds the match that a backtracking matcher would find first. It is a DFA built by Thompson's construction: a
-state is the list of positions in the pattern that may come next, in order of preference. When one of them reaches the
-end of the pattern, the positions after it are dropped, and the last end reached is the match. A lookahead depends on
-the character after the match, so a match is recorded one step late, as a flag of the transition.
+The table finds the match that a backtracking matcher would find first. It is a DFA that precomputes Thompson's
+simulation: a state is the list of positions in the pattern that may come next, in order of preference. When one of them
+reaches the end of the pattern, the positions after it are dropped, and the last end reached is the match. A lookahead
+depends on the character after the match, so a match is recorded one step late, as a flag of the transition.
 """
 
 from __future__ import annotations

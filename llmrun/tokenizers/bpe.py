@@ -72,9 +72,9 @@ def pre_tokenizer_of(file: GGUFFile) -> PreTokenizer:
     rule = PRE_TOKENIZERS.get(name)
     if rule is None:
         raise UnsupportedModel(
-            f"pre-tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.pre: '{shown(name)}', "
-            f"supported are {len(PRE_TOKENIZERS)} others",
-            hint="Another model may run here, and this one may run with --backend llama.",
+            f"pre-tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.pre: '{shown(name)}' "
+            f"is not among the {len(PRE_TOKENIZERS)} that llmrun supports",
+            hint="try --backend llama, or another model",
         )
     return rule
 

@@ -48,7 +48,7 @@ def union(*sets: CodePoints) -> CodePoints:
     """Return the code points that are in at least one of the sets."""
     if len(sets) == 1:
         return sets[0]
-    # A code point is in the union if more sets begin at or before it than end there.
+    # One pass over all edges: a code point is in the union if more sets have begun than ended before it.
     edges = np.concatenate(sets)
     steps = np.concatenate([_steps(one) for one in sets])
     places, where = np.unique(edges, return_inverse=True)
@@ -69,7 +69,7 @@ def intersection(one: CodePoints, other: CodePoints) -> CodePoints:
 
 
 def contains(one: CodePoints, places: CodePoints) -> NDArray[np.bool_]:
-    """Return bool[places]: whether the set contains each code point."""
+    """Return, as bool[places], whether the set contains each code point."""
     inside: NDArray[np.bool_] = np.searchsorted(one, places, side="right") % 2 == 1
     return inside
 
@@ -96,7 +96,7 @@ def _steps(one: CodePoints) -> CodePoints:
 
 
 def _changes(places: CodePoints, inside: NDArray[Any]) -> CodePoints:
-    """Build a set from the membership between each of the sorted places and the next one."""
+    """Build a set from `inside`, the membership from each of the sorted places to the next one."""
     before = np.concatenate([np.zeros(1, np.bool_), inside[:-1]])
     changed: CodePoints = places[inside != before]
     return changed

@@ -69,6 +69,8 @@ def parse(pattern: str) -> Node:
 
 
 class _Parser:
+    """A recursive-descent parser for patterns. `at` is the current position."""
+
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self.at = 0
@@ -120,7 +122,7 @@ class _Parser:
             if first is not None and not self._pattern.startswith("-]", self.at) and self._takes("-"):
                 last = self._character()[1]
                 if last is None or last < first:
-                    raise ValueError(f"pattern {self._pattern!r}: bad range before {self.at}")
+                    raise ValueError(f"pattern {self._pattern!r}: invalid range before {self.at}")
                 members = code_points.span(first, last)
             sets.append(members)
         members = code_points.union(*sets)
@@ -145,7 +147,7 @@ class _Parser:
 
     def _next(self) -> str:
         if self.at >= len(self._pattern):
-            raise ValueError(f"pattern {self._pattern!r}: it ends too early")
+            raise ValueError(f"pattern {self._pattern!r}: unexpected end")
         self.at += 1
         return self._pattern[self.at - 1]
 

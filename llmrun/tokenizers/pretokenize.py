@@ -43,7 +43,7 @@ class PreTokenizer:
     ignore_merges: bool = False  # a piece that is itself a token is not split, even if no merges lead to it
     add_bos: bool = False  # the default if the file has no `tokenizer.ggml.add_bos_token`
     has_default_bos: bool = True  # BOS defaults to llama.cpp's id 11 if the file does not name one
-    by_character: bool = False  # tokens are spelled in characters instead of bytes; `<0x41>` is a byte
+    by_character: bool = False  # tokens are spelled in characters instead of bytes; `<0x41>` stands for a byte
     escapes_spaces: bool = False  # a space is spelled U+2581
     whole_newlines: bool = False  # a piece of newlines that is itself a token is not split
     always_adds_bos: bool = False  # adds a BOS even if the file says otherwise

@@ -45,7 +45,7 @@ _OTHERS = {
     "rwkv": "RWKV",
     "plamo2": "PLaMo-2",
     "hybriddna": "k-mers of DNA",
-    "whitespace": "words without white space",
+    "whitespace": "words without whitespace",
 }
 
 
@@ -78,7 +78,7 @@ def _kind_of(file: GGUFFile) -> _Kind:
         known = f", which is {_OTHERS[model]}" if model in _OTHERS else ""
         raise UnsupportedModel(
             f"tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.model: '{shown(model)}'{known}; "
-            f"supported are BPE ({', '.join(name for name in _KINDS if name != 'llama')}) and SentencePiece (llama)",
-            hint="Another model may run here, and this one may run with --backend llama.",
+            f"llmrun supports BPE ({', '.join(name for name in _KINDS if name != 'llama')}) and SentencePiece (llama)",
+            hint="try --backend llama, or another model",
         )
     return kind

@@ -91,7 +91,7 @@ def _priorities(scores: NDArray[np.float32]) -> NDArray[np.int32]:
 def _byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
     """Return int32[256]: the token of each byte, or NOT_FOUND if it is a control token.
 
-    The token is spelled like `<0x41>` or, if there is none, it is the byte itself.
+    A byte's token is spelled like `<0x41>`, or as the byte itself if there is no such token.
     """
     named = vocabulary.tables.find([b"<0x%02X>" % byte for byte in range(256)])
     plain = vocabulary.tables.find([bytes([byte]) for byte in range(256)])

@@ -93,7 +93,9 @@ class TextTokenizer(ABC):
 
     def _checked(self, token_id: int) -> int:
         if not 0 <= token_id < self.vocabulary_size:
-            raise ValueError(f"token id out of range: {token_id}, the vocabulary has {self.vocabulary_size}")
+            raise ValueError(
+                f"token id out of range: {token_id} is not in the vocabulary of {self.vocabulary_size} tokens"
+            )
         return token_id
 
     def _bytes_of(self, token_id: int) -> bytes:

@@ -24,7 +24,7 @@ _TOOL_KEY = "tokenizer.chat_template.tool_use"  # some files have a second templ
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # message keys that clients use for past thinking
 # This marker is appended to an answer to be continued. Its trailing space shows whether the template strips whitespace.
 # `transformers` uses the same marker, and some templates, such as LFM2.5's, recognize it.
-_GOES_ON = "CONTINUE_FINAL_MESSAGE_TAG "
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ChatTemplate:
             raise TemplateRefused(f"conversation is nested too deeply for a chat template: {self.name}") from error
         for name in extra:
             if name in variables:
-                raise UsageError(f"not for the template's extra variables: {name}: it is set from the conversation")
+                raise UsageError(f"template variable cannot be set: {name}: it comes from the conversation")
         source = self.tool_source if prompt.tools and self.tool_source else self.source
         continued = _mark_continued(messages) if not prompt.add_generation_prompt else None
         text = process.render(source, self.name, {"documents": None, **extra, **variables})
@@ -69,10 +69,10 @@ class ChatTemplate:
 
     def _cut(self, text: str, continued: str) -> str:
         """Truncate the text at the end of the answer to be continued."""
-        end = text.rfind(_GOES_ON.rstrip())
+        end = text.rfind(_CONTINUE_TAG.rstrip())
         if end < 0 or continued.strip() not in text:
             raise TemplateRefused(f"chat template leaves out some of the answer to be continued: {self.name}")
-        trims = not text.startswith(_GOES_ON, end)
+        trims = not text.startswith(_CONTINUE_TAG, end)
         return text[:end].rstrip() if trims else text[:end]
 
 
@@ -115,14 +115,14 @@ def _mark_continued(messages: Sequence[Any]) -> str | None:
         return None
     content = last.get("content")
     if isinstance(content, str):
-        last["content"] = content + _GOES_ON
+        last["content"] = content + _CONTINUE_TAG
         return content
     parts = content if isinstance(content, list) else []
     texts = [part for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     if not texts:
         return None
     said: str = texts[-1]["text"]
-    texts[-1]["text"] = said + _GOES_ON
+    texts[-1]["text"] = said + _CONTINUE_TAG
     return said
 
 

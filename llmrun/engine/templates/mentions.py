@@ -11,7 +11,7 @@ from jinja2 import nodes
 from llmrun.engine.templates.jinja import parse
 
 Constant = str | int | bool
-_OF_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
+_ABOUT_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z_]\w{0,40}")
 _MOST = 12  # the maximum number of names, of keys, and of constants per name; real templates have fewer
 
@@ -38,7 +38,7 @@ def mentions(source: str) -> Mentions:
     keys: dict[str, None] = {}
     texts: list[str] = []
     for node in _walk(parse(source)):
-        if isinstance(node, nodes.Name) and node.ctx == "load" and _OF_THINKING.search(node.name):
+        if isinstance(node, nodes.Name) and node.ctx == "load" and _ABOUT_THINKING.search(node.name):
             variables.setdefault(node.name, [])
         elif isinstance(node, nodes.Compare | nodes.Assign):
             for name in _names(node):
@@ -69,7 +69,7 @@ def _names(node: nodes.Compare | nodes.Assign) -> list[str]:
         named = [node.target.name] if isinstance(node.target, nodes.Name) else []
     else:
         named = [found.name for found in _walk(node.expr) if isinstance(found, nodes.Name)]
-    return [name for name in named if _OF_THINKING.search(name)]
+    return [name for name in named if _ABOUT_THINKING.search(name)]
 
 
 def _constants(node: nodes.Compare | nodes.Assign) -> list[Constant]:
@@ -83,4 +83,4 @@ def _constants(node: nodes.Compare | nodes.Assign) -> list[Constant]:
 
 
 def _keys(text: str) -> list[str]:
-    return [text] if _KEY.fullmatch(text) and _OF_THINKING.search(text) else []
+    return [text] if _KEY.fullmatch(text) and _ABOUT_THINKING.search(text) else []

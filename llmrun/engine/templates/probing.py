@@ -29,7 +29,7 @@ _FIRST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP})?")
 _WRITTEN_TAG = re.compile(r"</([\w:|]{0,20}think\w{0,20})>", re.IGNORECASE)
 _REPEATED = re.compile(r"['\"]type['\"]: *['\"]th")  # matches a list of parts that the template prints verbatim
 _LONGEST_TAG = 200  # characters
-_CLOSED, _FREE, _OPENED = range(3)  # a prompt ends after thinking, leaves the choice to the model, or opens thinking
+_CLOSED, _FREE, _OPENED = range(3)  # a prompt ends after thinking, without thinking, or inside thinking
 
 
 def probe(source: str) -> TemplateAbilities:
@@ -78,7 +78,7 @@ def _tags(tries: _Tries, keys: Sequence[str], variables: Mapping[str, Sequence[C
         for message in _answers(keys):
             text = tries.text([_USER, message], **_past(given))
             if text is not None and _THOUGHT in text and prompt is not None and not _REPEATED.search(text):
-                return _tags_in(text, prompt, plain or "")
+                return _extract_tags(text, prompt, plain or "")
     return None
 
 
@@ -98,7 +98,7 @@ def _answers(keys: Sequence[str]) -> list[dict[str, Any]]:
     return [*found, {"role": "assistant", "content": parts}, {"role": "assistant", "content": {"blocks": blocks}}]
 
 
-def _tags_in(text: str, prompt: str, plain: str) -> ThinkingTags | None:
+def _extract_tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
     """Extract the tags from a rendered conversation whose last message has thinking.
 
     prompt  the rendered prompt for the same question
@@ -134,7 +134,7 @@ def _tags_in(text: str, prompt: str, plain: str) -> ThinkingTags | None:
 
 
 def _closing(opening: str, between: str) -> str:
-    """Return the closing tag: a tag with as many parts as `opening`, or else the rest of the line."""
+    """Return the closing tag: a three-part tag if `opening` has three parts, any other tag, or the rest of the line."""
     word = re.search(r">(\w{1,40})<", opening)
     named = re.match(rf"{_MARKUP}{word[1]}{_MARKUP}", between) if word else None
     first = named or re.match(_MARKUP, between)
@@ -169,6 +169,8 @@ def _written_tags(texts: Sequence[str]) -> ThinkingTags | None:
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
+    """The variables that switch thinking on and off, ranked to choose between several switches."""
+
     on: Mapping[str, object]
     off: Mapping[str, object]
     rank: tuple[int, bool]  # how far apart the two prompt endings are, and whether the variable is a boolean
@@ -199,7 +201,7 @@ def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: Thinki
     contrast = _ending(on_text, tags) - _ending(off_text, tags)
     if contrast:
         return _Switch(on, off, (contrast, bool(values)))
-    printed = _WORD in (tries.prompt({name: _WORD}) or "")  # a line such as "Reasoning effort: high" prints any word
+    printed = _WORD in (tries.prompt({name: _WORD}) or "")  # as in "Reasoning effort: high", where any word is printed
     if values and not printed and tries.prompt({name: True}) != tries.prompt({name: False}):
         return _Switch({name: True}, {name: False}, (0, True))
     return None

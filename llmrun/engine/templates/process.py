@@ -35,7 +35,7 @@ _MEMORY_PER_BYTE = 40
 _OUTPUT_PER_BYTE = 8
 _CPU_S_PER_BYTE = 1e-7
 _TOO_DEEP = "it is nested too deeply, or calls itself"
-_NONSENSE = "its process gives an answer that means nothing"
+_INVALID_ANSWER = "its process sent an invalid answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +88,18 @@ class TemplateProcess:
         try:
             request = encoded({"source": source, "variables": variables, "now": datetime.now().isoformat()})
         except (TypeError, ValueError, RecursionError) as error:
-            raise TemplateRefused(f"conversation is not for a chat template: {name}: {_one_line(error)}") from error
-        text = self._asked(request, name, "text")
+            raise TemplateRefused(
+                f"conversation cannot be passed to a chat template: {name}: {_one_line(error)}"
+            ) from error
+        text = self._request(request, name, "text")
         if not isinstance(text, str):
-            raise self._given_up(name, _NONSENSE)
+            raise self._rejection(name, _INVALID_ANSWER)
         return text
 
     def abilities(self, source: str) -> TemplateAbilities:
         """Probe a template, which takes 20 to 200 ms. Returns empty abilities if it cannot be rendered."""
         try:
-            found = self._asked(encoded({"probe": source}), "", "abilities")
+            found = self._request(encoded({"probe": source}), "", "abilities")
             tags = found["thinking_tags"]
             return TemplateAbilities(
                 {**found["reasoning_on"]}, {**found["reasoning_off"]}, ThinkingTags(**tags) if tags else None
@@ -121,13 +123,13 @@ class TemplateProcess:
             self.close()  # the process was killed from outside
         if self._process is None:
             try:
-                self._process = _started()
+                self._process = _start_process()
             except OSError as error:
                 reason = error.strerror
-                raise LlmrunError(f"cannot start a process for templates: {sys.executable}: {reason}") from error
+                raise LlmrunError(f"cannot start the process for chat templates: {sys.executable}: {reason}") from error
         return self._process
 
-    def _asked(self, request: bytes, name: str, wanted: str) -> Any:
+    def _request(self, request: bytes, name: str, wanted: str) -> Any:
         """Send a request and return the value of its answer. Raises TemplateRefused unless its kind is `wanted`."""
         limits = self._limits.for_request(len(request), self._memory)
         if 0 < self._memory < limits.memory:
@@ -148,7 +150,9 @@ class TemplateProcess:
             raise TemplateRefused(f"chat template refuses this conversation: {name}: {_one_line(value)}")
         if kind == "failed":
             raise TemplateRefused(f"chat template failed: {name}: {_one_line(value)}")
-        raise self._given_up(name, {"memory": limits.out_of_memory, "depth": _TOO_DEEP}.get(str(value), _NONSENSE))
+        raise self._rejection(
+            name, {"memory": limits.out_of_memory, "depth": _TOO_DEEP}.get(str(value), _INVALID_ANSWER)
+        )
 
     def _exchange(
         self,
@@ -169,10 +173,10 @@ class TemplateProcess:
         if exchange.answer is not None:
             return exchange.answer
         self.close()
-        words = too_much or exchange.trouble or _death(process.returncode, limits)
+        words = too_much or exchange.trouble or _exit_reason(process.returncode, limits)
         raise TemplateRefused(f"chat template refused: {name}: {words}")
 
-    def _given_up(self, name: str, words: str) -> TemplateRefused:
+    def _rejection(self, name: str, words: str) -> TemplateRefused:
         """Return the error to raise, and close the process, which may be in a bad state."""
         self.close()
         return TemplateRefused(f"chat template refused: {name}: {words}")
@@ -200,10 +204,10 @@ class _Exchange(threading.Thread):
                     write_frame(self._to, frame)
                 self.answer = read_frame(self._from, self._longest)
             except FrameTooLong:
-                self.trouble = f"the text it makes has more than {self._longest:,} bytes"
+                self.trouble = f"its output exceeds {self._longest:,} bytes"
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _start_process() -> subprocess.Popen[bytes]:
     """Start the process in its own session, so that Ctrl-C reaches only the parent."""
     return subprocess.Popen(
         child_processes.isolated_command("engine.templates.worker"),
@@ -239,7 +243,7 @@ def _watch(exchange: threading.Thread, pid: int, limits: RenderLimits, unwatched
                 return limits.out_of_time
             exchange.join(_LOOK_S)
     exchange.join(max(0.0, deadline - time.monotonic()))
-    return f"it is not done after {limits.wall_s:g} s" if exchange.is_alive() else ""
+    return f"it did not finish within {limits.wall_s:g} s" if exchange.is_alive() else ""
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -247,7 +251,7 @@ def _cpu_s(process: psutil.Process) -> float:
     return used.user + used.system
 
 
-def _death(status: int, limits: RenderLimits) -> str:
+def _exit_reason(status: int, limits: RenderLimits) -> str:
     if status == -getattr(signal, "SIGXCPU", 0):
         return limits.out_of_time
     return f"its process ended: {child_processes.ending(status)}"

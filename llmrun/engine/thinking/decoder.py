@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 # Inside the splitter, an unpaired surrogate stands for each control token in a tag. Decoded text never contains
 # surrogates, so a model that spells out a tag in ordinary tokens does not produce a tag.
-_FIRST_STAND_IN = 0xD800
+_FIRST_PLACEHOLDER = 0xD800
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
     """A style's tags with control tokens replaced by single placeholder characters.
 
-    stand_ins  maps the id of a control token to its placeholder in `marks`
-    texts      maps the code point of a placeholder to the token's text
+    placeholders  maps the id of a control token to its placeholder in `marks`
+    texts         maps the code point of a placeholder to the token's text
     """
 
     marks: Marks
-    stand_ins: dict[int, str]
+    placeholders: dict[int, str]
     texts: dict[int, str]
 
 
 def spelled(style: ThinkingStyle, tokenizer: Tokenizer) -> Spelling:
     """Spell a style's tags in a vocabulary, with placeholders for its control tokens."""
-    stand_ins: dict[int, str] = {}
+    placeholders: dict[int, str] = {}
     texts: dict[int, str] = {}
 
     def written(mark: str) -> str:
@@ -42,7 +42,7 @@ def spelled(style: ThinkingStyle, tokenizer: Tokenizer) -> Spelling:
             name = tokenizer.token_text(token)
             if tokenizer.token_bytes(token) or not name or (at := mark.find(name)) < 0:
                 continue
-            character = stand_ins.setdefault(token, chr(_FIRST_STAND_IN + len(stand_ins)))
+            character = placeholders.setdefault(token, chr(_FIRST_PLACEHOLDER + len(placeholders)))
             texts[ord(character)] = name
             text += mark[:at] + character
             mark = mark[at + len(name) :]
@@ -55,7 +55,7 @@ def spelled(style: ThinkingStyle, tokenizer: Tokenizer) -> Spelling:
         tuple(map(written, style.trailers)),
         style.anywhere,
     )
-    return Spelling(marks, stand_ins, texts)
+    return Spelling(marks, placeholders, texts)
 
 
 class ThinkingDecoder:
@@ -94,20 +94,20 @@ class ThinkingDecoder:
         """True while a later closing tag may still turn the answer so far into thinking."""
         return self._splitter is not None and self._splitter.tentative
 
-    def goes_on_after(self, token: int) -> bool:
+    def continues_after(self, token: int) -> bool:
         """Return True if an end-of-generation token ends only the thinking, so that the answer follows."""
-        stand_in = self._spelling and self._spelling.stand_ins.get(token)
-        return self.thinking and self._spelling is not None and stand_in in self._spelling.marks.closing
+        placeholder = self._spelling and self._spelling.placeholders.get(token)
+        return self.thinking and self._spelling is not None and placeholder in self._spelling.marks.closing
 
     @property
     def may_be_closing(self) -> bool:
         """True if the text so far ends with the beginning of a closing tag."""
         return self._splitter is not None and self._splitter.may_be_closing
 
-    def think_no_more(self) -> None:
+    def disallow_thinking(self) -> None:
         """Treat any further opening tag as text of the answer."""
         if self._splitter is not None:
-            self._splitter.think_no_more()
+            self._splitter.disallow_thinking()
 
     def feed(self, token: int, data: bytes) -> Split:
         """Add a token and its bytes, and return the text that can be shown.
@@ -116,8 +116,8 @@ class ThinkingDecoder:
         """
         if self._splitter is None or self._spelling is None:
             return Split(answer=self._answer.feed(data))
-        stand_in = self._spelling.stand_ins.get(token)
-        text = self._utf8.decode(data) if stand_in is None else self._utf8.decode(b"", True) + stand_in
+        placeholder = self._spelling.placeholders.get(token)
+        text = self._utf8.decode(data) if placeholder is None else self._utf8.decode(b"", True) + placeholder
         return self._read(self._splitter.feed(text), self._spelling)
 
     def finish(self) -> Split:

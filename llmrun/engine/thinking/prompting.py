@@ -87,9 +87,9 @@ class ModelThinking:
         """Raise UsageError if the model does not support thinking."""
         if not self.can_think:
             raise UsageError(
-                "thinking cannot be switched on: this model's chat template has no switch for it, and no tags of "
-                "thinking are known for it",
-                hint="leave it as it is: the model just answers",
+                "thinking cannot be switched on: this model's chat template has no thinking switch, and its thinking "
+                "tags are unknown",
+                hint="leave thinking off; this model answers directly",
             )
 
     def asked(self, prompt: ChatPrompt, on: bool | None) -> ChatPrompt:
@@ -116,7 +116,7 @@ class ModelThinking:
         if on is False and opened:
             rendered += style.ending if rendered[-1:].isspace() else style.blank + style.ending
         elif on is False and not self.has_switch and not style.guessed:
-            rendered += style.nothing_thought
+            rendered += style.empty_block
         end = rendered.rstrip()
         closed = any(end.endswith(text.strip()) for text in (*style.closing, style.ending))
         return Beginning(rendered, opened=end.endswith(style.opening), may_close=not closed and not style.guessed)

@@ -63,7 +63,7 @@ class ThinkingSplitter:
         self._held = ""
         self._said: list[str] = []  # the answer so far, while a closing tag may still turn it into thinking
         self._thoughts = self._answers = 0  # blocks of thinking and parts of the answer that have begun
-        self._in_stretch = False
+        self._in_block = False
         self._split = Split()
 
     @property
@@ -80,7 +80,7 @@ class ThinkingSplitter:
         """True while a later closing tag may still turn the answer so far into thinking."""
         return self.phase is Phase.ANSWERING and self._may_close
 
-    def think_no_more(self) -> None:
+    def disallow_thinking(self) -> None:
         """Treat any further opening tag as text."""
         self._may_open = False
 
@@ -125,7 +125,7 @@ class ThinkingSplitter:
         return True
 
     def _thinking(self, final: bool) -> bool:
-        found = _completed_first(self._held, self._marks.closing)
+        found = _first_completed(self._held, self._marks.closing)
         if found is not None:
             start, mark = found
             self._think(self._held[:start].rstrip())
@@ -141,9 +141,9 @@ class ThinkingSplitter:
     def _answering(self, final: bool) -> bool:
         marks = self._marks
         known = (*self._openings, *marks.headers) if marks.anywhere else marks.closing if self._may_close else ()
-        found = _completed_first(self._held, known)
+        found = _first_completed(self._held, known)
         if found is None:
-            self._answer_but_for_its_end(final, known)
+            self._answer_all_but_end(final, known)
             return False
         start, mark = found
         after = start + len(mark)
@@ -151,13 +151,13 @@ class ThinkingSplitter:
             self._answer(self._held[:start])
             self._enter(Phase.THINKING if mark == marks.opening else Phase.THOUGHT)
         elif self._is_mark_after(self._held[:start]):
-            self._was_thinking(self._held[:start])
+            self._turn_into_thinking(self._held[:start])
         else:
             self._answer(self._held[:after])
         self._held = self._held[after:]
         return True
 
-    def _answer_but_for_its_end(self, final: bool, known: tuple[str, ...]) -> None:
+    def _answer_all_but_end(self, final: bool, known: tuple[str, ...]) -> None:
         trailers = self._marks.trailers
         whole = self._held.rstrip()
         ends = [len(whole) - len(trailer) for trailer in trailers if whole.endswith(trailer)]
@@ -172,7 +172,7 @@ class ThinkingSplitter:
         before = "".join(self._said) + new
         return (not before or before.endswith("\n")) and len(_FENCE.findall(before)) % 2 == 0
 
-    def _was_thinking(self, new: str) -> None:
+    def _turn_into_thinking(self, new: str) -> None:
         """Turn the whole answer so far, and the new text, into thinking."""
         earlier = len("".join(self._said)) > len(self._split.answer)
         self._split = Split(thought=self._split.answer + new, unopened=earlier)
@@ -181,22 +181,22 @@ class ThinkingSplitter:
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
-        self._in_stretch = False
+        self._in_block = False
         if phase is Phase.THINKING or phase is Phase.THOUGHT:
             self._may_close = False
             self._said = []
 
     def _think(self, text: str) -> None:
-        text = text if self._in_stretch else text.lstrip()
-        if text and not self._in_stretch:
-            self._in_stretch = True
+        text = text if self._in_block else text.lstrip()
+        if text and not self._in_block:
+            self._in_block = True
             text = _BETWEEN + text if self._thoughts else text
             self._thoughts += 1
         self._split.thought += text
 
     def _answer(self, text: str) -> None:
-        if text and not self._in_stretch:
-            self._in_stretch = True
+        if text and not self._in_block:
+            self._in_block = True
             text = _BETWEEN + text if self._answers else text
             self._answers += 1
         if self._may_close:
@@ -204,7 +204,7 @@ class ThinkingSplitter:
         self._split.answer += text
 
 
-def _completed_first(text: str, marks: Iterable[str]) -> tuple[int, str] | None:
+def _first_completed(text: str, marks: Iterable[str]) -> tuple[int, str] | None:
     """Return (start, tag) of the tag that ends first, or None.
 
     If two tags end together, the longer one wins. The result therefore does not depend on how the text is chunked.

@@ -38,7 +38,7 @@ class ThinkingStyle:
     guessed: bool = False
 
     @property
-    def nothing_thought(self) -> str:
+    def empty_block(self) -> str:
         """The empty thinking block that makes a model answer without thinking."""
         return self.opening + self.blank + self.ending
 
@@ -133,7 +133,7 @@ def recognised_style(
     for style in STYLES:
         if template and all(text in template for text in style.known_by or (style.opening, style.closing[0])):
             return style
-    if template and _SPEAKS_OF_THINKING.search(template) and (tags := tried()):
+    if template and _MENTIONS_THINKING.search(template) and (tags := tried()):
         return _style_of_tags(tags)
     if known_pair is not None:
         return pair_style(*known_pair) if known_pair else None
@@ -153,7 +153,7 @@ def _style_of_tags(tags: ThinkingTags) -> ThinkingStyle:
     )
 
 
-_SPEAKS_OF_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
+_MENTIONS_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
 _PAIRS_OF_TOKENS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 
 
