@@ -1,4 +1,4 @@
-"""One request on its way: its tokens so far, its text, its clock."""
+"""The state of one request: its tokens so far, its decoder and its timestamps."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """What the engine knows of a request until its last event.
+    """A request's state, from `submit` to its last event. Times are in seconds of `time.perf_counter`.
 
-    tokens           the prompt's, then those drawn
-    decoder          makes text of those drawn
-    ending           the tokens that end thinking, should it have to be ended
-    limit            how many tokens there may be in all: the context, or less when the request wants less
-    cached_tokens    of the prompt, taken over from the KV cache; None until it was first let in
-    prefill_started  when its first forward pass began
-    last_cancel      number of the last cancelling of everything, when this was submitted
-    thinking_tokens  of those drawn, while the model was thinking
-    first_answer     when the first text of the answer proper came
-    over             its last event is out
+    tokens           the prompt's tokens, followed by the generated ones
+    decoder          turns the generated tokens into text
+    ending           the tokens to force when the thinking budget is used up
+    limit            the maximum number of prompt and generated tokens: the context size, or less if `max_tokens` is set
+    cached_tokens    prompt tokens reused from the KV cache; None until the request first gets a slot
+    prefill_started  when the request's first forward pass began
+    last_cancel      the engine's cancel counter when the request was submitted
+    thinking_tokens  how many of the generated tokens belong to thinking
+    first_answer     when the first text after the thinking arrived
+    over             True once the last event has been returned
     """
 
     request_id: int
@@ -56,17 +56,18 @@ class Answer:
     thinking_tokens: int = 0
     first_answer: float | None = None
     over: bool = False
-    _forced: deque[int] = field(default_factory=deque)  # tokens that come next, whatever the model says
+    _forced: deque[int] = field(default_factory=deque)  # tokens to emit next without sampling
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
 
     @property
     def in_prefill(self) -> bool:
+        """True until the first token has been generated."""
         return not self.token_times
 
     def accept(self, logits: NDArray[np.float32]) -> list[Event]:
-        """Draw the next token from the logits (float32[vocabulary]) and tell what it brings."""
+        """Draw the next token from the logits (float32[vocabulary]) and return the resulting events."""
         forced = bool(self._forced)
         try:
             token = self._forced.popleft() if forced else self._drawn(logits)
@@ -74,12 +75,12 @@ class Answer:
             return [self.fail(error)]
         self.tokens.append(token)
         self.token_times.append(time.perf_counter())
-        if token in self.tokenizer.end_of_generation and not forced and not self.decoder.goes_on_after(token):
+        if token in self.tokenizer.end_of_generation and not forced and not self.decoder.continues_after(token):
             return self.finish(FinishReason.STOP)
         self.thinking_tokens += self.decoder.thinking
         split = self.decoder.feed(token, self._bytes_of(token))
-        self._mind_the_answer(split)
-        self._mind_the_budget()
+        self._note_first_answer(split)
+        self._enforce_think_budget()
         delta = self._delta(split, (token,), self._logprobs(logits, token))
         if self.decoder.stopped_by is not None:
             return [delta, *self.finish(FinishReason.STOP)]
@@ -90,26 +91,29 @@ class Answer:
     def _drawn(self, logits: NDArray[np.float32]) -> int:
         return sample(logits, self.tokens, self.request.sampling, position=len(self.tokens))
 
-    def _mind_the_answer(self, split: Split) -> None:
+    def _note_first_answer(self, split: Split) -> None:
         if split.unopened:
             self.first_answer = None
             self.thinking_tokens = len(self.token_times)
         if self.first_answer is None and self.decoder.answering:
             self.first_answer = self.token_times[-1]
 
-    def _mind_the_budget(self) -> None:
-        """When the model has thought as long as it may, let it write what ends its thinking. A tag that it is perhaps
-        just writing itself is not cut in two. It is ended once: a model that begins anew each time would fill the
-        context with that, so what it writes then is its answer."""
+    def _enforce_think_budget(self) -> None:
+        """Force the end of thinking once the thinking budget is used up.
+
+        A closing tag that the model may already be writing is not interrupted. Thinking is ended only once per answer:
+        a model that kept starting again would fill the context with closing tags, so any later thinking counts as the
+        answer.
+        """
         budget = self.request.think_budget
         if budget is None or self.thinking_tokens < budget or self._forced:
             return
         if self.decoder.thinking and not self.decoder.may_be_closing:
             self._forced.extend(self.ending)
-            self.decoder.think_no_more()
+            self.decoder.disallow_thinking()
 
     def finish(self, reason: FinishReason) -> list[Event]:
-        """End the answer: what text is still held, then the last event."""
+        """End the answer. Returns the text that was held back, if any, and then the last event."""
         self.over = True
         held = Split() if self.decoder.stopped_by else self.decoder.finish()
         if self.decoder.stopped_by and reason is not FinishReason.CANCELLED:
@@ -140,12 +144,16 @@ class Answer:
         return TextDelta(self.request_id, split.answer, tokens, logprobs, split.thought, split.unopened, tentative)
 
     def fail(self, error: LlmrunError) -> Failed:
+        """End the answer with an error."""
         self.over = True
         return Failed(self.request_id, error)
 
     def _bytes_of(self, token: int) -> bytes:
-        """The first token of a message starts a text of its own, so the space that some vocabularies put before
-        every text is not part of it. What continues a text goes on in the middle of one."""
+        """Return the bytes of a generated token.
+
+        Some vocabularies put a space before every text. That space is removed from the first token of a new message,
+        but kept when the answer continues an existing text.
+        """
         prompt = self.request.prompt
         begins = len(self.token_times) == 1 and isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
         return self.tokenizer.decode([token]) if begins else self.tokenizer.token_bytes(token)

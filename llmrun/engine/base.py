@@ -1,4 +1,4 @@
-"""What answers requests, whether the model runs here or behind a server."""
+"""The interface that local and remote engines share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Answering(Protocol):
-    """One open model. `Engine` and `RemoteEngine` say what each of these does, and what it raises.
+    """One open model, local or remote. `Engine` and `RemoteEngine` document the methods and the errors they raise.
 
-    load_s    seconds it took to open
-    template  the chat template; None where there is none, or where it is the server's own
-    thinking  what is known of how it thinks; None where that is the server's to know
+    load_s    seconds that opening the model took
+    template  the chat template; None if the model has none, or if the server applies its own
+    thinking  how the model marks its thinking; None if only the server knows
     """
 
     load_s: float

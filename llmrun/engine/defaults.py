@@ -1,4 +1,4 @@
-"""Which sampling parameters hold when the user gives none: the model's own, then the catalogue's, then llama.cpp's."""
+"""Default sampling parameters: the model file's come first, then the catalogue's, then llama.cpp's."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from llmrun.settings import RULES
 
 
 def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float] | None = None) -> SamplingParams:
-    """Choose the parameters to start from.
+    """Return a model's default sampling parameters.
 
-    metadata   of the GGUF file: its `general.sampling.*` numbers win
-    catalogue  field name of SamplingParams -> number, from models.toml
+    metadata   the GGUF file's metadata; its `general.sampling.*` values take precedence
+    catalogue  maps fields of SamplingParams to numbers from models.toml
 
-    The seed is left at 0. Raises BadGGUF when a `general.sampling.*` value is not a number, or one that no sampler
-    takes.
+    The seed stays 0. Raises BadGGUF if a `general.sampling.*` value is not a number or is out of range.
     """
     chosen: dict[str, Any] = dict(catalogue or {})
     for name, parameter in SAMPLING.items():
@@ -28,9 +27,9 @@ def default_sampling(metadata: Mapping[str, Any], catalogue: Mapping[str, float]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadGGUF(f"sampling default is not a number: {key}: {value!r:.40}")
         try:
-            # An integer below the minimum means the minimum: -1 is vLLM's top_k for all tokens.
+            # Clamp integers to the minimum: vLLM writes top_k = -1 for all tokens, where llmrun has 0.
             number = max(int(value), int(parameter.minimum)) if parameter.kind is int else float(value)
             chosen[name] = RULES[name].check(number)
         except (ValueError, OverflowError) as error:
-            raise BadGGUF(f"sampling default cannot be meant: {key}: {value}") from error
+            raise BadGGUF(f"sampling default out of range: {key}: {value}") from error
     return SamplingParams(**chosen)

@@ -1,4 +1,4 @@
-"""Tokens in, text out, over any backend."""
+"""The engine: schedules requests on a backend and turns them into events."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from llmrun.engine.requests import (
     Request,
     TextPrompt,
     TokenPrompt,
+    ban_tokens,
     check_request,
-    never_drawing,
 )
 from llmrun.engine.slots import SequenceSlots, Slot
 from llmrun.engine.templates.chat_template import ChatTemplate, choose_template
@@ -38,17 +38,18 @@ if TYPE_CHECKING:
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import ModelInfo
 
-ROWS_PER_STEP = 256  # prompt tokens run in one step: enough to fill the kernels, few enough to keep others waiting
-#                      (and Ctrl-C, and the progress bar) for no more than a second on a slow machine
+# The maximum number of prompt tokens in one step. It is large enough to keep the kernels busy, and small enough that
+# other requests, Ctrl-C and the progress bar wait at most a second on a slow machine.
+ROWS_PER_STEP = 256
 
-Work = list[tuple[Answer, Slot, list[int]]]  # answers, where they run, and the tokens of them this step runs
+Work = list[tuple[Answer, Slot, list[int]]]  # each answer with its slot and the tokens to run in this step
 
 
 class Engine:
-    """One open model that answers requests, up to `info.max_sequences` of them at a time.
+    """One open model that runs up to `info.max_sequences` requests at a time.
 
-    Either hand requests to `submit` and call `step` until `idle`, or let `generate` do both for one request.
-    Not thread-safe, except for `cancel` and `cancel_current`.
+    Either pass requests to `submit` and call `step` until `idle`, or use `generate` for a single request.
+    Only `cancel` and `cancel_current` are thread-safe.
     """
 
     def __init__(
@@ -61,26 +62,28 @@ class Engine:
         load_s: float = 0.0,
         rows_per_step: int = ROWS_PER_STEP,
     ) -> None:
-        """Take over an open backend and `templates`, and close both in `close`.
+        """Create an engine that owns an open backend and `templates`; `close` closes both.
 
-        chat_template  Jinja source that replaces the model's own
-        thinking_tags  the two around what the model thinks, for one whose template does not tell; () where it never
-                       thinks
-        templates      runs the chat template; default: one that starts when it is needed
-        load_s         seconds it took to open the backend, for the timings
-        rows_per_step  prompt tokens to run in one step; the answers do not depend on it
+        chat_template  Jinja source that replaces the model's own template
+        thinking_tags  the opening and closing tag of thinking, used if the template does not show them; () if the
+                       model never thinks
+        templates      the process that runs the chat template; by default, one starts on first use
+        load_s         seconds that opening the backend took, for the timings
+        rows_per_step  the maximum number of prompt tokens in one step; it does not affect the answers
         """
         self._backend = backend
         self._slots = SequenceSlots(backend.kv, backend.info.max_sequences)
         self._rows_per_step = rows_per_step
         self._waiting: deque[Answer] = deque()
-        self._running: dict[Answer, Slot] = {}  # in the order they were let in
-        self._crowded = False  # the cache was full with several running: let nobody in until one of them has ended
+        self._running: dict[Answer, Slot] = {}  # in order of admission
+        self._admission_paused = (
+            False  # the cache filled up while several requests ran: admit no more until one has ended
+        )
         self._ids = itertools.count()
-        # Written by other threads and signal handlers, at any time: nothing that they would have to search.
+        # Other threads and signal handlers may write these at any time, which is why each write is atomic.
         self._cancel_numbers = itertools.count(1)
-        self._last_cancel = 0  # a number for each time that everything was cancelled: what began before is over
-        self._cancel_wishes: deque[int] = deque()  # ids of requests
+        self._last_cancel = 0  # increases with each `cancel_current`, which cancels all requests submitted before
+        self._cancel_wishes: deque[int] = deque()  # ids of requests to cancel
         self.load_s = load_s
         self.template: ChatTemplate | None = choose_template(backend.info, backend.tokenizer, chat_template)
         self._templates = templates or TemplateProcess()
@@ -96,10 +99,10 @@ class Engine:
         thinking_tags: Sequence[str] | None = None,
         templates: TemplateProcess | None = None,
     ) -> Engine:
-        """Open a GGUF file on the backend that `options` name, or on the best one.
+        """Open a GGUF file on the backend that `options` selects, or on the best one.
 
-        `chat_template` is Jinja source (not a path), `thinking_tags` and `templates` as in Engine. Raises
-        ModelFileError, UnsupportedModel, DoesNotFit, BackendCrashed, UsageError.
+        `chat_template` is Jinja source, not a path. `__init__` describes the other parameters. Raises ModelFileError,
+        UnsupportedModel, DoesNotFit, BackendCrashed or UsageError.
         """
         from llmrun.backends.select import open_backend
 
@@ -111,25 +114,27 @@ class Engine:
                 opened, chat_template=chat_template, thinking_tags=thinking_tags, templates=templates, load_s=loaded
             )
         except BaseException:
-            opened.close()  # its threads, or its process, would live on
+            opened.close()  # or its threads, or its process, would keep running
             raise
 
     @property
     def info(self) -> ModelInfo:
+        """The model's name, sizes and metadata."""
         return self._backend.info
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
         return self._backend.tokenizer
 
     @property
     def takes_chats(self) -> bool:
-        """Whether a ChatPrompt can be written out for this model."""
+        """True if the model has a chat template, which a ChatPrompt needs."""
         return self.template is not None
 
     @property
     def idle(self) -> bool:
-        """No request is waiting or running."""
+        """True if no request is waiting or running."""
         return not self._waiting and not self._running
 
     def prompt_tokens(self, request: Request) -> int:
@@ -137,18 +142,17 @@ class Engine:
         return len(self._begin(request)[0])
 
     def submit(self, request: Request) -> int:
-        """Queue a request and return its id, which its events carry.
+        """Queue a request and return its id, which its events carry. The clock of `Timings` starts here.
 
-        Raises ContextExceeded (the prompt does not fit), TemplateRefused (also for a ChatPrompt when `template`
-        is None), UsageError (a parameter that cannot be meant) and ModelFileError (no token for the prompt's text).
-        The clock of `Timings` starts here.
+        Raises ContextExceeded if the prompt does not fit, TemplateRefused if the chat template fails or is missing,
+        UsageError for an invalid parameter, and ModelFileError if the vocabulary has no token for the prompt's text.
         """
         last_cancel = self._last_cancel
         submitted = time.perf_counter()
         check_request(request, self.info.vocabulary_size)
-        request = never_drawing(request, self.info.suppressed_tokens)
+        request = ban_tokens(request, self.info.suppressed_tokens)
         tokens, decoder = self._begin(request)
-        ending = self._ending_of_thinking() if request.think_budget is not None else ()
+        ending = self._closing_tokens() if request.think_budget is not None else ()
         limit = self._token_limit(len(tokens), request.max_tokens)
         request_id = next(self._ids)
         answer = Answer(
@@ -158,10 +162,10 @@ class Engine:
         return request_id
 
     def step(self) -> list[Event]:
-        """Run one forward pass for all requests that can go on, and return what came of it.
+        """Run one forward pass for all running requests and return the resulting events.
 
-        Every answer under way gets its next token; the room that is left goes to prompts, first come first served.
-        When the backend raises anything but KVFull or Cancelled, the requests of that pass are gone.
+        Every answer that is being generated gets its next token. The remaining rows go to prompts in order of
+        admission. If the backend raises anything but KVFull or Cancelled, the requests in that pass are dropped.
         """
         events = self._end_cancelled()
         self._admit()
@@ -187,13 +191,13 @@ class Engine:
         return events
 
     def generate(self, request: Request) -> Iterator[Event]:
-        """Submit one request and yield its events to the Finished one; raises what `submit` and `Failed` would.
+        """Submit one request and yield its events, the last of which is Finished.
 
-        Nothing happens, and no clock runs, before the first event is asked for. Closing the iterator early drops
-        the request. Raises UsageError while other requests are unfinished.
+        The request is submitted when the first event is requested. Closing the iterator early drops the request.
+        Raises the errors of `submit`, the error of a Failed event, and UsageError while other requests are unfinished.
         """
         if not self.idle:
-            raise UsageError("generate runs one request alone: other requests are unfinished: use submit and step")
+            raise UsageError("cannot generate while other requests are unfinished: use submit and step instead")
         self.submit(request)
         try:
             while not self.idle:
@@ -205,19 +209,19 @@ class Engine:
             self._drop_all()
 
     def cancel(self, request_id: int) -> None:
-        """Let a request end with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
+        """Cancel a request: it ends with Finished(CANCELLED) at the next `step`. Unknown or ended ids are ignored."""
         self._cancel_wishes.append(request_id)
 
     def cancel_current(self) -> None:
-        """Cancel everything that is waiting or running, now: for a signal handler or another thread.
+        """Cancel all waiting and running requests immediately.
 
-        A request whose prompt is still being tokenized in `submit` is cancelled too.
+        Signal handlers and other threads may call this. It also cancels a request that `submit` is still tokenizing.
         """
         self._last_cancel = next(self._cancel_numbers)
         self._backend.cancel()
 
     def forget(self) -> None:
-        """Empty the sequences that no request uses: the next ones begin with nothing in the cache."""
+        """Empty the KV cache of all idle sequences, so that the next requests cannot reuse a prefix."""
         while self._slots.forget_oldest_idle():
             pass
 
@@ -236,7 +240,7 @@ class Engine:
         self.close()
 
     def _begin(self, request: Request) -> tuple[list[int], ThinkingDecoder]:
-        """The tokens of a request's prompt, and what makes text of those that follow."""
+        """Return the tokens of a request's prompt and the decoder for its answer."""
         prompt = request.prompt
         if isinstance(prompt, TokenPrompt):
             return list(prompt.tokens), ThinkingDecoder(request.stop)
@@ -244,9 +248,9 @@ class Engine:
             return self._tokens_of_text(prompt.text), ThinkingDecoder(request.stop)
         if self.template is None:
             raise TemplateRefused(
-                f"no chat template: {self.info.path}: tokenizer.chat_template is absent, and the vocabulary is of "
-                "no known family",
-                hint="prompt it as it is with --raw, or give it a template with --chat-template FILE",
+                f"no chat template: {self.info.path}: the file has none, and its vocabulary matches no known model "
+                "family",
+                hint="send the prompt without a template (--raw), or pass a template with --chat-template FILE",
             )
         think = False if request.think_budget == 0 else request.think
         rendered = self.template.render(self.thinking.asked(prompt, think), self.tokenizer, self._templates)
@@ -262,12 +266,12 @@ class Engine:
         tokens: list[int] = self.tokenizer.encode(text, add_special=True, parse_special=True).tolist()
         if text and not tokens:
             raise ModelFileError(
-                f"the vocabulary has no token for this prompt: {self.info.path}: {len(text)} characters, "
-                "none of which it knows"
+                f"prompt cannot be tokenized: {self.info.path}: the vocabulary contains none of its "
+                f"{len(text):,} characters"
             )
         return tokens
 
-    def _ending_of_thinking(self) -> list[int]:
+    def _closing_tokens(self) -> list[int]:
         if self.thinking.style is None:
             return []
         ids: list[int] = self.tokenizer.encode(
@@ -276,24 +280,24 @@ class Engine:
         return ids
 
     def _token_limit(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        """How many tokens prompt and answer may have together."""
+        """Return the maximum number of tokens of prompt and answer together. Raises ContextExceeded or UsageError."""
         context = min(self.info.context_size, self._backend.kv.capacity)
         if prompt_tokens == 0:
-            raise UsageError("empty prompt: 0 tokens, at least 1 is needed")
+            raise UsageError("empty prompt: at least one token is needed")
         if prompt_tokens >= context:
             trained = self.info.train_context
             raise ContextExceeded(
-                f"prompt does not fit in the context: {self.info.name}: {prompt_tokens:,} tokens and one for the "
-                f"answer, limit {context:,}",
+                f"prompt does not fit in the context: {self.info.name}: {prompt_tokens:,} tokens plus one for the "
+                f"answer exceed the limit of {context:,}",
                 hint=f"shorten the prompt, or raise --ctx-size (the model was trained for {trained:,})"
                 if context < trained
-                else "shorten the prompt: the model was trained for no more",
+                else "shorten the prompt: the model was not trained for a longer context",
             )
         return context if max_tokens is None else min(context, prompt_tokens + max_tokens)
 
     def _admit(self) -> None:
-        """Give waiting requests a slot, first come first served."""
-        while self._waiting and not self._crowded:
+        """Give slots to waiting requests, first come, first served."""
+        while self._waiting and not self._admission_paused:
             slot = self._slots.acquire(self._waiting[0].tokens)
             if slot is None:
                 return
@@ -303,7 +307,7 @@ class Engine:
             self._running[answer] = slot
 
     def _pick_rows(self) -> Work:
-        """What each running request has to run next: an answer under way one token, a prompt a chunk."""
+        """Choose the tokens that each running request runs next: one for an answer, a chunk for a prompt."""
         work: Work = []
         prompts: Work = []
         for answer, slot in self._running.items():
@@ -326,8 +330,12 @@ class Engine:
             raise
 
     def _make_room(self) -> list[Event]:
-        """The cache is full: give up a prefix kept for later, else let the youngest request wait, else end the one
-        that is left. Nobody is let in again before one has ended, or two would push each other out for ever."""
+        """Free space in a full KV cache.
+
+        The first choice is to drop the prefix of an idle slot. Otherwise, the newest request goes back to the queue,
+        or, if only one request is running, that request ends. After a request has gone back, no request is admitted
+        until one has ended; otherwise two requests could evict each other forever.
+        """
         if self._slots.forget_oldest_idle():
             return []
         answer, slot = next(reversed(self._running.items()))
@@ -335,12 +343,12 @@ class Engine:
             del self._running[answer]
             self._slots.forget(slot)
             self._waiting.appendleft(answer)
-            self._crowded = True
+            self._admission_paused = True
             return []
         if answer.in_prefill:
             error = ContextExceeded(
-                f"prompt does not fit in the KV cache: {self.info.name}: {answer.prompt_tokens} tokens, the cache "
-                f"is full at {len(slot.tokens)}",
+                f"prompt does not fit in the KV cache: {self.info.name}: {answer.prompt_tokens:,} tokens, but the "
+                f"cache is full after {len(slot.tokens):,}",
                 hint="shorten the prompt",
             )
             events: list[Event] = [answer.fail(error)]
@@ -359,10 +367,10 @@ class Engine:
         return events
 
     def _retire(self) -> None:
-        """Let go of the requests that are over; their slots remember what they hold."""
+        """Remove finished requests. Their slots keep the cached tokens for later requests."""
         for answer in [answer for answer in self._running if answer.over]:
             self._slots.release(self._running.pop(answer))
-            self._crowded = False
+            self._admission_paused = False
         if any(answer.over for answer in self._waiting):
             self._waiting = deque(answer for answer in self._waiting if not answer.over)
 
@@ -370,19 +378,19 @@ class Engine:
         self._waiting.clear()
         while self._running:
             self._slots.release(self._running.popitem()[1])
-        self._crowded = False
+        self._admission_paused = False
 
     def _forget(self, work: Work) -> None:
-        """The backend failed in the middle of a pass: nothing is known about the sequences it ran."""
+        """Drop the requests of a failed pass and empty their slots, whose state in the cache is unknown."""
         for answer, _, _ in work:
             del self._running[answer]
-        self._crowded = False
+        self._admission_paused = False
         for _, slot, _ in work:
             self._slots.forget(slot)
 
 
 def _batch(work: Work) -> Batch:
-    """The rows of one pass; of each request the last row's logits, if that is its last token."""
+    """Build the batch of one pass. Logits are requested only for the row of a request's last token."""
     tokens: list[int] = []
     seq: list[int] = []
     pos: list[int] = []

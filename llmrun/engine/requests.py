@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: a request, and the events that answer it."""
+"""The engine's input and output: requests, and the events that answer them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from llmrun.types import FinishReason, Timings, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, written out by the model's chat template.
+    """A conversation, rendered by the model's chat template.
 
-    messages  dicts as OpenAI's API has them: at least `role` and `content`; past thinking as `reasoning_content`
-    tools     JSON schemas the template may show to the model, or None
-    add_generation_prompt  False only when the last message is an answer to be continued
-    template_kwargs  extra variables for the template (`enable_thinking`, ...)
+    messages  dicts as in OpenAI's API, with at least `role` and `content`; past thinking is in `reasoning_content`
+    tools     JSON schemas of the tools that the template may show to the model, or None
+    add_generation_prompt  False only if the last message is an answer to be continued
+    template_kwargs  extra variables for the template, such as `enable_thinking`
 
-    Control strings inside messages, tools and template_kwargs stay text; only the template writes control tokens.
+    Control strings inside messages, tools and template_kwargs remain plain text. Only the template itself can write
+    control tokens.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -33,14 +34,14 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """The user's own prompt, given to the model as it is (`--raw`): control strings become control tokens."""
+    """A raw prompt without a chat template (`--raw`). Control strings in it become control tokens."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, run as they are: nothing is added."""
+    """A prompt of token ids. Nothing is added to it, not even a BOS."""
 
     tokens: Sequence[int]
 
@@ -50,15 +51,15 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer asked for.
+    """A prompt with the options for its answer.
 
-    max_tokens  None: to the end of the answer or of the context
-    stop        strings that end the answer; they are not part of it, and mean nothing in thinking
-    logprobs    None: none; N >= 0: the chosen token's log-probability and those of the N likeliest tokens
-    think       whether the model is to think before it answers; None: as its template has it. For conversations
-    think_budget  tokens after which its thinking is ended for it; None: no limit, 0: as `think` False
-    sent_sampling  names of the sampling parameters, "seed" among them, that a server is sent; None: all of them. Models
-                   that run here use all values of `sampling`
+    max_tokens  the maximum number of generated tokens; None means until the answer ends or the context is full
+    stop        strings that end the answer and are not part of it; they have no effect during thinking
+    logprobs    N >= 0 returns the log-probabilities of the chosen token and of the N likeliest ones; None returns none
+    think       switches thinking on or off for a ChatPrompt; None leaves the template's default
+    think_budget  the maximum number of thinking tokens; None means no limit, 0 means the same as think=False
+    sent_sampling  the sampling parameters, "seed" included, to send to a server; None sends all. Local models use every
+                   value
     """
 
     prompt: Prompt
@@ -82,7 +83,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The chosen token and the likeliest ones at its place, most likely first (ties: the lower id)."""
+    """The chosen token, and the likeliest tokens at its position, sorted by probability and then by id."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...]
@@ -90,9 +91,9 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """`done` of `total` prompt tokens are in the KV cache (tokens taken over from it included).
+    """The progress of a prompt: `done` of its `total` tokens are in the KV cache, including reused ones.
 
-    `total` 0: the answer has not begun, and a server says no more.
+    `total` is 0 if a server reports only that the answer has not begun.
     """
 
     request_id: int
@@ -102,17 +103,18 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """One more token of the answer, and the text that is now certain. A server may send several tokens as one.
+    """One more token of the answer, with the text that can now be shown. A server may combine several tokens.
 
-    text       may be empty: an unfinished UTF-8 character, or what may be a stop string or a tag, is held back
-    tokens     ids generated since the delta before; empty in a last delta that only releases held text, and from a
-               server, which tells no ids
-    logprobs   one entry a token when the request asked for them, else empty
-    reasoning  text the model thinks with, which comes before `text`; not part of the answer
-    unopened   all text of the deltas before was thinking, too: the model has ended what it never began
-    tentative  such a delta may still come, after which `text` was thinking
+    text       empty while a UTF-8 character is incomplete, or while the text may become a stop string or a tag
+    tokens     ids generated since the previous delta; empty in a last delta that only flushes held-back text, and from
+               servers, which do not send ids
+    logprobs   one entry per token if the request asked for them, otherwise empty
+    reasoning  thinking text, which precedes `text` and is not part of the answer
+    unopened   True if the text of all previous deltas was thinking, because the model closed a thinking block that it
+               never opened
+    tentative  True if a later delta with `unopened` may still turn `text` into thinking
 
-    The texts of a request's deltas, joined, are the answer (those since the last `unopened` one, if there is one). An
+    The answer is the joined `text` of all deltas, starting at the last `unopened` one if there is any. An
     end-of-generation token has no delta.
     """
 
@@ -127,13 +129,13 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a request that went well (a cancelled one did: its text is kept).
+    """The last event of a request that succeeded or was cancelled.
 
     stop          the stop string that ended the answer, or None
-    context_used  tokens of the context the conversation fills now: prompt and answer
-    timings       counts and seconds; `generated_tokens` counts an end-of-generation token too
-    thinking_tokens  how many of those generated were spent on thinking, its end included
-    first_answer_s   request in hand to the first text of the answer proper; 0: none came
+    context_used  the number of prompt and generated tokens, which now occupy the context
+    timings       counts and seconds; `generated_tokens` includes an end-of-generation token
+    thinking_tokens  the number of generated tokens that belong to thinking, including its closing tag
+    first_answer_s   seconds from `submit` to the first text after the thinking; 0 if there was none
     """
 
     request_id: int
@@ -147,7 +149,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last event of a request that could not be answered; `Engine.generate` raises `error` instead."""
+    """The last event of a request that failed. `Engine.generate` raises `error` instead of yielding this event."""
 
     request_id: int
     error: LlmrunError
@@ -157,23 +159,23 @@ Event = PrefillProgress | TextDelta | Finished | Failed
 
 
 def check_request(request: Request, vocabulary_size: int) -> None:
-    """Raise UsageError, naming the parameter, for what cannot be meant."""
+    """Check a request's parameters. Raises UsageError with the name of the first invalid one."""
     if request.max_tokens is not None and request.max_tokens < 1:
-        raise UsageError(f"nothing to generate: max_tokens: {request.max_tokens}, at least 1")
+        raise UsageError(f"parameter out of range: max_tokens: {request.max_tokens} is less than 1")
     if "" in request.stop:
-        raise UsageError("a stop string may not be empty: stop: 0 characters, at least 1")
+        raise UsageError("empty stop string: stop: every stop string needs at least one character")
     if request.logprobs is not None and not 0 <= request.logprobs <= vocabulary_size:
-        raise UsageError(f"parameter out of range: logprobs: {request.logprobs}, 0 to {vocabulary_size}")
+        raise UsageError(f"parameter out of range: logprobs: {request.logprobs} is not between 0 and {vocabulary_size}")
     if request.think_budget is not None and request.think_budget < 0:
-        raise UsageError(f"parameter out of range: think_budget: {request.think_budget}, at least 0")
+        raise UsageError(f"parameter out of range: think_budget: {request.think_budget} is less than 0")
     if isinstance(request.prompt, TokenPrompt):
         _check_tokens("prompt", request.prompt.tokens, vocabulary_size)
     _check_tokens("logit_bias", request.sampling.logit_bias, vocabulary_size)
     _check_sampling(request.sampling)
 
 
-def never_drawing(request: Request, tokens: Sequence[int]) -> Request:
-    """The same request, in whose answer none of these tokens will be."""
+def ban_tokens(request: Request, tokens: Sequence[int]) -> Request:
+    """Return a copy of the request whose answer cannot contain any of these tokens."""
     if not tokens:
         return request
     bias = {**request.sampling.logit_bias, **dict.fromkeys(tokens, -math.inf)}
@@ -183,7 +185,7 @@ def never_drawing(request: Request, tokens: Sequence[int]) -> Request:
 def _check_tokens(where: str, tokens: Iterable[int], vocabulary_size: int) -> None:
     for token in tokens:
         if not 0 <= token < vocabulary_size:
-            raise UsageError(f"no such token: {where}: id {token}, the vocabulary has {vocabulary_size}")
+            raise UsageError(f"no such token: {where}: id {token} is not in the vocabulary of {vocabulary_size} tokens")
 
 
 def _check_sampling(params: SamplingParams) -> None:
@@ -195,4 +197,6 @@ def _check_sampling(params: SamplingParams) -> None:
             raise UsageError(f"sampling parameter out of range: {name}: {value} is not {RULES[name].words}") from None
     for token, bias in params.logit_bias.items():
         if math.isnan(bias) or bias == math.inf:
-            raise UsageError(f"sampling parameter out of range: logit_bias of token {token}: {bias:g}, below inf")
+            raise UsageError(
+                f"sampling parameter out of range: logit_bias of token {token}: {bias:g} is not a finite number or -inf"
+            )

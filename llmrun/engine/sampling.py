@@ -1,13 +1,15 @@
-"""From logits to the next token: pure functions that `sample` calls in the order of llama.cpp's default chain.
+"""Sampling: pure functions that turn logits into the next token.
+
+`sample` applies them in the order of llama.cpp's default chain:
 
     logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
 
-llama.cpp's whole chain is penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature: a new sampler
-takes its place there (docs/adding-a-sampler.md).
+llama.cpp's full chain is penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature. A new sampler
+goes at its position in that chain (see docs/adding-a-sampler.md).
 
-The same logits, parameters and position give the same token on every machine: a draw is a hash of (seed, position),
-equal logits go to the lower id, sums run in one fixed order, and `_exp` uses only operations that IEEE 754 rounds
-alike everywhere (the last bit of NumPy's own exp depends on the instruction set).
+The same logits, parameters and position give the same token on every machine. A draw is a hash of (seed, position),
+ties go to the lower id, and sums are computed in a fixed order. `_exp` uses only operations that IEEE 754 rounds
+identically everywhere, because the last bit of NumPy's exp depends on the instruction set.
 """
 
 from __future__ import annotations
@@ -24,31 +26,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Logits = NDArray[np.float32]
-    # Ids and their logits as float64, in step: by id at first, most likely first once top-k or top-p has sorted.
+    # Ids and their logits (float64), in the same order: by id at first, by probability after top-k or top-p.
     Candidates = tuple[NDArray[np.intp], NDArray[np.float64]]
 
-_TOP_K_STRIPES = 1024  # 256 to 4,096 measure alike at 49k and 152k tokens
-_EXP_CHUNK = 4096  # elements whose intermediate arrays stay in the first-level cache: 2.2 times as fast at 49k
+_TOP_K_STRIPES = 1024  # 256 to 4,096 are equally fast for vocabularies of 49k and 152k tokens
+_EXP_CHUNK = 4096  # elements per chunk, so that temporary arrays stay in the L1 cache: 2.2 times as fast for 49k tokens
 _LARGEST = np.finfo(np.float32).max
-_SMALLEST = 1e-9  # temperatures and penalties below act as this: nothing overflows in float32 / 1e-9
+_SMALLEST = 1e-9  # lower bound of the temperature, so that dividing a float32 by it cannot overflow
 
 
 def sample(logits: Logits, history: Sequence[int], params: SamplingParams, position: int) -> int:
-    """Draw the next token.
+    """Draw the next token and return its id.
 
-    logits    float32[vocabulary], left as they are
-    history   all tokens before the drawn one, prompt included: the penalties look at its end
-    position  where the drawn token stands in its sequence; with the seed it decides the draw
+    logits    float32[vocabulary], not modified
+    history   all previous tokens, including the prompt; the penalties use the most recent ones
+    position  the new token's position in its sequence; together with the seed it determines the draw
 
-    Raises ModelFileError when a logit is NaN or +inf, or when every one is -inf, and LlmrunError when a bias rules out
-    every token.
+    Raises ModelFileError if a logit is NaN or +inf or if all are -inf, and LlmrunError if the logit bias bans every
+    token.
     """
     likeliest = int(np.argmax(logits))
     _check_output(float(logits[likeliest]))
-    with np.errstate(over="ignore", invalid="ignore"):  # both end in finite numbers
+    with np.errstate(over="ignore", invalid="ignore"):  # both functions replace overflows and NaN
         changed = apply_logit_bias(logits, params.logit_bias)
         changed = apply_penalties(changed, history, params)
-    if params.temperature <= 0:  # the filters below all keep the likeliest token
+    if params.temperature <= 0:  # the filters below would keep the likeliest token anyway
         return likeliest if changed is logits else greedy(changed)
     candidates = top_k(changed, params.top_k)
     candidates = top_p(candidates, params.top_p)
@@ -57,7 +59,7 @@ def sample(logits: Logits, history: Sequence[int], params: SamplingParams, posit
 
 
 def apply_logit_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
-    """Add a number to the logits of some ids; -inf bans a token."""
+    """Return the logits with a bias added per token id; -inf bans a token."""
     if not bias:
         return logits
     biased = logits.copy()
@@ -67,10 +69,10 @@ def apply_logit_bias(logits: Logits, bias: Mapping[int, float]) -> Logits:
 
 
 def apply_penalties(logits: Logits, history: Sequence[int], params: SamplingParams) -> Logits:
-    """Make the last `repeat_last_n` tokens of history less likely.
+    """Return the logits with the penalties applied to the last `repeat_last_n` tokens of the history.
 
-    repeat_penalty divides a positive logit and multiplies a negative one; frequency_penalty is subtracted once per
-    occurrence, presence_penalty once.
+    repeat_penalty divides positive logits and multiplies negative ones. frequency_penalty is subtracted once per
+    occurrence, and presence_penalty once per token.
     """
     neutral = params.repeat_penalty == 1 and params.presence_penalty == 0 and params.frequency_penalty == 0
     if neutral or params.repeat_last_n == 0 or not history:
@@ -88,17 +90,17 @@ def apply_penalties(logits: Logits, history: Sequence[int], params: SamplingPara
 
 
 def greedy(logits: Logits) -> int:
-    """The most likely id, the lowest of equals."""
+    """Return the most likely id, or the lowest one if several are equally likely."""
     best = int(np.argmax(logits))
     _check_any_left(float(logits[best]))
     return best
 
 
 def top_k(logits: Logits, k: int) -> Candidates:
-    """The k most likely ids, sorted; all of them, by id, when k <= 0.
+    """Return the k most likely candidates, sorted by probability, or all in order of id if k <= 0.
 
-    Never sorts the vocabulary: k stripes hold a logit at least as large as the k-th largest stripe maximum, so only
-    logits that reach it can be among the k largest (a few dozen more than k).
+    This avoids sorting the whole vocabulary. The logits are split into stripes. At least k logits reach the k-th
+    largest stripe maximum, so only the logits that reach it, a few dozen more than k, have to be sorted.
     """
     _check_any_left(float(logits.max()))
     depth = len(logits) // _TOP_K_STRIPES
@@ -115,10 +117,9 @@ def top_k(logits: Logits, k: int) -> Candidates:
 
 
 def top_p(candidates: Candidates, p: float) -> Candidates:
-    """The fewest most likely candidates whose probabilities reach p together, sorted; all when p >= 1.
+    """Return the smallest set of most likely candidates whose probabilities sum to at least p, sorted; all if p >= 1.
 
-    Candidates below (1 - p)/n of the whole cannot make up more than 1 - p even together, so they are left out
-    before sorting.
+    Candidates with a probability below (1 - p)/n sum to less than 1 - p, so they are removed before sorting.
     """
     if p >= 1:
         return candidates
@@ -132,7 +133,7 @@ def top_p(candidates: Candidates, p: float) -> Candidates:
 
 
 def min_p(candidates: Candidates, p: float) -> Candidates:
-    """The candidates at least p times as probable as the likeliest; all when p <= 0."""
+    """Return the candidates that are at least p times as probable as the likeliest one, or all if p <= 0."""
     if p <= 0:
         return candidates
     ids, logits = candidates
@@ -141,20 +142,23 @@ def min_p(candidates: Candidates, p: float) -> Candidates:
 
 
 def draw(candidates: Candidates, temperature: float, u: float) -> int:
-    """One id, with the probabilities softmax(logits / temperature); u in [0, 1) decides which."""
+    """Draw an id with the probabilities softmax(logits / temperature), using the random number u in [0, 1)."""
     ids, logits = candidates
     cumulative = np.cumsum(_exp((logits - logits.max()) / max(temperature, _SMALLEST)))
     index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
-    return int(ids[min(index, len(ids) - 1)])  # the product may round up to the total
+    return int(ids[min(index, len(ids) - 1)])  # u * total may round up to the total
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing but seed and position: splitmix64 over both, the upper 53 bits."""
+    """Return a number in [0, 1) that depends only on seed and position: the upper 53 bits of splitmix64 over both."""
     return (_mix(_mix(seed) + position) >> 11) * 2.0**-53
 
 
 def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
-    """Natural-log softmax of the logits as the model gave them: of `token`, and of the n likeliest ids, sorted."""
+    """Return the natural log-probability of `token` and those of the n likeliest ids, sorted.
+
+    `logits` are the model's output, before bias, penalties and temperature.
+    """
     ids, _ = top_k(logits, n) if n > 0 else (np.arange(0), None)
     largest = float(logits.max())
     log_total = largest + float(np.log(_sum(_exp(logits.astype(np.float64) - largest))))
@@ -162,22 +166,22 @@ def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[t
 
 
 def _check_output(best: float) -> None:
-    """What the model itself gave. `best` is the logit that np.argmax finds, which is a NaN when there is one."""
+    """Raise ModelFileError if `best`, the logit at np.argmax, is not finite. np.argmax finds a NaN if there is one."""
     if not np.isfinite(best):
         raise ModelFileError(
-            f"the model's output is broken: logits: largest is {best}, a finite number is needed",
-            hint="check the model file (llmrun verifies its sha256 when it downloads one), or try another backend",
+            f"invalid model output: the largest logit is {best} instead of a finite number",
+            hint="check the model file with llmrun verify, or try another backend",
         )
 
 
 def _check_any_left(best: float) -> None:
-    """After bias and penalties."""
+    """Raise LlmrunError if the largest logit after bias and penalties, `best`, is -inf."""
     if best == -np.inf:
-        raise LlmrunError("every token is ruled out: logits: all are -inf, at least one finite is needed")
+        raise LlmrunError("cannot choose a token: logit_bias bans every token that the model allows")
 
 
 def _mix(value: int) -> int:
-    """splitmix64: one step of its counter and its finalizer."""
+    """Hash a 64-bit integer with splitmix64: add the increment, then apply the finalizer."""
     mask = 0xFFFFFFFFFFFFFFFF
     value = (value + 0x9E3779B97F4A7C15) & mask
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -186,26 +190,29 @@ def _mix(value: int) -> int:
 
 
 def _sum(values: NDArray[np.float64]) -> float:
-    """Left to right. np.sum adds in an order of its own, which may differ between instruction sets."""
+    """Sum from left to right. The order in which np.sum adds may differ between instruction sets."""
     return float(np.cumsum(values)[-1])
 
 
-_LOWEST_EXPONENT = -700.0  # below, a probability counts as 0; 2^n stays a normal number above
-_LN2_HIGH = 0.693147180369123816490  # ln 2 to 33 bits, so that n * _LN2_HIGH is exact
+_LOWEST_EXPONENT = -700.0  # e^x is 0 below this; above it, 2^n is a normal number
+_LN2_HIGH = 0.693147180369123816490  # the upper 33 bits of ln 2, so that n * _LN2_HIGH is exact
 _LN2_LOW = 1.90821492927058770002e-10
 _EXP_TERMS = [1 / 6227020800, 1 / 479001600, 1 / 39916800, 1 / 3628800, 1 / 362880, 1 / 40320, 1 / 5040]
-_EXP_TERMS += [1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0]  # 1/13! ... 1/0!: the rest is below 1e-17
+_EXP_TERMS += [1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1.0, 1.0]  # 1/13! ... 1/0!; the remainder is below 1e-17
 
 
 def _exp(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """e^x for x <= 0, within 2 units in the last place."""
+    """Compute e^x for x <= 0 with an error of at most 2 units in the last place."""
     if len(x) <= _EXP_CHUNK:
         return _exp_chunk(x)
     return np.concatenate([_exp_chunk(x[i : i + _EXP_CHUNK]) for i in range(0, len(x), _EXP_CHUNK)])
 
 
 def _exp_chunk(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x = n ln 2 + r with |r| <= ln 2 / 2; a Taylor polynomial in r, times 2^n written into the exponent bits."""
+    """Compute e^x as 2^n e^r, where x = n ln 2 + r and |r| <= ln 2 / 2.
+
+    e^r is a Taylor polynomial. 2^n is written directly into the exponent bits.
+    """
     bounded = np.maximum(x, _LOWEST_EXPONENT)
     n = np.rint(bounded * (1 / 0.6931471805599453))
     r = bounded - n * _LN2_HIGH

@@ -1,4 +1,4 @@
-"""Which tokens each sequence of the KV cache holds, so that a prefix it has seen is not run again."""
+"""Prefix reuse: tracks which tokens each sequence of the KV cache holds."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmrun.backends.base import KVCache
 
-_STRETCH = 256  # tokens
+_CHUNK = 256  # tokens per comparison
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One sequence of the cache. `tokens` are in it now; an idle slot keeps them for a request that begins alike."""
+    """One sequence of the KV cache.
+
+    `tokens` are the ones in the cache now. An idle slot keeps them for a later request with the same prefix.
+    """
 
     index: int
     tokens: list[int] = field(default_factory=list)
     busy: bool = False
-    released: int = 0  # when it was last released, by the count of releases
+    released: int = 0  # the value of the release counter when the slot was last released
 
 
 class SequenceSlots:
-    """The book kept over a backend's KV cache. What it says is in the cache is there; the cache may hold more."""
+    """The contents of a backend's KV cache. Every token listed here is in the cache, which may hold more."""
 
     def __init__(self, kv: KVCache, count: int) -> None:
         self._kv = kv
@@ -31,9 +34,9 @@ class SequenceSlots:
         self._releases = 0
 
     def acquire(self, tokens: list[int]) -> Slot | None:
-        """An idle slot that holds as long a prefix of `tokens` as the cache can give it, or None when all are busy.
+        """Take an idle slot that holds the longest cached prefix of `tokens`. Returns None if all slots are busy.
 
-        Never all of `tokens`: the last one has to be run for its logits.
+        The prefix never includes the last token, which has to be run to get its logits.
         """
         idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.released)
         if not idle:
@@ -44,23 +47,25 @@ class SequenceSlots:
             key=lambda pair: pair[0],
         )
         n = min(shared, len(tokens) - 1)
-        slot = _best_place(source, shared, idle)
+        slot = _choose_slot(source, shared, idle)
         here = slot is source
-        slot.tokens = []  # should an exception come before it is known what the cache kept
+        slot.tokens = []  # stays empty if the next line raises, because the cache's contents are unknown then
         kept = self._kv.truncate(slot.index, n) if here else self._kv.copy(source.index, slot.index, n)
         slot.tokens = tokens[:kept]
         slot.busy = True
         return slot
 
     def release(self, slot: Slot) -> None:
-        """The slot is idle from now on, and remembers what it holds."""
+        """Mark the slot as idle. It keeps its tokens."""
         self._releases += 1
         slot.busy = False
         slot.released = self._releases
 
     def recount(self, slots: Iterable[Slot]) -> None:
-        """Ask the cache what is left of slots after a pass that was stopped: a recurrent state that had begun to change
-        is lost."""
+        """Ask the cache how many tokens of each slot it still holds after a cancelled pass.
+
+        A recurrent state that the pass had begun to change is lost.
+        """
         for slot in slots:
             held, slot.tokens = slot.tokens, []
             slot.tokens = held[: self._kv.truncate(slot.index, len(held))]
@@ -73,7 +78,7 @@ class SequenceSlots:
         self._kv.free(slot.index)
 
     def forget_oldest_idle(self) -> bool:
-        """Make room by emptying the idle slot that was released first; False when no idle slot holds anything."""
+        """Empty the idle slot that was released first. Returns False if no idle slot holds any tokens."""
         holding = [slot for slot in self._slots if not slot.busy and slot.tokens]
         if not holding:
             return False
@@ -81,10 +86,13 @@ class SequenceSlots:
         return True
 
 
-def _best_place(source: Slot, shared: int, idle: list[Slot]) -> Slot:
-    """Where a request goes whose longest known prefix is in `source`: there, if it wants most of what is there (the
-    next turn of a conversation) or nothing at all (`source` is the oldest idle slot then), else into the oldest
-    other one, so that what `source` holds is not lost."""
+def _choose_slot(source: Slot, shared: int, idle: list[Slot]) -> Slot:
+    """Return the slot for a request that shares its first `shared` tokens with `source`.
+
+    A request that reuses at least half of `source` continues there, as the next turn of a conversation does. So does a
+    request that shares nothing, because `source` is then the oldest idle slot. Any other request gets the oldest of
+    the other idle slots, if there are any, so that the tokens in `source` are not lost.
+    """
     others = [slot for slot in idle if slot is not source]
     if source.busy or (others and 0 < shared < len(source.tokens) / 2):
         return others[0]
@@ -92,10 +100,12 @@ def _best_place(source: Slot, shared: int, idle: list[Slot]) -> Slot:
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:
-    """How many tokens two lists begin with in common. Whole slices are compared first: 1.4 ms for 128k tokens, where a
-    loop over the items takes 4.3."""
+    """Return the length of the longest common prefix.
+
+    Comparing slices before single tokens takes 1.4 ms for 128k tokens; a loop over all tokens takes 4.3 ms.
+    """
     end = min(len(a), len(b))
     start = 0
-    while start < end and a[start : start + _STRETCH] == b[start : start + _STRETCH]:
-        start += _STRETCH
+    while start < end and a[start : start + _CHUNK] == b[start : start + _CHUNK]:
+        start += _CHUNK
     return next((index for index in range(start, end) if a[index] != b[index]), end)

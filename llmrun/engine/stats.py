@@ -1,4 +1,4 @@
-"""When things happened becomes what is reported. Terms are vLLM's."""
+"""Computes the timings of a request from its timestamps. The terms are vLLM's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def request_timings(
     cached_tokens: int,
     generated_tokens: int | None = None,
 ) -> Timings:
-    """The Timings of one request. Moments are seconds of one monotonic clock.
+    """Return the Timings of one request. All timestamps are seconds of the same monotonic clock.
 
-    submitted        the request was in hand, its prompt still text
-    prefill_started  its first forward pass began: what it waited for others is in the TTFT, not in the prefill
-    token_times      when each token was drawn, or each piece of text arrived
-    ended            when it was over; counts only when no token was drawn (TTFT and decode are 0 then)
-    generated_tokens where a piece may be several tokens; None: one at each of token_times
+    submitted        when the request was submitted, before tokenization
+    prefill_started  when its first forward pass began; time in the queue counts toward the TTFT, not the prefill
+    token_times      when each token was generated, or when each piece of text arrived
+    ended            when the request ended; used only if no token was generated (TTFT and decode time are 0 then)
+    generated_tokens the token count if pieces may hold several tokens; None means one token per entry of token_times
     """
     first = token_times[0] if token_times else ended
     last = token_times[-1] if token_times else ended

@@ -1,4 +1,4 @@
-"""Bytes of tokens become text that may be shown: whole characters only, and no part of a stop string."""
+"""Decodes the bytes of tokens into text that is safe to show: complete characters, without any stop string."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 class StreamingDecoder:
-    """Decodes one answer token by token.
+    """A decoder for one answer, fed token by token.
 
-    Bytes of an unfinished UTF-8 character are held until it is whole; bytes that can never become one are U+FFFD,
-    as in `bytes.decode("utf-8", "replace")`. Text that may be the beginning of a stop string is held until it turns
-    out not to be. Of several stop strings the one completed first counts, and of two completed by the same
-    character the longer one: how the text is cut into tokens makes no difference.
+    The bytes of an incomplete UTF-8 character are held back until the character is complete. Invalid bytes become
+    U+FFFD, as in `bytes.decode("utf-8", "replace")`. Text that may be the beginning of a stop string is held back until
+    it can no longer become one. If several stop strings match, the one that ends first wins; if two end at the same
+    character, the longer one wins. The result therefore does not depend on how the text is split into tokens.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
@@ -22,12 +22,14 @@ class StreamingDecoder:
         self.stopped_by: str | None = None
 
     def feed(self, data: bytes) -> str:
-        """Take the bytes of one token; return the text now certain. `stopped_by` is set once a stop string is whole;
-        nothing may be fed after that."""
+        """Add the bytes of one token and return the text that can be shown.
+
+        Sets `stopped_by` when a stop string is complete. Do not call `feed` again after that.
+        """
         return self._release(self._utf8.decode(data))
 
     def finish(self) -> str:
-        """The answer is over: return what is still held, unless it completes a stop string."""
+        """End the answer and return the text that was held back, up to a stop string if it contains one."""
         text = self._release(self._utf8.decode(b"", True))
         if self.stopped_by is None:
             text += self._held
@@ -42,7 +44,7 @@ class StreamingDecoder:
         return text[:keep]
 
     def _find_stop(self, text: str) -> int | None:
-        """Where the stop string that is completed first begins; remembers which one it is."""
+        """Return the start of the stop string that ends first, or None, and set `stopped_by` to that string."""
         found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if not found:
             return None
@@ -50,7 +52,7 @@ class StreamingDecoder:
         return start
 
     def _possible_stop(self, text: str) -> int:
-        """Length of the longest end of text with which a stop string begins."""
+        """Return the length of the longest suffix of the text that is a prefix of a stop string."""
         return max((_overlap(text, stop) for stop in self._stop), default=0)
 
 

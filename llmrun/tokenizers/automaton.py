@@ -1,9 +1,9 @@
-"""A pattern as a table that a kernel walks: one look-up a character, and no way back.
+"""Compiles a pattern into a transition table for a kernel that does one lookup per character and never backtracks.
 
-The match is the one a backtracking matcher would find first. Every way through the pattern is followed at once, in the
-order in which they would be tried; when one ends, those after it are dropped, and the last end seen is the match
-(Thompson's simulation, its states numbered). What a pattern asks of the character after the match is known when that
-character is read, so an end is noted one step late, as a flag of the step.
+The table finds the match that a backtracking matcher would find first. It is a DFA that precomputes Thompson's
+simulation: a state is the list of positions in the pattern that may come next, in order of preference. When one of them
+reaches the end of the pattern, the positions after it are dropped, and the last end reached is the match. A lookahead
+depends on the character after the match, so a match is recorded one step late, as a flag of the transition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Take:
-    """One character of the set with this number, then on to another step."""
+    """A step that consumes one character of the set with this number."""
 
     set_number: int
     after: int
@@ -33,7 +33,7 @@ class _Take:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """On to another step if the next character is of the set, or there is none."""
+    """A step that requires the next character, if there is one, to be in the set, without consuming it."""
 
     set_number: int
     after: int
@@ -41,16 +41,16 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
-    """On to several steps, the first preferred."""
+    """A branch to several steps, in order of preference."""
 
     after: tuple[int, ...]
 
 
-_Step = _Take | _Look | _Fork | None  # None: the pattern's end
+_Step = _Take | _Look | _Fork | None  # None is the end of the pattern
 
 
 def sets_of(node: Node) -> list[CodePoints]:
-    """The sets of code points in a pattern, in the order in which `transitions` takes their rows."""
+    """Return the sets of code points in a pattern, in the order of the rows of `membership` in `transitions`."""
     if isinstance(node, OneOf | Ahead):
         return [node.members]
     parts = (node.part,) if isinstance(node, Repeat) else node.parts
@@ -58,17 +58,18 @@ def sets_of(node: Node) -> list[CodePoints]:
 
 
 def transitions(node: Node, membership: NDArray[np.bool_], n_symbols: int) -> NDArray[np.int32]:
-    """int32[states, n_symbols + 2]: from a state, by the symbol of the next character, to the next one; the two last
-    columns are for a byte that continues a character, and for the end.
+    """Build a pattern's transition table, int32[states, n_symbols + 2].
 
-    An entry is the byte offset of the next row << ROW_SHIFT, ENDS_HERE if a match ends before this character,
-    NO_WAY_ON if there is no next row. `membership` is bool[sets of the pattern, n_symbols]. Row 0 is the start.
+    The column is the symbol of the next character. The last two columns are for a continuation byte of a UTF-8
+    character and for the end of the text. Row 0 is the start state. An entry combines the byte offset of the next row,
+    shifted left by ROW_SHIFT, with the flag ENDS_HERE if a match ends before this character, and the flag NO_WAY_ON if
+    there is no next row. `membership` is bool[sets of the pattern, n_symbols].
     """
     return _Walker(_steps_of(node), membership, n_symbols).table()
 
 
 def _steps_of(node: Node) -> list[_Step]:
-    """The pattern's steps; the last one is where to start."""
+    """Return the pattern's steps. The first is the end of the pattern, and the last is the start."""
     steps: list[_Step] = [None]
     numbers: dict[int, int] = {}
     _number_sets(node, numbers, 0)
@@ -77,7 +78,7 @@ def _steps_of(node: Node) -> list[_Step]:
 
 
 def _number_sets(node: Node, numbers: dict[int, int], count: int) -> int:
-    """Number the sets below a node as `sets_of` orders them; returns how many there are."""
+    """Number the sets of a node in the order of `sets_of`, starting at `count`. Returns the next free number."""
     if isinstance(node, OneOf | Ahead):
         numbers[id(node)] = count
         return count + 1
@@ -87,7 +88,7 @@ def _number_sets(node: Node, numbers: dict[int, int], count: int) -> int:
 
 
 def _compile(node: Node, after: int, steps: list[_Step], numbers: dict[int, int]) -> int:
-    """Add the steps of a node that go on to step `after`; returns the first."""
+    """Add the steps of a node, which continue at step `after`. Returns the index of the first step."""
 
     def add(step: _Step) -> int:
         steps.append(step)
@@ -117,7 +118,7 @@ def _compile(node: Node, after: int, steps: list[_Step], numbers: dict[int, int]
 
 
 class _Walker:
-    """Finds the states: the steps that may be next, in order of preference."""
+    """Builds the table. A state is the tuple of steps that may come next, in order of preference."""
 
     def __init__(self, steps: Ordered[_Step], membership: NDArray[np.bool_], n_symbols: int) -> None:
         self._steps = steps
@@ -126,12 +127,13 @@ class _Walker:
         self._end = n_symbols + 1
 
     def table(self) -> NDArray[np.int32]:
+        """Return the transition table."""
         start: tuple[int, ...] = (len(self._steps) - 1,)
         numbers = {start: 0}
         waiting = [start]
         row_bytes = 4 * (self._n_symbols + 2)
         rows: list[list[int]] = []
-        for state in waiting:  # grows meanwhile
+        for state in waiting:  # the loop appends new states
             row = []
             for follow, matched in self._followers(state):
                 entry = ENDS_HERE if matched else 0
@@ -147,7 +149,7 @@ class _Walker:
         return np.array(rows, np.int32)
 
     def _followers(self, state: tuple[int, ...]) -> list[tuple[tuple[int, ...], bool]]:
-        """(next state, whether a match ends first) for every symbol, then for the end."""
+        """Return (next state, whether a match ends before it) for every symbol, then for the end of the text."""
         result: list[tuple[tuple[int, ...], bool]] = []
         known: tuple[list[_Take], bool] | None = None
         for symbol in (*range(self._n_symbols), self._end):
@@ -159,8 +161,11 @@ class _Walker:
         return result
 
     def _reached(self, state: tuple[int, ...], symbol: int) -> tuple[list[_Take], bool]:
-        """(the characters that may be taken next, in order, whether the pattern's end is reached: what would be tried
-        after it is left out), given the symbol of the next character."""
+        """Follow all branches from a state, given the symbol of the next character.
+
+        Returns the _Take steps reached, in order of preference, and whether the pattern's end is reached. Steps after
+        the end are left out.
+        """
         self._looked = False
         takes: list[_Take] = []
         seen: set[int] = set()

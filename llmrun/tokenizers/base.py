@@ -1,4 +1,4 @@
-"""What the engine asks of a tokenizer."""
+"""The interface of tokenizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Ids equal llama.cpp's for the same vocabulary."""
+    """A tokenizer, which turns text into token ids and back. The ids are the same as llama.cpp's."""
 
     @property
     def vocabulary_size(self) -> int: ...
@@ -24,28 +24,36 @@ class Tokenizer(Protocol):
 
     @property
     def end_of_generation(self) -> frozenset[int]:
-        """Ids that end an answer; equal to llama.cpp's `llama_vocab_is_eog`."""
+        """The ids that end an answer, the same as for llama.cpp's `llama_vocab_is_eog`."""
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> NDArray[np.int32]:
-        """Ids of text. `add_special` adds BOS/EOS as the vocabulary says (never a second BOS, whoever wrote the
-        first one); `parse_special` lets control strings in the text become control tokens."""
+        """Encode text as token ids, int32[tokens].
+
+        add_special    adds BOS and EOS if the vocabulary asks for them, but never a second BOS
+        parse_special  turns control strings in the text into control tokens
+        """
 
     def protect(self, text: str) -> str:
-        """Mark the control strings in text that a user, a tool or a file wrote, so that `encode_rendered` keeps
-        them text. Marks already in the text are escaped."""
+        """Mark the control strings in untrusted text, so that `encode_rendered` keeps them as text.
+
+        Marks that are already in the text are escaped.
+        """
 
     def unprotect(self, text: str) -> str:
-        """The inverse of `protect`."""
+        """Undo `protect`."""
 
     def encode_rendered(self, text: str) -> NDArray[np.int32]:
-        """Ids of a rendered chat template: control strings the template wrote become control tokens, protected
-        ones stay text, the marks vanish; one BOS if the vocabulary asks for one."""
+        """Encode a rendered chat template as token ids, int32[tokens].
+
+        Control strings that the template wrote become control tokens. Protected ones stay text, and their marks are
+        removed. A BOS is added if the vocabulary asks for one and the template has not written it.
+        """
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for in text; empty for control tokens."""
+        """Return the bytes that a token contributes to text, which are empty for control tokens."""
 
     def token_text(self, token_id: int) -> str:
-        """How to show a token to a person: control tokens as spelled in the vocabulary (`<|im_end|>`)."""
+        """Return a token's text for display. Control tokens appear as in the vocabulary, for example `<|im_end|>`."""
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """Concatenated `token_bytes`, with the leading space some vocabularies add removed."""
+        """Concatenate the bytes of tokens, without the leading space that some vocabularies add."""

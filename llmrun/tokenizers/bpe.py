@@ -1,5 +1,8 @@
-"""GGUF tokenizer `gpt2`: byte-level BPE. A byte is spelled as one printable character in the vocabulary, so every
-text has ids, and ids any bytes. `gemma4` is BPE on characters, with a token for each byte of those that are none."""
+"""BPE tokenizers: `gpt2` and `gemma4` in GGUF files.
+
+`gpt2` is byte-level BPE. The vocabulary spells every byte as one printable character, so any text can be encoded.
+`gemma4` is BPE on characters. Characters that are not in its vocabulary become one token per byte.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ if TYPE_CHECKING:
 
     from llmrun.gguf.reader import GGUFFile
 
-_DEFAULT_ID = 11  # llama.cpp's BOS and EOS for a file that names none
+_DEFAULT_ID = 11  # llama.cpp's default for BOS and EOS if the file has no key for them
 _NEWLINE = 0x0A
 _ANY_BYTE = -1
 
 
 @functools.cache
 def byte_characters() -> tuple[str, ...]:
-    """The 256 printable characters that spell the bytes 0 to 255. Source: GPT-2's byte-level BPE."""
+    """Return the 256 printable characters that represent the bytes 0 to 255 in GPT-2's byte-level BPE."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     spelled = {byte: byte for byte in printable} | {byte: 256 + i for i, byte in enumerate(others)}
@@ -41,14 +44,17 @@ def _spellings() -> list[bytes]:
 
 
 def load_bpe(file: GGUFFile) -> BPETokenizer:
-    """The tokenizer of a file whose `tokenizer.ggml.model` is `gpt2`. Raises UnsupportedModel as `pre_tokenizer_of`."""
+    """Load the tokenizer of a file whose `tokenizer.ggml.model` is `gpt2`.
+
+    Raises UnsupportedModel if the pre-tokenizer is not supported.
+    """
     rule = pre_tokenizer_of(file)
     bos_id = _DEFAULT_ID if rule.has_default_bos else None
     return _load(file, rule, Defaults(bos_id=bos_id, eos_id=_DEFAULT_ID, add_bos=rule.add_bos))
 
 
 def load_gemma4(file: GGUFFile) -> BPETokenizer:
-    """The tokenizer of a file whose `tokenizer.ggml.model` is `gemma4`."""
+    """Load the tokenizer of a file whose `tokenizer.ggml.model` is `gemma4`."""
     return _load(file, PRE_TOKENIZERS["gemma4"], Defaults(bos_id=None, eos_id=None, add_bos=True))
 
 
@@ -61,19 +67,21 @@ def _load(file: GGUFFile, rule: PreTokenizer, defaults: Defaults) -> BPETokenize
 
 
 def pre_tokenizer_of(file: GGUFFile) -> PreTokenizer:
-    """Raises UnsupportedModel for a pre-tokenizer that is not in PRE_TOKENIZERS."""
+    """Return the file's pre-tokenizer. Raises UnsupportedModel if it is not in PRE_TOKENIZERS."""
     name = file.string("tokenizer.ggml.pre", "") or "default"
     rule = PRE_TOKENIZERS.get(name)
     if rule is None:
         raise UnsupportedModel(
-            f"pre-tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.pre: '{shown(name)}', "
-            f"supported are {len(PRE_TOKENIZERS)} others",
-            hint="Another model may run here, and this one may run with --backend llama.",
+            f"pre-tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.pre: '{shown(name)}' "
+            f"is not among the {len(PRE_TOKENIZERS)} that llmrun supports",
+            hint="try --backend llama, or another model",
         )
     return rule
 
 
 class BPETokenizer(TextTokenizer):
+    """A BPE tokenizer that splits text with a pre-tokenizer and merges pairs in a kernel."""
+
     def __init__(self, vocabulary: Vocabulary, rule: PreTokenizer) -> None:
         super().__init__(vocabulary)
         self._rule = rule
@@ -104,7 +112,7 @@ class BPETokenizer(TextTokenizer):
         try:
             return bytes([self._byte_of_character[character] for character in text.decode()])
         except (KeyError, UnicodeDecodeError):
-            return text  # not spelled in byte characters: shown as it is
+            return text  # the token's text is not in byte characters
 
     def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
         text, part_ends, insert_at, insert_ids = parts

@@ -1,6 +1,7 @@
-"""Sets of code points, and the named ones that patterns speak of.
+"""Sets of code points, including the named sets that patterns use.
 
-A set is the sorted int64 array of the code points at which membership changes; it begins outside. `[A-C]` is 41, 44.
+A set is a sorted int64 array of the code points at which membership changes, starting with the first member. For
+example, `[A-C]` is [0x41, 0x44].
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ NAMED = {
 
 @functools.cache
 def named(name: str) -> CodePoints:
-    """The set with a name of NAMED."""
+    """Return the set with this name in NAMED."""
     spans = [code_points.partition("-") for code_points in NAMED[name].split()]
     return union(*(span(int(first, 16), int(last or first, 16)) for first, _, last in spans))
 
 
 def span(first: int, last: int) -> CodePoints:
-    """Both ends included."""
+    """Return the set of the code points from `first` to `last`, both included."""
     return np.array([first, last + 1], np.int64)
 
 
 def union(*sets: CodePoints) -> CodePoints:
+    """Return the code points that are in at least one of the sets."""
     if len(sets) == 1:
         return sets[0]
-    # One pass over all edges: inside is where more sets have been entered than left.
+    # One pass over all edges: a code point is in the union if more sets have begun than ended before it.
     edges = np.concatenate(sets)
     steps = np.concatenate([_steps(one) for one in sets])
     places, where = np.unique(edges, return_inverse=True)
@@ -55,25 +57,29 @@ def union(*sets: CodePoints) -> CodePoints:
 
 
 def complement(one: CodePoints) -> CodePoints:
-    """Everything else, up to the last code point."""
+    """Return the code points that are not in the set."""
     places = np.union1d(one, [0, N_CODE_POINTS])
     return _changes(places, ~contains(one, places) & (places < N_CODE_POINTS))
 
 
 def intersection(one: CodePoints, other: CodePoints) -> CodePoints:
+    """Return the code points that are in both sets."""
     places = np.union1d(one, other)
     return _changes(places, contains(one, places) & contains(other, places))
 
 
 def contains(one: CodePoints, places: CodePoints) -> NDArray[np.bool_]:
-    """bool[places]"""
+    """Return, as bool[places], whether the set contains each code point."""
     inside: NDArray[np.bool_] = np.searchsorted(one, places, side="right") % 2 == 1
     return inside
 
 
 def symbols_of(sets: list[CodePoints]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """(uint8[N_CODE_POINTS]: a number for every code point, equal for those that no set tells apart;
-    bool[sets, numbers]: which of the numbers a set holds). At most 62 sets."""
+    """Assign a symbol to every code point, such that two code points in exactly the same sets have the same symbol.
+
+    Returns uint8[N_CODE_POINTS], the symbol of each code point, and bool[sets, symbols], the symbols in each set. The
+    limit is 62 sets.
+    """
     places = np.unique(np.concatenate([np.zeros(1, np.int64), *sets]))
     places = places[places < N_CODE_POINTS]
     membership = np.stack([contains(one, places) for one in sets])
@@ -90,7 +96,7 @@ def _steps(one: CodePoints) -> CodePoints:
 
 
 def _changes(places: CodePoints, inside: NDArray[Any]) -> CodePoints:
-    """The set whose membership from each place to the next is `inside`."""
+    """Build a set from `inside`, the membership from each of the sorted places to the next one."""
     before = np.concatenate([np.zeros(1, np.bool_), inside[:-1]])
     changed: CodePoints = places[inside != before]
     return changed

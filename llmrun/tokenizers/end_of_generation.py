@@ -1,6 +1,6 @@
-"""Which tokens end an answer. GGUF files name one or two of them; the rest are known by how they are spelled.
+"""Finds the tokens that end an answer. GGUF files name one or two of them; the others are recognized by their text.
 
-The rule is llama.cpp's (`llama_vocab_is_eog`), lists included: an answer must end where it ends there.
+The rule and the lists are llama.cpp's (`llama_vocab_is_eog`), so that answers end at the same token as there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 Texts = tuple[str, ...]
 
-# A token spelled like this ends an answer, and is control whatever its file says.
+# Tokens with these texts end an answer. They are control tokens even if the file says otherwise.
 ENDING_TEXTS = (
     "<|eot_id|>",
     "<|im_end|>",
@@ -35,11 +35,11 @@ ENDING_TEXTS = (
     "[e~[",
 )
 
-# Keys whose token ends an answer, if the file has them.
+# If the file has these keys, their tokens end an answer.
 ENDING_KEYS = ("eot_token_id", "eom_token_id")
 
-# Fill-in-the-middle tokens, (keys of `tokenizer.ggml.`, spellings tried when the file has none of the keys): control
-# tokens all, and padding, repository and file separators end an answer.
+# Fill-in-the-middle tokens, as pairs of keys (after `tokenizer.ggml.`) and texts that are tried if the file has none of
+# the keys. All of them are control tokens. The padding, repository and file separator tokens also end an answer.
 FILL_IN_MIDDLE: tuple[tuple[Texts, Texts], ...] = (
     (
         ("fim_pre_token_id", "prefix_token_id"),
@@ -97,10 +97,10 @@ KNOWN_TEXTS = (
 def find_ending_tokens(
     known: Mapping[str, int], named: Mapping[str, int], eos_id: int | None
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """(ids that end an answer, ids that are control because of how they are spelled).
+    """Return the ids that end an answer and the ids that are control tokens because of their text.
 
-    `known` gives the ids of those KNOWN_TEXTS that the vocabulary has, `named` the ids that the file's keys
-    `tokenizer.ggml.*_token_id` name, by the part after the last dot.
+    known  the ids of the KNOWN_TEXTS that are in the vocabulary
+    named  the ids from the file's keys `tokenizer.ggml.*_token_id`, by the part after the last dot
     """
     control: set[int] = set()
     ending = {named[key] for key in ENDING_KEYS if key in named}
@@ -122,10 +122,10 @@ def find_ending_tokens(
     def ends(text: str) -> bool:
         return known.get(text) in ending
 
-    # With these, <|end|> closes a message of an answer that goes on.
+    # In vocabularies with these tokens, <|end|> ends one message of an answer, not the whole answer.
     if (ends("<|call|>") or ends("<|calls|>")) and (ends("<|return|>") or ends("<|flush|>")):
         ending.discard(known.get("<|end|>", -1))
-    # With these, </s> is a word like any other.
+    # In vocabularies with these tokens, </s> is an ordinary word.
     if "</s>" in known and (ends("<|tool_response>") or ends("<|plamo:eos|>")):
         ending.discard(known["</s>"])
         control.discard(known["</s>"])
@@ -133,5 +133,5 @@ def find_ending_tokens(
 
 
 def _first_known(known: Mapping[str, int], texts: Sequence[str]) -> list[int]:
-    """The id of the first of some spellings that the vocabulary has, in a list, or none."""
+    """Return a list with the id of the first text that is in the vocabulary, or an empty list."""
     return [known[text] for text in texts if text in known][:1]

@@ -1,8 +1,8 @@
-r"""Patterns in the notation of regular expressions, as a tree: what pre-tokenizers need of it and no more.
+r"""Parses the subset of regular expressions that pre-tokenizers use into a syntax tree.
 
-Known are literals, `\r \n \t`, escaped punctuation, `\s \S \p{..}` (the names of code_points.NAMED), `[...]` with
-ranges, `^` and one `&&[...]`, `(?:...)`, `|`, `? * + {n} {m,n}` (greedy), and `(?!\S)`, which is true before white
-space and at the end.
+The subset consists of literals, `\r \n \t`, escaped punctuation, `\s \S \p{..}` (with the names in code_points.NAMED),
+`[...]` with ranges, `^` and one `&&[...]`, `(?:...)`, `|`, the greedy quantifiers `? * + {n} {m,n}`, and the lookahead
+`(?!\S)`, which matches before whitespace and at the end.
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ _NO_MORE_WORD = r"(?!\S)"
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """One character of a set."""
+    """Matches one character of a set."""
 
     members: CodePoints
 
 
 @dataclass(frozen=True, eq=False)
 class Ahead:
-    """Nothing, where the next character is of a set or there is none."""
+    """Matches the empty string before a character of a set and at the end of the text."""
 
     members: CodePoints
 
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
+    """Matches its parts one after the other."""
+
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The first that leads to a match."""
+    """Matches the first of its parts that leads to a match of the whole pattern."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """As often as leads to a match; `most` is None without a limit."""
+    """Matches its part `least` to `most` times, as often as possible. `most` is None if there is no limit."""
 
     part: Node
     least: int
@@ -58,7 +60,7 @@ Node = OneOf | Ahead | Sequence | Choice | Repeat
 
 
 def parse(pattern: str) -> Node:
-    """Raises ValueError for a pattern that is not in the notation above."""
+    """Parse a pattern. Raises ValueError if it is not in the subset described above."""
     parser = _Parser(pattern)
     node = parser.choice()
     if parser.at < len(pattern):
@@ -67,6 +69,8 @@ def parse(pattern: str) -> Node:
 
 
 class _Parser:
+    """A recursive-descent parser for patterns. `at` is the current position."""
+
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self.at = 0
@@ -107,7 +111,7 @@ class _Parser:
         return OneOf(self._character()[0])
 
     def _bracket(self) -> CodePoints:
-        """What stands between brackets, the closing one included."""
+        """Parse a bracket expression up to and including its closing bracket."""
         inverted = self._takes("^")
         sets: list[CodePoints] = []
         while not self._takes("]"):
@@ -118,14 +122,14 @@ class _Parser:
             if first is not None and not self._pattern.startswith("-]", self.at) and self._takes("-"):
                 last = self._character()[1]
                 if last is None or last < first:
-                    raise ValueError(f"pattern {self._pattern!r}: bad range before {self.at}")
+                    raise ValueError(f"pattern {self._pattern!r}: invalid range before {self.at}")
                 members = code_points.span(first, last)
             sets.append(members)
         members = code_points.union(*sets)
         return code_points.complement(members) if inverted else members
 
     def _character(self) -> tuple[CodePoints, int | None]:
-        """(a set, its only member if it has but one)"""
+        """Parse one character or escape. Returns a set, and its code point if it is a single character."""
         if self._takes("\\"):
             if self._takes("p{"):
                 return code_points.named(self._until("}")), None
@@ -143,7 +147,7 @@ class _Parser:
 
     def _next(self) -> str:
         if self.at >= len(self._pattern):
-            raise ValueError(f"pattern {self._pattern!r}: it ends too early")
+            raise ValueError(f"pattern {self._pattern!r}: unexpected end")
         self.at += 1
         return self._pattern[self.at - 1]
 

@@ -1,13 +1,12 @@
-r"""Cutting text into the pieces within which BPE merges: llama.cpp's pre-tokenizers, by their names in GGUF files.
+r"""Pre-tokenizers, which split text into the pieces within which BPE merges. They have llama.cpp's names and rules.
 
-A rule is data: patterns (tokenizers/patterns.py), most of them as llama.cpp has them. Several in a row are stages: each
-cuts the pieces of the one before it, and sees nothing beyond their ends. What a pattern does not match is a piece of
-its own. All sets of characters that a rule's patterns name fix what they can tell apart; that gives every code point
-a symbol, and every pattern a table over symbols (tokenizers/automaton.py) that one kernel walks. It fixes the Unicode
-version too (see unicode_ranges).
+A pre-tokenizer is a list of patterns (see patterns.py), most of which are the same as llama.cpp's. Each pattern is one
+stage. A stage splits every piece of the previous stage and cannot look beyond a piece's ends. Text between two matches
+becomes a piece too. Code points that no pattern can distinguish share a symbol, and every pattern becomes a table over
+symbols (see automaton.py) for a single kernel. The sets come from a fixed Unicode version (see unicode_ranges.py).
 
-llama.cpp knows no case beyond ASCII: where it writes `\p{Lu}` any letter is meant, and `[\p{L}&&[^a-z]]` is what
-stands in for capitals. In its patterns with characters beyond ASCII, no range of them holds white space.
+llama.cpp distinguishes case only in ASCII. Where it writes `\p{Lu}`, it means any letter, and it writes
+`[\p{L}&&[^a-z]]` for capitals. In its patterns with non-ASCII characters, no range of them contains whitespace.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One pass over the pieces. For all kinds but MATCHES the pattern is one set."""
+    """One pass over the pieces. For every kind except MATCHES, the pattern is a single set."""
 
     pattern: str
     kind: int = MATCHES
@@ -38,21 +37,21 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """What a name in `tokenizer.ggml.pre` stands for."""
+    """The rules behind one name in `tokenizer.ggml.pre`."""
 
     stages: tuple[Stage, ...]
-    ignore_merges: bool = False  # a piece that is a token is taken whole, whatever the merges say
-    add_bos: bool = False  # unless `tokenizer.ggml.add_bos_token` says otherwise
-    has_default_bos: bool = True  # llama.cpp's id 11, when the file names none
-    by_character: bool = False  # tokens are spelled in characters, not in bytes; `<0x41>` is one of those
+    ignore_merges: bool = False  # a piece that is itself a token is not split, even if no merges lead to it
+    add_bos: bool = False  # the default if the file has no `tokenizer.ggml.add_bos_token`
+    has_default_bos: bool = True  # BOS defaults to llama.cpp's id 11 if the file does not name one
+    by_character: bool = False  # tokens are spelled in characters instead of bytes; `<0x41>` stands for a byte
     escapes_spaces: bool = False  # a space is spelled U+2581
-    whole_newlines: bool = False  # a piece of newlines that is a token is taken whole
-    always_adds_bos: bool = False  # whatever the file says
-    strips_before: str = ""  # the special token that white space before it belongs to
+    whole_newlines: bool = False  # a piece of newlines that is itself a token is not split
+    always_adds_bos: bool = False  # adds a BOS even if the file says otherwise
+    strips_before: str = ""  # the special token that removes the whitespace before it
 
 
 class Splitter:
-    """A pre-tokenizer's stages, ready to be run."""
+    """A pre-tokenizer's stages, compiled into tables."""
 
     def __init__(self, stages: tuple[Stage, ...]) -> None:
         self._kernel = load_kernel("tokens.split", "split")
@@ -71,8 +70,10 @@ class Splitter:
         self._stages = np.array(words, np.int64)
 
     def split(self, text: bytes, part_ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[pieces]: byte offsets at which the pieces of a text end. The text is valid UTF-8; no piece reaches
-        beyond one of `part_ends`, the last of which is the text's."""
+        """Split UTF-8 text into pieces and return int64[pieces], the byte offsets of their ends.
+
+        No piece crosses an offset in `part_ends`, the last of which is the end of the text.
+        """
         buffer = np.frombuffer(text + b"\0", np.uint8)
         symbols = np.empty(len(text) + 1, np.uint8)
         ends = np.empty(max(len(text), 1), np.int64)
@@ -87,6 +88,7 @@ class Splitter:
 
 @functools.cache
 def splitter(stages: tuple[Stage, ...]) -> Splitter:
+    """Return the splitter for some stages. The splitter is cached."""
     return Splitter(stages)
 
 
@@ -117,7 +119,7 @@ _JAIS2 = (
 
 
 def _cased(capital: str, small: str, contraction: str, digits: str) -> str:
-    """Words at whose capitals a new one begins; `capital` and `small` are sets."""
+    """Build a pattern that starts a new word at capitals. `capital` and `small` are sets in pattern notation."""
     before = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{before}{capital}*{small}+{contraction}|{before}{capital}+{small}*{contraction}"
     return rf"{words}|{digits}|{_OTHERS_AND_SLASHES}|{_SPACES}"
@@ -192,7 +194,7 @@ def _named(names: str, rule: PreTokenizer) -> dict[str, PreTokenizer]:
     return dict.fromkeys(names.split(), rule)
 
 
-# Names whose patterns are the same may differ in what llama.cpp does besides.
+# Some names share their patterns but differ in other rules of llama.cpp.
 PRE_TOKENIZERS = {
     "default": PreTokenizer(_DEFAULT),
     **_named(

@@ -1,4 +1,4 @@
-"""From `tokenizer.ggml.model` to the tokenizer that runs it."""
+"""Chooses the tokenizer for a GGUF file by its key `tokenizer.ggml.model`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
+    """A kind of tokenizer: its loader, its kernels and an optional check of the metadata."""
+
     load: Callable[[GGUFFile], Tokenizer]
     kernels: tuple[KernelName, ...]
-    check: Callable[[GGUFFile], object] | None = None  # raises UnsupportedModel, from a glance at the metadata
+    check: Callable[[GGUFFile], object] | None = None  # raises UnsupportedModel without reading the vocabulary
 
 
 _ALWAYS = (
@@ -36,21 +38,21 @@ _KINDS = {
         load_spm, (KernelName.of("tokens.spm_merge", "find_joined"), KernelName.of("tokens.spm_merge", "merge"))
     ),
 }
-# What other names of llama.cpp stand for: out of scope.
+# llama.cpp's other kinds of tokenizer, which are out of scope. The error message explains their names.
 _OTHERS = {
     "t5": "Unigram (T5)",
     "bert": "WordPiece (BERT)",
     "rwkv": "RWKV",
     "plamo2": "PLaMo-2",
     "hybriddna": "k-mers of DNA",
-    "whitespace": "words without white space",
+    "whitespace": "words without whitespace",
 }
 
 
 def tokenizer_kernels(file: GGUFFile) -> Sequence[KernelName]:
-    """The kernels that `load_tokenizer` will ask for, for whoever compiles all of a model's at once.
+    """Return the kernels that `load_tokenizer` needs, so that all of a model's kernels can be compiled together.
 
-    Raises UnsupportedModel where `load_tokenizer` would, without reading the vocabulary.
+    Raises UnsupportedModel in the same cases as `load_tokenizer`, but does not read the vocabulary.
     """
     kind = _kind_of(file)
     if kind.check is not None:
@@ -59,13 +61,13 @@ def tokenizer_kernels(file: GGUFFile) -> Sequence[KernelName]:
 
 
 def load_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The tokenizer of an open GGUF file, whose header it keeps in memory.
+    """Load the tokenizer of an open GGUF file. The tokenizer keeps the file's header in memory.
 
-    Raises UnsupportedModel for a kind of tokenizer or pre-tokenizer that is not supported, BadGGUF for a file without
-    a vocabulary.
+    Raises UnsupportedModel if the kind of tokenizer or the pre-tokenizer is not supported, and BadGGUF if the file has
+    no vocabulary.
     """
     kind = _kind_of(file)
-    load_kernels(tokenizer_kernels(file))  # together, so that a first run compiles them side by side
+    load_kernels(tokenizer_kernels(file))  # a single call, so that a first run compiles them in parallel
     return kind.load(file)
 
 
@@ -76,7 +78,7 @@ def _kind_of(file: GGUFFile) -> _Kind:
         known = f", which is {_OTHERS[model]}" if model in _OTHERS else ""
         raise UnsupportedModel(
             f"tokenizer not supported: {shown(str(file.path), 300)}: tokenizer.ggml.model: '{shown(model)}'{known}; "
-            f"supported are BPE ({', '.join(name for name in _KINDS if name != 'llama')}) and SentencePiece (llama)",
-            hint="Another model may run here, and this one may run with --backend llama.",
+            f"llmrun supports BPE ({', '.join(name for name in _KINDS if name != 'llama')}) and SentencePiece (llama)",
+            hint="try --backend llama, or another model",
         )
     return kind

@@ -1,10 +1,12 @@
-"""Special tokens in a text: those that are control (`<|im_end|>`, never what a user typed) and those a model's makers
-added as words (user-defined, found in any text). Finding them comes before everything else a tokenizer does.
+"""Finds special tokens in text, which is the first step of tokenization.
 
-A text that a user, a tool or a file wrote is *protected* before it goes into a chat template: inside every control
-string in it, after its first character, stands a mark, U+FDD0, a code point that Unicode keeps out of all text. The
-string is then simply not there, whatever the template does to the text around it; a mark already in the text is
-doubled. `unmark` takes the marks out again and says where they were.
+Special tokens are control tokens such as `<|im_end|>`, which users must not be able to type, and user-defined tokens,
+which are words that the model's authors added and which may appear in any text.
+
+Untrusted text from users, tools and files is *protected* before a chat template renders it. `protect` inserts a mark
+after the first character of every control string, so that the string no longer matches, whatever the template does to
+the text around it. The mark is U+FDD0, a code point that Unicode excludes from text interchange. Marks that are already
+in the text are doubled. `unmark` removes the marks and returns their positions.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 MARK = "\ufdd0"
 
-# The kernel walks down a token from every place at which it may begin: a token without end would let a file decide how
-# long a text takes. Longer ones are searched for one after the other.
+# The kernel tries to match tokens at every possible start, which takes time in proportion to the longest token. The
+# limit prevents a malicious file from making this slow. Longer tokens are searched one by one.
 _LONGEST_IN_TREE = 512  # bytes
 
 _ASCII_SPACE = " \t\n\v\f\r"
@@ -34,15 +36,17 @@ _ASCII_SPACE = " \t\n\v\f\r"
 
 @dataclass(frozen=True, slots=True)
 class SpecialToken:
+    """A control token or user-defined token."""
+
     token_id: int
     text: str
     is_control: bool
-    strips_right: bool = False  # white space after it belongs to it
-    strips_left: bool = False  # white space before it belongs to it
+    strips_right: bool = False  # also matches the whitespace after it
+    strips_left: bool = False  # also matches the whitespace before it
 
 
 class SpecialTokens:
-    """All special tokens of a vocabulary, found longest first, as llama.cpp does."""
+    """The special tokens of a vocabulary. As in llama.cpp, longer tokens match first."""
 
     def __init__(self, tokens: Sequence[SpecialToken]) -> None:
         ordered = sorted(tokens, key=lambda token: -len(token.text.encode()))
@@ -65,8 +69,11 @@ class SpecialTokens:
         )
 
     def partition(self, text: str, *, parse_control: bool, marks: Sequence[int] = ()) -> list[bytes | int]:
-        """UTF-8 and ids of special tokens, in order. Control strings stay text unless `parse_control`; one with a
-        mark inside always does. `marks` are positions as `unmark` gives them."""
+        """Split text into UTF-8 text and the ids of special tokens, in order.
+
+        Control strings stay text unless `parse_control` is True. Control strings with a mark inside always stay text.
+        `marks` are the positions that `unmark` returns.
+        """
         encoded = text.encode()
         found = self._find(encoded, parse_control=parse_control, marks=_byte_offsets(text, marks))
         long = self._long_in(text)
@@ -85,7 +92,7 @@ class SpecialTokens:
         return parts
 
     def protect(self, text: str) -> str:
-        """The text with every control string broken by a mark, and its own marks doubled."""
+        """Insert a mark into every control string, and double the marks that are already in the text."""
         places: set[int] = set()
         found = self._find(text.encode(), parse_control=True, marks=())
         for token in [*self._long_in(text), *found.present]:
@@ -101,8 +108,10 @@ class SpecialTokens:
     def _partition_by_length(
         self, text: str, present: Sequence[SpecialToken], *, parse_control: bool, marks: Sequence[int]
     ) -> list[bytes | int]:
-        """The rule itself, and the only way where tokens overlap or take white space with them: one pass for each
-        token that occurs."""
+        """Split text with one pass per token, from the longest to the shortest, which is llama.cpp's algorithm.
+
+        Only this gives the right result if tokens overlap or strip whitespace.
+        """
         spans = [(0, len(text), -1)] if text else []
         for token in present:
             if parse_control or not token.is_control:
@@ -132,16 +141,22 @@ class SpecialTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the kernel says of a text; `numbers` and `present` are in the order of length."""
+    """The kernel's result for a text.
+
+    present  the tokens that occur, longest first
+    places   the byte offset of each match
+    numbers  the index of each match's token in the list of tokens, which is sorted by length
+    overlap  True if any matches overlap
+    """
 
     present: list[SpecialToken]
-    places: NDArray[np.int64]  # byte offsets
+    places: NDArray[np.int64]
     numbers: NDArray[np.int32]
     overlap: bool
 
 
 def _byte_offsets(text: str, positions: Sequence[int]) -> list[int]:
-    """Offsets in a text's UTF-8 of ascending positions in it."""
+    """Convert ascending positions in a text into byte offsets in its UTF-8."""
     offsets = []
     done = length = 0
     for position in positions:
@@ -152,7 +167,7 @@ def _byte_offsets(text: str, positions: Sequence[int]) -> list[int]:
 
 
 def unmark(text: str) -> tuple[str, list[int]]:
-    """(the text without marks, the positions in it at which a mark stood). A doubled mark becomes one character."""
+    """Return the text without marks, and the positions in it where marks were. A doubled mark becomes one character."""
     kept: list[str] = []
     marks: list[int] = []
     length = start = 0
@@ -168,14 +183,14 @@ def unmark(text: str) -> tuple[str, list[int]]:
 
 
 def _mark_offset(token: SpecialToken) -> int:
-    """A mark stands after the first character, or before the only one."""
+    """Return the mark's offset in a token: after the first character, or before the only one."""
     return min(len(token.text) - 1, 1)
 
 
 def _cut_at(
     token: SpecialToken, text: str, spans: list[tuple[int, int, int]], marks: Sequence[int]
 ) -> list[tuple[int, int, int]]:
-    """Cut the plain spans, those with id -1, at every place where the token stands unmarked."""
+    """Split the plain spans, whose id is -1, at every unmarked occurrence of the token."""
     result = []
     length = len(token.text)
     for start, end, token_id in spans:
@@ -203,5 +218,5 @@ def _cut_at(
 
 
 def _is_marked(marks: Sequence[int], first: int, after: int) -> bool:
-    """Whether a mark stands at a position from `first` up to, not including, `after`."""
+    """Return True if there is a mark at a position from `first` to `after`, not including `after`."""
     return bool(marks) and bisect_left(marks, first) < bisect_left(marks, after)

@@ -1,5 +1,8 @@
-"""GGUF tokenizer `llama`: SentencePiece. A space is written U+2581, tokens join by their scores, and a character
-that is no token is written as its bytes."""
+"""SentencePiece tokenizer: `llama` in GGUF files.
+
+Spaces are written as U+2581, tokens merge in order of their scores, and characters that are not in the vocabulary
+become one token per byte.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def load_spm(file: GGUFFile) -> SPMTokenizer:
-    """The tokenizer of a file whose `tokenizer.ggml.model` is `llama`."""
+    """Load the tokenizer of a file whose `tokenizer.ggml.model` is `llama`."""
     vocabulary = read_vocabulary(file, Defaults(bos_id=1, eos_id=2, add_bos=True), merged=False)
     scores = np.zeros(vocabulary.tables.vocabulary_size, np.float32)
     if file.has("tokenizer.ggml.scores"):
@@ -29,6 +32,8 @@ def load_spm(file: GGUFFile) -> SPMTokenizer:
 
 
 class SPMTokenizer(TextTokenizer):
+    """A SentencePiece tokenizer that merges pairs by score in a kernel."""
+
     def __init__(self, vocabulary: Vocabulary, scores: NDArray[np.float32], *, space_prefix: bool) -> None:
         super().__init__(vocabulary)
         self._merge = load_kernel("tokens.spm_merge", "merge")
@@ -74,13 +79,20 @@ class SPMTokenizer(TextTokenizer):
 
 
 def _priorities(scores: NDArray[np.float32]) -> NDArray[np.int32]:
-    """int32 values in the order of the negated floats: their bits are, once those of negative floats are flipped."""
+    """Return int32 values that sort in descending order of the scores.
+
+    The bits of a float, read as an integer, sort like the float itself once the lower 31 bits of negative floats are
+    flipped.
+    """
     bits = (0.0 - scores).astype(np.float32).view(np.int32)
     return np.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(np.int32)
 
 
 def _byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
-    """int32[256]: the token of each byte, `<0x41>` or else the character itself, unless that is a control token."""
+    """Return int32[256]: the token of each byte, or NOT_FOUND if it is a control token.
+
+    A byte's token is spelled like `<0x41>`, or as the byte itself if there is no such token.
+    """
     named = vocabulary.tables.find([b"<0x%02X>" % byte for byte in range(256)])
     plain = vocabulary.tables.find([bytes([byte]) for byte in range(256)])
     ids = np.where(named == NOT_FOUND, plain, named)

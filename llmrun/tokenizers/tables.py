@@ -1,4 +1,4 @@
-"""A vocabulary's texts and merges in the kernels' look-up tables."""
+"""Hash tables of a vocabulary's tokens and merges, for the kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Texts:
-    """Where some texts lie in memory: int64[n] addresses, int64[n] lengths in bytes, and what owns the memory."""
+    """The addresses and lengths in bytes of some texts, int64[n] each, and the array that owns the memory."""
 
     owner: NDArray[np.uint8]
     starts: NDArray[np.int64]
@@ -38,17 +38,18 @@ class _Texts:
 
 
 class TokenTables:
-    """Text to token id, and pairs of ids to what they merge into.
+    """Hash tables that map texts to token ids, and pairs of ids to the ids that they merge into.
 
-    A merge may name texts that are no tokens, and a byte may have no token: such texts get ids from
-    `vocabulary_size` on, so that merging works on ids alone; none of them is ever an answer.
+    Merges may contain texts that are not tokens, and a byte may have no token. Such texts get ids from
+    `vocabulary_size` up, so that merging needs only ids. These ids never appear in the result.
 
-    `starts` int64[symbols] are addresses (in the header as read, or of bytes kept here), `lengths` int64[symbols]
-    bytes; `table`, `pairs` and the masks are described in kernels/token_table.py.
+    `starts`, int64[symbols], holds the addresses of the texts, in the file's header or in memory owned by this object.
+    `lengths`, int64[symbols], holds their lengths in bytes. kernels/tokens/token_table.py describes `table`, `pairs`
+    and the masks.
     """
 
     def __init__(self, tokens: StringArray, merges: StringArray | None = None, required: Sequence[bytes] = ()) -> None:
-        """`required` are texts that must have an id, token or not."""
+        """Build the tables. Texts in `required` get an id even if they are not tokens."""
         self._build_kernel = load_kernel("tokens.token_table", "build")
         self.vocabulary_size = len(tokens)
         texts = _Texts.in_file(tokens)
@@ -64,18 +65,18 @@ class TokenTables:
             self._build(merges)
 
     def find(self, texts: Sequence[bytes]) -> NDArray[np.int32]:
-        """int32[texts]: the id of each text, NOT_FOUND where there is none."""
+        """Return int32[texts]: the id of each text, or NOT_FOUND."""
         wanted = _Texts.copied(texts)
         ids = np.empty(len(texts), np.int32)
         self._run(n_tokens=0, wanted=wanted, ids=ids, merges=_Texts.copied(()))
         return ids
 
     def text(self, token: int) -> bytes:
-        """A token's text as the vocabulary spells it."""
+        """Return a token's text as spelled in the vocabulary."""
         return ctypes.string_at(int(self.starts[token]), int(self.lengths[token]))
 
     def _build(self, merges: StringArray | None) -> NDArray[np.int32]:
-        """Fill the tables; returns the merges that name a text without an id."""
+        """Fill the tables. Returns the indices of merges that contain a text without an id."""
         merge_texts = _Texts.copied(()) if merges is None else _Texts.in_file(merges)
         n_merges = len(merge_texts.starts)
         self.table = np.zeros(_slots(2 * len(self.starts)), np.int64)
@@ -86,7 +87,10 @@ class TokenTables:
         return self._run(n_tokens=len(self.starts), wanted=nothing, ids=np.empty(0, np.int32), merges=merge_texts)
 
     def _run(self, *, n_tokens: int, wanted: _Texts, ids: NDArray[np.int32], merges: _Texts) -> NDArray[np.int32]:
-        """Enter the first `n_tokens` texts, look up the wanted ones, enter the merges."""
+        """Insert the first `n_tokens` texts, look up the wanted texts and insert the merges.
+
+        Writes the ids of the wanted texts to `ids`. Returns the indices of merges that contain a text without an id.
+        """
         unresolved = np.empty(len(merges.starts), np.int32)
         n_unresolved = np.empty(1, np.int64)
         self._build_kernel(
@@ -104,7 +108,7 @@ class TokenTables:
         return [text for text, id_ in zip(unique, self.find(unique).tolist(), strict=True) if id_ == NOT_FOUND]
 
     def _name_empty_tokens(self) -> None:
-        """llama.cpp gives a token without text the name `[EMPTY_5]`."""
+        """Name tokens without text as llama.cpp does, for example `[EMPTY_5]`."""
         empty = np.flatnonzero(self.lengths == 0)
         if len(empty):
             names = self._own([b"[EMPTY_%d]" % token for token in empty.tolist()])
@@ -117,7 +121,7 @@ class TokenTables:
 
 
 def _sides_and_products(merges: StringArray | None, ranks: NDArray[np.int32]) -> list[bytes]:
-    """The left sides, right sides and products of some merges."""
+    """Return the left side, the right side and the result of each of the given merges."""
     texts: list[bytes] = []
     for text in [merges.raw(rank) for rank in ranks.tolist()] if merges is not None else []:
         middle = text.index(b" ", 1)
@@ -127,5 +131,5 @@ def _sides_and_products(merges: StringArray | None, ranks: NDArray[np.int32]) ->
 
 
 def _slots(n: int) -> int:
-    """The power of two that is at least n and 2."""
+    """Return the smallest power of two that is at least n and at least 2."""
     return 1 << max(n - 1, 1).bit_length()

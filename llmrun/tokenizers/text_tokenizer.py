@@ -1,4 +1,4 @@
-"""What both kinds of tokenizer do alike: special tokens, BOS and EOS, protected text, and ids back to bytes."""
+"""The base class of all tokenizers: special tokens, BOS and EOS, protected text, and decoding."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
     from llmrun.tokenizers.vocabulary import Vocabulary
 
-# Text and the special tokens in it: UTF-8 as the vocabulary writes it, byte offsets at which its parts end, and the
-# special tokens between those (byte offsets, ids).
+# Text with special tokens in it: the UTF-8 in the vocabulary's spelling, the byte offsets where its parts end, and the
+# byte offsets and ids of the special tokens between them.
 Parts = tuple[bytes, "NDArray[np.int64]", "NDArray[np.int64]", "NDArray[np.int32]"]
 
 SPACE = "▁".encode()  # how SentencePiece writes a space
 
 
 class TextTokenizer(ABC):
-    """A `base.Tokenizer` on a vocabulary; a subclass knows how plain text becomes pieces, and pieces ids."""
+    """A `base.Tokenizer` whose subclasses implement the encoding of plain text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -32,15 +32,15 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def _encode_plain(self, parts: Parts) -> NDArray[np.int32]:
-        """Ids of the text, with the special tokens in between."""
+        """Encode the text and insert the special tokens."""
 
     @abstractmethod
     def _written(self, text: bytes, *, after_special: bool) -> bytes:
-        """Plain text, in UTF-8, as the vocabulary writes it."""
+        """Convert plain UTF-8 text to the vocabulary's spelling."""
 
     @abstractmethod
     def _normal_bytes(self, text: bytes) -> bytes:
-        """What a normal token stands for, given its text in the vocabulary."""
+        """Convert the text of a normal token from the vocabulary's spelling to plain bytes."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -93,7 +93,9 @@ class TextTokenizer(ABC):
 
     def _checked(self, token_id: int) -> int:
         if not 0 <= token_id < self.vocabulary_size:
-            raise ValueError(f"token id out of range: {token_id}, the vocabulary has {self.vocabulary_size}")
+            raise ValueError(
+                f"token id out of range: {token_id} is not in the vocabulary of {self.vocabulary_size} tokens"
+            )
         return token_id
 
     def _bytes_of(self, token_id: int) -> bytes:
@@ -108,7 +110,7 @@ class TextTokenizer(ABC):
         return b""
 
     def _with_bos(self, parts: list[bytes | int]) -> list[bytes | int]:
-        """BOS first if the vocabulary asks for it, once, whoever wrote it."""
+        """Add a BOS at the beginning if the vocabulary asks for one and there is none yet."""
         bos_id = self._vocabulary.bos_id
         if not self._vocabulary.add_bos or bos_id is None or parts[:1] == [bos_id]:
             return parts
@@ -135,7 +137,7 @@ class TextTokenizer(ABC):
 
 
 def without_surrogates(text: str) -> str:
-    """Text that UTF-8 can hold: paired surrogates become their character, lone ones U+FFFD."""
+    """Make text encodable as UTF-8: join surrogate pairs, and replace unpaired surrogates by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -144,12 +146,12 @@ def without_surrogates(text: str) -> str:
 
 
 def longest_piece(ends: NDArray[np.int64]) -> int:
-    """Bytes of the longest piece."""
+    """Return the length of the longest piece in bytes."""
     return int(np.diff(ends, prepend=0).max(initial=0))
 
 
 def _byte_of(text: bytes) -> bytes:
-    """The byte that a token `<0x41>` stands for."""
+    """Return the byte of a token such as `<0x41>`, or nothing if the text is malformed."""
     try:
         return bytes([int(text[3:5], 16)])
     except ValueError:

@@ -1,9 +1,9 @@
-"""Which code points are letters, numbers, punctuation, marks, symbols and white space, as of Unicode 15.1.
+"""The letters, numbers, punctuation, marks, symbols and whitespace of Unicode 15.1.
 
-The version is llama.cpp's, fixed here because the ids of a text must not depend on the Unicode version of an
-interpreter or a library: between 15.1 and 17.0 some 23,000 code points changed from unassigned to something
-else. The ranges are general categories L, N, P, M and S and the property White_Space, in hexadecimal, both ends
-included. Source: the Unicode Character Database.
+This is llama.cpp's version. It is fixed, because token ids must not depend on the Unicode version of the interpreter or
+of a library: about 23,000 code points that are unassigned in 15.1 are assigned in 17.0. The ranges are the general
+categories L, N, P, M and S and the property White_Space. They are in hexadecimal and include both ends. Source: the
+Unicode Character Database.
 """
 
 LETTERS = """
@@ -163,7 +163,7 @@ FFFC-FFFD 10137-1013F 10179-10189 1018C-1018E 10190-1019C 101A0 101D0-101FC 1087
 
 WHITE_SPACE = "9-D 20 85 A0 1680 2000-200A 2028-2029 202F 205F 3000"
 
-# The letters with case, as the makers of DeepSeek LLM listed them in their pre-tokenizer.
+# Letters with case, as listed in the pre-tokenizer of DeepSeek LLM.
 CASED_LETTERS = """
 41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376 377 37B-37D 37F 386 388-38A 38C
 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its vocabulary: texts, kinds, special tokens, and what is added around a text."""
+"""Reads the vocabulary of a GGUF file: token texts and types, special tokens, and whether to add BOS and EOS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORMER_NAMES = ("prefix", "suffix", "middle")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds where the file says nothing; it differs between the kinds of tokenizer."""
+    """A tokenizer kind's defaults for keys that the file does not have."""
 
     bos_id: int | None
     eos_id: int | None
@@ -35,8 +35,10 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Vocabulary:
+    """The vocabulary of a model, with its special tokens."""
+
     tables: TokenTables
-    kinds: NDArray[np.int32]  # token_type, corrected for tokens that are control by their spelling
+    kinds: NDArray[np.int32]  # the file's token types, with CONTROL for tokens whose text marks them as control tokens
     special: SpecialTokens
     bos_id: int | None
     eos_id: int | None
@@ -45,17 +47,20 @@ class Vocabulary:
     end_of_generation: frozenset[int]
 
     def control_mask(self) -> NDArray[np.bool_]:
-        """bool[tokens]: the tokens that no plain text becomes, and that stand for no text."""
+        """Return bool[tokens]: the control and unknown tokens, which never stand for plain text."""
         return np.isin(self.kinds, (CONTROL, UNKNOWN))
 
 
 def read_vocabulary(
     file: GGUFFile, defaults: Defaults, *, merged: bool, required: Sequence[bytes] = (), strips_before: str = ""
 ) -> Vocabulary:
-    """Read the keys `tokenizer.ggml.*`; `merged` says that there are merges to read, `strips_before` which special
-    token the white space before it belongs to.
+    """Read the keys `tokenizer.ggml.*`.
 
-    What the kernels rely on (tokens are unique, arrays as long as the vocabulary, ids inside it) has been checked when
+    merged         True if the file has merges
+    required       texts that must have an id even if they are not tokens
+    strips_before  the special token that removes the whitespace before it
+
+    The kernels rely on unique tokens, arrays as long as the vocabulary and ids inside it. All of this was checked when
     the file was opened.
     """
     tokens = file.strings("tokenizer.ggml.tokens")
@@ -89,7 +94,7 @@ def _kinds(file: GGUFFile, size: int) -> NDArray[np.int32]:
 
 
 def _named_tokens(file: GGUFFile) -> dict[str, int]:
-    """The ids that the file's keys name, by the last part of the key."""
+    """Return the token ids in the file's keys, by the last part of the key."""
     keys = [f"{name}_token_id" for name in (*_NAMED_TOKENS, *_FORMER_NAMES)]
     return {key: file.integer(f"tokenizer.ggml.{key}") for key in keys if file.has(f"tokenizer.ggml.{key}")}
 
@@ -100,7 +105,7 @@ def _inside(token: int | None, size: int) -> int | None:
 
 def _special_tokens(tables: TokenTables, kinds: NDArray[np.int32], file: GGUFFile, strips_before: str) -> SpecialTokens:
     name = file.string("general.name", default="").lower()
-    # llama.cpp's rules: no key of the file says it.
+    # GGUF has no key for whitespace stripping, so llama.cpp decides by the model's name.
     strips_right = "phi-3" in name or "phi3" in name
     if "modern-bert" in name and not strips_before:
         strips_before = "[MASK]"
@@ -109,9 +114,9 @@ def _special_tokens(tables: TokenTables, kinds: NDArray[np.int32], file: GGUFFil
         try:
             text = tables.text(token).decode()
         except UnicodeDecodeError:
-            continue  # no text holds it
+            continue  # text never contains invalid UTF-8
         if MARK in text:
-            continue  # a rendered text may hold marks of ours only
+            continue  # only `protect` may put marks into a rendered text
         right = strips_right and not strips_before and text not in ("<unk>", "<s>", "<|endoftext|>")
         left = text == strips_before
         found.append(SpecialToken(token, text, kinds[token] != USER_DEFINED, strips_left=left, strips_right=right))

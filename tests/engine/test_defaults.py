@@ -56,5 +56,5 @@ def test_a_default_that_is_no_number_is_a_bad_file(value: object) -> None:
     ],
 )
 def test_a_default_that_no_sampler_takes_is_a_bad_file(key: str, value: float) -> None:
-    with pytest.raises(BadGGUF, match=f"sampling default cannot be meant: {key}: {value}"):
+    with pytest.raises(BadGGUF, match=f"sampling default out of range: {key}: {value}"):
         default_sampling({key: value})

@@ -38,13 +38,13 @@ class Breaking(ScriptedBackend):
 def test_broken_logits_fail_the_one_request_they_are_for() -> None:
     engine = Engine(Breaking(at=4))
     fine, broken = answer_all(engine, [random_request(10, 1), random_request(10, 2)])
-    assert "largest is nan" in str(broken.failed.error)
+    assert "largest logit is nan" in str(broken.failed.error)
     assert len(broken.tokens) == 3
     assert len(fine.tokens) == 20
 
 
 def test_generate_raises_what_failed() -> None:
-    with pytest.raises(LlmrunError, match="largest is nan"):
+    with pytest.raises(LlmrunError, match="largest logit is nan"):
         list(Engine(Breaking(at=2)).generate(random_request(10)))
 
 

@@ -164,18 +164,18 @@ def test_logit_bias_moves_and_bans() -> None:
 def test_broken_logits_are_an_error(params: SamplingParams, bad: float, at: int) -> None:
     logits = random_logits(3000)
     logits[at] = bad
-    with pytest.raises(ModelFileError, match=f"largest is {bad}"):
+    with pytest.raises(ModelFileError, match=f"largest logit is {bad}"):
         sampling.sample(logits, [], params, 0)
 
 
 def test_logits_that_leave_no_token_are_the_models_fault() -> None:
-    with pytest.raises(ModelFileError, match="largest is -inf"):
+    with pytest.raises(ModelFileError, match="largest logit is -inf"):
         sampling.sample(np.full(3, -np.inf, np.float32), [], OFF, 0)
 
 
 def test_nothing_left_to_draw_is_an_error_but_not_the_models() -> None:
     everything = dict.fromkeys(range(3), -math.inf)
-    with pytest.raises(LlmrunError, match="every token is ruled out") as caught:
+    with pytest.raises(LlmrunError, match="logit_bias bans every token") as caught:
         sampling.sample(np.zeros(3, np.float32), [], replace(OFF, logit_bias=everything), 0)
     assert caught.value.exit_code == 1
 

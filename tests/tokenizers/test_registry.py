@@ -236,7 +236,7 @@ def test_token_text_is_fit_to_be_shown(tmp_path: Path) -> None:
 def test_what_is_not_supported_is_named_with_what_is(name: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         load_tokenizer(open_gguf(vocabulary_path(name)))
-    assert "supported are" in str(caught.value)
+    assert "llmrun supports" in str(caught.value)
     assert "tokenizer.ggml." in str(caught.value)
     assert caught.value.hint
 
@@ -251,7 +251,7 @@ def test_a_kind_out_of_scope_is_refused_in_one_plain_line(model: str, words: str
     file = open_gguf(write_gguf(tmp_path / "vocabulary.gguf", metadata, {}))
     with pytest.raises(UnsupportedModel) as caught:
         load_tokenizer(file)
-    assert f"tokenizer.ggml.model: '{model}', which is {words}; supported are BPE" in str(caught.value)
+    assert f"tokenizer.ggml.model: '{model}', which is {words}; llmrun supports BPE" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -1,18 +1,20 @@
-"""Chat templates: programs from untrusted files that write a conversation as the text that a model was trained on.
+"""Chat templates: untrusted programs in model files that turn a conversation into the prompt format of the model.
 
-chat_template.py  which template is used, with which variables, and what must stay plain text in it
-families.py       templates for files that have none
-process.py        starts, asks and watches the process that runs templates
-abilities.py      what trying a template tells about it
+These modules run in llmrun itself:
 
-Only in that process, which imports Jinja2:
+chat_template.py  chooses the template, sets its variables and protects the user's text
+families.py       fallback templates for files without one
+process.py        starts and monitors the child process that renders templates
+abilities.py      the results of probing a template
 
-worker.py         answers one request after another, within the limits
-jinja.py          Jinja2, set up as in `transformers`
-probing.py        tries a template to find its tags and its switch for thinking
-mentions.py       the variables, keys and texts in a template's source that concern thinking
+These modules run only in the child process, which imports Jinja2:
 
-On both sides:
+worker.py         the main loop, which answers requests within resource limits
+jinja.py          Jinja2, configured as in `transformers`
+probing.py        finds a template's thinking tags and its thinking switch by rendering test conversations
+mentions.py       finds the variables, keys and texts related to thinking in a template's source
 
-frames.py         how the two processes talk
+Both processes use this module:
+
+frames.py         the message format between the two processes
 """

@@ -1,4 +1,4 @@
-"""What trying a chat template tells about it. Nothing here imports Jinja2; probing.py does the trying."""
+"""The results of probing a chat template. probing.py produces them; this module does not import Jinja2."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ThinkingTags:
-    """The text around thinking and, where the template marks that too, around the answer after it.
+    """The tags around thinking and, if the template has them, the tags around the answer that follows.
 
-    No tag begins or ends with whitespace, but any whitespace may surround it. A tag can be several tokens.
+    Tags have no leading or trailing whitespace, but whitespace may surround them. A tag may be several tokens long.
 
     opening         "<think>", "[THINK]", "<|channel|>analysis<|message|>" (gpt-oss), "<|channel>thought" (Gemma 4)
     closing         "</think>", "[/THINK]", "<|end|>", "<channel|>"
@@ -26,12 +26,12 @@ class ThinkingTags:
 
 @dataclass(frozen=True, slots=True)
 class TemplateAbilities:
-    """What a template can do. All fields are empty or None for a template that refuses every conversation tried.
+    """The abilities of a template. All fields are empty or None if the template rejects every test conversation.
 
-    reasoning_on   variables that switch thinking on, for `ChatPrompt.template_kwargs`; may be empty if it is on by
+    reasoning_on   variables for `ChatPrompt.template_kwargs` that switch thinking on; may be empty if thinking is on by
                    default
-    reasoning_off  variables that switch it off; empty if the template has no switch
-    thinking_tags  None if the template does not show them
+    reasoning_off  variables that switch thinking off; empty if the template has no switch
+    thinking_tags  the tags around thinking; None if the template does not show them
     """
 
     reasoning_on: Mapping[str, object] = field(default_factory=dict)

@@ -1,6 +1,7 @@
-"""Writes a conversation as one text: with which chat template and variables, and what must stay plain text in it.
+"""Chooses a model's chat template and renders conversations with it.
 
-The variables are those that `transformers` sets, and an answer to be continued is cut where `transformers` cuts it.
+The variables are the ones that `transformers` sets. An answer to be continued is truncated in the same place as by
+`transformers`.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
     from llmrun.types import ModelInfo
 
 _KEY = "tokenizer.chat_template"
-_TOOL_KEY = "tokenizer.chat_template.tool_use"  # a second template that some files have, for conversations with tools
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # names for past thinking that programs send
-# Put at the end of an answer to be continued; its space shows whether the template trims. The mark is the one of
-# `transformers`, which some templates know (LFM2.5's does).
-_GOES_ON = "CONTINUE_FINAL_MESSAGE_TAG "
+_TOOL_KEY = "tokenizer.chat_template.tool_use"  # some files have a second template for conversations with tools
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # message keys that clients use for past thinking
+# This marker is appended to an answer to be continued. Its trailing space shows whether the template strips whitespace.
+# `transformers` uses the same marker, and some templates, such as LFM2.5's, recognize it.
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A chat template's source and where it comes from.
+    """A chat template's source and origin.
 
-    origin       "model" (the file's own), "user" (given by the caller) or "fallback" (its family's)
-    name         "tokenizer.chat_template", "--chat-template", or the family's name ("chatml")
-    tool_source  used instead of `source` when the conversation has tools
+    origin       "model" (from the model file), "user" (from the caller) or "fallback" (the model family's template)
+    name         "tokenizer.chat_template", "--chat-template", or the family's name, such as "chatml"
+    tool_source  the source for conversations with tools; None if `source` is for all conversations
     """
 
     source: str
@@ -41,12 +42,11 @@ class ChatTemplate:
     tool_source: str | None = None
 
     def render(self, prompt: ChatPrompt, tokenizer: Tokenizer, process: TemplateProcess) -> str:
-        """Write the conversation as text for `tokenizer.encode_rendered`.
+        """Render the conversation as text for `tokenizer.encode_rendered`.
 
-        Every string of messages, tools and template_kwargs is protected, so that only the template's own words can
-        become control tokens. An answer to be continued ends the text: nothing comes after its last word. Raises
-        TemplateRefused for anything that goes wrong in a template, and UsageError if template_kwargs sets a variable
-        that is set here.
+        Every string in messages, tools and template_kwargs is protected, so that only the template's own text can
+        become control tokens. If the last answer is to be continued, the text ends with its last word. Raises
+        TemplateRefused if the template fails, and UsageError if template_kwargs sets a variable that this method sets.
         """
         variables: dict[str, Any] = {
             "add_generation_prompt": prompt.add_generation_prompt,
@@ -61,25 +61,25 @@ class ChatTemplate:
             raise TemplateRefused(f"conversation is nested too deeply for a chat template: {self.name}") from error
         for name in extra:
             if name in variables:
-                raise UsageError(f"not for the template's extra variables: {name}: it is set from the conversation")
+                raise UsageError(f"template variable cannot be set: {name}: it comes from the conversation")
         source = self.tool_source if prompt.tools and self.tool_source else self.source
         continued = _mark_continued(messages) if not prompt.add_generation_prompt else None
         text = process.render(source, self.name, {"documents": None, **extra, **variables})
         return text if continued is None else self._cut(text, continued)
 
     def _cut(self, text: str, continued: str) -> str:
-        """Return the text up to the end of the answer to be continued."""
-        end = text.rfind(_GOES_ON.rstrip())
+        """Truncate the text at the end of the answer to be continued."""
+        end = text.rfind(_CONTINUE_TAG.rstrip())
         if end < 0 or continued.strip() not in text:
             raise TemplateRefused(f"chat template leaves out some of the answer to be continued: {self.name}")
-        trims = not text.startswith(_GOES_ON, end)
+        trims = not text.startswith(_CONTINUE_TAG, end)
         return text[:end].rstrip() if trims else text[:end]
 
 
 def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) -> ChatTemplate | None:
-    """Return the user's template, else the model's own, else its family's, else None.
+    """Return the user's template, the model's own or its family's, in this order of preference, or None.
 
-    Raises BadGGUF if the file's template is not a string.
+    Raises BadGGUF if the template in the file is not a string.
     """
     if given is not None:
         return ChatTemplate(given, "user", "--chat-template")
@@ -94,7 +94,10 @@ def choose_template(info: ModelInfo, tokenizer: Tokenizer, given: str | None) ->
 
 
 def _with_reasoning(messages: Sequence[Any]) -> list[Any]:
-    """Give past thinking the name that most templates look for, and that of gpt-oss, whatever name it came under."""
+    """Copy past thinking from any known key to `reasoning_content`, which most templates read.
+
+    It is also copied to `thinking`, which gpt-oss reads, unless that key is already set.
+    """
     named = []
     for message in messages:
         given = (message.get(key) for key in _REASONING_KEYS) if isinstance(message, dict) else ()
@@ -106,20 +109,20 @@ def _with_reasoning(messages: Sequence[Any]) -> list[Any]:
 
 
 def _mark_continued(messages: Sequence[Any]) -> str | None:
-    """Put the mark at the end of the last message if that is an answer; return its text without the mark, or None."""
+    """Append the marker to the last message if it is an answer. Returns its text without the marker, or None."""
     last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
     if last.get("role") != "assistant":
         return None
     content = last.get("content")
     if isinstance(content, str):
-        last["content"] = content + _GOES_ON
+        last["content"] = content + _CONTINUE_TAG
         return content
     parts = content if isinstance(content, list) else []
     texts = [part for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     if not texts:
         return None
     said: str = texts[-1]["text"]
-    texts[-1]["text"] = said + _GOES_ON
+    texts[-1]["text"] = said + _CONTINUE_TAG
     return said
 
 
@@ -128,7 +131,7 @@ def _spelled(tokenizer: Tokenizer, token: int | None) -> str:
 
 
 def _protected(value: Any, tokenizer: Tokenizer) -> Any:
-    """Return a copy of a JSON-like value in which every string, including keys, is protected."""
+    """Return a copy of a JSON-like value with every string protected, including keys."""
     if isinstance(value, str):
         return tokenizer.protect(value)
     if isinstance(value, Mapping):

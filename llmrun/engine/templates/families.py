@@ -1,7 +1,7 @@
-"""Chat templates for files that have none: one for each family that can be recognized by its vocabulary or name.
+"""Fallback chat templates for files without one, chosen by the model's vocabulary or name.
 
-The wording is each family's own, from its model cards. If a family has no system role, the system message goes into the
-first user turn. No template writes a BOS except between turns: `encode_rendered` adds the first one.
+The formats come from the families' model cards. If a family has no system role, the system message goes into the first
+user turn. `encode_rendered` adds a BOS at the beginning where the template has not written one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family's way of writing conversations.
+    """The conversation format of one model family.
 
-    controls  control strings that the vocabulary must have, each as one token
-    end       the control string that ends a turn. If it is the vocabulary's EOS, the model was made for chatting; base
-              models of the family have the token too, but another EOS
-    named     matches the names of models made for chatting, for cases where `end` does not tell
+    controls  control strings that the vocabulary must contain as single tokens
+    end       the control string that ends a turn. If it is the vocabulary's EOS, the model is a chat model. The
+              family's base models contain the token too, but have a different EOS
+    named     a regular expression for the names of chat models, for vocabularies where `end` is not the EOS
     """
 
     name: str
@@ -32,7 +32,7 @@ class Family:
     source: str
 
 
-# Content may be text or, as in OpenAI's API, a list of parts.
+# As in OpenAI's API, content may be a string or a list of parts.
 _TEXT = """\
 {%- macro text(message) -%}
 {%- if message.content is string -%}{{ message.content }}
@@ -40,7 +40,7 @@ _TEXT = """\
 {%- endif -%}
 {%- endmacro -%}
 """
-# `system` is the text of a leading system message, `turns` what follows it.
+# Sets `system` to the text of a leading system message, and `turns` to the remaining messages.
 _SYSTEM_APART = (
     _TEXT
     + """\
@@ -134,7 +134,7 @@ FAMILIES = (
 
 
 def family_of(info: ModelInfo, tokenizer: Tokenizer) -> Family | None:
-    """Return the family whose conversations the model was made for, or None for base models and unknown families."""
+    """Return the model's family, or None for base models and unknown families."""
     names = " ".join(str(info.metadata.get(key, "")) for key in ("general.name", "general.finetune"))
     names = f"{info.name} {names}".lower()
     return next((family for family in FAMILIES if _fits(family, names, tokenizer)), None)

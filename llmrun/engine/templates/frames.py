@@ -1,4 +1,4 @@
-"""How the process that renders templates and its parent talk: JSON, preceded by its length in eight bytes."""
+"""The message format between the template process and its parent: JSON with an 8-byte length prefix."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import IO, Any
 _LENGTH = Struct(">Q")
 
 
-class FrameTooLong(Exception):  # named for what happened, as the errors of this project are
-    """The other side announces a longer frame than the reader accepts."""
+class FrameTooLong(Exception):
+    """The next frame is longer than the reader accepts."""
 
 
 def encoded(value: object) -> bytes:
-    """Encode a value. Raises TypeError, ValueError or RecursionError for what JSON cannot express."""
-    # The user's text may contain half a surrogate pair.
+    """Encode a value as JSON. Raises TypeError, ValueError or RecursionError if JSON cannot represent it."""
+    # The user's text may contain unpaired surrogates.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def decoded(data: bytes) -> Any:
-    """Decode a value. Raises ValueError or RecursionError."""
+    """Decode JSON. Raises ValueError or RecursionError."""
     return json.loads(data.decode("utf-8", "surrogatepass"))
 
 
 def write_frame(stream: IO[bytes], data: bytes) -> None:
-    """Write one frame. Raises OSError if the other side no longer reads."""
+    """Write one frame. Raises OSError if the other process has closed its end of the pipe."""
     stream.write(_LENGTH.pack(len(data)))
     stream.write(data)
     stream.flush()
 
 
 def read_frame(stream: IO[bytes], longest: int | None = None) -> bytes | None:
-    """Return the next frame, or None if the other side has closed the stream. Raises FrameTooLong."""
+    """Return the next frame, or None at the end of the stream. Raises FrameTooLong above `longest` bytes."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         return None

@@ -1,4 +1,4 @@
-"""Jinja2's sandbox, set up as in `transformers`. Only worker.py and its helpers import this."""
+"""Jinja2's sandbox, configured as in `transformers`. Only code in the template process imports this module."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_FILENAME = "<template>"  # Jinja2's, for code without a file
-_LONGEST_WORDS = 10_000  # characters of an error
+_FILENAME = "<template>"  # Jinja2's file name for templates that are not loaded from a file
+_LONGEST_WORDS = 10_000  # characters of an error message
 
 
-class ConversationRefused(Exception):  # named for what the template says, which is not an error of ours
-    """The template called `raise_exception`."""
+class ConversationRefused(Exception):
+    """The template rejected the conversation by calling `raise_exception`."""
 
 
 class TemplateFailed(Exception):
-    """The source is not a valid template, or rendering it failed. The message says where and why."""
+    """The source is not a valid template, or rendering failed. The message contains the line and the reason."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the model's words for training. Only its body is rendered."""
+    """The tag `{% generation %}`, which marks the model's output for training. It renders its body unchanged."""
 
-    tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012 - the type that Jinja2 declares
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -38,7 +38,7 @@ class GenerationTag(Extension):
 
 
 def render(source: str, variables: Mapping[str, Any], now: datetime) -> str:
-    """Render a template; `now` is the time that it sees.
+    """Render a template. `now` is the time for `strftime_now`.
 
     Raises ConversationRefused, TemplateFailed, MemoryError and RecursionError.
     """
@@ -70,7 +70,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON like the filter of `transformers`; Jinja2's own would escape `<`, `>`, `&` and `'` for HTML."""
+    """Write JSON as the filter of `transformers` does. Jinja2's filter would escape `<`, `>`, `&` and `'` for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -96,7 +96,7 @@ def _compiled(source: str) -> Template:
 
 
 def _place(error: Exception, template: Template | None) -> str:
-    """Return "line 7: ", or nothing if the line is unknown."""
+    """Return a prefix such as "line 7: ", or an empty string if the line is unknown."""
     line = error.lineno if isinstance(error, TemplateSyntaxError) else None
     trace = error.__traceback__
     while trace is not None and template is not None:

@@ -1,4 +1,4 @@
-"""Finds what a template's source says about thinking. It reads the syntax tree and runs nothing."""
+"""Finds what a template's source mentions about thinking, by reading its syntax tree without running it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from jinja2 import nodes
 from llmrun.engine.templates.jinja import parse
 
 Constant = str | int | bool
-_OF_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
+_ABOUT_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
 _KEY = re.compile(r"[A-Za-z_]\w{0,40}")
-_MOST = 12  # at most so many names, keys, and constants per name; a real template has fewer
+_MOST = 12  # the maximum number of names, of keys, and of constants per name; real templates have fewer
 
 
 @dataclass(frozen=True, slots=True)
 class Mentions:
-    """What a source mentions, in its order.
+    """The parts of a template's source that may concern thinking, in source order.
 
-    variables  names related to thinking that the template reads, each with the constants it is compared or set to
-    keys       keys related to thinking that it may look up in a message, such as "reasoning_content"
-    texts      what it may write: its own text and the string constants of its expressions
+    variables  variables that the template reads, each with the constants it is compared or set to
+    keys       message keys that the template may look up, such as "reasoning_content"
+    texts      text that the template may write: its literal text and the string constants in its expressions
+
+    `variables` and `keys` contain only names related to thinking.
     """
 
     variables: dict[str, list[Constant]]
@@ -31,12 +33,12 @@ class Mentions:
 
 
 def mentions(source: str) -> Mentions:
-    """Read a source. Raises TemplateFailed if it is not a template, MemoryError and RecursionError."""
+    """Read a template's source. Raises TemplateFailed for invalid source, MemoryError and RecursionError."""
     variables: dict[str, list[Constant]] = {}
     keys: dict[str, None] = {}
     texts: list[str] = []
     for node in _walk(parse(source)):
-        if isinstance(node, nodes.Name) and node.ctx == "load" and _OF_THINKING.search(node.name):
+        if isinstance(node, nodes.Name) and node.ctx == "load" and _ABOUT_THINKING.search(node.name):
             variables.setdefault(node.name, [])
         elif isinstance(node, nodes.Compare | nodes.Assign):
             for name in _names(node):
@@ -53,7 +55,7 @@ def mentions(source: str) -> Mentions:
 
 
 def _walk(tree: nodes.Node) -> Iterator[nodes.Node]:
-    """Yield every node, in the order of the source, without recursion: the tree may be deep."""
+    """Yield every node in source order. There is no recursion, because the tree may be deep."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -62,12 +64,12 @@ def _walk(tree: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def _names(node: nodes.Compare | nodes.Assign) -> list[str]:
-    """Return the variables related to thinking in a comparison or in the setting of a default."""
+    """Return the variables related to thinking in a comparison, or the one that an assignment sets."""
     if isinstance(node, nodes.Assign):
         named = [node.target.name] if isinstance(node.target, nodes.Name) else []
     else:
         named = [found.name for found in _walk(node.expr) if isinstance(found, nodes.Name)]
-    return [name for name in named if _OF_THINKING.search(name)]
+    return [name for name in named if _ABOUT_THINKING.search(name)]
 
 
 def _constants(node: nodes.Compare | nodes.Assign) -> list[Constant]:
@@ -81,4 +83,4 @@ def _constants(node: nodes.Compare | nodes.Assign) -> list[Constant]:
 
 
 def _keys(text: str) -> list[str]:
-    return [text] if _KEY.fullmatch(text) and _OF_THINKING.search(text) else []
+    return [text] if _KEY.fullmatch(text) and _ABOUT_THINKING.search(text) else []

@@ -1,8 +1,8 @@
-"""Finds out what a chat template can do by trying it. Nothing here knows the name of a model.
+"""Probes a chat template to find its thinking tags and its thinking switch, without knowing any model by name.
 
-A template is rendered with small conversations whose texts are marks. The result shows how the template writes past
-thinking, and how each of its variables changes the end of a prompt, where the answer begins. The source is read only
-for names to try. All of this happens in the rendering process, as one request.
+The template renders small conversations whose texts are marker words. The output shows how the template writes past
+thinking, and how each of its variables changes the end of a prompt, where the answer begins. The source is searched
+only for names to try. All of this happens in the template process, as one request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmrun.engine.templates.abilities import TemplateAbilities, ThinkingTags
 from llmrun.engine.templates.jinja import ConversationRefused, TemplateFailed, render
 from llmrun.engine.templates.mentions import Constant, mentions
 
-_SECONDS = 1.0  # of CPU time for all tries together; after that, what is known so far must do
+_SECONDS = 1.0  # CPU time for all renderings together; when it is used up, probing works with the results so far
 _ASKED, _THOUGHT, _SAID, _TOOL, _WORD = "Qzask", "Qzthought", "Qzsaid", "qztool", "qzword"
 _USER = {"role": "user", "content": _ASKED}
 _CALL = {"id": "callabcde", "type": "function", "function": {"name": _TOOL, "arguments": {"a": "b"}}}
@@ -27,13 +27,13 @@ _MARKUP = r"(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{2,40}\])"
 _LAST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP}|\w{{1,20}})?\Z")  # "<think>", "<|open|>think<|sep|>"
 _FIRST_TAG = re.compile(rf"{_MARKUP}(?:\w{{1,20}}{_MARKUP})?")
 _WRITTEN_TAG = re.compile(r"</([\w:|]{0,20}think\w{0,20})>", re.IGNORECASE)
-_REPEATED = re.compile(r"['\"]type['\"]: *['\"]th")  # a list of parts that the template prints verbatim
+_REPEATED = re.compile(r"['\"]type['\"]: *['\"]th")  # matches a list of parts that the template prints verbatim
 _LONGEST_TAG = 200  # characters
-_CLOSED, _FREE, _OPENED = range(3)  # how a prompt ends: thinking is over, the model decides, it has begun
+_CLOSED, _FREE, _OPENED = range(3)  # a prompt ends after thinking, without thinking, or inside thinking
 
 
 def probe(source: str) -> TemplateAbilities:
-    """Find out what a template can do. Raises TemplateFailed if it is not one, MemoryError and RecursionError."""
+    """Find a template's abilities. Raises TemplateFailed for invalid source, MemoryError and RecursionError."""
     tries = _Tries(source)
     named = mentions(source)
     tags = _tags(tries, named.keys, named.variables) or _written_tags(named.texts)
@@ -42,14 +42,14 @@ def probe(source: str) -> TemplateAbilities:
 
 
 class _Tries:
-    """Renders small conversations with one template until the time is up."""
+    """Renders test conversations with one template until the time limit is reached."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._deadline = process_time() + _SECONDS
 
     def text(self, messages: Sequence[Mapping[str, object]], **variables: object) -> str | None:
-        """Render a conversation. Returns None if the template refuses it or no time is left."""
+        """Render a conversation. Returns None if the template rejects it or no time is left."""
         if process_time() > self._deadline:
             return None
         given = {"bos_token": "", "eos_token": "", "tools": None, "add_generation_prompt": True}
@@ -59,15 +59,18 @@ class _Tries:
             return None
 
     def prompt(self, variables: Mapping[str, object] | None = None) -> str | None:
-        """Render a single question."""
+        """Render the prompt for a single user message."""
         return self.text([_USER], **(variables or {}))
 
 
-# --- past thinking, and the tags around it
+# --- the tags around past thinking
 
 
 def _tags(tries: _Tries, keys: Sequence[str], variables: Mapping[str, Sequence[Constant]]) -> ThinkingTags | None:
-    """Find the tags with an answer and its thinking: alone, then with a tool call, as some write them only then."""
+    """Find the tags by rendering an answer with thinking, first alone and then with a tool call.
+
+    Some templates write past thinking only next to a tool call.
+    """
     switched_on = dict.fromkeys(variables, True)
     for given in ({}, switched_on) if switched_on else ({},):
         prompt = tries.prompt(given)
@@ -75,7 +78,7 @@ def _tags(tries: _Tries, keys: Sequence[str], variables: Mapping[str, Sequence[C
         for message in _answers(keys):
             text = tries.text([_USER, message], **_past(given))
             if text is not None and _THOUGHT in text and prompt is not None and not _REPEATED.search(text):
-                return _tags_in(text, prompt, plain or "")
+                return _extract_tags(text, prompt, plain or "")
     return None
 
 
@@ -84,22 +87,22 @@ def _past(variables: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _answers(keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Return answers with thinking under each key; the key that most programs send comes first."""
+    """Return test answers with thinking under each key, starting with the key that most clients send."""
     found: list[dict[str, Any]] = []
     ordered = sorted(keys, key=lambda key: key != "reasoning_content")
     for calls in ({}, {"tool_calls": [_CALL]}):
-        content = "" if calls else _SAID  # with a call, gpt-oss takes content or thinking, not both
+        content = "" if calls else _SAID  # next to a tool call, gpt-oss accepts content or thinking but not both
         found += [{"role": "assistant", "content": content, key: _THOUGHT, **calls} for key in ordered]
     parts = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _SAID}]
     blocks = [{"type": "thoughts", "text": _THOUGHT}, {"type": "response", "text": _SAID}]
     return [*found, {"role": "assistant", "content": parts}, {"role": "assistant", "content": {"blocks": blocks}}]
 
 
-def _tags_in(text: str, prompt: str, plain: str) -> ThinkingTags | None:
-    """Extract the tags from a conversation whose last message has thinking.
+def _extract_tags(text: str, prompt: str, plain: str) -> ThinkingTags | None:
+    """Extract the tags from a rendered conversation whose last message has thinking.
 
-    prompt  the same question, at the point where an answer is to begin
-    plain   the same conversation without the thinking
+    prompt  the rendered prompt for the same question
+    plain   the same conversation, rendered without the thinking
     """
     before, _, after = text.partition(_THOUGHT)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(before, prompt, strict=False))
@@ -107,11 +110,11 @@ def _tags_in(text: str, prompt: str, plain: str) -> ThinkingTags | None:
     written, offered = before[shared:].strip(), prompt[shared:].strip()
     header = plain.partition(_SAID)[0].rstrip()
     last = _LAST_TAG.search(before.rstrip())
-    if written and not offered and _SAID not in written:  # what the model has to write itself
+    if written and not offered and _SAID not in written:  # the model has to write the opening itself
         opening = written
     elif last and not header.endswith(last[0]):
         opening = last[0]
-    else:  # the prompt says more than a past message does
+    else:  # the prompt already contains the opening
         opening = offered
     between, said, end = after.partition(_SAID)
     between = between.strip()
@@ -131,7 +134,7 @@ def _tags_in(text: str, prompt: str, plain: str) -> ThinkingTags | None:
 
 
 def _closing(opening: str, between: str) -> str:
-    """Return what follows thinking: a tag (in three parts if `opening` has three) or a line of words."""
+    """Return the closing tag: a three-part tag if `opening` has three parts, any other tag, or the rest of the line."""
     word = re.search(r">(\w{1,40})<", opening)
     named = re.match(rf"{_MARKUP}{word[1]}{_MARKUP}", between) if word else None
     first = named or re.match(_MARKUP, between)
@@ -139,19 +142,19 @@ def _closing(opening: str, between: str) -> str:
 
 
 def _tag_of_plain_answers(header: str, prompt: str, known: tuple[str, str]) -> str:
-    """Return the tag right before an answer without thinking, unless every prompt ends with it."""
+    """Return the tag right before an answer without thinking, or "" if the prompt or the thinking has the same tag."""
     last = _LAST_TAG.search(header)
     return "" if last is None or last[0] in known or last[0] in prompt else last[0]
 
 
 def _answer_closing(end: str) -> str:
-    """Return the tag after an answer, unless it is the last one, which ends the turn."""
+    """Return the tag after an answer, or "" if nothing follows it, because then it ends the turn."""
     first = _FIRST_TAG.match(end.strip())
     return first[0] if first and first[0] != end.strip() else ""
 
 
 def _written_tags(texts: Sequence[str]) -> ThinkingTags | None:
-    """Find tags that the template only mentions: to cut thinking off, or to tell the model how to write it."""
+    """Find tags that the template only mentions, to strip past thinking or to instruct the model."""
     for text in texts:
         found = _WRITTEN_TAG.search(text)
         if found:
@@ -161,18 +164,23 @@ def _written_tags(texts: Sequence[str]) -> ThinkingTags | None:
     return None
 
 
-# --- the switch
+# --- the thinking switch
 
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
+    """The variables that switch thinking on and off, ranked to choose between several switches."""
+
     on: Mapping[str, object]
     off: Mapping[str, object]
-    rank: tuple[int, bool]  # how far apart the endings are; whether it is simply true or false
+    rank: tuple[int, bool]  # how far apart the two prompt endings are, and whether the variable is a boolean
 
 
 def _switch(tries: _Tries, variables: Mapping[str, Sequence[Constant]], tags: ThinkingTags | None) -> _Switch | None:
-    """Find the variable that changes the end of the prompt most. One that only changes words must be a boolean."""
+    """Find the variable that changes the end of the prompt most.
+
+    A variable that does not change the ending counts only if it is a boolean that changes the prompt elsewhere.
+    """
     switches = [_tried(tries, name, constants, tags) for name, constants in variables.items()]
     return max((switch for switch in switches if switch), key=lambda switch: switch.rank, default=None)
 
@@ -186,21 +194,21 @@ def _tried(tries: _Tries, name: str, constants: Sequence[Constant], tags: Thinki
         return None
     plain = tries.prompt()
     off, off_text = min(prompts, key=lambda each: _ending(each[1], tags))
-    # On a tie, prefer what the template does by default, then the first.
+    # On a tie, prefer the template's default behaviour, then a value over no variable at all.
     on, on_text = max(
         [*prompts, ({}, plain)], key=lambda each: (_ending(each[1], tags), each[1] == plain, bool(each[0]))
     )
     contrast = _ending(on_text, tags) - _ending(off_text, tags)
     if contrast:
         return _Switch(on, off, (contrast, bool(values)))
-    printed = _WORD in (tries.prompt({name: _WORD}) or "")  # "Reasoning effort: high" takes any word
+    printed = _WORD in (tries.prompt({name: _WORD}) or "")  # as in "Reasoning effort: high", where any word is printed
     if values and not printed and tries.prompt({name: True}) != tries.prompt({name: False}):
         return _Switch({name: True}, {name: False}, (0, True))
     return None
 
 
 def _ending(text: str | None, tags: ThinkingTags | None) -> int:
-    """Say how a prompt ends: _CLOSED, _FREE or _OPENED."""
+    """Classify the end of a prompt as _CLOSED, _FREE or _OPENED."""
     end = (text or "").rpartition(_ASKED)[2].rstrip()
     if tags is None or not end:
         return _FREE

@@ -1,8 +1,8 @@
-"""Starts, asks, watches and kills the process that runs chat templates.
+"""The child process that renders chat templates: starts it, sends it requests and enforces its limits.
 
-A template comes with the model file, so it is an untrusted program. Jinja2's sandbox keeps it away from Python, but
-does not limit its time and memory. The process does, with the system's limits and our own. A hole in the sandbox would
-not lead far either: the process has an empty environment and no open files.
+A template comes with the model file, so it is an untrusted program. Jinja2's sandbox restricts its access to Python,
+but not its time and memory. The child process limits both, through the operating system and a watchdog in the parent.
+Even a template that escapes the sandbox finds an empty environment and no open files.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from llmrun.errors import LlmrunError, TemplateRefused
 if TYPE_CHECKING:
     import psutil
 
-_FIRST_LOOK_S = 0.05  # until then, the system's limits suffice; psutil takes 20 ms to import
+_FIRST_LOOK_S = 0.05  # until then, the system's limits suffice, which saves the 20 ms of importing psutil
 _LOOK_S = 0.01
-# What a long conversation may need per byte. Python stores a text with one emoji in four bytes per character, and a
-# template that splits, trims and joins it makes ten copies.
+# Additional limits per byte of a long conversation. Python stores text that contains an emoji in four bytes per
+# character, and a template that splits, trims and joins text makes ten copies of it.
 _MEMORY_PER_BYTE = 40
 _OUTPUT_PER_BYTE = 8
 _CPU_S_PER_BYTE = 1e-7
 _TOO_DEEP = "it is nested too deeply, or calls itself"
-_NONSENSE = "its process gives an answer that means nothing"
+_INVALID_ANSWER = "its process sent an invalid answer"
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """What one template may use; only a long conversation raises this, in proportion.
+    """The resource limits for rendering one template. All but `wall_s` grow with the size of the conversation.
 
-    cpu_s   seconds of CPU time, so that no template is refused because other programs are busy
-    wall_s  seconds until it is given up, whatever it does
-    memory  bytes of the whole process, about 30 million of them Python's own
-    output  bytes of text: about 4 million tokens
+    cpu_s   seconds of CPU time, which do not depend on how busy the machine is
+    wall_s  seconds of wall-clock time
+    memory  bytes of the whole process, of which Python itself needs about 30 MB
+    output  bytes of rendered text; the default is about 4 million tokens
     """
 
     cpu_s: float = 6.0
@@ -54,7 +54,7 @@ class RenderLimits:
     output: int = 1 << 24
 
     def for_request(self, size: int, memory: int) -> RenderLimits:
-        """Return the limits for a request of `size` bytes to a process that already has `memory`."""
+        """Return the limits for a request of `size` bytes to a process that already has a limit of `memory` bytes."""
         return replace(
             self,
             cpu_s=self.cpu_s + size * _CPU_S_PER_BYTE,
@@ -72,32 +72,34 @@ class RenderLimits:
 
 
 class TemplateProcess:
-    """Runs the templates of one model. The process starts with `start` or on first use. Not thread-safe."""
+    """The process that renders one model's templates. It starts with `start` or on first use. Not thread-safe."""
 
     def __init__(self, limits: RenderLimits | None = None) -> None:
         self._limits = limits or RenderLimits()
         self._process: subprocess.Popen[bytes] | None = None
-        self._memory = 0  # the limit it runs under, which cannot be raised; 0 if it has done nothing yet
+        self._memory = 0  # the process's memory limit, which cannot be raised; 0 before the first request
 
     def start(self) -> None:
-        """Start the process without waiting until it is ready, which takes 60 ms. Raises LlmrunError."""
+        """Start the process without waiting the 60 ms until it is ready. Raises LlmrunError."""
         self._running()
 
     def render(self, source: str, name: str, variables: Mapping[str, Any]) -> str:
-        """Render a template. Errors call it `name`. Raises TemplateRefused."""
+        """Render a template. `name` identifies it in error messages. Raises TemplateRefused."""
         try:
             request = encoded({"source": source, "variables": variables, "now": datetime.now().isoformat()})
         except (TypeError, ValueError, RecursionError) as error:
-            raise TemplateRefused(f"conversation is not for a chat template: {name}: {_one_line(error)}") from error
-        text = self._asked(request, name, "text")
+            raise TemplateRefused(
+                f"conversation cannot be passed to a chat template: {name}: {_one_line(error)}"
+            ) from error
+        text = self._request(request, name, "text")
         if not isinstance(text, str):
-            raise self._given_up(name, _NONSENSE)
+            raise self._rejection(name, _INVALID_ANSWER)
         return text
 
     def abilities(self, source: str) -> TemplateAbilities:
-        """Find out what a template can do by trying it, in 20 to 200 ms. Empty if it cannot be rendered."""
+        """Probe a template, which takes 20 to 200 ms. Returns empty abilities if it cannot be rendered."""
         try:
-            found = self._asked(encoded({"probe": source}), "", "abilities")
+            found = self._request(encoded({"probe": source}), "", "abilities")
             tags = found["thinking_tags"]
             return TemplateAbilities(
                 {**found["reasoning_on"]}, {**found["reasoning_off"]}, ThinkingTags(**tags) if tags else None
@@ -106,34 +108,34 @@ class TemplateProcess:
             return TemplateAbilities()
 
     def close(self) -> None:
-        """End the process. Idempotent; the process starts again when needed."""
+        """Kill the process. It starts again on the next use. Idempotent."""
         process, self._process = self._process, None
         self._memory = 0
         if process is not None:
             process.kill()
             process.wait()
             for pipe in _pipes(process):
-                with contextlib.suppress(OSError):  # half a request may be left in the pipe
+                with contextlib.suppress(OSError):  # part of a request may be left in the buffer
                     pipe.close()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
-            self.close()  # somebody else has ended it
+            self.close()  # the process was killed from outside
         if self._process is None:
             try:
-                self._process = _started()
+                self._process = _start_process()
             except OSError as error:
                 reason = error.strerror
-                raise LlmrunError(f"cannot start a process for templates: {sys.executable}: {reason}") from error
+                raise LlmrunError(f"cannot start the process for chat templates: {sys.executable}: {reason}") from error
         return self._process
 
-    def _asked(self, request: bytes, name: str, wanted: str) -> Any:
-        """Send a request and return the answer's value. Raises TemplateRefused unless its kind is `wanted`."""
+    def _request(self, request: bytes, name: str, wanted: str) -> Any:
+        """Send a request and return the value of its answer. Raises TemplateRefused unless its kind is `wanted`."""
         limits = self._limits.for_request(len(request), self._memory)
         if 0 < self._memory < limits.memory:
             self.close()
         process = self._running()
-        if self._memory == 0:  # no template has run yet: nothing to watch until the process is ready
+        if self._memory == 0:  # wait for a new process; no template is running yet, so no limits need watching
             self._exchange(process, (), limits, name, unwatched_s=limits.wall_s)
         self._memory = limits.memory
         head = encoded({"cpu_s": limits.cpu_s, "memory": limits.memory})
@@ -148,7 +150,9 @@ class TemplateProcess:
             raise TemplateRefused(f"chat template refuses this conversation: {name}: {_one_line(value)}")
         if kind == "failed":
             raise TemplateRefused(f"chat template failed: {name}: {_one_line(value)}")
-        raise self._given_up(name, {"memory": limits.out_of_memory, "depth": _TOO_DEEP}.get(str(value), _NONSENSE))
+        raise self._rejection(
+            name, {"memory": limits.out_of_memory, "depth": _TOO_DEEP}.get(str(value), _INVALID_ANSWER)
+        )
 
     def _exchange(
         self,
@@ -158,7 +162,7 @@ class TemplateProcess:
         name: str,
         unwatched_s: float = _FIRST_LOOK_S,
     ) -> bytes:
-        """Send frames and return the next one that comes. Raises TemplateRefused if none comes within the limits."""
+        """Send frames and return the next frame received. Raises TemplateRefused if none arrives within the limits."""
         exchange = _Exchange(process, frames, limits.output)
         try:
             exchange.start()
@@ -169,20 +173,20 @@ class TemplateProcess:
         if exchange.answer is not None:
             return exchange.answer
         self.close()
-        words = too_much or exchange.trouble or _death(process.returncode, limits)
+        words = too_much or exchange.trouble or _exit_reason(process.returncode, limits)
         raise TemplateRefused(f"chat template refused: {name}: {words}")
 
-    def _given_up(self, name: str, words: str) -> TemplateRefused:
-        """Return the error to raise. The process may be damaged, so the next template gets a new one."""
+    def _rejection(self, name: str, words: str) -> TemplateRefused:
+        """Return the error to raise, and close the process, which may be in a bad state."""
         self.close()
         return TemplateRefused(f"chat template refused: {name}: {words}")
 
 
 class _Exchange(threading.Thread):
-    """Sends a request and receives the answer. Either may block forever; then the process is killed.
+    """A thread that sends a request and receives the answer. It may block until the child process is killed.
 
-    answer   None until it has come, or if there is none
-    trouble  why there is none, unless the process has ended
+    answer   the received frame, or None
+    trouble  the reason if the answer was rejected; empty if the process ended without an answer
     """
 
     def __init__(self, process: subprocess.Popen[bytes], frames: Sequence[bytes], longest: int) -> None:
@@ -200,11 +204,11 @@ class _Exchange(threading.Thread):
                     write_frame(self._to, frame)
                 self.answer = read_frame(self._from, self._longest)
             except FrameTooLong:
-                self.trouble = f"the text it makes has more than {self._longest:,} bytes"
+                self.trouble = f"its output exceeds {self._longest:,} bytes"
 
 
-def _started() -> subprocess.Popen[bytes]:
-    """Start the process in a session of its own, so that Ctrl-C reaches only its parent, which decides what to do."""
+def _start_process() -> subprocess.Popen[bytes]:
+    """Start the process in its own session, so that Ctrl-C reaches only the parent."""
     return subprocess.Popen(
         child_processes.isolated_command("engine.templates.worker"),
         stdin=subprocess.PIPE,
@@ -221,7 +225,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _watch(exchange: threading.Thread, pid: int, limits: RenderLimits, unwatched_s: float) -> str:
-    """Wait until the exchange is over. Returns which limit the process has broken, or ""."""
+    """Wait for the end of the exchange. Returns a description of the limit that was exceeded, or ""."""
     deadline = time.monotonic() + limits.wall_s
     exchange.join(unwatched_s)
     if not exchange.is_alive():
@@ -239,7 +243,7 @@ def _watch(exchange: threading.Thread, pid: int, limits: RenderLimits, unwatched
                 return limits.out_of_time
             exchange.join(_LOOK_S)
     exchange.join(max(0.0, deadline - time.monotonic()))
-    return f"it is not done after {limits.wall_s:g} s" if exchange.is_alive() else ""
+    return f"it did not finish within {limits.wall_s:g} s" if exchange.is_alive() else ""
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -247,7 +251,7 @@ def _cpu_s(process: psutil.Process) -> float:
     return used.user + used.system
 
 
-def _death(status: int, limits: RenderLimits) -> str:
+def _exit_reason(status: int, limits: RenderLimits) -> str:
     if status == -getattr(signal, "SIGXCPU", 0):
         return limits.out_of_time
     return f"its process ended: {child_processes.ending(status)}"

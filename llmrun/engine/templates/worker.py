@@ -1,13 +1,13 @@
-"""The process that runs chat templates: `main` answers requests on stdin and stdout until stdin closes.
+"""The main loop of the process that renders chat templates. It reads requests from stdin and answers on stdout.
 
-An empty frame says that it is ready. A request is two frames: the limits, {"cpu_s", "memory"}, then {"probe": source}
-or {"source", "variables", "now"}. An answer is [kind, value]:
+The process first sends an empty frame when it is ready. A request consists of two frames: the limits,
+{"cpu_s", "memory"}, and then {"probe": source} or {"source", "variables", "now"}. An answer is [kind, value]:
 
-"text"       what the template wrote
-"abilities"  what probing it found
-"refuses"    the template's reason for not taking this conversation
-"failed"     what went wrong in the template
-"over"       the limit that it broke: "memory" or "depth"
+"text"       the rendered text
+"abilities"  the result of probing the template
+"refuses"    the template's reason for rejecting the conversation
+"failed"     the error in the template
+"over"       the exceeded limit, "memory" or "depth"
 """
 
 from __future__ import annotations
@@ -60,16 +60,17 @@ def _abilities(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limit(cpu_s: float, memory: int) -> None:
-    """Let the system enforce the parent's limits too, where it can: the parent may look too late."""
+    """Set operating-system limits, where available, because the parent checks only at intervals."""
     try:
         import resource
     except ImportError:  # Windows
         return
-    enough = math.ceil(process_time() + cpu_s) + 1  # a second more, because the parent's error message is better
+    # One more second lets the parent act first, because its error message is better.
+    enough = math.ceil(process_time() + cpu_s) + 1
     for what, soft, hard in (
         (resource.RLIMIT_AS, memory, memory),
         (resource.RLIMIT_CPU, enough, resource.getrlimit(resource.RLIMIT_CPU)[1]),
         (resource.RLIMIT_FSIZE, 0, 0),
     ):
-        with contextlib.suppress(OSError, ValueError):  # macOS, or the limit is already lower
+        with contextlib.suppress(OSError, ValueError):  # unsupported on macOS, or the limit is already lower
             resource.setrlimit(what, (soft, hard))

@@ -1,7 +1,7 @@
-"""What a model thinks before it answers, told apart from its answer, switched on and off, and limited.
+"""Support for models that think before they answer: separates thinking from the answer, switches it and limits it.
 
-styles.py     the tags of each family, and which of them a model writes
-splitter.py   text as it comes -> thinking and answer
-decoder.py    tokens -> both, with stop strings for the answer alone
-prompting.py  how a prompt asks for thinking, or for none
+styles.py     the thinking tags of each model family, and the detection of a model's style
+splitter.py   splits streamed text into thinking and answer
+decoder.py    decodes tokens into thinking and answer, and applies stop strings to the answer
+prompting.py  switches thinking on or off in the prompt
 """

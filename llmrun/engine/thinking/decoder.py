@@ -1,4 +1,4 @@
-"""The tokens of one answer become text: what is thought and what is answered, each as soon as it is certain."""
+"""Decodes the tokens of one answer into thinking and answer text."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from llmrun.engine.thinking.styles import ThinkingStyle
     from llmrun.tokenizers.base import Tokenizer
 
-# No decoded text holds half a surrogate pair. So a control token is one of these on its way through the splitter, and
-# a model that spells a mark letter by letter does not make one of it.
-_FIRST_STAND_IN = 0xD800
+# Inside the splitter, an unpaired surrogate stands for each control token in a tag. Decoded text never contains
+# surrogates, so a model that spells out a tag in ordinary tokens does not produce a tag.
+_FIRST_PLACEHOLDER = 0xD800
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How a style's marks are written in a vocabulary.
+    """A style's tags with control tokens replaced by single placeholder characters.
 
-    stand_ins  control token -> the one character it is in `marks`
-    texts      that character's code -> the token's own text
+    placeholders  maps the id of a control token to its placeholder in `marks`
+    texts         maps the code point of a placeholder to the token's text
     """
 
     marks: Marks
-    stand_ins: dict[int, str]
+    placeholders: dict[int, str]
     texts: dict[int, str]
 
 
 def spelled(style: ThinkingStyle, tokenizer: Tokenizer) -> Spelling:
-    """The marks of a style, with stand-ins for what are control tokens of this vocabulary."""
-    stand_ins: dict[int, str] = {}
+    """Spell a style's tags in a vocabulary, with placeholders for its control tokens."""
+    placeholders: dict[int, str] = {}
     texts: dict[int, str] = {}
 
     def written(mark: str) -> str:
@@ -42,7 +42,7 @@ def spelled(style: ThinkingStyle, tokenizer: Tokenizer) -> Spelling:
             name = tokenizer.token_text(token)
             if tokenizer.token_bytes(token) or not name or (at := mark.find(name)) < 0:
                 continue
-            character = stand_ins.setdefault(token, chr(_FIRST_STAND_IN + len(stand_ins)))
+            character = placeholders.setdefault(token, chr(_FIRST_PLACEHOLDER + len(placeholders)))
             texts[ord(character)] = name
             text += mark[:at] + character
             mark = mark[at + len(name) :]
@@ -55,15 +55,15 @@ def spelled(style: ThinkingStyle, tokenizer: Tokenizer) -> Spelling:
         tuple(map(written, style.trailers)),
         style.anywhere,
     )
-    return Spelling(marks, stand_ins, texts)
+    return Spelling(marks, placeholders, texts)
 
 
 class ThinkingDecoder:
-    """Decodes one answer token by token. Stop strings end the answer, and are not looked for in thinking.
+    """A decoder for one answer, fed token by token. Stop strings apply to the answer, not to thinking.
 
-    spelling   of the model's marks; None: it has none, and all is answer
-    opened     the prompt has begun the thinking
-    may_close  thinking that was never opened may be closed: see ThinkingSplitter
+    spelling   the spelling of the model's tags; None if it has no tags, so that all text is answer
+    opened     True if the prompt ends inside a thinking block
+    may_close  True if a closing tag may end thinking that was never opened; see ThinkingSplitter
     """
 
     def __init__(
@@ -76,46 +76,52 @@ class ThinkingDecoder:
 
     @property
     def stopped_by(self) -> str | None:
+        """The stop string that ended the answer, or None."""
         return self._answer.stopped_by
 
     @property
     def thinking(self) -> bool:
+        """True while the model is thinking."""
         return self._splitter is not None and self._splitter.phase is Phase.THINKING
 
     @property
     def answering(self) -> bool:
-        """Text of the answer has come."""
+        """True once the answer has begun."""
         return self._splitter is None or self._splitter.phase is Phase.ANSWERING
 
     @property
     def tentative(self) -> bool:
-        """The answer so far may turn out to have been thinking."""
+        """True while a later closing tag may still turn the answer so far into thinking."""
         return self._splitter is not None and self._splitter.tentative
 
-    def goes_on_after(self, token: int) -> bool:
-        """Whether a token that ends an answer elsewhere only ends the thinking here."""
-        stand_in = self._spelling and self._spelling.stand_ins.get(token)
-        return self.thinking and self._spelling is not None and stand_in in self._spelling.marks.closing
+    def continues_after(self, token: int) -> bool:
+        """Return True if an end-of-generation token ends only the thinking, so that the answer follows."""
+        placeholder = self._spelling and self._spelling.placeholders.get(token)
+        return self.thinking and self._spelling is not None and placeholder in self._spelling.marks.closing
 
     @property
     def may_be_closing(self) -> bool:
+        """True if the text so far ends with the beginning of a closing tag."""
         return self._splitter is not None and self._splitter.may_be_closing
 
-    def think_no_more(self) -> None:
-        """From here on a mark that begins thinking is text of the answer."""
+    def disallow_thinking(self) -> None:
+        """Treat any further opening tag as text of the answer."""
         if self._splitter is not None:
-            self._splitter.think_no_more()
+            self._splitter.disallow_thinking()
 
     def feed(self, token: int, data: bytes) -> Split:
-        """Take a token and its bytes; return the text now certain. Nothing may be fed once `stopped_by` is set."""
+        """Add a token and its bytes, and return the text that can be shown.
+
+        Do not call `feed` once `stopped_by` is set.
+        """
         if self._splitter is None or self._spelling is None:
             return Split(answer=self._answer.feed(data))
-        stand_in = self._spelling.stand_ins.get(token)
-        text = self._utf8.decode(data) if stand_in is None else self._utf8.decode(b"", True) + stand_in
+        placeholder = self._spelling.placeholders.get(token)
+        text = self._utf8.decode(data) if placeholder is None else self._utf8.decode(b"", True) + placeholder
         return self._read(self._splitter.feed(text), self._spelling)
 
     def finish(self) -> Split:
-        """The answer is over: what is still held, unless it completes a stop string."""
+        """End the answer and return the text that was held back, up to a stop string if it contains one."""
         if self._splitter is None or self._spelling is None:
             return Split(answer=self._answer.finish())
         first = self._read(self._splitter.feed(self._utf8.decode(b"", True)), self._spelling)
@@ -127,7 +133,7 @@ class ThinkingDecoder:
         return Split(first.thought + last.thought, first.answer + last.answer, first.unopened)
 
     def _read(self, split: Split, spelling: Spelling) -> Split:
-        """The split in the words that the tokens stand for, its answer up to a stop string."""
+        """Replace placeholders by the text of their tokens, and truncate the answer at a stop string."""
         if split.unopened:
             split.thought = self._answer.finish() + split.thought
         answer = split.answer.translate(spelling.texts)

@@ -1,4 +1,4 @@
-"""How a prompt asks a model to think or not, and where its answer begins because of it."""
+"""Switches thinking on or off in a prompt, and determines whether the answer starts inside a thinking block."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The text of a prompt, and how the answer to it begins.
+    """The text of a prompt and the initial state of its answer.
 
-    opened     in the middle of thinking
-    may_close  with thinking, perhaps, that nothing opens: the prompt leaves it to the model
+    opened     True if the prompt ends inside a thinking block
+    may_close  True if the answer may begin with thinking that no tag opens
     """
 
     text: str
@@ -35,8 +35,10 @@ class Beginning:
 
 
 class ModelThinking:
-    """What is known of an open model's thinking. It is found out when it is first asked for, which may take as long as
-    trying the template does: a raw prompt never asks."""
+    """The thinking style and the thinking switch of an open model.
+
+    The template is probed on first use, which takes 20 to 200 ms. Raw prompts do not need it.
+    """
 
     def __init__(
         self,
@@ -45,8 +47,11 @@ class ModelThinking:
         process: TemplateProcess,
         known_pair: Sequence[str] | None = None,
     ) -> None:
-        """`process` tries the template. `known_pair`: the two tags of a model whose template does not tell them; () for
-        one that does not think."""
+        """Store the parameters without probing the template yet.
+
+        process     the process that probes the template
+        known_pair  the opening and closing tag if they are known; () if the model does not think; None if unknown
+        """
         self._source = template.source if template else None
         self._tokenizer = tokenizer
         self._process = process
@@ -54,48 +59,56 @@ class ModelThinking:
 
     @cached_property
     def style(self) -> ThinkingStyle | None:
-        """None: none is recognised, and all it writes is its answer."""
+        """The model's thinking style. None if no style is recognized; then all of its output is the answer."""
         if self._source is None:
             return None
         return recognised_style(self._source, self._tokenizer, self._known_pair, lambda: self._abilities.thinking_tags)
 
     @cached_property
     def spelling(self) -> Spelling | None:
-        """The style in the model's vocabulary."""
+        """The style's tags spelled in the model's vocabulary."""
         return spelled(self.style, self._tokenizer) if self.style else None
 
     def prepare(self) -> None:
-        """Find out now what every chat prompt needs, and not when its clock runs."""
+        """Probe the template now, so that the time does not count toward the first chat request."""
         self.spelling  # noqa: B018
 
     @property
     def has_switch(self) -> bool:
-        """Whether the template knows a variable that switches thinking off."""
+        """True if the template has a variable that switches thinking off."""
         return bool(self._variables(on=False))
 
     @property
     def can_think(self) -> bool:
+        """True if the model has a thinking style or a thinking switch."""
         return self.style is not None or self.has_switch
 
     def require(self) -> None:
-        """Raise UsageError for a model that cannot be asked to think."""
+        """Raise UsageError if the model does not support thinking."""
         if not self.can_think:
             raise UsageError(
-                "thinking cannot be switched on: this model's chat template has no switch for it, and no tags of "
-                "thinking are known for it",
-                hint="leave it as it is: the model just answers",
+                "thinking cannot be switched on: this model's chat template has no thinking switch, and its thinking "
+                "tags are unknown",
+                hint="leave thinking off; this model answers directly",
             )
 
     def asked(self, prompt: ChatPrompt, on: bool | None) -> ChatPrompt:
-        """The prompt with what the template wants to be told; what the caller's own variables say stays so. Raises
-        UsageError when thinking is asked of a model that knows none."""
+        """Return the prompt with the template variables that switch thinking on or off.
+
+        Variables that the caller has set take precedence. Raises UsageError if `on` is True and the model does not
+        support thinking.
+        """
         if on:
             self.require()
         variables = {} if on is None else self._variables(on=on)
         return replace(prompt, template_kwargs={**variables, **prompt.template_kwargs})
 
     def begun(self, rendered: str, on: bool | None) -> Beginning:
-        """The end of a rendered prompt: where the template cannot be told not to think, thinking is closed there."""
+        """Return the prompt and the initial state of its answer.
+
+        If `on` is False, a thinking block that the prompt leaves open is closed. If there is none and the template has
+        no thinking switch, an empty thinking block is appended, unless the style is only a guess.
+        """
         style = self.style
         if style is None:
             return Beginning(rendered, opened=False, may_close=False)
@@ -103,7 +116,7 @@ class ModelThinking:
         if on is False and opened:
             rendered += style.ending if rendered[-1:].isspace() else style.blank + style.ending
         elif on is False and not self.has_switch and not style.guessed:
-            rendered += style.nothing_thought
+            rendered += style.empty_block
         end = rendered.rstrip()
         closed = any(end.endswith(text.strip()) for text in (*style.closing, style.ending))
         return Beginning(rendered, opened=end.endswith(style.opening), may_close=not closed and not style.guessed)
@@ -113,5 +126,5 @@ class ModelThinking:
         return self._process.abilities(self._source) if self._source else TemplateAbilities()
 
     def _variables(self, *, on: bool) -> dict[str, object]:
-        """What switches thinking on or off; empty where the template knows no switch, or needs none to think."""
+        """Return the variables that switch thinking on or off. They may be empty; see TemplateAbilities."""
         return dict(self._abilities.reasoning_on if on else self._abilities.reasoning_off)

@@ -1,4 +1,4 @@
-"""The text of a model as it comes, split into what it thinks and what it answers."""
+"""Splits the streamed text of a model into thinking and answer."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 _FENCE = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
-_BETWEEN = "\n\n"  # two stretches of thinking, or two of the answer
+_BETWEEN = "\n\n"  # separates two blocks of thinking, or two parts of the answer
 
 
 class Phase(Enum):
-    BEGINNING = auto()  # nothing but white space has come
+    """The current part of a model's output."""
+
+    BEGINNING = auto()  # only whitespace so far
     THINKING = auto()
-    THOUGHT = auto()  # thinking is over, and no text of the answer has come
+    THOUGHT = auto()  # after thinking, before the first text of the answer
     ANSWERING = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """A style's texts as they stand in the text that is fed: see ThinkingStyle."""
+    """The tags of a ThinkingStyle as they appear in the text passed to `feed`."""
 
     opening: str
     closing: tuple[str, ...]
@@ -31,8 +33,11 @@ class Marks:
 
 @dataclass(slots=True)
 class Split:
-    """`thought` comes before `answer`. `unopened`: what was given out as an answer before all this was thinking: the
-    model ended what it had never begun."""
+    """A piece of thinking, followed by a piece of the answer.
+
+    `unopened` is True if the answer returned by earlier splits was thinking, because the model closed a thinking block
+    that it never opened.
+    """
 
     thought: str = ""
     answer: str = ""
@@ -40,14 +45,14 @@ class Split:
 
 
 class ThinkingSplitter:
-    """Gives out text as soon as it is certain what it is; how the text is cut into pieces makes no difference.
+    """A splitter for streamed text. It returns text as soon as its part is known, however the text is chunked.
 
-    A mark counts only where it can be one: `opening` before the answer has begun, `closing` while the model thinks,
-    and where it has not thought, at the beginning of a line outside of code blocks. Anywhere else it is text. White
-    space around thinking belongs to the marks. Nothing else is lost, and no part of a mark is given out.
+    A tag counts only in certain places: `opening` before the answer has begun, and `closing` during thinking. Without
+    thinking, `closing` also counts at the beginning of a line outside code blocks. Elsewhere, a tag is ordinary text.
+    Whitespace around thinking belongs to the tags. Tags are removed from the output; all other text is kept.
 
-    opened       the prompt has begun the thinking
-    may_close    thinking that was never opened may be closed: the prompt said nothing of it
+    opened       True if the prompt ends inside a thinking block
+    may_close    True if a closing tag may end thinking that was never opened
     """
 
     def __init__(self, marks: Marks, *, opened: bool = False, may_close: bool = True) -> None:
@@ -56,14 +61,14 @@ class ThinkingSplitter:
         self._may_close = may_close and not opened and not marks.anywhere
         self._may_open = True
         self._held = ""
-        self._said: list[str] = []  # the answer so far, while it may turn out to have been thinking
-        self._thoughts = self._answers = 0  # stretches of each that have begun
-        self._in_stretch = False
+        self._said: list[str] = []  # the answer so far, while a closing tag may still turn it into thinking
+        self._thoughts = self._answers = 0  # blocks of thinking and parts of the answer that have begun
+        self._in_block = False
         self._split = Split()
 
     @property
     def may_be_closing(self) -> bool:
-        """The model is perhaps just ending its thinking."""
+        """True if the text so far ends with the beginning of a closing tag."""
         return self.phase is Phase.THINKING and _begun(self._held, self._marks.closing) > 0
 
     @property
@@ -72,18 +77,19 @@ class ThinkingSplitter:
 
     @property
     def tentative(self) -> bool:
-        """The answer so far may turn out to have been thinking."""
+        """True while a later closing tag may still turn the answer so far into thinking."""
         return self.phase is Phase.ANSWERING and self._may_close
 
-    def think_no_more(self) -> None:
-        """From here on a mark that begins thinking is text."""
+    def disallow_thinking(self) -> None:
+        """Treat any further opening tag as text."""
         self._may_open = False
 
     def feed(self, text: str) -> Split:
+        """Add text and return what can be shown."""
         return self._take(text, final=False)
 
     def finish(self) -> Split:
-        """No more text will come: what is still held."""
+        """End the text and return what was held back."""
         return self._take("", final=True)
 
     def _take(self, text: str, *, final: bool) -> Split:
@@ -96,7 +102,7 @@ class ThinkingSplitter:
         return self._split
 
     def _step(self, final: bool) -> bool:
-        """Take one thing from what is held; False when nothing more is certain."""
+        """Process the next tag or piece of the held text. Returns False if more text is needed."""
         if self.phase is Phase.THINKING:
             return self._thinking(final)
         if self.phase is Phase.ANSWERING:
@@ -119,7 +125,7 @@ class ThinkingSplitter:
         return True
 
     def _thinking(self, final: bool) -> bool:
-        found = _completed_first(self._held, self._marks.closing)
+        found = _first_completed(self._held, self._marks.closing)
         if found is not None:
             start, mark = found
             self._think(self._held[:start].rstrip())
@@ -135,9 +141,9 @@ class ThinkingSplitter:
     def _answering(self, final: bool) -> bool:
         marks = self._marks
         known = (*self._openings, *marks.headers) if marks.anywhere else marks.closing if self._may_close else ()
-        found = _completed_first(self._held, known)
+        found = _first_completed(self._held, known)
         if found is None:
-            self._answer_but_for_its_end(final, known)
+            self._answer_all_but_end(final, known)
             return False
         start, mark = found
         after = start + len(mark)
@@ -145,13 +151,13 @@ class ThinkingSplitter:
             self._answer(self._held[:start])
             self._enter(Phase.THINKING if mark == marks.opening else Phase.THOUGHT)
         elif self._is_mark_after(self._held[:start]):
-            self._was_thinking(self._held[:start])
+            self._turn_into_thinking(self._held[:start])
         else:
             self._answer(self._held[:after])
         self._held = self._held[after:]
         return True
 
-    def _answer_but_for_its_end(self, final: bool, known: tuple[str, ...]) -> None:
+    def _answer_all_but_end(self, final: bool, known: tuple[str, ...]) -> None:
         trailers = self._marks.trailers
         whole = self._held.rstrip()
         ends = [len(whole) - len(trailer) for trailer in trailers if whole.endswith(trailer)]
@@ -166,8 +172,8 @@ class ThinkingSplitter:
         before = "".join(self._said) + new
         return (not before or before.endswith("\n")) and len(_FENCE.findall(before)) % 2 == 0
 
-    def _was_thinking(self, new: str) -> None:
-        """All of the answer so far was thinking, and so is what is new."""
+    def _turn_into_thinking(self, new: str) -> None:
+        """Turn the whole answer so far, and the new text, into thinking."""
         earlier = len("".join(self._said)) > len(self._split.answer)
         self._split = Split(thought=self._split.answer + new, unopened=earlier)
         self._thoughts, self._answers = 1, 0
@@ -175,22 +181,22 @@ class ThinkingSplitter:
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
-        self._in_stretch = False
+        self._in_block = False
         if phase is Phase.THINKING or phase is Phase.THOUGHT:
             self._may_close = False
             self._said = []
 
     def _think(self, text: str) -> None:
-        text = text if self._in_stretch else text.lstrip()
-        if text and not self._in_stretch:
-            self._in_stretch = True
+        text = text if self._in_block else text.lstrip()
+        if text and not self._in_block:
+            self._in_block = True
             text = _BETWEEN + text if self._thoughts else text
             self._thoughts += 1
         self._split.thought += text
 
     def _answer(self, text: str) -> None:
-        if text and not self._in_stretch:
-            self._in_stretch = True
+        if text and not self._in_block:
+            self._in_block = True
             text = _BETWEEN + text if self._answers else text
             self._answers += 1
         if self._may_close:
@@ -198,9 +204,11 @@ class ThinkingSplitter:
         self._split.answer += text
 
 
-def _completed_first(text: str, marks: Iterable[str]) -> tuple[int, str] | None:
-    """(where it begins, the mark): of several the one whose end comes first, and of two that end together the longer
-    one: that does not depend on how the text is cut."""
+def _first_completed(text: str, marks: Iterable[str]) -> tuple[int, str] | None:
+    """Return (start, tag) of the tag that ends first, or None.
+
+    If two tags end together, the longer one wins. The result therefore does not depend on how the text is chunked.
+    """
     found = [(at + len(mark), at, mark) for mark in marks if (at := text.find(mark)) >= 0]
     if not found:
         return None
@@ -209,7 +217,7 @@ def _completed_first(text: str, marks: Iterable[str]) -> tuple[int, str] | None:
 
 
 def _begun(text: str, marks: Iterable[str]) -> int:
-    """Length of the longest end of text with which a mark begins."""
+    """Return the length of the longest suffix of the text that is a prefix of a tag."""
     return max((_overlap(text, mark) for mark in marks), default=0)
 
 

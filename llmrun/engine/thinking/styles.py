@@ -1,4 +1,4 @@
-"""The ways in which families of models mark what they think, and which of them a model has."""
+"""The tags with which model families mark their thinking, and the detection of a model's style."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingStyle:
-    """What stands around thinking. White space next to any of these texts belongs to them.
+    """The texts around a model's thinking. Whitespace next to any of these texts belongs to them.
 
-    opening   begins it, where no answer has begun yet
-    closing   any of these ends it
-    headers   may stand before the answer; no part of it
-    trailers  may stand at the very end of the answer; no part of it
-    known_by  a template with all of these texts in it is of this style; () is `opening` and the first of `closing`
-    anywhere  every message says what it is, so that the model may think again after it began to answer
-    ending    what the model itself would write to end its thinking and begin to answer
-    blank     what it would write between `opening` and `ending` to think nothing
-    guessed   the vocabulary alone speaks of it: of some families all models have the tags, and few think
+    opening   the tag that begins thinking, before the answer has begun
+    closing   the tags that end thinking; any of them does
+    headers   texts that may precede the answer and are not part of it
+    trailers  texts that may follow the answer and are not part of it
+    known_by  a template that contains all of these texts has this style; () means `opening` and `closing[0]`
+    anywhere  True if every message has a header, so that the model may think again after it has begun to answer
+    ending    the text that the model itself would write to end its thinking and begin the answer
+    blank     the text that the model would write between `opening` and `ending` if it does not think
+    guessed   True if only the vocabulary suggests this style; in some families all models have the tags but few think
     """
 
     opening: str
@@ -38,13 +38,13 @@ class ThinkingStyle:
     guessed: bool = False
 
     @property
-    def nothing_thought(self) -> str:
-        """What a prompt ends in for a model that is to answer at once."""
+    def empty_block(self) -> str:
+        """The empty thinking block that makes a model answer without thinking."""
         return self.opening + self.blank + self.ending
 
 
 def pair_style(opening: str, closing: str) -> ThinkingStyle:
-    """The style of a model of which nothing is known but its two tags."""
+    """Return the style with these two tags: a known one, or else a plain pair of tags."""
     return next(
         (style for style in reversed(STYLES) if (style.opening, style.closing[0]) == (opening, closing)),
         ThinkingStyle(opening, (closing,), ending=closing),
@@ -52,7 +52,7 @@ def pair_style(opening: str, closing: str) -> ThinkingStyle:
 
 
 STYLES = (
-    # gpt-oss. A message to a tool keeps its header: it says which tool is meant.
+    # gpt-oss. Messages to tools keep their header, because it names the tool.
     ThinkingStyle(
         "<|channel|>analysis<|message|>",
         ("<|end|>", "<|channel|>final<|message|>"),
@@ -114,7 +114,7 @@ STYLES = (
         known_by=("<think>", "</think>", "<response>", "</response>"),
         ending="</think>",
     ),
-    # Qwen, DeepSeek, SmolLM, GLM, Nemotron, LFM and many others. Templates may know no more than where it ends.
+    # Qwen, DeepSeek, SmolLM, GLM, Nemotron, LFM and many others. Some templates contain only the closing tag.
     ThinkingStyle("<think>", ("</think>",), known_by=("</think>",), ending="\n</think>\n\n", blank="\n"),
 )
 
@@ -125,13 +125,15 @@ def recognised_style(
     known_pair: Sequence[str] | None,
     tried: Callable[[], ThinkingTags | None],
 ) -> ThinkingStyle | None:
-    """How a model marks its thinking: as its template says, or shows when it is `tried`; else as is known of it by name
-    (`known_pair`: its two tags, or none), else as its vocabulary gives away by having both tags as tokens. None: it
-    does not think, or nobody knows."""
+    """Return the style in which a model marks its thinking, or None if it does not think or the style is unknown.
+
+    The sources are tried in this order: the texts in the template, the tags that probing the template shows (`tried`),
+    `known_pair` (the two tags, or () if the model does not think), and pairs of tags that the vocabulary has as tokens.
+    """
     for style in STYLES:
         if template and all(text in template for text in style.known_by or (style.opening, style.closing[0])):
             return style
-    if template and _SPEAKS_OF_THINKING.search(template) and (tags := tried()):
+    if template and _MENTIONS_THINKING.search(template) and (tags := tried()):
         return _style_of_tags(tags)
     if known_pair is not None:
         return pair_style(*known_pair) if known_pair else None
@@ -151,7 +153,7 @@ def _style_of_tags(tags: ThinkingTags) -> ThinkingStyle:
     )
 
 
-_SPEAKS_OF_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
+_MENTIONS_THINKING = re.compile(r"think|thought|reason", re.IGNORECASE)
 _PAIRS_OF_TOKENS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 
 

@@ -98,7 +98,7 @@ def test_random_ones_end_in_text_or_are_refused() -> None:
 SAID = {
     "time": (FOR_EVER, "chat template refused: t.jinja: it takes longer than 0.5 s"),
     "memory": ("{{ 'a' * 10**9 }}", "chat template refused: t.jinja: it needs more than 256 MB of memory"),
-    "output": ("{{ 'a' * 20000000 }}", "chat template refused: t.jinja: the text it makes has more than 16,77"),
+    "output": ("{{ 'a' * 20000000 }}", "chat template refused: t.jinja: its output exceeds 16,77"),
     "depth": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "it is nested too deeply, or calls itself"),
     "source": ("{{ " + "(" * 60000 + ")" * 60000 + " }}", "it is nested too deeply, or calls itself"),
     "place": ("a\n\n{{ 1 / 0 }}", "chat template failed: t.jinja: line 3: division by zero"),
@@ -294,20 +294,20 @@ def test_it_imports_nothing_heavy() -> None:
 # --- a process that is not what it should be: a program in its place
 
 ODD = {
-    "is never ready": ("time.sleep(60)", "it is not done after 1 s"),
+    "is never ready": ("time.sleep(60)", "it did not finish within 1 s"),
     "dies before it is ready": ("sys.exit(3)", "its process ended: exit status 3"),
-    "is ready with a flood": ("out(b'hello' * 99)", "the text it makes has more than"),
-    "says nothing": ("ready(); read(); read(); time.sleep(60)", "it is not done after 1 s"),
-    "does not listen": ("ready(); time.sleep(60)", "it is not done after 1 s"),
+    "is ready with a flood": ("out(b'hello' * 99)", "its output exceeds"),
+    "says nothing": ("ready(); read(); read(); time.sleep(60)", "it did not finish within 1 s"),
+    "does not listen": ("ready(); time.sleep(60)", "it did not finish within 1 s"),
     "is killed": ("ready(); read(); read(); os.kill(os.getpid(), 9)", "its process ended: SIGKILL"),
     "says half of it": ("ready(); read(); read(); out(b'[')", "its process ended: exit status 0"),
-    "says no JSON": ("answer(b'{')", "an answer that means nothing"),
-    "says no text": ("answer(b'\\xff')", "an answer that means nothing"),
-    "says JSON too deep": ("answer(b'[' * 99999)", "an answer that means nothing"),
-    "says a number": ("answer(b'7')", "an answer that means nothing"),
-    "says no kind": ("answer(b'[[], {}]')", "an answer that means nothing"),
-    "says another kind": ("answer(b'[\"abilities\", {}]')", "an answer that means nothing"),
-    "says a text that is none": ("answer(b'[\"text\", 7]')", "an answer that means nothing"),
+    "says no JSON": ("answer(b'{')", "sent an invalid answer"),
+    "says no text": ("answer(b'\\xff')", "sent an invalid answer"),
+    "says JSON too deep": ("answer(b'[' * 99999)", "sent an invalid answer"),
+    "says a number": ("answer(b'7')", "sent an invalid answer"),
+    "says no kind": ("answer(b'[[], {}]')", "sent an invalid answer"),
+    "says another kind": ("answer(b'[\"abilities\", {}]')", "sent an invalid answer"),
+    "says a text that is none": ("answer(b'[\"text\", 7]')", "sent an invalid answer"),
     "says a refusal that is none": ("answer(b'[\"failed\", [[]]]')", "chat template failed: t.jinja: [[]]"),
 }
 HELPERS = """
@@ -324,7 +324,7 @@ def test_whatever_it_does_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch
     program, words = ODD[name]
     command = [sys.executable, "-c", HELPERS + program]
     monkeypatch.setattr(child_processes, "isolated_command", lambda _: command)
-    process = TemplateProcess(RenderLimits(wall_s=1.0 if "after 1 s" in words else 30.0))
+    process = TemplateProcess(RenderLimits(wall_s=1.0 if "within 1 s" in words else 30.0))
     assert words in refusal(process, "{{ x }}", x="a" * 100_000)  # more than a pipe holds
     assert process.abilities("{{ x }}") == TemplateAbilities()
     process.close()
@@ -332,7 +332,7 @@ def test_whatever_it_does_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_process_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_processes, "isolated_command", lambda _: ["/no/such/python"])
-    with pytest.raises(LlmrunError, match=r"cannot start a process for templates: .*No such file"):
+    with pytest.raises(LlmrunError, match=r"cannot start the process for chat templates: .*No such file"):
         TemplateProcess().start()
 
 

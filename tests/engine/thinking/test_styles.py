@@ -69,7 +69,7 @@ def test_an_ending_ends_and_begins_no_thinking(style: ThinkingStyle) -> None:
 def test_two_tags_alone_make_a_style() -> None:
     assert pair_style("<think>", "</think>") is STYLES[-1]
     style = pair_style("<a>", "<b>")
-    assert (style.opening, style.closing, style.nothing_thought) == ("<a>", ("<b>",), "<a><b>")
+    assert (style.opening, style.closing, style.empty_block) == ("<a>", ("<b>",), "<a><b>")
 
 
 def test_a_vocabulary_may_give_the_tags_away() -> None:
