@@ -19,7 +19,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def seeds(data: Path) -> list[int]:
-    return [event["seed"] for event in events_in(journals(data)[0]) if event["event"] == "answer"]
+    return [event["seed"] for event in events_in(journals(data)[0]) if event["event"] == "answered"]
 
 
 # --- /retry -----------------------------------------------------------------------------------------------------------
