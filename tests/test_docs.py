@@ -91,7 +91,7 @@ def test_every_page_is_linked_from_the_readme() -> None:
 def test_every_file_a_page_names_exists(page: Path) -> None:
     """Names start at the repository's root or in the package; names with capital letters are placeholders."""
     named = set(re.findall(r"`((?:[a-z_]+/)+[\w.*-]*)`", _text(page)))
-    elsewhere = ("src/", "llmrun/models", "llmrun/conversations", "llmrun/config.toml")
+    elsewhere = ("src/", "llmrun/models", "llmrun/conversations", "llmrun/config.toml", "llmrun/templates")
     missing = [name for name in named if not re.search(r"[A-Z*]|\.\.\.", name) and not name.startswith(elsewhere)]
     assert [name for name in missing if not (ROOT / name).exists() and not (ROOT / "llmrun" / name).exists()] == []
 
