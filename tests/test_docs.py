@@ -12,6 +12,7 @@ import pytest
 from llmrun.archs.registry import ARCHITECTURES, table
 from llmrun.cli.app import CLOSED_PIPE, INTERRUPTED, TERMINATED
 from llmrun.cli.chatting.commands import command_for
+from llmrun.cli.prompting.template import parse_template
 from llmrun.cli.registry import aliases, load
 from llmrun.errors import LlmrunError
 from llmrun.settings import RULES
@@ -130,6 +131,14 @@ def _codes(error: type[LlmrunError]) -> Iterator[int]:
     yield error.exit_code
     for below in error.__subclasses__():
         yield from _codes(below)
+
+
+def test_the_prompt_template_shown_is_valid(tmp_path: Path) -> None:
+    section = _text(ROOT / "docs" / "using.md").partition("### Prompt templates")[2]
+    shown = re.findall(r"^```toml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)[0]
+    template = parse_template(shown.encode(), tmp_path / "translate.toml", "translate")
+    assert template.variables == ["language"]
+    assert template.needs_input
 
 
 def test_every_chat_command_named_exists() -> None:
