@@ -1,4 +1,4 @@
-"""What the format is, without a reader: its magic, its limits and its types of values. Imports no NumPy."""
+"""The constants of the GGUF format: magic, limits and value types. Does not import NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_ALIGNMENT = 32
 # Real files have some 40 keys and up to a few thousand tensors.
 MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
-MAX_KEY_BYTES = 65_535  # the format's own
+MAX_KEY_BYTES = 65_535  # the limit in the GGUF specification
 MAX_ARRAY_ELEMENTS = 2**30  # llama.cpp's GGUF_MAX_ARRAY_ELEMENTS
 
 BOOL_ID = 7
@@ -24,7 +24,7 @@ ARRAY_ID = 9
 
 @dataclass(frozen=True)
 class ScalarType:
-    """A value type of fixed size: its name in messages, and how to unpack one."""
+    """A value type of fixed size, with its name for messages and its binary layout."""
 
     name: str
     layout: struct.Struct
@@ -60,7 +60,7 @@ _OTHER_FILES = (
 
 
 def magic_problem(start: bytes) -> str:
-    """What a file is that begins with `start`, its first 32 bytes, if that is not GGUF; "" if it is."""
+    """Return what is wrong with a file that begins with `start` (its first 32 bytes), or "" if it is GGUF."""
     if not start:
         return "the file is empty"
     if start[:4] == MAGIC:
@@ -74,7 +74,7 @@ def magic_problem(start: bytes) -> str:
 
 
 def version_problem(version: int) -> str:
-    """What is wrong with a version number; "" if it is one that is read."""
+    """Return what is wrong with a version number, or "" if it is supported."""
     if version in VERSIONS:
         return ""
     swapped = int.from_bytes(version.to_bytes(4, "little"), "big")

@@ -1,4 +1,4 @@
-"""Opening a model's file, with the system's refusals in our words. Imports no NumPy."""
+"""Opens model files and turns operating system errors into llmrun's own. Does not import NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from llmrun.errors import ModelFileError, ModelNotFound
 from llmrun.gguf.problems import shown
 
-# What a mistyped path can end in.
+# The errors that a mistyped path can cause.
 _NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -36,6 +36,6 @@ def opened(path: Path) -> FileIO:
     if stat.S_ISDIR(status.st_mode):
         raise ModelNotFound(f"not a model file: {shown(str(path), 300)}: a folder", hint="Name the .gguf file in it.")
     if not stat.S_ISREG(status.st_mode):
-        # Opening a named pipe would wait for a writer for ever.
+        # Opening a named pipe would block until a writer opens it.
         raise ModelFileError(f"not a model file: {shown(str(path), 300)}: a device or a pipe")
     return path.open("rb", buffering=0)

@@ -1,12 +1,13 @@
-"""A model in several files, `NAME-00001-of-00003.gguf` and so on, as llama.cpp's gguf-split and gguf-py write them.
+"""Models split into several files (shards), as written by llama.cpp's gguf-split and by gguf-py.
 
-The first one has the metadata, each has some of the tensors, and each says which it is:
+The shards are named `NAME-00001-of-00003.gguf` and so on. The first one has the metadata. Each has some of the tensors
+and these keys:
 
     split.no             u16, from 0 (the names count from 1)
     split.count          u16, how many files there are
     split.tensors.count  i32, how many tensors they have together
 
-The rules are those of llama.cpp's loader, and some more. A model is opened by its first file.
+The rules are those of llama.cpp's loader with some additions. A model is opened by its first shard.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ _NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 @dataclass(frozen=True)
 class Split:
-    """What the first file says: how the names of all begin, how many they are, and their tensors together."""
+    """The facts about a split model from its first shard.
+
+    prefix   the common start of the shards' names
+    count    how many shards there are
+    tensors  how many tensors they have together
+    """
 
     prefix: str
     count: int
@@ -33,19 +39,19 @@ class Split:
 
     @property
     def other_names(self) -> list[str]:
-        """Of the files after the first, in order."""
+        """The names of the other shards, in order."""
         return [_name(self.prefix, number, self.count) for number in range(1, self.count)]
 
 
 def read_split(first: Metadata) -> Split | None:
-    """What the file that was named says of the others; None for a whole model, whatever its name is.
+    """Read the facts about the shards, or return None if the model is not split, whatever its file is called.
 
-    Raises BadGGUF, and ModelFileError with the file to name when this one is not the first.
+    Raises BadGGUF. Raises ModelFileError with the name of the first shard if this is another one.
     """
     if not first.has(COUNT):
         return None
     count = _number(first, COUNT, "u16")
-    if count <= 1:  # 0: it was put together from several
+    if count <= 1:  # 0 if several shards were merged into this file
         return None
     number = _number(first, NUMBER, "u16", maximum=count - 1)
     tensors = _number(first, TENSORS, "i32")
@@ -59,7 +65,7 @@ def read_split(first: Metadata) -> Split | None:
 
 
 def check_shard(shard: Metadata, number: int, split: Split, first: Metadata) -> None:
-    """Check that a file is the one after `number` others of the model whose first file is `first`. Raises BadGGUF."""
+    """Check that a file is shard `number` (from 0) of the model whose first shard is `first`. Raises BadGGUF."""
     for key, type_, expected in ((NUMBER, "u16", number), (COUNT, "u16", split.count), (TENSORS, "i32", split.tensors)):
         seen = _number(shard, key, type_)
         if seen != expected:
@@ -71,7 +77,10 @@ def check_shard(shard: Metadata, number: int, split: Split, first: Metadata) -> 
 
 
 def _checked_prefix(file: Metadata, number: int, count: int) -> str:
-    """How the file's name begins. The others are found by it, so it must say what the file says."""
+    """Return the prefix of the shards' names.
+
+    The other shards are found by name, so the name of the file must match its keys.
+    """
     named = _NAME.fullmatch(file.path.name)
     if named is None:
         wanted = _name("NAME", number, count)

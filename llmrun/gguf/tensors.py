@@ -1,8 +1,8 @@
-"""The second part of a file: where each tensor lies, and that they fill the rest of the file without a gap.
+"""The tensor descriptions, which follow the metadata. Tensors must fill the rest of the file without gaps.
 
-For each tensor: its name (string), the number of dimensions (u32), the dimensions (u64 each, the row length first), its
-weight type (u32), its offset (u64) from the start of the data. The data begin at the next multiple of
-`general.alignment`; each tensor is padded to it.
+A description has the tensor's name (string), its number of dimensions (u32), its dimensions (u64 each, row length
+first), its weight type (u32) and its offset (u64) from the start of the data. The data start at the next multiple of
+`general.alignment`, and each tensor is padded to that alignment.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from llmrun.quants.registry import BY_ID
 from llmrun.quants.weight_type import WeightType
 
 MAX_DIMENSIONS = 4
-MAX_NAME_BYTES = 63  # ggml's GGML_MAX_NAME with its closing NUL
+MAX_NAME_BYTES = 63  # ggml's GGML_MAX_NAME (64) includes the terminating NUL
 MAX_WEIGHTS = 2**63 - 1
 
-# llama.cpp maps tensors where they lie in the file and aborts the process when the first of a buffer is not aligned
-# so (ggml's TENSOR_ALIGNMENT), whatever `general.alignment` allows.
+# llama.cpp memory-maps tensors and aborts when the first tensor of a buffer is not aligned to this many bytes (ggml's
+# TENSOR_ALIGNMENT), even if `general.alignment` is smaller.
 LEAST_ALIGNMENT = 32
 
 _ELEMENTWISE = ("norm.weight", ".bias")
 _ELEMENTWISE_TYPES = ("F32", "F16", "BF16")
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")  # Q8_1 and Q8_K hold activations, on the way
-_TABLES = ("ffn_gate_tid2eid.weight",)  # token ids to experts' numbers
+_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")  # Q8_1 and Q8_K are activation formats
+_TABLES = ("ffn_gate_tid2eid.weight",)  # maps token ids to expert ids
 
 _REMOVED_IDS = {4, 5, 31, 32, 33, 36, 37, 38}
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor in a file. `shape` is in GGUF's order, the row length first; `offset` counts from the file's start, or
-    from that of the first of several, laid end to end."""
+    """A tensor in a file.
+
+    `shape` is in GGUF's order, with the row length first. `offset` is in bytes from the start of the file. If the model
+    is split into shards, it is from the start of the first shard, as if the shards were concatenated.
+    """
 
     name: str
     type: WeightType
@@ -50,7 +53,7 @@ class TensorInfo:
 
 
 def read_tensors(cursor: Cursor, header: Header) -> dict[str, TensorInfo]:
-    """Read every tensor's description, in file order. Raises BadGGUF."""
+    """Read all tensor descriptions in file order. Raises BadGGUF."""
     relative: dict[str, TensorInfo] = {}
     for index in range(header.tensor_count):
         tensor = _tensor(cursor, index)
@@ -101,8 +104,11 @@ def _type(cursor: Cursor, where: str) -> WeightType:
 
 
 def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
-    """What is multiplied with, element by element or as a matrix, must be of a type that can be: llama.cpp looks the
-    product up in a table, and aborts or jumps to address 0."""
+    """Check that tensors used in products have a weight type that supports them.
+
+    llama.cpp looks up the function for a product in a table by type. For an unsupported type it aborts or jumps to
+    address 0.
+    """
     if name.endswith(_ELEMENTWISE) and type_.name not in _ELEMENTWISE_TYPES:
         raise cursor.bad(shown(name), f"of type {type_.name}, must be {', '.join(_ELEMENTWISE_TYPES)}")
     if name.endswith(_ROPE_FACTORS) and type_.name != "F32":
@@ -112,7 +118,7 @@ def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
 
 
 def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
-    """The same tensors with offsets from the start of the file, each where the one before it ends."""
+    """Return the tensors with offsets from the start of the file. Checks that they are contiguous."""
     start, file_bytes = cursor.position, cursor.file_bytes
     expected = 0
     placed: dict[str, TensorInfo] = {}
