@@ -79,9 +79,9 @@ class Cursor:
         """
         n = self.u64(what)
         if n > limit:
-            raise self.bad(what, f"{n} seen, at most {limit} are read")
+            raise self.bad(what, f"must be at most {limit}, not {n}")
         if n * least_bytes > self.remaining:
-            raise self._too_short(what, n * least_bytes, f"{n} seen, ")
+            raise self._too_short(what, n * least_bytes, f"for {n} items, ")
         return n
 
     def text(self, what: str) -> bytes:
@@ -101,7 +101,7 @@ class Cursor:
         if type_.name != "bool":
             return value
         if value not in (0, 1):
-            raise self.bad(what, f"a boolean of {value}, must be 0 or 1")
+            raise self.bad(what, f"a boolean must be 0 or 1, not {value}")
         return bool(value)
 
     def view(self, n: int, what: str) -> memoryview:

@@ -84,7 +84,7 @@ def read_key(cursor: Cursor, index: int, count: int, before: Container[str]) -> 
     """Read the name of a key. Raises BadGGUF if it is in `before`, the keys already read."""
     key = _key(cursor, index)
     if key in before:
-        raise cursor.bad(shown(key), f"the key is there twice, again as key {index} of {count}")
+        raise cursor.bad(shown(key), f"duplicate key, used again by key {index} of {count}")
     return key
 
 
@@ -107,7 +107,7 @@ def read_single(cursor: Cursor, type_id: int, where: str) -> tuple[bool | int | 
     if type_id == STRING_ID:
         return cursor.text(where).decode(errors="replace"), "str"
     if type_id not in SCALAR_TYPES:
-        raise cursor.bad(where, f"value type {type_id} seen, 0 to {max(SCALAR_TYPES)} are known")
+        raise cursor.bad(where, f"unknown value type {type_id} (known: 0 to {max(SCALAR_TYPES)})")
     return cursor.number(SCALAR_TYPES[type_id], where), SCALAR_TYPES[type_id].name
 
 
@@ -115,9 +115,9 @@ def read_array_start(cursor: Cursor, where: str) -> tuple[int, int]:
     """Read the start of an array: the element type (STRING_ID or one of SCALAR_TYPES) and the number of elements."""
     type_id = cursor.u32(where)
     if type_id == ARRAY_ID:
-        raise cursor.bad(where, "an array of arrays, which no reader takes")
+        raise cursor.bad(where, "arrays of arrays are not supported")
     if type_id != STRING_ID and type_id not in SCALAR_TYPES:
-        raise cursor.bad(where, f"array element type {type_id} seen, 0 to {max(SCALAR_TYPES)} are known")
+        raise cursor.bad(where, f"unknown array element type {type_id} (known: 0 to {max(SCALAR_TYPES)})")
     least_bytes = 8 if type_id == STRING_ID else SCALAR_TYPES[type_id].layout.size
     return type_id, cursor.count(where, least_bytes=least_bytes, limit=MAX_ARRAY_ELEMENTS)
 
@@ -145,7 +145,7 @@ def _key(cursor: Cursor, index: int) -> str:
     where = f"name of key {index}"
     raw = cursor.text(where)
     if not 0 < len(raw) <= MAX_KEY_BYTES:
-        raise cursor.bad(where, f"{len(raw)} bytes long, must be 1 to {MAX_KEY_BYTES}")
+        raise cursor.bad(where, f"must be 1 to {MAX_KEY_BYTES} bytes long, not {len(raw)}")
     return checked_name(cursor, raw, where)
 
 
@@ -155,7 +155,7 @@ def checked_name(cursor: Cursor, raw: bytes, where: str) -> str:
     llama.cpp ends a name at the first NUL, so two names could become the same.
     """
     if b"\0" in raw:
-        raise cursor.bad(where, f"'{shown(raw)}' holds a NUL byte")
+        raise cursor.bad(where, f"'{shown(raw)}' contains a NUL byte")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -176,9 +176,9 @@ def _alignment(cursor: Cursor, metadata: dict[str, Value], types: dict[str, str]
     if types[key] != "u32" or not isinstance(alignment, int):
         raise _wrong_type(cursor, key, types[key], "u32")
     if alignment == 0 or alignment & (alignment - 1):
-        raise cursor.bad(key, f"{alignment} seen, must be a power of two")
+        raise cursor.bad(key, f"must be a power of two, not {alignment}")
     return alignment
 
 
 def _wrong_type(cursor: Cursor, key: str, seen: str, wanted: str) -> BadGGUF:
-    return cursor.bad(key, f"a value of type {seen}, must be {wanted}")
+    return cursor.bad(key, f"must be {wanted}, not {seen}")

@@ -29,11 +29,11 @@ def check_hyperparameters(file: Metadata) -> None:
     for name in _EPSILONS:
         epsilon = file.number(f"{architecture}.{name}", 0.0)
         if epsilon < 0:
-            raise file.bad(f"{architecture}.{name}", f"{epsilon} seen, must be 0 or more")
+            raise file.bad(f"{architecture}.{name}", f"must be 0 or more, not {epsilon}")
     scaling = file.string(f"{architecture}.rope.scaling.type", ROPE_SCALINGS[0])
     if scaling not in ROPE_SCALINGS:
         raise file.bad(
-            f"{architecture}.rope.scaling.type", f"'{shown(scaling)}' seen, must be {', '.join(ROPE_SCALINGS)}"
+            f"{architecture}.rope.scaling.type", f"must be {' or '.join(ROPE_SCALINGS)}, not '{shown(scaling)}'"
         )
 
 
@@ -50,12 +50,12 @@ def _check_experts(file: Metadata, architecture: str) -> None:
     used = _most(file, key)
     if not (used == 0 if experts == 0 else 0 < used <= experts):
         wanted = f"1 to {experts}" if experts else "0"
-        raise file.bad(key, f"{used} seen, must be {wanted}: {architecture}.expert_count is {experts}")
+        raise file.bad(key, f"must be {wanted}, not {used}, because {architecture}.expert_count is {experts}")
     key = f"{architecture}.expert_group_count"
     groups = file.integer(key, 0, minimum=0, maximum=max(experts - 1, 0))
     if groups > 1:
         if experts % groups:
-            raise file.bad(key, f"{groups} seen, must divide {experts} experts")
+            raise file.bad(key, f"{experts} experts cannot be divided into {groups} equal groups")
         file.integer(f"{architecture}.expert_group_used_count", 0, minimum=1, maximum=groups - 1)
 
 

@@ -77,7 +77,7 @@ class Metadata:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong_type(key, "a number")
         if not isfinite(value):
-            raise self.bad(key, f"{value} seen, must be finite")
+            raise self.bad(key, f"must be finite, not {value}")
         return float(value)
 
     @overload
@@ -101,9 +101,9 @@ class Metadata:
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._wrong_type(key, "an integer")
         if minimum is not None and value < minimum:
-            raise self.bad(key, f"{value} seen, must be at least {minimum}")
+            raise self.bad(key, f"must be at least {minimum}, not {value}")
         if maximum is not None and value > maximum:
-            raise self.bad(key, f"{value} seen, must be at most {maximum}")
+            raise self.bad(key, f"must be at most {maximum}, not {value}")
         return value
 
     def integers(self, key: str) -> NumberArray:
@@ -137,4 +137,4 @@ class Metadata:
         return True
 
     def _wrong_type(self, key: str, wanted: str) -> BadGGUF:
-        return self.bad(key, f"a value of type {self.types[key]}, must be {wanted}")
+        return self.bad(key, f"must be {wanted}, not {self.types[key]}")

@@ -27,10 +27,10 @@ class RangeSource:
         """See Source.read. Also raises the errors of `fetch`."""
         data = self.fetch(offset, offset + len(into))
         if len(data) != len(into):
-            asked = f"bytes {offset} to {offset + len(into)} were asked for, {len(data)} came"
+            asked = f"bytes {offset} to {offset + len(into)} were requested, but only {len(data)} bytes arrived"
             raise ModelFileError(
                 f"the model file cannot be read: {shown(str(self.path), 300)}: {asked}",
-                hint="Try again: the server cut the answer off, or gives no parts of files.",
+                hint="Try again. The connection may have broken, or the server may not support range requests.",
             )
         into[:] = data
 

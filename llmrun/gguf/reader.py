@@ -101,8 +101,8 @@ def with_shards(first: GGUFFile, open_shard: OpenShard) -> GGUFFile:
                 check_shard(shard, number, split, first)
                 tensors |= _behind(shard, begin, tensors)
             if len(tensors) != split.tensors:
-                seen = f"{split.tensors} seen, must be {len(tensors)}: so many are in {split.count} files"
-                raise first.bad(TENSORS, seen)
+                found = f"{len(tensors)}, the number of tensors in all {split.count} files"
+                raise first.bad(TENSORS, f"must be {found}, not {split.tensors}")
         except BadGGUF:
             joined.check_unchanged()
             raise
@@ -115,7 +115,7 @@ def _behind(shard: GGUFFile, begin: int, before: Container[str]) -> dict[str, Te
     """Return the tensors of a shard with offsets for the joined source, where the shard starts at `begin`."""
     for name in shard.tensors:
         if name in before:
-            raise shard.bad(name, "the tensor is there twice, the first time in an earlier file of the model")
+            raise shard.bad(name, "an earlier file of the model already has a tensor of this name")
     return {name: replace(tensor, offset=begin + tensor.offset) for name, tensor in shard.tensors.items()}
 
 
@@ -125,13 +125,13 @@ def _open(open_shard: OpenShard, path: Path, number: int, split: Split) -> Sourc
     except ModelNotFound as missing:
         raise ModelNotFound(
             f"a file of the model is missing: {shown(str(path), 300)}: file {number + 1} of {split.count}",
-            hint="All files of a model must lie beside the first one.",
+            hint="Put all files of the model in the same folder.",
         ) from missing
 
 
 def no_other(name: str) -> Source:
     """Refuse to open a shard. The OpenShard for a model that has only one file."""
-    raise ModelNotFound(f"no such model file: {shown(name, 300)}: a file in memory is alone")
+    raise ModelNotFound(f"no such model file: {shown(name, 300)}: only the first file was given")
 
 
 class GGUFFile(Metadata):

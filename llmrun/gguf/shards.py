@@ -59,7 +59,7 @@ def read_split(first: Metadata) -> Split | None:
     if number:
         raise ModelFileError(
             f"not the first file of its model: {shown(str(first.path), 300)}: file {number + 1} of {count}",
-            hint=f"Name the first: {shown(str(first.path.with_name(_name(prefix, 0, count))), 300)}",
+            hint=f"Use the first file: {shown(str(first.path.with_name(_name(prefix, 0, count))), 300)}",
         )
     return Split(prefix, count, tensors)
 
@@ -69,11 +69,11 @@ def check_shard(shard: Metadata, number: int, split: Split, first: Metadata) -> 
     for key, type_, expected in ((NUMBER, "u16", number), (COUNT, "u16", split.count), (TENSORS, "i32", split.tensors)):
         seen = _number(shard, key, type_)
         if seen != expected:
-            raise shard.bad(key, f"{seen} seen, must be {expected}: it is file {number + 1} of {split.count}")
+            raise shard.bad(key, f"must be {expected} in file {number + 1} of {split.count}, not {seen}")
     key = "general.architecture"
     if shard.has(key) and shard.string(key) != first.string(key, None):
         wanted = shown(first.string(key, "none"))
-        raise shard.bad(key, f"'{shown(shard.string(key))}' seen, must be '{wanted}', as in the first file")
+        raise shard.bad(key, f"must be '{wanted}' as in the first file, not '{shown(shard.string(key))}'")
 
 
 def _checked_prefix(file: Metadata, number: int, count: int) -> str:
@@ -84,12 +84,12 @@ def _checked_prefix(file: Metadata, number: int, count: int) -> str:
     named = _NAME.fullmatch(file.path.name)
     if named is None:
         wanted = _name("NAME", number, count)
-        raise file.bad(COUNT, f"{count} files, which are found by their names: this one must be called {wanted}")
+        raise file.bad(COUNT, f"is {count}, and the files are found by name, so this one must be called {wanted}")
     prefix, n, of = named[1], int(named[2]), int(named[3])
     if of != count:
-        raise file.bad(COUNT, f"{count} seen, must be {of}, as its name says")
+        raise file.bad(COUNT, f"must be {of} to match the file name, not {count}")
     if n != number + 1:
-        raise file.bad(NUMBER, f"{number} seen, must be {n - 1}: by its name it is file {n} of {of}")
+        raise file.bad(NUMBER, f"must be {n - 1} to match the file name ({n} of {of}), not {number}")
     return prefix
 
 
@@ -100,5 +100,5 @@ def _name(prefix: str, number: int, count: int) -> str:
 def _number(file: Metadata, key: str, type_: str, maximum: int | None = None) -> int:
     value = file.integer(key, minimum=0, maximum=maximum)
     if file.types[key] != type_:
-        raise file.bad(key, f"a value of type {file.types[key]}, must be {type_}")
+        raise file.bad(key, f"must be {type_}, not {file.types[key]}")
     return value

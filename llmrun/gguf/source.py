@@ -169,7 +169,7 @@ class FileSource:
         except OSError as error:
             raise self._error(error.strerror or str(error)) from error
         if not os.path.samestat(there, self._before):
-            raise self._error("another file has taken its place")
+            raise self._error("it was replaced by another file")
 
     def _changed(self, now: os.stat_result) -> ModelFileError:
         return self._error(
@@ -179,5 +179,5 @@ class FileSource:
     def _error(self, what: str) -> ModelFileError:
         return ModelFileError(
             f"the model file changed while it was being read: {shown(str(self._path), 300)}: {what}",
-            hint="Wait until whatever writes it (a download, a copy) is done, and open it again.",
+            hint="Wait until the download or copy is complete, then try again.",
         )

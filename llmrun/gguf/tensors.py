@@ -58,7 +58,7 @@ def read_tensors(cursor: Cursor, header: Header) -> dict[str, TensorInfo]:
     for index in range(header.tensor_count):
         tensor = _tensor(cursor, index)
         if tensor.name in relative:
-            raise cursor.bad(shown(tensor.name), f"the tensor is there twice, again as tensor {index}")
+            raise cursor.bad(shown(tensor.name), f"duplicate tensor name, used again by tensor {index}")
         relative[tensor.name] = tensor
     cursor.align(header.alignment)
     return _placed(cursor, relative, header.alignment)
@@ -68,15 +68,15 @@ def _tensor(cursor: Cursor, index: int) -> TensorInfo:
     where = f"name of tensor {index}"
     raw = cursor.text(where)
     if not 0 < len(raw) <= MAX_NAME_BYTES:
-        raise cursor.bad(where, f"'{shown(raw)}' is {len(raw)} bytes long, must be 1 to {MAX_NAME_BYTES}")
+        raise cursor.bad(where, f"must be 1 to {MAX_NAME_BYTES} bytes long, but '{shown(raw)}' has {len(raw)}")
     name = checked_name(cursor, raw, where)
     where = shown(name)
     shape = _shape(cursor, where)
     type_ = _type(cursor, where)
     _check_role(cursor, name, type_)
     if shape[0] % type_.block_weights:
-        row = f"rows of {shape[0]} weights"
-        raise cursor.bad(where, f"{row}, must be a multiple of {type_.name}'s block of {type_.block_weights}")
+        wanted = f"must be a multiple of {type_.block_weights}, the block size of {type_.name}"
+        raise cursor.bad(where, f"row length {wanted}, not {shape[0]}")
     nbytes = type_.row_bytes(shape[0]) * prod(shape[1:])
     return TensorInfo(name, type_, shape, cursor.u64(where), nbytes)
 
@@ -84,12 +84,12 @@ def _tensor(cursor: Cursor, index: int) -> TensorInfo:
 def _shape(cursor: Cursor, where: str) -> tuple[int, ...]:
     n = cursor.u32(where)
     if not 1 <= n <= MAX_DIMENSIONS:
-        raise cursor.bad(where, f"{n} dimensions, must be 1 to {MAX_DIMENSIONS}")
+        raise cursor.bad(where, f"must have 1 to {MAX_DIMENSIONS} dimensions, not {n}")
     shape = tuple(cursor.i64(where) for _ in range(n))
     if min(shape) < 1:
-        raise cursor.bad(where, f"dimensions {shape}, must be positive")
+        raise cursor.bad(where, f"dimensions must be positive, not {shape}")
     if prod(shape) > MAX_WEIGHTS:
-        raise cursor.bad(where, f"dimensions {shape}, more than {MAX_WEIGHTS} weights")
+        raise cursor.bad(where, f"dimensions {shape} give more than {MAX_WEIGHTS} weights")
     return shape
 
 
@@ -99,8 +99,8 @@ def _type(cursor: Cursor, where: str) -> WeightType:
     if type_ is not None:
         return type_
     if type_id in _REMOVED_IDS:
-        raise cursor.bad(where, f"weight type {type_id}, which the format has removed: convert the model again")
-    raise cursor.bad(where, f"weight type {type_id} seen, 0 to {max(BY_ID)} are known")
+        raise cursor.bad(where, f"weight type {type_id} was removed from GGUF, so the model must be converted again")
+    raise cursor.bad(where, f"unknown weight type {type_id} (known: 0 to {max(BY_ID)})")
 
 
 def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
@@ -110,11 +110,11 @@ def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
     address 0.
     """
     if name.endswith(_ELEMENTWISE) and type_.name not in _ELEMENTWISE_TYPES:
-        raise cursor.bad(shown(name), f"of type {type_.name}, must be {', '.join(_ELEMENTWISE_TYPES)}")
+        raise cursor.bad(shown(name), f"must have type {' or '.join(_ELEMENTWISE_TYPES)}, not {type_.name}")
     if name.endswith(_ROPE_FACTORS) and type_.name != "F32":
-        raise cursor.bad(shown(name), f"of type {type_.name}, must be F32")
+        raise cursor.bad(shown(name), f"must have type F32, not {type_.name}")
     if name.endswith(".weight") and type_.name in _NO_WEIGHTS and not name.endswith(_TABLES):
-        raise cursor.bad(shown(name), f"of type {type_.name}, in which no weights are stored")
+        raise cursor.bad(shown(name), f"type {type_.name} is not for weights")
 
 
 def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
@@ -125,7 +125,8 @@ def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> 
     for name, tensor in relative.items():
         where, offset = shown(name), start + tensor.offset
         if tensor.offset != expected:
-            raise cursor.bad(where, f"offset {tensor.offset}, must be {expected}, where the tensor before it ends")
+            end = f"{expected}, the end of the previous tensor"
+            raise cursor.bad(where, f"offset must be {end}, not {tensor.offset}")
         if offset % LEAST_ALIGNMENT:
             raise cursor.bad(where, f"begins at byte {offset}, must be a multiple of {LEAST_ALIGNMENT}")
         if offset + tensor.nbytes > file_bytes:

@@ -83,7 +83,7 @@ def read_numbers(cursor: Cursor, type_id: int, n: int, what: str) -> NumberArray
     raw = np.frombuffer(cursor.view(n * SCALAR_TYPES[type_id].layout.size, what), np.uint8)
     if type_id == BOOL_ID and raw.size and int(raw.max()) > 1:
         index = int(np.argmax(raw > 1))
-        raise cursor.bad(what, f"a boolean of {raw[index]} at index {index}, must be 0 or 1")
+        raise cursor.bad(what, f"the boolean at index {index} must be 0 or 1, not {raw[index]}")
     return raw.view(_DTYPES[type_id])
 
 

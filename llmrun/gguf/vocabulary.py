@@ -62,7 +62,7 @@ def check_vocabulary(file: Metadata) -> None:
     if not len(tokens):
         raise file.bad(TOKENS, "the vocabulary is empty")
     if model in _NO_TOKENIZER:
-        raise file.bad(MODEL, f"'{model}' seen, but {TOKENS} is there")
+        raise file.bad(MODEL, f"is '{model}' although the file has {TOKENS}")
     _check_unique(file, tokens)
     _check_scores(file, len(tokens))
     _check_token_types(file, tokens, model)
@@ -87,17 +87,17 @@ def _check_unique(file: Metadata, tokens: StringArray) -> None:
         for index in np.flatnonzero(tokens.lengths == 0).tolist():
             other = positions.get(b"[EMPTY_%d]" % index)
             if other is not None:
-                raise file.bad(TOKENS, f"token {other} has the name that empty token {index} is given")
+                raise file.bad(TOKENS, f"token {other} has the name that llama.cpp gives to empty token {index}")
     if b"\0" in b"".join(positions):
         index, text = next((index, text) for text, index in positions.items() if b"\0" in text)
-        raise file.bad(TOKENS, f"token {index}, '{shown(text)}', holds a NUL byte")
+        raise file.bad(TOKENS, f"token {index}, '{shown(text)}', contains a NUL byte")
 
 
 def _name_the_twins(file: Metadata, tokens: StringArray) -> None:
     first: dict[bytes, int] = {}
     for index, text in enumerate(tokens.all_raw()):
         if text and text in first:
-            raise file.bad(TOKENS, f"tokens {first[text]} and {index} are both '{shown(text)}', must be different")
+            raise file.bad(TOKENS, f"tokens {first[text]} and {index} are both '{shown(text)}'")
         first[text] = index
 
 
@@ -118,18 +118,20 @@ def _check_token_types(file: Metadata, tokens: StringArray, model: str) -> None:
     outside = (types < 0) | (types > TYPE_LIMIT)
     if outside.any():
         index = int(outside.argmax())
-        raise file.bad(TOKEN_TYPES, f"token {index} is of type {types[index]}, must be 0 to {TYPE_LIMIT}")
+        raise file.bad(TOKEN_TYPES, f"token {index} must have type 0 to {TYPE_LIMIT}, not {types[index]}")
     if model == _NO_BYTES and (types == _BYTE).any():
         index = int((types == _BYTE).argmax())
-        raise file.bad(TOKEN_TYPES, f"token {index} is of type {_BYTE}, a byte, which a '{model}' tokenizer has not")
+        raise file.bad(
+            TOKEN_TYPES, f"token {index} has type {_BYTE} (byte), but a '{model}' tokenizer has no byte tokens"
+        )
 
 
 def _check_array(file: Metadata, key: str, types: tuple[str, ...], n_tokens: int) -> None:
     if file.types[key] not in types:
-        raise file.bad(key, f"a value of type {file.types[key]}, must be {' or '.join(types)}")
+        raise file.bad(key, f"must be {' or '.join(types)}, not {file.types[key]}")
     n = len(file.numbers(key))
     if n != n_tokens:
-        raise file.bad(key, f"{n} entries, must be {n_tokens}, one for each token")
+        raise file.bad(key, f"must have {n_tokens} entries, one for each token, not {n}")
 
 
 def _check_merges(file: Metadata, model: str) -> None:
@@ -139,7 +141,7 @@ def _check_merges(file: Metadata, model: str) -> None:
     """
     if not file.has(MERGES):
         if model in _NEEDS_MERGES and file.string(PREFIX + "pre", "") != "kimi-k2":
-            raise file.bad(MERGES, f"the key is missing, and a '{shown(model)}' tokenizer needs it")
+            raise file.bad(MERGES, f"the key is missing, but a '{shown(model)}' tokenizer needs it")
         return
     merges = file.strings(MERGES)
     if not len(merges):
@@ -154,7 +156,7 @@ def _check_merges(file: Metadata, model: str) -> None:
     if wrong.any():
         index = int(wrong.argmax())
         seen = f"merge {index}, '{shown(merges.raw(index))}'"
-        raise file.bad(MERGES, f"{seen}, must be two strings with a space between")
+        raise file.bad(MERGES, f"{seen}, must be two strings separated by a space")
 
 
 def _check_special_ids(file: Metadata, model: str, n_tokens: int) -> None:
@@ -168,7 +170,7 @@ def _check_special_ids(file: Metadata, model: str, n_tokens: int) -> None:
     for name in FLAGS:
         file.boolean(PREFIX + name, None)
     if file.has(SUPPRESSED) and file.types[SUPPRESSED] != "arr[i32]":
-        raise file.bad(SUPPRESSED, f"a value of type {file.types[SUPPRESSED]}, must be arr[i32]")
+        raise file.bad(SUPPRESSED, f"must be arr[i32], not {file.types[SUPPRESSED]}")
     defaults = _DEFAULTS.get(model)
     if defaults is not None:
         _check_added(file, "bos", defaults.bos, n_tokens, file.boolean(PREFIX + "add_bos_token", defaults.add_bos))
@@ -177,14 +179,13 @@ def _check_special_ids(file: Metadata, model: str, n_tokens: int) -> None:
 
 def _check_u32(file: Metadata, key: str) -> None:
     if file.types[key] != "u32":
-        raise file.bad(key, f"a value of type {file.types[key]}, must be u32")
+        raise file.bad(key, f"must be u32, not {file.types[key]}")
 
 
 def _check_added(file: Metadata, name: str, default: int, n_tokens: int, added: bool) -> None:
     key = f"{PREFIX}{name}_token_id"
     if added and not file.has(key) and default >= n_tokens:
-        flag = f"{PREFIX}add_{name}_token"
-        raise file.bad(key, f"the key is missing, and {flag} asks for that token in front of or behind every text")
+        raise file.bad(key, f"the key is missing, but {PREFIX}add_{name}_token adds this token to every text")
 
 
 def _check_first_bytes(file: Metadata, tokens: StringArray) -> None:
@@ -204,7 +205,7 @@ def _check_first_bytes(file: Metadata, tokens: StringArray) -> None:
     for byte, index in begun.items():
         if byte not in alone:
             seen = f"token {index}, '{shown(tokens.raw(index))}', begins with the byte 0x{byte:02X}"
-            raise file.bad(TOKENS, f"{seen}, which is no token, a 'rwkv' tokenizer needs it to be")
+            raise file.bad(TOKENS, f"{seen}, but there is no token for that byte, which a 'rwkv' tokenizer needs")
 
 
 def _unescaped(escape: re.Match[bytes]) -> bytes:
@@ -222,4 +223,4 @@ def _check_byte_fallback(file: Metadata, tokens: StringArray) -> None:
     positions = tokens.positions()
     for byte in range(256):
         if b"<0x%02X>" % byte not in positions and bytes([byte]) not in positions:
-            raise file.bad(TOKENS, f"no token for the byte 0x{byte:02X}, a 'llama' tokenizer needs all 256")
+            raise file.bad(TOKENS, f"no token for the byte 0x{byte:02X}, but a 'llama' tokenizer needs all 256")

@@ -95,8 +95,8 @@ class BlockPool:
         wanted = self._blocks_wanted(growth, lengths)
         if wanted > len(self._free):
             raise KVFull(
-                f"KV cache is full: {wanted} more blocks of {BLOCK} tokens wanted, {len(self._free)} free of "
-                f"{self.n_blocks}"
+                f"KV cache is full: {wanted} more blocks of {BLOCK} tokens needed, {len(self._free)} of "
+                f"{self.n_blocks} free"
             )
 
     def extend(self, seq: int, length: int, n: int) -> None:

@@ -112,9 +112,11 @@ class Team:
         logits     float32[wanted, padded width], the output
         """
         if os.getpid() != self._process:
-            raise LlmrunError("a forked process cannot use its parent's engine: open the model again in the child")
+            raise LlmrunError(
+                "a forked process cannot use its parent's engine", hint="Open the model in the child process."
+            )
         if not self._finalizer.alive:
-            raise LlmrunError("the engine is closed: open the model again")
+            raise LlmrunError("the engine is closed", hint="Open the model again.")
         self._lowered.counters[:] = 0
         for offset in (records.SYNC_ARRIVED, records.SYNC_STOP, records.SYNC_FINISHED):
             self._set_sync(offset, 0)
