@@ -12,7 +12,7 @@ from pathlib import Path
 from llmrun.errors import ModelFileError, ModelNotFound
 from llmrun.gguf.problems import shown
 
-# The errors that a mistyped path can cause.
+# What a mistyped path can end in.
 _NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -36,6 +36,6 @@ def opened(path: Path) -> FileIO:
     if stat.S_ISDIR(status.st_mode):
         raise ModelNotFound(f"not a model file: {shown(str(path), 300)}: a folder", hint="Name the .gguf file in it.")
     if not stat.S_ISREG(status.st_mode):
-        # Opening a named pipe would block until a writer opens it.
+        # Opening a named pipe would wait for a writer for ever.
         raise ModelFileError(f"not a model file: {shown(str(path), 300)}: a device or a pipe")
     return path.open("rb", buffering=0)

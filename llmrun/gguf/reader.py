@@ -191,9 +191,9 @@ class GGUFFile(Metadata):
         self._source.read(tensor.offset + start, into.data)
 
     def with_made_up_weights(self) -> GGUFFile:
-        """Return the same model with placeholder weights: no tensor is read, and all floats are 1.0.
+        """Return the same model with placeholder weights, for computing sizes and plans without reading tensors.
 
-        It is enough to compute sizes and plans.
+        All floats are 1.0.
         """
         header = Header(self.version, self.alignment, len(self.tensors), dict(self.metadata), dict(self.types))
         return GGUFFile(self.path, OnesSource(self.file_bytes), header, self.tensors)

@@ -1,8 +1,8 @@
 """Sources of header and tensor bytes. Files are read on demand and never memory-mapped.
 
 If a mapped file is truncated, the process that accesses it dies of SIGBUS. A plain read fails with an ordinary error
-instead. Reading is also faster: SmolLM2's 98 MB are read and packed in 42 ms, compared with 81 ms when page faults load
-a mapping. Does not import NumPy.
+instead. Reading is also faster: SmolLM2's 98 MB are read and packed in 42 ms, compared with 81 ms for a mapping and its
+page faults. Does not import NumPy.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
 
 
 def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
-    """Return the tensors with offsets from the start of the file. Checks that they are contiguous."""
+    """The same tensors with offsets from the start of the file, each where the one before it ends."""
     start, file_bytes = cursor.position, cursor.file_bytes
     expected = 0
     placed: dict[str, TensorInfo] = {}
