@@ -6,7 +6,9 @@ from pathlib import Path
 
 from llmrun.errors import BadGGUF
 
-_HINT = "Download the file again; if the same line comes back, the file was made wrong and another copy is needed."
+_HINT = (
+    "Download the file again. If this error comes back, the file itself is faulty: use another copy or quantization."
+)
 
 
 class HeaderTooLong(BadGGUF):

@@ -190,7 +190,7 @@ class GGUFFile(Metadata):
             raise ValueError(f"bytes {start} to {start + len(into)} of a tensor of {tensor.nbytes}")
         self._source.read(tensor.offset + start, into.data)
 
-    def with_made_up_weights(self) -> GGUFFile:
+    def with_placeholder_weights(self) -> GGUFFile:
         """Return the same model with placeholder weights, for computing sizes and plans without reading tensors.
 
         All floats are 1.0.

@@ -43,7 +43,7 @@ _ROOMY_MERGE_BYTES = 40
 
 _HEAD = 16 << 10  # bytes; enough for the keys before a sibling's vocabulary
 _SLACK = 32 << 10  # bytes; siblings differ in a few keys, such as the author and the importance matrix
-_TRADED = ("general.", "quantize.")  # prefixes of keys that may differ between siblings
+_VARYING = ("general.", "quantize.")  # prefixes of keys that may differ between siblings
 
 
 class _NotInParts(Exception):
@@ -220,7 +220,7 @@ def _keys_before_the_vocabulary(cursor: Cursor, counts: Counts) -> tuple[dict[st
 
 def _check_equal(metadata: Mapping[str, Value], known: GGUFFile) -> None:
     for key, value in metadata.items():
-        if key.startswith(_TRADED) and key != "general.architecture":
+        if key.startswith(_VARYING) and key != "general.architecture":
             continue
         other = known.metadata.get(key)
         if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):

@@ -82,7 +82,7 @@ def _check_unique(file: Metadata, tokens: StringArray) -> None:
     positions = tokens.positions()
     empty = int(np.count_nonzero(tokens.lengths == 0))
     if len(positions) + max(empty - 1, 0) != len(tokens):
-        _name_the_twins(file, tokens)
+        _refuse_duplicates(file, tokens)
     if empty:
         for index in np.flatnonzero(tokens.lengths == 0).tolist():
             other = positions.get(b"[EMPTY_%d]" % index)
@@ -93,7 +93,7 @@ def _check_unique(file: Metadata, tokens: StringArray) -> None:
         raise file.bad(TOKENS, f"token {index}, '{shown(text)}', contains a NUL byte")
 
 
-def _name_the_twins(file: Metadata, tokens: StringArray) -> None:
+def _refuse_duplicates(file: Metadata, tokens: StringArray) -> None:
     first: dict[bytes, int] = {}
     for index, text in enumerate(tokens.all_raw()):
         if text and text in first:

@@ -63,11 +63,13 @@ class Team:
         self._set(records.STEP_N_OPS, len(lowered.records))
         threads: list[threading.Thread] = []
         # This also runs at interpreter exit, before the arrays that the workers use are freed.
-        self._finalizer = weakref.finalize(self, _dismiss, self._process, self._sync, self._step, self._start, threads)
+        self._finalizer = weakref.finalize(
+            self, _stop_workers, self._process, self._sync, self._step, self._start, threads
+        )
         try:
             for thread in range(n_threads):
                 arguments = (kernels[work], self._step, thread, n_threads)
-                worker = threading.Thread(target=_live, args=arguments, name=f"llmrun-{thread}", daemon=True)
+                worker = threading.Thread(target=_run_worker, args=arguments, name=f"llmrun-{thread}", daemon=True)
                 worker.start()
                 threads.append(worker)
         except BaseException:
@@ -175,14 +177,14 @@ def function_address(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
-def _live(work: Kernel, step: NDArray[np.int64], thread: int, n_threads: int) -> None:
+def _run_worker(work: Kernel, step: NDArray[np.int64], thread: int, n_threads: int) -> None:
     if hasattr(signal, "pthread_sigmask"):
         # Signals must go to the main thread to interrupt its sleep.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     work.run(0, address_of(step), thread, n_threads)
 
 
-def _dismiss(
+def _stop_workers(
     process: int, sync: NDArray[np.int64], step: NDArray[np.int64], start: Kernel, threads: list[threading.Thread]
 ) -> None:
     if os.getpid() != process:

@@ -167,16 +167,16 @@ class _Packer:
 
 _lock = threading.Lock()
 _users = 0
-_usual = 0.0
+_usual_interval = 0.0
 
 
 @contextmanager
 def _switching_fast() -> Iterator[None]:
     """Shorten the interpreter's switch interval so that packing threads get the GIL back soon."""
-    global _users, _usual
+    global _users, _usual_interval
     with _lock:
         if not _users:
-            _usual = sys.getswitchinterval()
+            _usual_interval = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
         _users += 1
     try:
@@ -185,4 +185,4 @@ def _switching_fast() -> Iterator[None]:
         with _lock:
             _users -= 1
             if not _users:
-                sys.setswitchinterval(_usual)
+                sys.setswitchinterval(_usual_interval)
