@@ -128,7 +128,7 @@ def _check_heads(keys: Keys, c: Config) -> None:
     wanted = {"head_count_kv": kept.kv_heads, "key_length": kept.head_size, "value_length": kept.value_size}
     for key, size in wanted.items():
         if seen[key] != size:
-            raise keys.bad(f"attention.{key}", f"{seen[key]} seen, must be {size}")
+            raise keys.bad(f"attention.{key}", f"must be {size}, not {seen[key]}")
 
 
 def _yarn_multiplier(keys: Keys) -> float:
@@ -136,7 +136,7 @@ def _yarn_multiplier(keys: Keys) -> float:
     key = "rope.scaling.yarn_log_multiplier"
     multiplier = 10 * keys.number(key, 0.0)
     if not 0 <= multiplier <= _MOST_MULTIPLIER:
-        raise keys.bad(key, f"{multiplier / 10:g} seen, must be 0 to {_MOST_MULTIPLIER / 10:g}")
+        raise keys.bad(key, f"must be 0 to {_MOST_MULTIPLIER / 10:g}, not {multiplier / 10:g}")
     return multiplier
 
 
@@ -154,7 +154,7 @@ def _attention_scale(keys: Keys, rope: RopeSettings, multiplier: float, head_siz
     magnitude = rope.magnitude_with_yarn if rope.yarn is not None else rope.magnitude * (1 + 0.1 * spread)
     scale = (magnitude * (1 + 0.1 * multiplier * spread)) ** 2 / sqrt(head_size)
     if not 1 / _MOST_SCALE <= scale <= _MOST_SCALE:
-        raise keys.bad("rope.scaling.factor", f"{rope.factor:g} seen, which gives an attention scale of {scale:g}")
+        raise keys.bad("rope.scaling.factor", f"{rope.factor:g} gives an attention scale of {scale:g}")
     return scale
 
 

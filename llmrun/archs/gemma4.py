@@ -93,7 +93,7 @@ def _shapes(keys: Keys) -> tuple[AttentionShape, ...]:
     kv_heads = keys.in_each_layer("attention.head_count_kv", layers_of(keys), heads, minimum=1, maximum=MOST_HEADS)
     for count in kv_heads:
         if heads % count:
-            raise keys.bad("attention.head_count_kv", f"{count} seen, must divide {heads} heads")
+            raise keys.bad("attention.head_count_kv", f"must be a divisor of {heads}, the number of heads, not {count}")
     return tuple(
         AttentionShape(heads, count, window_size if window else size, window)
         for count, window in zip(kv_heads, windows, strict=True)

@@ -23,7 +23,7 @@ def read_config(file: GGUFFile) -> llama.Config:
     refuse_experts(keys)
     config = llama.Config.of(keys)
     if config.rope.dimensions != config.head_size:
-        seen = f"{config.rope.dimensions} seen, must be {config.head_size}, the head size"
+        seen = f"must be {config.head_size}, the head size, not {config.rope.dimensions}"
         raise keys.bad("rope.dimension_count", seen)
     factor, rope = keys.factor("attention.temperature_scale", 0.0), config.rope.with_yarn_of(keys)
     return replace(config, rope=rope, growth=(factor, rope.original_context) if factor else None)

@@ -140,5 +140,5 @@ def table() -> str:
 def plan_of_header(file: GGUFFile) -> Plan:
     """Return the plan of a model without reading its weights, to compute sizes. Raises BadGGUF and UnsupportedModel."""
     architecture = architecture_of(file)
-    made_up = file.with_made_up_weights()
+    made_up = file.with_placeholder_weights()
     return architecture.plan(made_up, architecture.read_config(made_up))

@@ -1,1 +1,1 @@
-"""GGUF files: the one strict reader that stands before every backend. `reader.open_gguf` is the door."""
+"""The strict GGUF reader that every backend uses. Its entry point is `reader.open_gguf`."""

@@ -1,4 +1,4 @@
-"""Walking through the bytes of a header, never past their end. Imports no NumPy."""
+"""A bounds-checked cursor over the bytes of a header. Does not import NumPy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmrun.gguf.format import ScalarType
 from llmrun.gguf.problems import HeaderTooLong, bad_gguf
 from llmrun.gguf.source import Source
 
-# Everything before the tensors. 262,144 tokens with scores, types and 514,906 merges (Gemma 4) are 16 MB. At this
-# limit a header of nothing but empty strings, the worst there is, takes 2.3 s and 0.4 GB.
+# The limit for everything before the tensor data. Gemma 4's 262,144 tokens with scores, types and 514,906 merges take
+# 16 MB. In the worst case, a header of this size with only empty strings, parsing takes 2.3 s and 0.4 GB.
 MAX_HEADER_BYTES = 128 * 2**20
 
-# A header's length is known when it has been parsed: it is read in steps of this size, as far as it goes.
+# The length of a header is unknown until it has been parsed, so it is read in steps of this many bytes.
 _WINDOW_STEP = 2**20
 
 _U32 = struct.Struct("<I")
@@ -26,18 +26,19 @@ _I64 = struct.Struct("<q")
 
 
 class Cursor:
-    """A position in a header. Every method names what it reads (`what`), and raises BadGGUF when it is not all there.
+    """A position in a header.
 
-    The header is in memory of its own, as far as it was read; views of that are read-only.
+    Methods that read take a name for the value (`what`) and raise BadGGUF if bytes are missing. The cursor owns the
+    memory that the header is read into, and all views of it are read-only.
 
-    header  all bytes that may be read; those that were not read yet are 0
+    header  all bytes up to the limit; 0 where the file has not been read yet
     """
 
     def __init__(self, source: Source, path: Path, *, window: int = _WINDOW_STEP, limit: int | None = None) -> None:
-        """Stand at the first byte of `source`.
+        """Start at the first byte of `source`.
 
-        window  bytes of the first step; each further one is twice as large, at most _WINDOW_STEP
-        limit   bytes that are read at most [default: MAX_HEADER_BYTES]; a header that needs more is HeaderTooLong
+        window  size of the first read in bytes; it doubles with each further read, up to _WINDOW_STEP
+        limit   maximum number of bytes to read [default: MAX_HEADER_BYTES]; a longer header raises HeaderTooLong
         """
         self.path = path
         self.position = 0
@@ -46,7 +47,7 @@ class Cursor:
         self._end = min(source.size, MAX_HEADER_BYTES if limit is None else limit)
         self._window = _reserved(self._end)
         self.header = self._window.toreadonly()
-        self._data = self.header[:0]  # what has been read
+        self._data = self.header[:0]  # the bytes read so far
         self._step = window
 
     @property
@@ -72,22 +73,25 @@ class Cursor:
         return value
 
     def count(self, what: str, *, least_bytes: int, limit: int) -> int:
-        """A u64 that says how many items of at least `least_bytes` bytes follow; refused before anything is read."""
+        """Read a u64 count of items that take at least `least_bytes` bytes each.
+
+        Raises BadGGUF if the count exceeds `limit` or the items cannot fit in the remaining bytes.
+        """
         n = self.u64(what)
         if n > limit:
-            raise self.bad(what, f"{n} seen, at most {limit} are read")
+            raise self.bad(what, f"must be at most {limit}, not {n}")
         if n * least_bytes > self.remaining:
-            raise self._too_short(what, n * least_bytes, f"{n} seen, ")
+            raise self._too_short(what, n * least_bytes, f"for {n} items, ")
         return n
 
     def text(self, what: str) -> bytes:
-        """A string: its length as u64, then its bytes."""
+        """Read a string: its length (u64), then its bytes."""
         length = self.u64(what)
         start = self._take(length, what)
         return self._data[start : start + length].tobytes()
 
     def start(self, n: int) -> bytes:
-        """The first n bytes of the file, or all it has."""
+        """Return the first n bytes of the file, or all of them if it is shorter."""
         self._fill(min(n, self._end))
         return self._data[:n].tobytes()
 
@@ -97,17 +101,20 @@ class Cursor:
         if type_.name != "bool":
             return value
         if value not in (0, 1):
-            raise self.bad(what, f"a boolean of {value}, must be 0 or 1")
+            raise self.bad(what, f"a boolean must be 0 or 1, not {value}")
         return bool(value)
 
     def view(self, n: int, what: str) -> memoryview:
-        """The next n bytes of the header."""
+        """Return the next n bytes of the header."""
         start = self._take(n, what)
         return self._data[start : self.position]
 
     def strings(self, n: int, what: str) -> array[int]:
-        """Go behind n strings. Returns int64[n + 1]: where each begins with its length, and where the last one ends.
-        None is decoded. This loop is the cost of a header: 80 ns a string."""
+        """Move past n strings without decoding them.
+
+        Returns int64[n + 1]: the positions of the strings' length fields, then the end of the last string. Most of the
+        time spent on a header is spent in this loop, which takes 80 ns per string.
+        """
         length_at, position = _U64.unpack_from, self.position
         begins = array("q", [position])
         add = begins.append
@@ -118,7 +125,7 @@ class Cursor:
                     position += 8 + length_at(data, position)[0]
                     add(position)
             except (struct.error, OverflowError):
-                # The next length has not been read yet, or lies behind the end.
+                # The next length field has not been read yet, or is past the end.
                 if position + 8 > self._end:
                     raise self._string_too_long(begins, what) from None
                 self._fill(position + 8)
@@ -129,12 +136,12 @@ class Cursor:
         return begins
 
     def skip_strings(self, n: int, what: str) -> None:
-        """Go behind n strings without noting where they are: 60 ns a string."""
+        """Move past n strings without recording their positions, which takes 60 ns per string."""
         length_at, position = _U64.unpack_from, self.position
         while n:
             data = self._data
             try:
-                for n in range(n, 0, -1):  # noqa: B007, B020 (after an exception, n strings are left)
+                for n in range(n, 0, -1):  # noqa: B007, B020 (after an exception, n is the number of strings left)
                     position += 8 + length_at(data, position)[0]
                 n = 0
             except (struct.error, OverflowError):
@@ -146,8 +153,10 @@ class Cursor:
         self.position = position
 
     def jump(self, position: int, n: int) -> memoryview:
-        """Go on at `position`, with the next n bytes there, or as many as are left, which are returned. Nothing between
-        what has been read and `position` is read any more."""
+        """Move to `position` and return the next n bytes, or fewer at the end.
+
+        The bytes between the last read and `position` are skipped and cannot be read later.
+        """
         self.position = position
         filled = len(self._data)
         if position > filled:
@@ -160,7 +169,7 @@ class Cursor:
         self.position = -(-self.position // alignment) * alignment
 
     def _string_too_long(self, begins: array[int], what: str) -> BadGGUF:
-        """The last string begun does not fit; a begin behind the end belongs to no string."""
+        """Return the error for the last string in `begins`, which does not fit. Ignores a start past the end."""
         index = len(begins) - (2 if begins[-1] > self._end else 1)
         self.position = begins[index]
         needed = 8 if self.remaining < 8 else self.u64(what)
@@ -175,7 +184,7 @@ class Cursor:
         return start
 
     def _fill(self, end: int) -> None:
-        """Read so far that `end` bytes are in memory, and a step further than before."""
+        """Read at least up to byte `end`, and at least one step if anything is missing."""
         filled = len(self._data)
         if end <= filled:
             return
@@ -192,6 +201,6 @@ class Cursor:
 
 
 def _reserved(n: int) -> memoryview:
-    """n bytes of 0 that take no memory until something is written to them."""
+    """Return n zero bytes that take up no memory until they are written to."""
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}
     return memoryview(mmap.mmap(-1, max(n, 1), **private))[:n]

@@ -1,4 +1,4 @@
-"""What the format is, without a reader: its magic, its limits and its types of values. Imports no NumPy."""
+"""The constants of the GGUF format: magic, limits and value types. Does not import NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_ALIGNMENT = 32
 # Real files have some 40 keys and up to a few thousand tensors.
 MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
-MAX_KEY_BYTES = 65_535  # the format's own
+MAX_KEY_BYTES = 65_535  # the limit in the GGUF specification
 MAX_ARRAY_ELEMENTS = 2**30  # llama.cpp's GGUF_MAX_ARRAY_ELEMENTS
 
 BOOL_ID = 7
@@ -24,7 +24,7 @@ ARRAY_ID = 9
 
 @dataclass(frozen=True)
 class ScalarType:
-    """A value type of fixed size: its name in messages, and how to unpack one."""
+    """A value type of fixed size, with its name for messages and its binary layout."""
 
     name: str
     layout: struct.Struct
@@ -49,10 +49,10 @@ SCALAR_TYPES: dict[int, ScalarType] = {
 }
 
 _OTHER_FILES = (
-    (b"version https://git-lfs", "a Git LFS pointer, a note where the file should be: fetch it with `git lfs pull`"),
+    (b"version https://git-lfs", "a Git LFS pointer instead of the file, which `git lfs pull` fetches"),
     (b"PK\x03\x04", "a zip archive, such as a PyTorch checkpoint"),
     (b"\x80\x02", "a pickle, such as an old PyTorch checkpoint"),
-    (b"<", "a web page, such as an error page that was saved in place of the file"),
+    (b"<", "a web page, such as an error page saved instead of the file"),
     (b"lmgg", "a model in the GGML format of 2023, from before GGUF"),
     (b"fmgg", "a model in the GGMF format of 2023, from before GGUF"),
     (b"tjgg", "a model in the GGJT format of 2023, from before GGUF"),
@@ -60,7 +60,7 @@ _OTHER_FILES = (
 
 
 def magic_problem(start: bytes) -> str:
-    """What a file is that begins with `start`, its first 32 bytes, if that is not GGUF; "" if it is."""
+    """Return what is wrong with a file that begins with `start` (its first 32 bytes), or "" if it is GGUF."""
     if not start:
         return "the file is empty"
     if start[:4] == MAGIC:
@@ -69,17 +69,17 @@ def magic_problem(start: bytes) -> str:
         if start.startswith(prefix):
             return f"this is {what}"
     if start[8:9] == b"{":
-        return "this is probably a safetensors file: a GGUF conversion of the model is needed"
-    return f"the file begins with '{shown(start[:4])}', a GGUF file with 'GGUF'"
+        return "this is probably a safetensors file, but llmrun needs a GGUF version of the model"
+    return f"must be 'GGUF', but the file begins with '{shown(start[:4])}'"
 
 
 def version_problem(version: int) -> str:
-    """What is wrong with a version number; "" if it is one that is read."""
+    """Return what is wrong with a version number, or "" if it is supported."""
     if version in VERSIONS:
         return ""
     swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
     if swapped in (1, *VERSIONS):
-        return f"{swapped} with its bytes swapped: a file for big-endian machines"
+        return f"{swapped} with its bytes swapped, so this file is for big-endian machines"
     if version == 1:
-        return "1, a format of August 2023 that nothing reads any more; 2 and 3 are read"
-    return f"{version} seen, 2 and 3 are read"
+        return "must be 2 or 3; version 1, of August 2023, is obsolete"
+    return f"must be 2 or 3, not {version}"

@@ -1,7 +1,7 @@
-"""The first facts of a header, for a list of fifty models: no NumPy, no tensors, and no more bytes than it takes.
+"""Reads a few facts from a header, fast enough to list fifty models. Does not import NumPy or read tensors.
 
-The keys that say what a model is stand before its vocabulary, in the first few kilobytes. A header is read no further
-than that, unless something is missing by then. Whatever is read obeys the rules of header.py.
+The keys that describe a model come before its vocabulary, in the first few kilobytes. Reading stops there unless a key
+is still missing. Everything that is read is checked by the rules in header.py.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from llmrun.gguf.header import read_array_start, read_counts, read_key, read_sin
 from llmrun.gguf.problems import HeaderTooLong, shown
 from llmrun.gguf.source import FileSource
 
-# As many as a header of 262,144 tokens has (Gemma 4: 16 MB), and half of that again. cursor.py takes more.
+# One and a half times the header of Gemma 4 (16 MB with 262,144 tokens). The limit in cursor.py is higher.
 MOST_BYTES = 24 * 2**20
 _STEP = 2**12
-_LONG_ARRAY = 1024  # elements: a vocabulary begins
-_MOST_TEXT = 300  # characters of a name that are kept
+_LONG_ARRAY = 1024  # elements; a longer array is taken for the vocabulary
+_MOST_TEXT = 300  # characters; longer names are truncated
 
-# llama.cpp's `enum llama_ftype`: what `general.file_type` says.
+# The values of `general.file_type`, from llama.cpp's `enum llama_ftype`.
 FILE_TYPES: dict[int, str] = {
     **dict(enumerate(("F32", "F16", "Q4_0", "Q4_1"))),
     **dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S"), 7)),
@@ -32,8 +32,8 @@ FILE_TYPES: dict[int, str] = {
 }
 
 
-class Glance(NamedTuple):  # a dataclass would take a third of a millisecond more to make
-    """What a header says of itself; "" and 0 where it does not."""
+class Glance(NamedTuple):  # defining a dataclass would take a third of a millisecond longer
+    """A few facts from a header; "" or 0 for missing ones."""
 
     architecture: str = ""
     file_type: str = ""  # "Q4_K_M"
@@ -41,12 +41,12 @@ class Glance(NamedTuple):  # a dataclass would take a third of a millisecond mor
 
 
 def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
-    """The facts that stand before the vocabulary; what is missing by then is looked for behind it.
+    """Read the facts that come before the vocabulary, and continue after it if some are missing.
 
-    needs_file_type  False where the file's name has told it: programs that quantize put the key last, behind megabytes
-                     of tokens
+    needs_file_type  False if the file name already gives the type. Quantization tools write this key last, after
+                     megabytes of tokens.
 
-    Raises ModelNotFound, ModelFileError and BadGGUF, the last only for what was looked at.
+    Raises ModelNotFound, ModelFileError and BadGGUF. Only the part of the header that is read is checked.
     """
     missing = {"general.architecture", ".context_length"}
     if needs_file_type:
@@ -54,7 +54,7 @@ def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
     source = FileSource(path)
     seen: dict[str, object] = {}
     try:
-        with contextlib.suppress(HeaderTooLong):  # what stands behind so many bytes is not worth the time of a list
+        with contextlib.suppress(HeaderTooLong):  # reading further would make listing too slow
             _read_facts(Cursor(source, path, window=_STEP, limit=MOST_BYTES), seen, missing)
     finally:
         source.close()
@@ -69,7 +69,7 @@ def glance(path: Path, *, needs_file_type: bool = True) -> Glance:
 
 
 def _read_facts(cursor: Cursor, seen: dict[str, object], missing: set[str]) -> None:
-    """Fill `seen` with the header's keys until nothing is missing."""
+    """Add the header's keys to `seen` until nothing is missing."""
     counts = read_counts(cursor)
     for index in range(counts.keys):
         if not missing:
@@ -79,7 +79,7 @@ def _read_facts(cursor: Cursor, seen: dict[str, object], missing: set[str]) -> N
         type_id = cursor.u32(where)
         if type_id == ARRAY_ID:
             element_id, n = read_array_start(cursor, where)
-            # A model that says no length of context before its vocabulary says none behind it.
+            # A context length that is not before the vocabulary is not after it either.
             if n > _LONG_ARRAY and missing <= {".context_length"}:
                 return
             if element_id in SCALAR_TYPES:

@@ -1,4 +1,4 @@
-"""The first part of a file: magic, version, counts, and the metadata as keys and values.
+"""Reads the first part of a file: magic, version, counts, and the metadata as keys and values.
 
     bytes   field
     4       magic, "GGUF"
@@ -7,9 +7,9 @@
     8       number of keys, u64
     ...     for each key: its name (string), the type of its value (u32), the value
 
-A string is its length (u64) and its bytes; an array is its element type (u32), its length (u64) and its elements.
-Little-endian throughout. Source: ggml's docs/gguf.md; the rules are those of llama.cpp's gguf.cpp and some more.
-NumPy is imported with the first array that is read.
+A string is its length (u64), then its bytes. An array is its element type (u32), its length (u64), then its elements.
+Everything is little-endian. The format is described in ggml's docs/gguf.md. The rules are those of llama.cpp's gguf.cpp
+with some additions. NumPy is imported when the first array is read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name of one byte, one dimension, 
 
 @dataclass(frozen=True)
 class Header:
-    """What the header says. `types` names each value's type as messages do: "u32", "str", "arr[f32]"."""
+    """The contents of a header. `types` maps each key to the name of its type, such as "u32", "str" or "arr[f32]"."""
 
     version: int
     alignment: int
@@ -54,7 +54,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a file begins with."""
+    """The version and the counts at the start of a file."""
 
     version: int
     tensors: int
@@ -62,7 +62,7 @@ class Counts:
 
 
 def read_header(cursor: Cursor) -> Header:
-    """Read up to the first tensor's description. Raises BadGGUF."""
+    """Read everything before the first tensor description. Raises BadGGUF."""
     counts = read_counts(cursor)
     metadata: dict[str, Value] = {}
     types: dict[str, str] = {}
@@ -81,15 +81,15 @@ def read_counts(cursor: Cursor) -> Counts:
 
 
 def read_key(cursor: Cursor, index: int, count: int, before: Container[str]) -> str:
-    """The name of a key; `before` are those before it."""
+    """Read the name of a key. Raises BadGGUF if it is in `before`, the keys already read."""
     key = _key(cursor, index)
     if key in before:
-        raise cursor.bad(shown(key), f"the key is there twice, again as key {index} of {count}")
+        raise cursor.bad(shown(key), f"duplicate key, used again by key {index} of {count}")
     return key
 
 
 def read_value(cursor: Cursor, key: str) -> tuple[Value, str]:
-    """A value, and the name of its type."""
+    """Read a value and return it with the name of its type."""
     where = shown(key)
     type_id = cursor.u32(where)
     if type_id != ARRAY_ID:
@@ -103,27 +103,27 @@ def read_value(cursor: Cursor, key: str) -> tuple[Value, str]:
 
 
 def read_single(cursor: Cursor, type_id: int, where: str) -> tuple[bool | int | float | str, str]:
-    """A string or a number, whose type has been read; and the name of the type."""
+    """Read a string or a number of the given type, and return it with the name of its type."""
     if type_id == STRING_ID:
         return cursor.text(where).decode(errors="replace"), "str"
     if type_id not in SCALAR_TYPES:
-        raise cursor.bad(where, f"value type {type_id} seen, 0 to {max(SCALAR_TYPES)} are known")
+        raise cursor.bad(where, f"unknown value type {type_id} (known: 0 to {max(SCALAR_TYPES)})")
     return cursor.number(SCALAR_TYPES[type_id], where), SCALAR_TYPES[type_id].name
 
 
 def read_array_start(cursor: Cursor, where: str) -> tuple[int, int]:
-    """What an array says before its elements: their type, STRING_ID or one of SCALAR_TYPES, and how many there are."""
+    """Read the start of an array: the element type (STRING_ID or one of SCALAR_TYPES) and the number of elements."""
     type_id = cursor.u32(where)
     if type_id == ARRAY_ID:
-        raise cursor.bad(where, "an array of arrays, which no reader takes")
+        raise cursor.bad(where, "arrays of arrays are not supported")
     if type_id != STRING_ID and type_id not in SCALAR_TYPES:
-        raise cursor.bad(where, f"array element type {type_id} seen, 0 to {max(SCALAR_TYPES)} are known")
+        raise cursor.bad(where, f"unknown array element type {type_id} (known: 0 to {max(SCALAR_TYPES)})")
     least_bytes = 8 if type_id == STRING_ID else SCALAR_TYPES[type_id].layout.size
     return type_id, cursor.count(where, least_bytes=least_bytes, limit=MAX_ARRAY_ELEMENTS)
 
 
 def checked_header(cursor: Cursor, counts: Counts, metadata: dict[str, Value], types: dict[str, str]) -> Header:
-    """All keys together. Raises as `read_header` does."""
+    """Check the keys that affect the rest of the file, and return the header. Raises BadGGUF."""
     _check_architecture(cursor, metadata, types)
     return Header(counts.version, _alignment(cursor, metadata, types), counts.tensors, metadata, types)
 
@@ -145,14 +145,17 @@ def _key(cursor: Cursor, index: int) -> str:
     where = f"name of key {index}"
     raw = cursor.text(where)
     if not 0 < len(raw) <= MAX_KEY_BYTES:
-        raise cursor.bad(where, f"{len(raw)} bytes long, must be 1 to {MAX_KEY_BYTES}")
+        raise cursor.bad(where, f"must be 1 to {MAX_KEY_BYTES} bytes long, not {len(raw)}")
     return checked_name(cursor, raw, where)
 
 
 def checked_name(cursor: Cursor, raw: bytes, where: str) -> str:
-    """A key or a tensor name. A NUL is refused because llama.cpp ends a name there: two names would become one."""
+    """Decode a key or a tensor name. Raises BadGGUF if it is not UTF-8 or contains a NUL byte.
+
+    llama.cpp ends a name at the first NUL, so two names could become the same.
+    """
     if b"\0" in raw:
-        raise cursor.bad(where, f"'{shown(raw)}' holds a NUL byte")
+        raise cursor.bad(where, f"'{shown(raw)}' contains a NUL byte")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -173,9 +176,9 @@ def _alignment(cursor: Cursor, metadata: dict[str, Value], types: dict[str, str]
     if types[key] != "u32" or not isinstance(alignment, int):
         raise _wrong_type(cursor, key, types[key], "u32")
     if alignment == 0 or alignment & (alignment - 1):
-        raise cursor.bad(key, f"{alignment} seen, must be a power of two")
+        raise cursor.bad(key, f"must be a power of two, not {alignment}")
     return alignment
 
 
 def _wrong_type(cursor: Cursor, key: str, seen: str, wanted: str) -> BadGGUF:
-    return cursor.bad(key, f"a value of type {seen}, must be {wanted}")
+    return cursor.bad(key, f"must be {wanted}, not {seen}")

@@ -1,7 +1,7 @@
-"""The rules of an architecture's own keys, such as `llama.block_count`.
+"""The rules for the keys of an architecture, such as `llama.block_count`.
 
-Each is an assertion of llama.cpp's loader or of its kernels: a file that breaks one ends the process that runs it. The
-limits are its own too (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS).
+Each rule is an assertion in llama.cpp's loader or kernels, so a file that breaks one makes llama.cpp abort. The limits
+are llama.cpp's too (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MAX_EXPERTS = 1024
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 _EPSILONS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "attention.group_norm_epsilon")
-_NO_LANGUAGE_MODEL = "clip"  # the vision half of a model: it has no keys of this kind
+_NO_LANGUAGE_MODEL = "clip"  # the vision encoder of a model, which has none of these keys
 
 
 def check_hyperparameters(file: Metadata) -> None:
-    """Check the keys that are there. Raises BadGGUF naming the key."""
+    """Check the keys that are present. Raises BadGGUF naming the key."""
     architecture = file.string("general.architecture", "")
     if architecture == _NO_LANGUAGE_MODEL or not architecture:
         return
@@ -29,11 +29,11 @@ def check_hyperparameters(file: Metadata) -> None:
     for name in _EPSILONS:
         epsilon = file.number(f"{architecture}.{name}", 0.0)
         if epsilon < 0:
-            raise file.bad(f"{architecture}.{name}", f"{epsilon} seen, must be 0 or more")
+            raise file.bad(f"{architecture}.{name}", f"must be 0 or more, not {epsilon}")
     scaling = file.string(f"{architecture}.rope.scaling.type", ROPE_SCALINGS[0])
     if scaling not in ROPE_SCALINGS:
         raise file.bad(
-            f"{architecture}.rope.scaling.type", f"'{shown(scaling)}' seen, must be {', '.join(ROPE_SCALINGS)}"
+            f"{architecture}.rope.scaling.type", f"must be {' or '.join(ROPE_SCALINGS)}, not '{shown(scaling)}'"
         )
 
 
@@ -45,22 +45,22 @@ def _check_layers(file: Metadata, architecture: str) -> None:
 def _check_experts(file: Metadata, architecture: str) -> None:
     experts = file.integer(f"{architecture}.expert_count", 0, minimum=0, maximum=MAX_EXPERTS)
     if architecture.startswith("hunyuan") and experts == 1:
-        return  # counts as none, and what is said of its use is ignored
+        return  # llama.cpp treats one expert as none and ignores expert_used_count
     key = f"{architecture}.expert_used_count"
     used = _most(file, key)
     if not (used == 0 if experts == 0 else 0 < used <= experts):
         wanted = f"1 to {experts}" if experts else "0"
-        raise file.bad(key, f"{used} seen, must be {wanted}: {architecture}.expert_count is {experts}")
+        raise file.bad(key, f"must be {wanted}, not {used}, because {architecture}.expert_count is {experts}")
     key = f"{architecture}.expert_group_count"
     groups = file.integer(key, 0, minimum=0, maximum=max(experts - 1, 0))
     if groups > 1:
         if experts % groups:
-            raise file.bad(key, f"{groups} seen, must divide {experts} experts")
+            raise file.bad(key, f"{experts} experts cannot be divided into {groups} equal groups")
         file.integer(f"{architecture}.expert_group_used_count", 0, minimum=1, maximum=groups - 1)
 
 
 def _most(file: Metadata, key: str) -> int:
-    """A number, or the largest of one for each layer; 0 where the key is missing."""
+    """Return the value, the largest one if the key has a value per layer, or 0 if the key is missing."""
     if isinstance(file.metadata.get(key), np.ndarray):
         return int(file.integers(key).max(initial=0))
     return file.integer(key, 0, minimum=0)

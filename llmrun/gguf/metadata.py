@@ -1,7 +1,7 @@
-"""Metadata by type: a getter gives what its name says, or BadGGUF with the file, the key and what was seen.
+"""Typed access to metadata, with a getter for each type of value.
 
-A key that is missing gives the default, or BadGGUF where none was given. A value of another type, or outside its
-limits, is BadGGUF even then.
+If a key is missing, its getter returns the default, or raises BadGGUF if there is no default. A value of another type
+or outside the limits raises BadGGUF in either case. The error names the file, the key and the value found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Metadata:
 
     path      the file, for messages
     metadata  key -> bool, int, float, str, NumPy array (a read-only view of the header) or StringArray
-    types     key -> the type it was written with: "u32", "str", "arr[f32]", ...
+    types     key -> its type in the file: "u32", "str", "arr[f32]", ...
     """
 
     def __init__(self, path: Path, metadata: Mapping[str, Value], types: Mapping[str, str]) -> None:
@@ -38,7 +38,7 @@ class Metadata:
         return key in self.metadata
 
     def bad(self, key: str, seen: str) -> BadGGUF:
-        """The error for a value that breaks a rule: `seen` is what was found, and the limit."""
+        """Return the error for a value that breaks a rule. `seen` describes the value found and the limit."""
         return bad_gguf(self.path, shown(key), seen)
 
     @overload
@@ -70,14 +70,14 @@ class Metadata:
     @overload
     def number(self, key: str, default: Default) -> float | Default: ...
     def number(self, key: str, default: Default | EllipsisType = ...) -> float | Default:
-        """A finite float; an integer counts as one."""
+        """Return a finite float. Integers are converted."""
         if self._missing(key, default):
             return cast(Default, default)
         value = self.metadata[key]
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self._wrong_type(key, "a number")
         if not isfinite(value):
-            raise self.bad(key, f"{value} seen, must be finite")
+            raise self.bad(key, f"must be finite, not {value}")
         return float(value)
 
     @overload
@@ -94,24 +94,24 @@ class Metadata:
         minimum: int | None = None,
         maximum: int | None = None,
     ) -> int | Default:
-        """An integer of any width, within the limits, both included. The default is not held to them."""
+        """Return an integer of any width. Both limits are inclusive, and neither applies to the default."""
         if self._missing(key, default):
             return cast(Default, default)
         value = self.metadata[key]
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._wrong_type(key, "an integer")
         if minimum is not None and value < minimum:
-            raise self.bad(key, f"{value} seen, must be at least {minimum}")
+            raise self.bad(key, f"must be at least {minimum}, not {value}")
         if maximum is not None and value > maximum:
-            raise self.bad(key, f"{value} seen, must be at most {maximum}")
+            raise self.bad(key, f"must be at most {maximum}, not {value}")
         return value
 
     def integers(self, key: str) -> NumberArray:
-        """An integer array of any width, [n]; a view of the header."""
+        """Return an integer array of any width, [n], as a view of the header."""
         return self._array(key, "iu", "an array of integers")
 
     def numbers(self, key: str) -> NumberArray:
-        """A float or integer array of any width, [n]; a view of the header."""
+        """Return a float or integer array of any width, [n], as a view of the header."""
         return self._array(key, "fiu", "an array of numbers")
 
     def strings(self, key: str) -> StringArray:
@@ -129,7 +129,7 @@ class Metadata:
         return value
 
     def _missing(self, key: str, default: object) -> bool:
-        """Whether the default stands in. Raises BadGGUF when there is none."""
+        """Return whether the key is missing. Raises BadGGUF if it is and there is no default."""
         if key in self.metadata:
             return False
         if default is ...:
@@ -137,4 +137,4 @@ class Metadata:
         return True
 
     def _wrong_type(self, key: str, wanted: str) -> BadGGUF:
-        return self.bad(key, f"a value of type {self.types[key]}, must be {wanted}")
+        return self.bad(key, f"must be {wanted}, not {self.types[key]}")

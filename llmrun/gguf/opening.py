@@ -1,4 +1,4 @@
-"""Opening a model's file, with the system's refusals in our words. Imports no NumPy."""
+"""Opens model files and turns operating system errors into llmrun's own. Does not import NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a fault in a file is said: which file, which key, what was seen."""
+"""Builds the error messages for invalid files, which name the file, the key and the value found."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from pathlib import Path
 from llmrun.amounts import format_bytes
 from llmrun.errors import BadGGUF
 
-_HINT = "Download the file again; if the same line comes back, the file was made wrong and another copy is needed."
+_HINT = (
+    "Download the file again. If this error comes back, the file itself is faulty: use another copy or quantization."
+)
 
 
 class HeaderTooLong(BadGGUF):
-    """The header goes on behind the last byte that is read of it, and the file is long enough for that."""
+    """The header is longer than the limit on how much of it is read. The file itself may be complete."""
 
 
 def bad_gguf(path: Path, where: str, seen: str, kind: type[BadGGUF] = BadGGUF) -> BadGGUF:
-    """The error for a broken rule: `where` is a key, a tensor or a part of the header, `seen` the value and limit."""
+    """Return the error for a broken rule.
+
+    where  the key, tensor or part of the header
+    seen   the value found, and the limit
+    """
     return kind(f"not a valid GGUF file: {shown(str(path), 300)}: {where}: {seen}", hint=_HINT)
 
 
@@ -31,9 +37,11 @@ def incomplete(path: Path, seen: int, needed: int) -> BadGGUF:
 
 
 def shown(text: str | bytes, limit: int = 80) -> str:
-    r"""Text from a file, fit for a terminal line: what does not print (control characters, marks that turn the
-    writing direction, lone surrogates) as \x1b or \u202e, bytes that are not UTF-8 as \xff, and the middle of a long
-    text left out."""
+    r"""Return text from a file in a form that is safe to print on one terminal line.
+
+    Non-printable characters (control characters, bidirectional marks, lone surrogates) become escapes such as \x1b or
+    \u202e, and bytes that are not UTF-8 become escapes such as \xff. The middle of long text is replaced with "…".
+    """
     if isinstance(text, bytes):
         text = text[: 4 * limit].decode(errors="backslashreplace") + ("…" if len(text) > 4 * limit else "")
     if len(text) > limit:

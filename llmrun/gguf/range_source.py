@@ -1,4 +1,4 @@
-"""A file that is somewhere else: a function fetches ranges of its bytes, over HTTP or otherwise."""
+"""A source for remote files, which calls a function to fetch ranges of bytes, over HTTP or otherwise."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from pathlib import Path
 from llmrun.errors import ModelFileError
 from llmrun.gguf.problems import shown
 
-Fetch = Callable[[int, int], bytes]  # the bytes from the first number to before the second; may raise NetworkError
+Fetch = Callable[[int, int], bytes]  # (start, end), with the end excluded; may raise NetworkError
 
 
 @dataclass(slots=True)
 class RangeSource:
-    """A Source of `size` bytes behind `fetch`. Each read is one fetch; reading a header from front to end asks for
-    nothing twice."""
+    """A Source of `size` bytes that come from `fetch`.
+
+    Each read is one fetch. Reading a header from start to end fetches every byte once.
+    """
 
     fetch: Fetch
     size: int
     path: Path
 
     def read(self, offset: int, into: memoryview) -> None:
-        """See Source.read. Raises what `fetch` raises too."""
+        """See Source.read. Also raises the errors of `fetch`."""
         data = self.fetch(offset, offset + len(into))
         if len(data) != len(into):
-            asked = f"bytes {offset} to {offset + len(into)} were asked for, {len(data)} came"
+            asked = f"bytes {offset} to {offset + len(into)} were requested, but only {len(data)} bytes arrived"
             raise ModelFileError(
                 f"the model file cannot be read: {shown(str(self.path), 300)}: {asked}",
-                hint="Try again: the server cut the answer off, or gives no parts of files.",
+                hint="Try again. The connection may have broken, or the server may not support range requests.",
             )
         into[:] = data
 
     def check_unchanged(self) -> None:
-        """Nobody can tell."""
+        """Do nothing because changes to a remote file cannot be detected here."""
 
     def check_in_place(self) -> None:
-        """Nobody can tell."""
+        """Do nothing because changes to a remote file cannot be detected here."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing because nothing is open."""

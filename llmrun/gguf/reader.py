@@ -1,7 +1,7 @@
-"""Opening a GGUF file: checked from end to end of its header, and read, not mapped.
+"""Opens GGUF files. The whole header is checked, and tensors are read instead of memory-mapped.
 
-Everything a backend later relies on is checked here or in the architecture's own file: a file that opens does not
-crash what reads it. llama.cpp accepts more, and aborts the process on some of that.
+Everything that backends rely on is checked here or in the module of the architecture, so a file that opens cannot crash
+a backend. llama.cpp accepts more files, and aborts on some of them.
 """
 
 from __future__ import annotations
@@ -28,38 +28,39 @@ from llmrun.gguf.source import FileSource, JoinedSource, MemorySource, OnesSourc
 from llmrun.gguf.tensors import TensorInfo, read_tensors
 from llmrun.gguf.vocabulary import check_vocabulary
 
-OpenShard = Callable[[str], Source]  # by the name of a file beside the first; raises ModelNotFound
+OpenShard = Callable[[str], Source]  # opens a file by name in the folder of the first; raises ModelNotFound
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Open a model by its file, or by the first of its files (shards.py), read the headers into memory and check them.
-    Tensors are read when they are asked for.
+    """Open a model by its file, or by its first shard (shards.py), and read and check its headers.
 
-    Raises ModelNotFound (there is no such file, or one of several is missing), BadGGUF (a rule of the format is broken)
-    and ModelFileError (it cannot be read, is being written to, or is not the first of several).
+    Tensors are read on demand.
+
+    Raises ModelNotFound (the file or a shard does not exist), BadGGUF (the file breaks a rule of the format) and
+    ModelFileError (the file cannot be read, is being written to, or is not the first shard).
     """
     path = Path(path)
     return read_source(FileSource(path), path, lambda name: FileSource(path.with_name(name)))
 
 
 def read_gguf(data: bytes, path: Path) -> GGUFFile:
-    """Check a file that is already in memory and alone; `path` is for messages. Raises as `open_gguf` does."""
+    """Open a model that is one file in memory. `path` is for messages. Raises the same errors as `open_gguf`."""
     return read_source(MemorySource(data), path, no_other)
 
 
 def read_source(source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
-    """Check a model wherever its bytes come from. Raises as `open_gguf` does.
+    """Open a model from any source and check it. Raises the same errors as `open_gguf`.
 
-    source      its first file; closed with the GGUFFile, or on failure
-    path        its name, by which the others are named too; and for messages
-    open_shard  opens another of its files
+    source      the first file; closed with the GGUFFile, or on failure
+    path        the path of the first file, for messages and to derive the names of the other shards
+    open_shard  opens another shard
     """
     with ExitStack() as on_failure:
         on_failure.callback(source.close)
         try:
             first = read_whole_header(Cursor(source, path), source)
         except BadGGUF:
-            source.check_unchanged()  # or a copy that is still under way would be called a broken file
+            source.check_unchanged()  # otherwise, a file that is still being copied would be reported as invalid
             raise
         file = with_shards(first, open_shard)
         on_failure.pop_all()
@@ -67,7 +68,7 @@ def read_source(source: Source, path: Path, open_shard: OpenShard) -> GGUFFile:
 
 
 def read_whole_header(cursor: Cursor, source: Source) -> GGUFFile:
-    """Read and check everything before the tensors of one file. Raises BadGGUF."""
+    """Read and check everything before the tensor data of one file. Raises BadGGUF."""
     header = read_header(cursor)
     file = GGUFFile(cursor.path, source, header, read_tensors(cursor, header))
     check_hyperparameters(file)
@@ -77,8 +78,11 @@ def read_whole_header(cursor: Cursor, source: Source) -> GGUFFile:
 
 
 def with_shards(first: GGUFFile, open_shard: OpenShard) -> GGUFFile:
-    """The model of which `first` is the first file, in whatever way its header was read: with the tensors of all its
-    files, and closed with them; `first` itself where that is all. Raises as `open_gguf` does, and has closed them."""
+    """Return the model whose first file is `first`, with the tensors of all its shards.
+
+    Returns `first` itself if the model is not split. Closing the result closes all shards. On failure, all are closed.
+    Raises the same errors as `open_gguf`.
+    """
     joined = JoinedSource()
     joined.append(first._source)
     tensors = dict(first.tensors)
@@ -97,8 +101,8 @@ def with_shards(first: GGUFFile, open_shard: OpenShard) -> GGUFFile:
                 check_shard(shard, number, split, first)
                 tensors |= _behind(shard, begin, tensors)
             if len(tensors) != split.tensors:
-                seen = f"{split.tensors} seen, must be {len(tensors)}: so many are in {split.count} files"
-                raise first.bad(TENSORS, seen)
+                found = f"{len(tensors)}, the number of tensors in all {split.count} files"
+                raise first.bad(TENSORS, f"must be {found}, not {split.tensors}")
         except BadGGUF:
             joined.check_unchanged()
             raise
@@ -108,10 +112,10 @@ def with_shards(first: GGUFFile, open_shard: OpenShard) -> GGUFFile:
 
 
 def _behind(shard: GGUFFile, begin: int, before: Container[str]) -> dict[str, TensorInfo]:
-    """Its tensors, where they lie when its bytes begin at `begin` of all."""
+    """Return the tensors of a shard with offsets for the joined source, where the shard starts at `begin`."""
     for name in shard.tensors:
         if name in before:
-            raise shard.bad(name, "the tensor is there twice, the first time in an earlier file of the model")
+            raise shard.bad(name, "an earlier file of the model already has a tensor of this name")
     return {name: replace(tensor, offset=begin + tensor.offset) for name, tensor in shard.tensors.items()}
 
 
@@ -121,29 +125,29 @@ def _open(open_shard: OpenShard, path: Path, number: int, split: Split) -> Sourc
     except ModelNotFound as missing:
         raise ModelNotFound(
             f"a file of the model is missing: {shown(str(path), 300)}: file {number + 1} of {split.count}",
-            hint="All files of a model must lie beside the first one.",
+            hint="Put all files of the model in the same folder.",
         ) from missing
 
 
 def no_other(name: str) -> Source:
-    """An OpenShard for a file that is alone."""
-    raise ModelNotFound(f"no such model file: {shown(name, 300)}: a file in memory is alone")
+    """Refuse to open a shard. The OpenShard for a model that has only one file."""
+    raise ModelNotFound(f"no such model file: {shown(name, 300)}: only the first file was given")
 
 
 class GGUFFile(Metadata):
-    """An open model, in one file or several. A context manager; arrays taken from it stay valid after `close`.
+    """An open model, in one file or several shards. It is a context manager. Its arrays stay valid after `close`.
 
-    The typed getters of `Metadata` are its own: `file.integer("llama.block_count", minimum=1)`.
+    It has the typed getters of `Metadata`, as in `file.integer("llama.block_count", minimum=1)`.
 
-    path        where it was opened: its file, or the first of several
+    path        the path of its file, or of its first shard
     version     2 or 3
-    alignment   bytes each tensor is padded to
-    file_bytes  its size, of all its files together
+    alignment   each tensor is padded to a multiple of this many bytes
+    file_bytes  the total size of its files
     metadata    key -> bool, int, float, str, NumPy array (a read-only view of the header) or StringArray
-    types       key -> the type it was written with: "u32", "str", "arr[f32]", ...
+    types       key -> its type in the file: "u32", "str", "arr[f32]", ...
     tensors     name -> TensorInfo, in file order
 
-    The metadata, version and alignment are those of the first file.
+    The metadata, version and alignment come from the first shard.
     """
 
     def __init__(self, path: Path, source: Source, header: Header, tensors: dict[str, TensorInfo]) -> None:
@@ -163,37 +167,47 @@ class GGUFFile(Metadata):
         self.close()
 
     def close(self) -> None:
-        """Close its files, and let go of the header's arrays. Idempotent."""
+        """Close the files and release the header's arrays. Idempotent."""
         self._source.close()
         kept = {key: value for key, value in self.metadata.items() if isinstance(value, bool | int | float | str)}
         self.metadata = kept
 
     def read(self, tensor: TensorInfo) -> NDArray[np.uint8]:
-        """uint8[tensor.nbytes], the caller's own. Raises ModelFileError (the file has changed, or cannot be read)."""
+        """Read a tensor into a new array, uint8[tensor.nbytes].
+
+        Raises ModelFileError if the file has changed or cannot be read.
+        """
         data = np.empty(tensor.nbytes, np.uint8)
         self.read_into(tensor, 0, data)
         return data
 
     def read_into(self, tensor: TensorInfo, start: int, into: NDArray[np.uint8]) -> None:
-        """Fill `into`, uint8[n], contiguous, with a tensor's bytes from byte `start` of it on. From any thread.
+        """Fill the contiguous array `into`, uint8[n], with the bytes of a tensor from byte `start` on. Thread-safe.
 
-        Raises ModelFileError as `read` does, and ValueError for bytes outside the tensor or a closed file.
+        Raises ModelFileError as `read` does, and ValueError if the range is outside the tensor or the file is closed.
         """
         if start < 0 or start + len(into) > tensor.nbytes:
             raise ValueError(f"bytes {start} to {start + len(into)} of a tensor of {tensor.nbytes}")
         self._source.read(tensor.offset + start, into.data)
 
-    def with_made_up_weights(self) -> GGUFFile:
-        """The same file, of which no tensor is read: all are 1.0 where they are floats. For arithmetic about it."""
+    def with_placeholder_weights(self) -> GGUFFile:
+        """Return the same model with placeholder weights, for computing sizes and plans without reading tensors.
+
+        All floats are 1.0.
+        """
         header = Header(self.version, self.alignment, len(self.tensors), dict(self.metadata), dict(self.types))
         return GGUFFile(self.path, OnesSource(self.file_bytes), header, self.tensors)
 
     def check_unchanged(self) -> None:
-        """Raises ModelFileError when a file was written to since it was opened. To be asked after the last read:
-        a model put together from two versions of a file would answer nonsense."""
+        """Raise ModelFileError if a file was written to since it was opened.
+
+        Call this after the last read, because a model loaded from two versions of a file would produce nonsense.
+        """
         self._source.check_unchanged()
 
     def check_in_place(self) -> None:
-        """Raises ModelFileError when a path is not its file's any more, or a file was written to. To be asked
-        after another has opened the path: what he found there is this model, which was checked."""
+        """Raise ModelFileError if a path now leads to another file, or a file was written to.
+
+        Call this after another library has opened the same path, to be sure that it opened the model checked here.
+        """
         self._source.check_in_place()

@@ -1,16 +1,15 @@
-"""The header of a file that is somewhere else, of which as little is read as tells the rest.
+"""Reads the header of a remote file while fetching as little of it as possible.
 
-Llama 3's vocabulary of 128,256 tokens makes 7.8 MB of header: 1 % of a 1B model's file. Most of it are the merges of
-the tokenizer, whose strings tell nothing of the model's size or speed. So the arrays of numbers of the vocabulary are
-stepped over, the end of the merges is looked for by probing, and the keys and the tensors' descriptions after it are
-read.
+Llama 3's vocabulary of 128,256 tokens makes the header 7.8 MB long, 1 % of a 1B model's file. Most of that is the
+tokenizer's merges, which say nothing about the model's size or speed. The reader therefore skips the numeric arrays of
+the vocabulary, finds the end of the merges by probing, and reads the keys and tensor descriptions that follow.
 
-The quantizations of one model share everything but a few keys: where the descriptions lie in one file, they lie near
-in its siblings, which takes two reads.
+All quantizations of a model have the same header except for a few keys. Once the position of the tensor descriptions
+is known for one file, they are found close to the same position in its siblings with two reads.
 
-What was stepped over has not been checked. What was read is believed only when it fits together to the byte: the number
-of keys, of tensors, each tensor beginning where the one before it ends, and the last one ending with the file. A file
-of which it does not is read from front to end, by the strict reader.
+The skipped parts are not checked. The rest is trusted only if it is consistent to the byte: the numbers of keys and
+tensors must match, each tensor must start where the previous one ends, and the last one must end with the file.
+Otherwise, the strict reader reads the whole header.
 """
 
 from __future__ import annotations
@@ -32,30 +31,32 @@ from llmrun.gguf.tensors import read_tensors
 from llmrun.gguf.values import StringArray, Value
 from llmrun.gguf.vocabulary import MERGES, SCORES, TOKEN_TYPES, TOKENS
 
-STEPPED_OVER = frozenset({MERGES, SCORES, TOKEN_TYPES})  # keys that a header read in parts lacks
-FIRST_WINDOW = 256 << 10  # a header with a small vocabulary is in it
+STEPPED_OVER = frozenset({MERGES, SCORES, TOKEN_TYPES})  # keys missing from a partially read header
+FIRST_WINDOW = 256 << 10  # bytes; enough for a header with a small vocabulary
 
 _PROBE = 4 << 10
-_NEAR = 64 << 10  # the search ends where no more than this is left to be read in one piece
+_NEAR = 64 << 10  # the search stops when this many bytes or fewer remain, and one read fetches them
 _MOST_PROBES = 64
-_IN_A_ROW = 12  # merges, one after the other, that are no accident
-_LONGEST_MERGE = 1024  # bytes; real ones have up to 260
+_IN_A_ROW = 12  # this many consecutive merges are unlikely to be a coincidence
+_LONGEST_MERGE = 1024  # bytes; the longest in real files is 260
 _ROOMY_MERGE_BYTES = 40
 
-_HEAD = 16 << 10  # of a sibling: the keys before its vocabulary
-_SLACK = 32 << 10  # siblings differ by a few keys: of the importance matrix, of who made them
-_TRADED = ("general.", "quantize.")  # keys in which siblings may differ
+_HEAD = 16 << 10  # bytes; enough for the keys before a sibling's vocabulary
+_SLACK = 32 << 10  # bytes; siblings differ in a few keys, such as the author and the importance matrix
+_VARYING = ("general.", "quantize.")  # prefixes of keys that may differ between siblings
 
 
 class _NotInParts(Exception):
-    """What was read does not fit together. The whole will tell why."""
+    """The partially read header is inconsistent or unsuitable, so the whole header must be read."""
 
 
 def read_remote_header(source: RangeSource, open_shard: OpenShard = no_other) -> GGUFFile:
-    """What the header says, without STEPPED_OVER where it is read in parts. Of a model in several files the headers are
-    read whole: such a model is large beside them.
+    """Read the header, or only the parts of it that matter.
 
-    Raises as `read_source` does, and what fetching raises.
+    A partially read header lacks the keys in STEPPED_OVER. The headers of split models are always read in full because
+    they are small compared with the model.
+
+    Raises the same errors as `read_source`, and those of the fetch function.
     """
     try:
         return _read_in_parts(source)
@@ -64,9 +65,11 @@ def read_remote_header(source: RangeSource, open_shard: OpenShard = no_other) ->
 
 
 def read_sibling_header(source: RangeSource, known: GGUFFile, open_shard: OpenShard = no_other) -> GGUFFile:
-    """The header of another quantization of the model that `known` is of: its metadata, but for keys that this file
-    begins with, and this file's tensors. What does not look like one is read by `read_remote_header`. Raises as that
-    does."""
+    """Read the header of another quantization of the same model as `known`.
+
+    The result has the tensors of this file and its keys before the vocabulary. All other metadata come from `known`.
+    Falls back to `read_remote_header` if the file does not look like a sibling, and raises the same errors.
+    """
     try:
         return _read_as_sibling(source, known)
     except (_NotInParts, BadGGUF):
@@ -74,7 +77,10 @@ def read_sibling_header(source: RangeSource, known: GGUFFile, open_shard: OpenSh
 
 
 def _opened(source: RangeSource, cursor: Cursor, header: Header) -> GGUFFile:
-    """With its tensors, from where the cursor is; they must fill the file to its end, but for its last padding."""
+    """Read the tensor descriptions at the cursor and return the file.
+
+    Raises _NotInParts unless the tensors, with the padding of the last one, fill the rest of the file.
+    """
     file = GGUFFile(source.path, source, header, read_tensors(cursor, header))
     end = max((tensor.offset + tensor.nbytes for tensor in file.tensors.values()), default=cursor.position)
     if not end <= source.size < end + header.alignment:
@@ -83,7 +89,7 @@ def _opened(source: RangeSource, cursor: Cursor, header: Header) -> GGUFFile:
     return file
 
 
-# --- one file alone ---------------------------------------------------------------------------------------------------
+# --- a single file ----------------------------------------------------------------------------------------------------
 
 
 def _read_in_parts(source: RangeSource) -> GGUFFile:
@@ -103,7 +109,7 @@ def _read_in_parts(source: RangeSource) -> GGUFFile:
 
 
 def _step_over(cursor: Cursor, source: RangeSource, key: str, tokens: Value | None) -> str:
-    """Go to where an array ends; returns its type. Its bytes are read only as far as a window holds them anyway."""
+    """Move to the end of an array without fetching more of it, and return the name of its type."""
     if cursor.u32(key) != ARRAY_ID:
         raise _NotInParts
     type_id, n = read_array_start(cursor, key)
@@ -117,13 +123,17 @@ def _step_over(cursor: Cursor, source: RangeSource, key: str, tokens: Value | No
 
 
 def _step_over_merges(cursor: Cursor, source: RangeSource, n: int, tokens: Value | None) -> None:
-    """Go to what follows n merges, whose bytes are told by no field: somewhere behind `inside`, before `outside`."""
+    """Move to the end of n merges.
+
+    No field says how many bytes they take. A binary search narrows the end down: `inside` is a position within the
+    merges, and `outside` is one after them.
+    """
     if n * _ROOMY_MERGE_BYTES <= _NEAR:
         for _ in range(n):
             cursor.text(MERGES)
         return
     inside, outside = cursor.position, min(source.size, MAX_HEADER_BYTES)
-    # A merge is a token with a space in it. Those of long tokens are more: each can be put together in several ways.
+    # A merge is a token with a space inserted. Long tokens have more merges because they can be split in several ways.
     average = float(np.mean(tokens.lengths)) if isinstance(tokens, StringArray) and len(tokens) else 8.0
     step = n * 3
     probe = inside + int(n * (9 + average))
@@ -140,13 +150,13 @@ def _step_over_merges(cursor: Cursor, source: RangeSource, n: int, tokens: Value
             probe = (inside + outside) // 2
         else:
             inside = probe + found
-            probe = inside + step  # until one is outside, in growing steps
+            probe = inside + step  # the steps grow until a probe is past the end
             step *= 2
     _read_to_the_end_of_merges(cursor, inside, n)
 
 
 def _merges_in(data: bytes) -> int | None:
-    """Where in these bytes of a file merges begin to follow each other; None where they do not."""
+    """Return the index in `data` where a run of merges begins, or None if there is none."""
     starts = (at for at in range(min(len(data), 8 + _LONGEST_MERGE)) if data[at + 2 : at + 8] == bytes(6))
     return next((at for at in starts if _are_merges(data, at)), None)
 
@@ -161,7 +171,10 @@ def _are_merges(data: bytes, at: int) -> bool:
 
 
 def _is_merge(text: bytes) -> bool:
-    """Two strings with a space between, the left of which may begin with one. No name of a key or a tensor is that."""
+    """Return whether `text` is two strings separated by a space. The left one may itself begin with a space.
+
+    No key or tensor name has this form.
+    """
     return 0 < text.find(b" ", 1) < len(text) - 1
 
 
@@ -175,7 +188,7 @@ def _read_to_the_end_of_merges(cursor: Cursor, position: int, most: int) -> None
     raise _NotInParts
 
 
-# --- its siblings -----------------------------------------------------------------------------------------------------
+# --- siblings ---------------------------------------------------------------------------------------------------------
 
 
 def _read_as_sibling(source: RangeSource, known: GGUFFile) -> GGUFFile:
@@ -202,12 +215,12 @@ def _keys_before_the_vocabulary(cursor: Cursor, counts: Counts) -> tuple[dict[st
         if key == TOKENS or key in STEPPED_OVER:
             return metadata, types
         metadata[key], types[key] = read_value(cursor, key)
-    raise _NotInParts  # all of it has been read: nothing is to be saved
+    raise _NotInParts  # there is no vocabulary to skip, so this method saves nothing
 
 
 def _check_equal(metadata: Mapping[str, Value], known: GGUFFile) -> None:
     for key, value in metadata.items():
-        if key.startswith(_TRADED) and key != "general.architecture":
+        if key.startswith(_VARYING) and key != "general.architecture":
             continue
         other = known.metadata.get(key)
         if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
@@ -219,7 +232,10 @@ def _check_equal(metadata: Mapping[str, Value], known: GGUFFile) -> None:
 
 
 def _go_to_the_first_tensor(cursor: Cursor, known: GGUFFile) -> None:
-    """To the first name of a tensor, in whatever order this file has them, near to where the known file has its own."""
+    """Move to the first tensor description, searching close to its position in the known file.
+
+    The order of the tensors may differ between the files.
+    """
     if not known.tensors:
         raise _NotInParts
     entries = [struct.pack("<Q", len(name.encode())) + name.encode() for name in known.tensors]

@@ -1,12 +1,13 @@
-"""A model in several files, `NAME-00001-of-00003.gguf` and so on, as llama.cpp's gguf-split and gguf-py write them.
+"""Models split into several files (shards), as written by llama.cpp's gguf-split and by gguf-py.
 
-The first one has the metadata, each has some of the tensors, and each says which it is:
+The shards are named `NAME-00001-of-00003.gguf` and so on. The first one has the metadata. Each has some of the tensors
+and these keys:
 
     split.no             u16, from 0 (the names count from 1)
     split.count          u16, how many files there are
     split.tensors.count  i32, how many tensors they have together
 
-The rules are those of llama.cpp's loader, and some more. A model is opened by its first file.
+The rules are those of llama.cpp's loader with some additions. A model is opened by its first shard.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ _NAME = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 @dataclass(frozen=True)
 class Split:
-    """What the first file says: how the names of all begin, how many they are, and their tensors together."""
+    """The facts about a split model from its first shard.
+
+    prefix   the common start of the shards' names
+    count    how many shards there are
+    tensors  how many tensors they have together
+    """
 
     prefix: str
     count: int
@@ -33,19 +39,19 @@ class Split:
 
     @property
     def other_names(self) -> list[str]:
-        """Of the files after the first, in order."""
+        """The names of the other shards, in order."""
         return [_name(self.prefix, number, self.count) for number in range(1, self.count)]
 
 
 def read_split(first: Metadata) -> Split | None:
-    """What the file that was named says of the others; None for a whole model, whatever its name is.
+    """Read the facts about the shards, or return None if the model is not split, whatever its file is called.
 
-    Raises BadGGUF, and ModelFileError with the file to name when this one is not the first.
+    Raises BadGGUF. Raises ModelFileError with the name of the first shard if this is another one.
     """
     if not first.has(COUNT):
         return None
     count = _number(first, COUNT, "u16")
-    if count <= 1:  # 0: it was put together from several
+    if count <= 1:  # 0 if several shards were merged into this file
         return None
     number = _number(first, NUMBER, "u16", maximum=count - 1)
     tensors = _number(first, TENSORS, "i32")
@@ -53,34 +59,37 @@ def read_split(first: Metadata) -> Split | None:
     if number:
         raise ModelFileError(
             f"not the first file of its model: {shown(str(first.path), 300)}: file {number + 1} of {count}",
-            hint=f"Name the first: {shown(str(first.path.with_name(_name(prefix, 0, count))), 300)}",
+            hint=f"Use the first file: {shown(str(first.path.with_name(_name(prefix, 0, count))), 300)}",
         )
     return Split(prefix, count, tensors)
 
 
 def check_shard(shard: Metadata, number: int, split: Split, first: Metadata) -> None:
-    """Check that a file is the one after `number` others of the model whose first file is `first`. Raises BadGGUF."""
+    """Check that a file is shard `number` (from 0) of the model whose first shard is `first`. Raises BadGGUF."""
     for key, type_, expected in ((NUMBER, "u16", number), (COUNT, "u16", split.count), (TENSORS, "i32", split.tensors)):
         seen = _number(shard, key, type_)
         if seen != expected:
-            raise shard.bad(key, f"{seen} seen, must be {expected}: it is file {number + 1} of {split.count}")
+            raise shard.bad(key, f"must be {expected} in file {number + 1} of {split.count}, not {seen}")
     key = "general.architecture"
     if shard.has(key) and shard.string(key) != first.string(key, None):
         wanted = shown(first.string(key, "none"))
-        raise shard.bad(key, f"'{shown(shard.string(key))}' seen, must be '{wanted}', as in the first file")
+        raise shard.bad(key, f"must be '{wanted}' as in the first file, not '{shown(shard.string(key))}'")
 
 
 def _checked_prefix(file: Metadata, number: int, count: int) -> str:
-    """How the file's name begins. The others are found by it, so it must say what the file says."""
+    """Return the prefix of the shards' names.
+
+    The other shards are found by name, so the name of the file must match its keys.
+    """
     named = _NAME.fullmatch(file.path.name)
     if named is None:
         wanted = _name("NAME", number, count)
-        raise file.bad(COUNT, f"{count} files, which are found by their names: this one must be called {wanted}")
+        raise file.bad(COUNT, f"is {count}, and the files are found by name, so this one must be called {wanted}")
     prefix, n, of = named[1], int(named[2]), int(named[3])
     if of != count:
-        raise file.bad(COUNT, f"{count} seen, must be {of}, as its name says")
+        raise file.bad(COUNT, f"must be {of} to match the file name, not {count}")
     if n != number + 1:
-        raise file.bad(NUMBER, f"{number} seen, must be {n - 1}: by its name it is file {n} of {of}")
+        raise file.bad(NUMBER, f"must be {n - 1} to match the file name ({n} of {of}), not {number}")
     return prefix
 
 
@@ -91,5 +100,5 @@ def _name(prefix: str, number: int, count: int) -> str:
 def _number(file: Metadata, key: str, type_: str, maximum: int | None = None) -> int:
     value = file.integer(key, minimum=0, maximum=maximum)
     if file.types[key] != type_:
-        raise file.bad(key, f"a value of type {file.types[key]}, must be {type_}")
+        raise file.bad(key, f"must be {type_}, not {file.types[key]}")
     return value

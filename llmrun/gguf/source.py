@@ -1,7 +1,8 @@
-"""Where a header and tensors come from: bytes read when they are asked for, never mapped.
+"""Sources of header and tensor bytes. Files are read on demand and never memory-mapped.
 
-A mapped file that somebody cuts off kills the process that looks at it (SIGBUS). Read, the same is an error like any
-other; it is faster too (SmolLM2's 98 MB read and packed in 42 ms, with a mapping's page faults 81). Imports no NumPy.
+If a mapped file is truncated, the process that accesses it dies of SIGBUS. A plain read fails with an ordinary error
+instead. Reading is also faster: SmolLM2's 98 MB are read and packed in 42 ms, compared with 81 ms for a mapping and its
+page faults. Does not import NumPy.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ _ONE = struct.pack("<f", 1.0)
 
 
 class Source(Protocol):
-    """Bytes that can be read at any place, from any thread."""
+    """Bytes that any thread can read at any offset."""
 
     @property
     def size(self) -> int: ...
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into`, n bytes, contiguous, with the bytes from `offset` on; offset + n <= size.
+        """Fill the contiguous buffer `into` with the bytes starting at `offset`. All of them must lie within `size`.
 
-        Raises ModelFileError when they are not there any more, or cannot be read.
+        Raises ModelFileError if the bytes no longer exist or cannot be read.
         """
 
     def check_unchanged(self) -> None:
-        """Raises ModelFileError when the bytes may not be those of a moment ago."""
+        """Raise ModelFileError if the bytes may have changed since the source was opened."""
 
     def check_in_place(self) -> None:
-        """Raises ModelFileError when who opens the path once more may not find the same bytes."""
+        """Raise ModelFileError if opening the path again may give different bytes."""
 
     def close(self) -> None:
-        """Idempotent. What was read stays."""
+        """Close the source. Bytes that were already read stay valid. Idempotent."""
 
 
 class MemorySource:
-    """Bytes that are in memory already."""
+    """Bytes that are already in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._bytes = data
@@ -54,17 +55,17 @@ class MemorySource:
         into[:] = self._bytes[offset : offset + len(into)]
 
     def check_unchanged(self) -> None:
-        """They cannot change."""
+        """Do nothing because the bytes cannot change."""
 
     def check_in_place(self) -> None:
-        """They have no place."""
+        """Do nothing because there is no path."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing because nothing is open."""
 
 
 class OnesSource:
-    """Bytes that nobody has read, in whose place stand floats of 1.0."""
+    """A placeholder for unread bytes, filled with 32-bit floats of 1.0."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -73,17 +74,17 @@ class OnesSource:
         into[:] = (_ONE * (len(into) // len(_ONE) + 1))[: len(into)]
 
     def check_unchanged(self) -> None:
-        """Nothing was read."""
+        """Do nothing because no file was read."""
 
     def check_in_place(self) -> None:
-        """Nothing was read."""
+        """Do nothing because no file was read."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing because nothing is open."""
 
 
 class JoinedSource:
-    """The files of one model, laid end to end. A read lies in one of them, as every tensor does."""
+    """The files of one model, concatenated. A read must stay within one file, as every tensor does."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -91,7 +92,7 @@ class JoinedSource:
         self._begins: list[int] = []
 
     def append(self, part: Source) -> int:
-        """Take a file that is open; it is closed with the others. Returns the place where its bytes begin."""
+        """Append an open source and return the offset where its bytes begin. `close` closes it with the others."""
         begin = self.size
         self._parts.append(part)
         self._begins.append(begin)
@@ -116,14 +117,15 @@ class JoinedSource:
 
 
 class FileSource:
-    """An open file. It is closed by `close`, or with the last one who holds it.
+    """An open file, closed by `close` or when it is garbage-collected.
 
-    A file that is replaced by another of its name goes on as it was; one that is written to is seen at the next
-    `check_unchanged` by its size and its time, one that is cut off also by the bytes that are missing.
+    If another file replaces it under the same name, reads still return the original bytes. If the file is written to,
+    `check_unchanged` notices from its size and modification time. If it is truncated, `read` also notices the missing
+    bytes.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelNotFound and ModelFileError."""
+        """Open the file. Raises ModelNotFound and ModelFileError."""
         self._path = path
         self._lock = threading.Lock()
         with opening(path):
@@ -133,7 +135,7 @@ class FileSource:
         self._finalizer = weakref.finalize(self, self._file.close)
 
     def read(self, offset: int, into: memoryview) -> None:
-        """See Source.read. Raises ValueError when the file is closed."""
+        """See Source.read. Raises ValueError if the file is closed."""
         rest = into
         while len(rest):
             try:
@@ -148,7 +150,7 @@ class FileSource:
     def _read_some(self, offset: int, into: memoryview) -> int:
         if hasattr(os, "preadv"):
             return os.preadv(self._file.fileno(), [into], offset)
-        with self._lock:  # Windows: the position is everybody's
+        with self._lock:  # Windows has no preadv, and all threads share the file position
             self._file.seek(offset)
             return self._file.readinto(into) or 0
 
@@ -167,7 +169,7 @@ class FileSource:
         except OSError as error:
             raise self._error(error.strerror or str(error)) from error
         if not os.path.samestat(there, self._before):
-            raise self._error("another file has taken its place")
+            raise self._error("it was replaced by another file")
 
     def _changed(self, now: os.stat_result) -> ModelFileError:
         return self._error(
@@ -177,5 +179,5 @@ class FileSource:
     def _error(self, what: str) -> ModelFileError:
         return ModelFileError(
             f"the model file changed while it was being read: {shown(str(self._path), 300)}: {what}",
-            hint="Wait until whatever writes it (a download, a copy) is done, and open it again.",
+            hint="Wait until the download or copy is complete, then try again.",
         )

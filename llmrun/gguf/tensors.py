@@ -1,8 +1,8 @@
-"""The second part of a file: where each tensor lies, and that they fill the rest of the file without a gap.
+"""The tensor descriptions, which follow the metadata. Tensors must fill the rest of the file without gaps.
 
-For each tensor: its name (string), the number of dimensions (u32), the dimensions (u64 each, the row length first), its
-weight type (u32), its offset (u64) from the start of the data. The data begin at the next multiple of
-`general.alignment`; each tensor is padded to it.
+A description has the tensor's name (string), its number of dimensions (u32), its dimensions (u64 each, row length
+first), its weight type (u32) and its offset (u64) from the start of the data. The data start at the next multiple of
+`general.alignment`, and each tensor is padded to that alignment.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from llmrun.quants.registry import BY_ID
 from llmrun.quants.weight_type import WeightType
 
 MAX_DIMENSIONS = 4
-MAX_NAME_BYTES = 63  # ggml's GGML_MAX_NAME with its closing NUL
+MAX_NAME_BYTES = 63  # ggml's GGML_MAX_NAME (64) includes the terminating NUL
 MAX_WEIGHTS = 2**63 - 1
 
-# llama.cpp maps tensors where they lie in the file and aborts the process when the first of a buffer is not aligned
-# so (ggml's TENSOR_ALIGNMENT), whatever `general.alignment` allows.
+# llama.cpp memory-maps tensors and aborts when the first tensor of a buffer is not aligned to this many bytes (ggml's
+# TENSOR_ALIGNMENT), even if `general.alignment` is smaller.
 LEAST_ALIGNMENT = 32
 
 _ELEMENTWISE = ("norm.weight", ".bias")
 _ELEMENTWISE_TYPES = ("F32", "F16", "BF16")
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")  # Q8_1 and Q8_K hold activations, on the way
-_TABLES = ("ffn_gate_tid2eid.weight",)  # token ids to experts' numbers
+_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")  # Q8_1 and Q8_K are activation formats
+_TABLES = ("ffn_gate_tid2eid.weight",)  # maps token ids to expert ids
 
 _REMOVED_IDS = {4, 5, 31, 32, 33, 36, 37, 38}
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor in a file. `shape` is in GGUF's order, the row length first; `offset` counts from the file's start, or
-    from that of the first of several, laid end to end."""
+    """A tensor in a file.
+
+    `shape` is in GGUF's order, with the row length first. `offset` is in bytes from the start of the file. If the model
+    is split into shards, it is from the start of the first shard, as if the shards were concatenated.
+    """
 
     name: str
     type: WeightType
@@ -50,12 +53,12 @@ class TensorInfo:
 
 
 def read_tensors(cursor: Cursor, header: Header) -> dict[str, TensorInfo]:
-    """Read every tensor's description, in file order. Raises BadGGUF."""
+    """Read all tensor descriptions in file order. Raises BadGGUF."""
     relative: dict[str, TensorInfo] = {}
     for index in range(header.tensor_count):
         tensor = _tensor(cursor, index)
         if tensor.name in relative:
-            raise cursor.bad(shown(tensor.name), f"the tensor is there twice, again as tensor {index}")
+            raise cursor.bad(shown(tensor.name), f"duplicate tensor name, used again by tensor {index}")
         relative[tensor.name] = tensor
     cursor.align(header.alignment)
     return _placed(cursor, relative, header.alignment)
@@ -65,15 +68,15 @@ def _tensor(cursor: Cursor, index: int) -> TensorInfo:
     where = f"name of tensor {index}"
     raw = cursor.text(where)
     if not 0 < len(raw) <= MAX_NAME_BYTES:
-        raise cursor.bad(where, f"'{shown(raw)}' is {len(raw)} bytes long, must be 1 to {MAX_NAME_BYTES}")
+        raise cursor.bad(where, f"must be 1 to {MAX_NAME_BYTES} bytes long, but '{shown(raw)}' has {len(raw)}")
     name = checked_name(cursor, raw, where)
     where = shown(name)
     shape = _shape(cursor, where)
     type_ = _type(cursor, where)
     _check_role(cursor, name, type_)
     if shape[0] % type_.block_weights:
-        row = f"rows of {shape[0]} weights"
-        raise cursor.bad(where, f"{row}, must be a multiple of {type_.name}'s block of {type_.block_weights}")
+        wanted = f"must be a multiple of {type_.block_weights}, the block size of {type_.name}"
+        raise cursor.bad(where, f"row length {wanted}, not {shape[0]}")
     nbytes = type_.row_bytes(shape[0]) * prod(shape[1:])
     return TensorInfo(name, type_, shape, cursor.u64(where), nbytes)
 
@@ -81,12 +84,12 @@ def _tensor(cursor: Cursor, index: int) -> TensorInfo:
 def _shape(cursor: Cursor, where: str) -> tuple[int, ...]:
     n = cursor.u32(where)
     if not 1 <= n <= MAX_DIMENSIONS:
-        raise cursor.bad(where, f"{n} dimensions, must be 1 to {MAX_DIMENSIONS}")
+        raise cursor.bad(where, f"must have 1 to {MAX_DIMENSIONS} dimensions, not {n}")
     shape = tuple(cursor.i64(where) for _ in range(n))
     if min(shape) < 1:
-        raise cursor.bad(where, f"dimensions {shape}, must be positive")
+        raise cursor.bad(where, f"dimensions must be positive, not {shape}")
     if prod(shape) > MAX_WEIGHTS:
-        raise cursor.bad(where, f"dimensions {shape}, more than {MAX_WEIGHTS} weights")
+        raise cursor.bad(where, f"dimensions {shape} give more than {MAX_WEIGHTS} weights")
     return shape
 
 
@@ -96,19 +99,22 @@ def _type(cursor: Cursor, where: str) -> WeightType:
     if type_ is not None:
         return type_
     if type_id in _REMOVED_IDS:
-        raise cursor.bad(where, f"weight type {type_id}, which the format has removed: convert the model again")
-    raise cursor.bad(where, f"weight type {type_id} seen, 0 to {max(BY_ID)} are known")
+        raise cursor.bad(where, f"weight type {type_id} was removed from GGUF, so the model must be converted again")
+    raise cursor.bad(where, f"unknown weight type {type_id} (known: 0 to {max(BY_ID)})")
 
 
 def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
-    """What is multiplied with, element by element or as a matrix, must be of a type that can be: llama.cpp looks the
-    product up in a table, and aborts or jumps to address 0."""
+    """Check that tensors used in products have a weight type that supports them.
+
+    llama.cpp looks up the function for a product in a table by type. For an unsupported type it aborts or jumps to
+    address 0.
+    """
     if name.endswith(_ELEMENTWISE) and type_.name not in _ELEMENTWISE_TYPES:
-        raise cursor.bad(shown(name), f"of type {type_.name}, must be {', '.join(_ELEMENTWISE_TYPES)}")
+        raise cursor.bad(shown(name), f"must have type {' or '.join(_ELEMENTWISE_TYPES)}, not {type_.name}")
     if name.endswith(_ROPE_FACTORS) and type_.name != "F32":
-        raise cursor.bad(shown(name), f"of type {type_.name}, must be F32")
+        raise cursor.bad(shown(name), f"must have type F32, not {type_.name}")
     if name.endswith(".weight") and type_.name in _NO_WEIGHTS and not name.endswith(_TABLES):
-        raise cursor.bad(shown(name), f"of type {type_.name}, in which no weights are stored")
+        raise cursor.bad(shown(name), f"type {type_.name} is not for weights")
 
 
 def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
@@ -119,7 +125,8 @@ def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> 
     for name, tensor in relative.items():
         where, offset = shown(name), start + tensor.offset
         if tensor.offset != expected:
-            raise cursor.bad(where, f"offset {tensor.offset}, must be {expected}, where the tensor before it ends")
+            end = f"{expected}, the end of the previous tensor"
+            raise cursor.bad(where, f"offset must be {end}, not {tensor.offset}")
         if offset % LEAST_ALIGNMENT:
             raise cursor.bad(where, f"begins at byte {offset}, must be a multiple of {LEAST_ALIGNMENT}")
         placed[name] = TensorInfo(name, tensor.type, tensor.shape, offset, tensor.nbytes)

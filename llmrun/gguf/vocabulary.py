@@ -1,7 +1,7 @@
-"""The rules of `tokenizer.ggml.*`: what llama.cpp's vocabulary loader and tokenizers rely on.
+"""The rules for `tokenizer.ggml.*` that llama.cpp's vocabulary loader and tokenizers rely on.
 
-Several of these are assertions there, or exceptions no C caller can catch: a file that breaks them ends the process,
-not the load. Which tokenizers we run ourselves is not decided here but in tokenizers/.
+Several of them are assertions in llama.cpp, or exceptions that a C caller cannot catch, so a file that breaks them
+kills the process instead of failing to load. The tokenizers that llmrun itself supports are defined in tokenizers/.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ SUPPRESSED = PREFIX + "suppress_tokens"
 
 TYPE_LIMIT = 6  # 0 undefined, 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
 
-# The misspelt one is the format's own spelling.
+# GGUF spells "seperator" this way.
 SPECIAL_IDS = (
     *("bos", "eos", "eot", "eom", "unknown", "seperator", "mask", "cls"),
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
     *("prefix", "suffix", "middle"),  # the older names of the first three fim ids
 )
-# Published models carry a padding id of -1 or one past the end. Nothing here or in llama.cpp generates from it, and
-# llama.cpp ignores it: only its type is checked.
+# Some published models have a padding id of -1 or one past the end. Only its type is checked because neither llmrun nor
+# llama.cpp uses it.
 PADDING_ID = PREFIX + "padding_token_id"
 
 FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces")
 
 
 class _Defaults(NamedTuple):
-    """What llama.cpp assumes where a file is silent. It asserts that an id it must add exists."""
+    """The values llama.cpp assumes for missing keys. It asserts that the id of every token it adds exists."""
 
     bos: int
     eos: int
@@ -48,8 +48,8 @@ class _Defaults(NamedTuple):
 
 _DEFAULTS = {"llama": _Defaults(1, 2, True), "gpt2": _Defaults(11, 11, False)}
 _NEEDS_MERGES = ("gpt2", "gemma4")
-_NO_TOKENIZER = ("none", "no_vocab")  # llama.cpp then asserts that nobody ever asks for a token
-_NO_BYTES = "bert"  # WordPiece: llama.cpp aborts when it shows a token of type byte
+_NO_TOKENIZER = ("none", "no_vocab")  # with these, llama.cpp asserts that no token is ever requested
+_NO_BYTES = "bert"  # WordPiece; llama.cpp aborts when it prints a token of type byte
 _BYTE = 6
 _RWKV_ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 
@@ -62,7 +62,7 @@ def check_vocabulary(file: Metadata) -> None:
     if not len(tokens):
         raise file.bad(TOKENS, "the vocabulary is empty")
     if model in _NO_TOKENIZER:
-        raise file.bad(MODEL, f"'{model}' seen, but {TOKENS} is there")
+        raise file.bad(MODEL, f"is '{model}' although the file has {TOKENS}")
     _check_unique(file, tokens)
     _check_scores(file, len(tokens))
     _check_token_types(file, tokens, model)
@@ -75,27 +75,29 @@ def check_vocabulary(file: Metadata) -> None:
 
 
 def _check_unique(file: Metadata, tokens: StringArray) -> None:
-    """llama.cpp asserts that there are as many different strings as tokens. It reads a string up to its first NUL, and
-    gives an empty one a name made of its id."""
+    """Check that all tokens are different, as llama.cpp asserts.
+
+    llama.cpp reads a token only up to its first NUL byte, and names an empty token after its id.
+    """
     positions = tokens.positions()
     empty = int(np.count_nonzero(tokens.lengths == 0))
     if len(positions) + max(empty - 1, 0) != len(tokens):
-        _name_the_twins(file, tokens)
+        _refuse_duplicates(file, tokens)
     if empty:
         for index in np.flatnonzero(tokens.lengths == 0).tolist():
             other = positions.get(b"[EMPTY_%d]" % index)
             if other is not None:
-                raise file.bad(TOKENS, f"token {other} has the name that empty token {index} is given")
+                raise file.bad(TOKENS, f"token {other} has the name that llama.cpp gives to empty token {index}")
     if b"\0" in b"".join(positions):
         index, text = next((index, text) for text, index in positions.items() if b"\0" in text)
-        raise file.bad(TOKENS, f"token {index}, '{shown(text)}', holds a NUL byte")
+        raise file.bad(TOKENS, f"token {index}, '{shown(text)}', contains a NUL byte")
 
 
-def _name_the_twins(file: Metadata, tokens: StringArray) -> None:
+def _refuse_duplicates(file: Metadata, tokens: StringArray) -> None:
     first: dict[bytes, int] = {}
     for index, text in enumerate(tokens.all_raw()):
         if text and text in first:
-            raise file.bad(TOKENS, f"tokens {first[text]} and {index} are both '{shown(text)}', must be different")
+            raise file.bad(TOKENS, f"tokens {first[text]} and {index} are both '{shown(text)}'")
         first[text] = index
 
 
@@ -116,26 +118,30 @@ def _check_token_types(file: Metadata, tokens: StringArray, model: str) -> None:
     outside = (types < 0) | (types > TYPE_LIMIT)
     if outside.any():
         index = int(outside.argmax())
-        raise file.bad(TOKEN_TYPES, f"token {index} is of type {types[index]}, must be 0 to {TYPE_LIMIT}")
+        raise file.bad(TOKEN_TYPES, f"token {index} must have type 0 to {TYPE_LIMIT}, not {types[index]}")
     if model == _NO_BYTES and (types == _BYTE).any():
         index = int((types == _BYTE).argmax())
-        raise file.bad(TOKEN_TYPES, f"token {index} is of type {_BYTE}, a byte, which a '{model}' tokenizer has not")
+        raise file.bad(
+            TOKEN_TYPES, f"token {index} has type {_BYTE} (byte), but a '{model}' tokenizer has no byte tokens"
+        )
 
 
 def _check_array(file: Metadata, key: str, types: tuple[str, ...], n_tokens: int) -> None:
     if file.types[key] not in types:
-        raise file.bad(key, f"a value of type {file.types[key]}, must be {' or '.join(types)}")
+        raise file.bad(key, f"must be {' or '.join(types)}, not {file.types[key]}")
     n = len(file.numbers(key))
     if n != n_tokens:
-        raise file.bad(key, f"{n} entries, must be {n_tokens}, one for each token")
+        raise file.bad(key, f"must have {n_tokens} entries, one for each token, not {n}")
 
 
 def _check_merges(file: Metadata, model: str) -> None:
-    """A merge is two strings with a space between, and the left one may begin with a space: the first space from the
-    second byte on is the border."""
+    """Check that every merge is two strings separated by a space.
+
+    The left string may begin with a space, so the separator is the first space after the first byte.
+    """
     if not file.has(MERGES):
         if model in _NEEDS_MERGES and file.string(PREFIX + "pre", "") != "kimi-k2":
-            raise file.bad(MERGES, f"the key is missing, and a '{shown(model)}' tokenizer needs it")
+            raise file.bad(MERGES, f"the key is missing, but a '{shown(model)}' tokenizer needs it")
         return
     merges = file.strings(MERGES)
     if not len(merges):
@@ -143,14 +149,14 @@ def _check_merges(file: Metadata, model: str) -> None:
     ends = merges.starts + merges.lengths
     first, end = int(merges.starts[0]), int(ends[-1])
     spaces = np.flatnonzero(merges.data[first:end] == ord(" ")) + first
-    # A length field may hold the byte of a space too; it lies outside every string, so comparing with `ends` drops it.
+    # A length field may contain the byte of a space too. It is outside every string, so comparing with `ends` drops it.
     spaces = np.append(spaces, end)
     border = spaces[np.searchsorted(spaces[:-1], merges.starts + 1)]
     wrong = border >= ends - 1
     if wrong.any():
         index = int(wrong.argmax())
         seen = f"merge {index}, '{shown(merges.raw(index))}'"
-        raise file.bad(MERGES, f"{seen}, must be two strings with a space between")
+        raise file.bad(MERGES, f"{seen}, must be two strings separated by a space")
 
 
 def _check_special_ids(file: Metadata, model: str, n_tokens: int) -> None:
@@ -164,7 +170,7 @@ def _check_special_ids(file: Metadata, model: str, n_tokens: int) -> None:
     for name in FLAGS:
         file.boolean(PREFIX + name, None)
     if file.has(SUPPRESSED) and file.types[SUPPRESSED] != "arr[i32]":
-        raise file.bad(SUPPRESSED, f"a value of type {file.types[SUPPRESSED]}, must be arr[i32]")
+        raise file.bad(SUPPRESSED, f"must be arr[i32], not {file.types[SUPPRESSED]}")
     defaults = _DEFAULTS.get(model)
     if defaults is not None:
         _check_added(file, "bos", defaults.bos, n_tokens, file.boolean(PREFIX + "add_bos_token", defaults.add_bos))
@@ -173,19 +179,21 @@ def _check_special_ids(file: Metadata, model: str, n_tokens: int) -> None:
 
 def _check_u32(file: Metadata, key: str) -> None:
     if file.types[key] != "u32":
-        raise file.bad(key, f"a value of type {file.types[key]}, must be u32")
+        raise file.bad(key, f"must be u32, not {file.types[key]}")
 
 
 def _check_added(file: Metadata, name: str, default: int, n_tokens: int, added: bool) -> None:
     key = f"{PREFIX}{name}_token_id"
     if added and not file.has(key) and default >= n_tokens:
-        flag = f"{PREFIX}add_{name}_token"
-        raise file.bad(key, f"the key is missing, and {flag} asks for that token in front of or behind every text")
+        raise file.bad(key, f"the key is missing, but {PREFIX}add_{name}_token adds this token to every text")
 
 
 def _check_first_bytes(file: Metadata, tokens: StringArray) -> None:
-    """llama.cpp goes along the longest token a text begins with. Where not even the first byte is one, it stays there
-    for ever and takes memory all the while."""
+    """Check that the first byte of every token is a token itself.
+
+    llama.cpp advances by the longest token that the text begins with. If even the first byte is not a token, it loops
+    forever and keeps allocating memory.
+    """
     begun: dict[int, int] = {}
     alone: set[int] = set()
     for index, text in enumerate(tokens.all_raw()):
@@ -197,7 +205,7 @@ def _check_first_bytes(file: Metadata, tokens: StringArray) -> None:
     for byte, index in begun.items():
         if byte not in alone:
             seen = f"token {index}, '{shown(tokens.raw(index))}', begins with the byte 0x{byte:02X}"
-            raise file.bad(TOKENS, f"{seen}, which is no token, a 'rwkv' tokenizer needs it to be")
+            raise file.bad(TOKENS, f"{seen}, but there is no token for that byte, which a 'rwkv' tokenizer needs")
 
 
 def _unescaped(escape: re.Match[bytes]) -> bytes:
@@ -208,8 +216,11 @@ def _unescaped(escape: re.Match[bytes]) -> bytes:
 
 
 def _check_byte_fallback(file: Metadata, tokens: StringArray) -> None:
-    """A SentencePiece tokenizer spells what it has no piece for in bytes; llama.cpp throws where one is missing."""
+    """Check that there is a token for every byte.
+
+    A SentencePiece tokenizer falls back to bytes for text it has no piece for, and llama.cpp throws if one is missing.
+    """
     positions = tokens.positions()
     for byte in range(256):
         if b"<0x%02X>" % byte not in positions and bytes([byte]) not in positions:
-            raise file.bad(TOKENS, f"no token for the byte 0x{byte:02X}, a 'llama' tokenizer needs all 256")
+            raise file.bad(TOKENS, f"no token for the byte 0x{byte:02X}, but a 'llama' tokenizer needs all 256")

@@ -54,13 +54,13 @@ def test_broken_metadata_ends_in_a_plan_or_in_words(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "value", "words"),
     [
-        ("qwen3", "attention.head_count", 65, "65 seen"),
-        ("gemma2", "attn_logit_softcapping", np.float64(1e300), r"1e\+300 seen"),
-        ("mistral3", "rope.scaling.yarn_beta_fast", np.float64(1e308), "seen"),
-        ("mistral3", "rope.scaling.yarn_beta_slow", np.float64(5e-324), "seen"),
-        ("mistral3", "attention.temperature_scale", np.float64(1e20), r"1e\+20 seen, must be -1e\+09 to 1e\+09"),
-        ("mistral3", "rope.dimension_count", 8, "8 seen, must be 16, the head size"),
-        ("qwen3", "feed_forward_length", np.full(5000, 96, np.int32), "5000 values seen"),
+        ("qwen3", "attention.head_count", 65, "not 65"),
+        ("gemma2", "attn_logit_softcapping", np.float64(1e300), r"not 1e\+300"),
+        ("mistral3", "rope.scaling.yarn_beta_fast", np.float64(1e308), r"must be at most 1e\+30, not 1e\+308"),
+        ("mistral3", "rope.scaling.yarn_beta_slow", np.float64(5e-324), "must be at least 1e-30, not"),
+        ("mistral3", "attention.temperature_scale", np.float64(1e20), r"must be -1e\+09 to 1e\+09, not 1e\+20"),
+        ("mistral3", "rope.dimension_count", 8, "must be 16, the head size, not 8"),
+        ("qwen3", "feed_forward_length", np.full(5000, 96, np.int32), "not 5000"),
         ("gemma3", "rope.dimension_count_swa", 8, "differs from that of layers without a window"),
     ],
 )

@@ -254,7 +254,7 @@ def test_a_fetch_that_fails_or_comes_back_short_ends_the_reading(tmp_path: Path)
     def refused(start: int, end: int) -> bytes:
         raise NetworkError("no network")
 
-    with pytest.raises(ModelFileError, match=r"remote.gguf: bytes 0 to \d+ were asked for, \d+ came"):
+    with pytest.raises(ModelFileError, match=r"remote.gguf: bytes 0 to \d+ were requested, but only \d+ bytes arrived"):
         read_remote_header(RangeSource(broken_off, len(data), PATH))
     with pytest.raises(NetworkError):
         read_remote_header(RangeSource(refused, len(data), PATH))

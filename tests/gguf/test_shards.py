@@ -115,41 +115,45 @@ def add_tensor(number: int, name: str) -> Change:
         (drop_key(2, "split.count"), THIRD, "split.count: the key is missing"),
         (drop_key(0, "split.tensors.count"), name_of(0), "split.tensors.count: the key is missing"),
         (drop_key(1, "split.tensors.count"), SECOND, "split.tensors.count: the key is missing"),
-        (set_key(0, "split.count", scalar(U32, 3)), name_of(0), "split.count: a value of type u32, must be u16"),
-        (set_key(0, "split.no", scalar(I32, 0)), name_of(0), "split.no: a value of type i32, must be u16"),
-        (set_key(1, "split.no", scalar(U32, 1)), SECOND, "split.no: a value of type u32, must be u16"),
+        (set_key(0, "split.count", scalar(U32, 3)), name_of(0), "split.count: must be u16, not u32"),
+        (set_key(0, "split.no", scalar(I32, 0)), name_of(0), "split.no: must be u16, not i32"),
+        (set_key(1, "split.no", scalar(U32, 1)), SECOND, "split.no: must be u16, not u32"),
         (
             set_key(0, "split.tensors.count", scalar(U32, 6)),
             name_of(0),
-            "split.tensors.count: a value of type u32, must be i32",
+            "split.tensors.count: must be i32, not u32",
         ),
-        (set_key(0, "split.tensors.count", scalar(I32, -1)), name_of(0), "split.tensors.count: -1 seen"),
-        (set_key(0, "split.no", scalar(U16, 3)), name_of(0), "split.no: 3 seen, must be at most 2"),
+        (
+            set_key(0, "split.tensors.count", scalar(I32, -1)),
+            name_of(0),
+            "split.tensors.count: must be at least 0, not -1",
+        ),
+        (set_key(0, "split.no", scalar(U16, 3)), name_of(0), "split.no: must be at most 2, not 3"),
         (
             set_key(0, "split.no", scalar(U16, 1)),
             name_of(0),
-            "split.no: 1 seen, must be 0: by its name it is file 1 of 3",
+            "split.no: must be 0 to match the file name (1 of 3), not 1",
         ),
-        (set_key(0, "split.count", scalar(U16, 4)), name_of(0), "split.count: 4 seen, must be 3, as its name says"),
-        (set_key(1, "split.no", scalar(U16, 2)), SECOND, "split.no: 2 seen, must be 1: it is file 2 of 3"),
-        (set_key(2, "split.count", scalar(U16, 2)), THIRD, "split.count: 2 seen, must be 3: it is file 3 of 3"),
+        (set_key(0, "split.count", scalar(U16, 4)), name_of(0), "split.count: must be 3 to match the file name, not 4"),
+        (set_key(1, "split.no", scalar(U16, 2)), SECOND, "split.no: must be 1 in file 2 of 3, not 2"),
+        (set_key(2, "split.count", scalar(U16, 2)), THIRD, "split.count: must be 3 in file 3 of 3, not 2"),
         (
             set_key(2, "split.tensors.count", scalar(I32, 7)),
             THIRD,
-            "split.tensors.count: 7 seen, must be 6: it is file 3 of 3",
+            "split.tensors.count: must be 6 in file 3 of 3, not 7",
         ),
-        (add_tensor(2, "g"), name_of(0), "split.tensors.count: 6 seen, must be 7: so many are in 3 files"),
+        (add_tensor(2, "g"), name_of(0), "split.tensors.count: must be 7, the number of tensors in all 3 files, not 6"),
         (
             lambda shards: shards[2].tensors.clear(),
             name_of(0),
-            "split.tensors.count: 6 seen, must be 4: so many are in 3 files",
+            "split.tensors.count: must be 4, the number of tensors in all 3 files, not 6",
         ),
-        (add_tensor(1, "a"), SECOND, "a: the tensor is there twice, the first time in an earlier file of the model"),
-        (add_tensor(2, "d"), THIRD, "d: the tensor is there twice, the first time in an earlier file of the model"),
+        (add_tensor(1, "a"), SECOND, "a: an earlier file of the model already has a tensor of this name"),
+        (add_tensor(2, "d"), THIRD, "d: an earlier file of the model already has a tensor of this name"),
         (
             set_key(1, "general.architecture", gguf_bytes.string("qwen2")),
             SECOND,
-            "general.architecture: 'qwen2' seen, must be 'llama', as in the first file",
+            "general.architecture: must be 'llama' as in the first file, not 'qwen2'",
         ),
         (
             lambda shards: (
@@ -157,7 +161,7 @@ def add_tensor(number: int, name: str) -> Change:
                 shards[1].keys.__setitem__("general.architecture", gguf_bytes.string("llama")),
             ),
             SECOND,
-            "general.architecture: 'llama' seen, must be 'none', as in the first file",
+            "general.architecture: must be 'none' as in the first file, not 'llama'",
         ),
     ],
 )
@@ -182,14 +186,14 @@ def test_naming_a_later_file_hints_at_the_first(number: int) -> None:
         read_shards(built(raw_shards()), name_of(number))
     assert not isinstance(caught.value, BadGGUF)
     assert str(caught.value) == f"not the first file of its model: {FOLDER / name_of(number)}: file {number + 1} of 3"
-    assert caught.value.hint == f"Name the first: {FOLDER / name_of(0)}"
+    assert caught.value.hint == f"Use the first file: {FOLDER / name_of(0)}"
 
 
 @pytest.mark.parametrize(
     "name", ["model.gguf", "-00001-of-00003.gguf", "model-1-of-3.gguf", "model-00001-of-00003.GGUF"]
 )
 def test_a_file_by_whose_name_no_other_is_found_says_how_it_must_be_called(name: str) -> None:
-    with pytest.raises(BadGGUF, match=r"split\.count: 3 files, .* this one must be called NAME-00001-of-00003\.gguf"):
+    with pytest.raises(BadGGUF, match=r"split\.count: is 3, .* this one must be called NAME-00001-of-00003\.gguf"):
         read_gguf(raw_shards()[0].build(), Path(name))
 
 
@@ -200,7 +204,7 @@ def test_a_missing_file_is_named(name: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
         read_shards(files)
     assert f"a file of the model is missing: {FOLDER / name}: file" in str(caught.value)
-    assert "beside the first" in caught.value.hint
+    assert "in the same folder" in caught.value.hint
 
 
 def test_a_file_in_memory_is_alone() -> None:
@@ -244,7 +248,7 @@ def test_another_file_in_place_of_any_is_seen(first: Path, number: int) -> None:
         other.write_bytes(part.read_bytes())
         other.replace(part)
         file.check_unchanged()
-        with pytest.raises(ModelFileError, match=f"{part.name}: another file has taken its place"):
+        with pytest.raises(ModelFileError, match=f"{part.name}: it was replaced by another file"):
             file.check_in_place()
 
 

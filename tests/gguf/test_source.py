@@ -118,7 +118,7 @@ def test_a_file_replaced_by_another_of_its_name_goes_on_as_it_was(model: Path) -
     [
         (cut_off, "is 100$"),
         (write_into, "it was written to$"),
-        (replace_by_another, "another file has taken its place$"),
+        (replace_by_another, "it was replaced by another file$"),
         (Path.unlink, "No such file or directory$"),
     ],
 )

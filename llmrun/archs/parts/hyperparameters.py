@@ -67,7 +67,9 @@ class Hyperparameters:
         _refuse_variants(keys, unused_layers)
         width, heads = width_of(keys), heads_of(keys)
         if heads % kv_heads:
-            raise keys.bad("attention.head_count_kv", f"{kv_heads} seen, must divide {heads} heads")
+            raise keys.bad(
+                "attention.head_count_kv", f"must be a divisor of {heads}, the number of heads, not {kv_heads}"
+            )
         if head_size is None:
             head_size = head_size_of(keys)
         train_context = keys.integer("context_length", minimum=1, maximum=MOST_CONTEXT)
@@ -152,7 +154,7 @@ def _head_size(keys: Keys, kind: str, default: int) -> int:
     if key != value:
         raise keys.unsupported(f"keys and values of different sizes, {key} and {value} features")
     if key % VECTOR:
-        raise keys.unsupported(f"a head size of {key}, must be a multiple of {VECTOR}")
+        raise keys.unsupported(f"the head size must be a multiple of {VECTOR}, not {key}")
     return key
 
 

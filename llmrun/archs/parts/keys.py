@@ -47,36 +47,36 @@ class Keys:
         """Return a number of features, which must be a whole number of vectors. Raises UnsupportedModel otherwise."""
         count = self.integer(key, default, minimum=minimum, maximum=maximum)
         if count % VECTOR:
-            raise self.unsupported(f"a {self.name(key)} of {count}, must be a multiple of {VECTOR}")
+            raise self.unsupported(f"{self.name(key)} must be a multiple of {VECTOR}, not {count}")
         return count
 
     def number(self, key: str, default: float | None = None) -> float:
         name = self.name(key)
         value = self.file.number(name) if default is None else self.file.number(name, default)
         if abs(value) > _LARGEST_NUMBER:
-            raise self.bad(key, f"{value:g} seen, must be at most {_LARGEST_NUMBER:g}")
+            raise self.bad(key, f"must be at most {_LARGEST_NUMBER:g}, not {value:g}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.number(key, default)
         if value <= 0:
-            raise self.bad(key, f"{value} seen, must be above 0")
+            raise self.bad(key, f"must be above 0, not {value}")
         if value < 1 / _LARGEST_NUMBER:
-            raise self.bad(key, f"{value:g} seen, must be at least {1 / _LARGEST_NUMBER:g}")
+            raise self.bad(key, f"must be at least {1 / _LARGEST_NUMBER:g}, not {value:g}")
         return value
 
     def factor(self, key: str, default: float | None = None) -> float:
         """Return a factor for which 0 means 0."""
         value = self.number(key, default)
         if abs(value) > _LARGEST_SCALE:
-            raise self.bad(key, f"{value:g} seen, must be {-_LARGEST_SCALE:g} to {_LARGEST_SCALE:g}")
+            raise self.bad(key, f"must be {-_LARGEST_SCALE:g} to {_LARGEST_SCALE:g}, not {value:g}")
         return value
 
     def scale(self, key: str, default: float | None = None) -> float:
         """Return a scale. A stored 0 means that there is no scale, and returns 1.0."""
         value = self.number(key, default) or 1.0
         if not 1 / _LARGEST_SCALE <= abs(value) <= _LARGEST_SCALE:
-            raise self.bad(key, f"{value:g} seen, must be {1 / _LARGEST_SCALE:g} to {_LARGEST_SCALE:g}")
+            raise self.bad(key, f"must be {1 / _LARGEST_SCALE:g} to {_LARGEST_SCALE:g}, not {value:g}")
         return value
 
     def string(self, key: str, default: str) -> str:
@@ -98,7 +98,7 @@ class Keys:
             raise self.unsupported(f"different values of {self.name(key)} in different layers")
         value = values.pop()
         if not minimum <= value <= maximum:
-            raise self.bad(key, f"{value} seen, must be {minimum} to {maximum}")
+            raise self.bad(key, f"must be {minimum} to {maximum}, not {value}")
         return value
 
     def of_each_layer(self, key: str, layers: int) -> list[int]:
@@ -107,7 +107,7 @@ class Keys:
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "iub":
             raise self.bad(key, "must be an array of integers or booleans")
         if len(values) != layers:
-            raise self.bad(key, f"{len(values)} values seen, must be one for each of {layers} layers")
+            raise self.bad(key, f"must have {layers} values, one for each layer, not {len(values)}")
         return [int(value) for value in values]
 
     def in_each_layer(
@@ -119,7 +119,7 @@ class Keys:
         values = self.of_each_layer(key, layers)
         for value in values:
             if not minimum <= value <= maximum:
-                raise self.bad(key, f"{value} seen, must be {minimum} to {maximum}")
+                raise self.bad(key, f"must be {minimum} to {maximum}, not {value}")
         return tuple(values)
 
     def is_array(self, key: str) -> bool:

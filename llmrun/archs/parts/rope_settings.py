@@ -70,7 +70,7 @@ class RopeSettings:
         factor = keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
         original = keys.integer("rope.scaling.original_context_length", train_context, minimum=1, maximum=_MOST_CONTEXT)
         if kind == "yarn" and base <= 1:
-            raise keys.bad("rope.freq_base", f"{base} seen, must be above 1 for YaRN")
+            raise keys.bad("rope.freq_base", f"must be above 1 for YaRN, not {base}")
         return cls(
             dimensions=dimensions,
             base=base,
@@ -91,7 +91,7 @@ class RopeSettings:
         slow = _turns(keys, "rope.scaling.yarn_beta_slow", self.yarn.slow)
         multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
         if multiplier < 0:
-            raise keys.bad("rope.scaling.yarn_log_multiplier", f"{multiplier} seen, must be 0 or more")
+            raise keys.bad("rope.scaling.yarn_log_multiplier", f"must be 0 or more, not {multiplier}")
         return replace(self, yarn=YarnSettings(self.yarn.original_context, fast, slow, multiplier))
 
     def with_dimensions(self, dimensions: int) -> RopeSettings:
@@ -110,10 +110,8 @@ class RopeSettings:
             fast = self.base**-exponents / divisors
             slow = fast / self.factor
         if max(fast.max(), slow.max()) > _MOST_FREQUENCY:
-            seen = f"{max(fast.max(), slow.max()):g} radians per position"
-            raise file.bad(
-                "rope.freq_base with its scaling and factors", f"{seen}, must be at most {_MOST_FREQUENCY:g}"
-            )
+            most, seen = f"{_MOST_FREQUENCY:g} radians per position", f"{max(fast.max(), slow.max()):g}"
+            raise file.bad("rope.freq_base with its scaling and factors", f"must give at most {most}, not {seen}")
         if self.yarn is not None:
             kept = self._kept_by_yarn(self.yarn)
             slow = slow * (1 - kept) + fast * kept
@@ -167,7 +165,7 @@ def rotated_features(keys: Keys, key: str, default: int, head_size: int) -> int:
     """Return the number of features of a head that are rotated. Raises BadGGUF."""
     dimensions = keys.integer(key, default, minimum=2, maximum=head_size)
     if dimensions % 2:
-        raise keys.bad(key, f"{dimensions} seen, must be even")
+        raise keys.bad(key, f"must be even, not {dimensions}")
     if dimensions > head_size:
         raise keys.bad(key, f"missing, and the {dimensions} of other layers exceed the head size of {head_size}")
     return dimensions
@@ -177,5 +175,5 @@ def _turns(keys: Keys, key: str, default: float) -> float:
     """Read YaRN's `beta_fast` or `beta_slow`, which are 32 and 1 in real models."""
     turns = keys.positive(key, default)
     if not 1e-6 <= turns <= 1e6:
-        raise keys.bad(key, f"{turns:g} seen, must be 1e-06 to 1e+06")
+        raise keys.bad(key, f"must be 1e-06 to 1e+06, not {turns:g}")
     return turns

@@ -29,7 +29,7 @@ def attention_layers(keys: Keys) -> tuple[tuple[bool, ...], int]:
         raise keys.unsupported(f"different values of {keys.name(key)} in different layers")
     kv_heads = some.pop() if some else 1  # unused without attention layers
     if not 1 <= kv_heads <= MOST_HEADS:
-        raise keys.bad(key, f"{kv_heads} seen, must be 0 to {MOST_HEADS}")
+        raise keys.bad(key, f"must be 0 to {MOST_HEADS}, not {kv_heads}")
     return tuple(count > 0 for count in counts), kv_heads
 
 
@@ -42,7 +42,9 @@ def add_convolution(w: PlanWriter, block: str, h: Value, taps: int, to: Value) -
     """Add the convolution of h to `to`. Raises UnsupportedModel."""
     if to.width % _FEATURES_AT_ONCE:
         keys = Keys(w.tensors.file)
-        raise keys.unsupported(f"a convolution with {to.width} features, must be a multiple of {_FEATURES_AT_ONCE}")
+        raise keys.unsupported(
+            f"the features of a convolution must be a multiple of {_FEATURES_AT_ONCE}, not {to.width}"
+        )
     weight = w.tensors.vector(f"{block}.shortconv.conv.weight", taps, to.width).reshape(to.width, taps)
     mixed = w.plan.convolve(w.linear(f"{block}.shortconv.in_proj", h, 3 * to.width), weight)
     w.linear_add(f"{block}.shortconv.out_proj", mixed, to=to)

@@ -81,8 +81,8 @@ class Tensors:
             raise BadGGUF(f"tensor missing: {_path(self.file)}: {name}")
         if _trimmed(tensor.shape) != _trimmed(shape):
             raise BadGGUF(
-                f"tensor has the wrong shape: {_path(self.file)}: {name}: {_dimensions(_trimmed(tensor.shape))} seen, "
-                f"must be {_dimensions(_trimmed(shape))} according to the metadata"
+                f"tensor has the wrong shape: {_path(self.file)}: {name}: must be {_dimensions(_trimmed(shape))} "
+                f"according to the metadata, not {_dimensions(_trimmed(tensor.shape))}"
             )
 
 
@@ -109,8 +109,8 @@ def experts(file: GGUFFile, name: str, n: int) -> Matrix:
     outputs = found.rows // n
     if outputs % GROUP_ROWS:
         raise UnsupportedModel(
-            f"tensor not supported: {_path(file)}: {shown(name)}: experts with {outputs} outputs, must be a multiple "
-            f"of {GROUP_ROWS}",
+            f"tensor not supported: {_path(file)}: {shown(name)}: the outputs of an expert must be a multiple of "
+            f"{GROUP_ROWS}, not {outputs}",
             hint="This model may run with --backend llama.",
         )
     return found
@@ -121,7 +121,7 @@ def vector(file: GGUFFile, name: str) -> NDArray[np.float32]:
     tensor = file.tensors[name]
     if tensor.type.dequantize is None or tensor.type.block_weights > 1:
         raise UnsupportedModel(
-            f"weight type not supported: {_path(file)}: {shown(name)}: {tensor.type.name} seen, must be a float type"
+            f"weight type not supported: {_path(file)}: {shown(name)}: must be a float type, not {tensor.type.name}"
         )
     return tensor.type.dequantize(file.read(tensor))
 

@@ -1,4 +1,4 @@
-"""Our own engine on the CPU: a GGUF file becomes a plan, packed weights, a paged cache and a team of threads."""
+"""Our own engine on the CPU. It turns a GGUF file into a plan, packed weights, a paged KV cache and worker threads."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from llmrun.tokenizers.base import Tokenizer
     from llmrun.types import Batch
 
-# Rows of one step. Larger does not prefill faster (the weights are in cache by then), and a step is how long a
-# progress report can take.
+# The maximum number of rows in a step. Larger steps would not prefill faster, because with this many rows the weights
+# are read from the cache. They would also delay progress reports, which come between steps.
 MAX_ROWS = 256
 
 
 class CpuBackend:
-    """Backend over llmrun's kernels."""
+    """The Backend that runs llmrun's own kernels."""
 
     def __init__(self, file: GGUFFile, options: OpenOptions) -> None:
         """Open a model. Raises ModelFileError, UnsupportedModel, DoesNotFit."""
         architecture = architecture_of(file)
         config = architecture.read_config(file)
-        vocabulary_kernels = tokenizer_kernels(file)  # here, as it may refuse the file: nothing is heavy before
+        vocabulary_kernels = tokenizer_kernels(file)  # may reject the file, so this runs before anything slow
         self.plan = architecture.plan(file, config)
         n_threads = options.threads or default_threads()
         max_sequences, kv_type = options.max_sequences, options.kv_type
@@ -71,7 +71,7 @@ class CpuBackend:
         self._ropes = [rope.in_context(context_size) for rope in self.plan.ropes]
         packed = reserve(self.plan.matrices)
         self.lowered = lower(self.plan, packed, memory, kv_type=kv_type, max_rows=MAX_ROWS, n_threads=n_threads)
-        # All at once, so that a first run compiles them side by side.
+        # Load all kernels in one call, so that the first run compiles them in parallel.
         kernels = [*self.lowered.kernels, *packing_kernels(self.plan.matrices), *TEAM_KERNELS]
         load_kernels([*kernels, *vocabulary_kernels], _compile_progress(options.progress))
         self.lowered.link()
@@ -99,7 +99,7 @@ class CpuBackend:
         )
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
-        """See Backend.forward. Runs at most MAX_ROWS rows a step of the team, in order."""
+        """See Backend.forward. Splits the batch into steps of at most MAX_ROWS rows, in order."""
         check_batch(batch, self.info, self.kv.lengths)
         sequences = batch.seq.tolist()
         before = {seq: self.kv.lengths[seq] for seq in sequences}
@@ -115,7 +115,7 @@ class CpuBackend:
                 self._run(batch, rows, wanted, logits[done:])
                 done += len(wanted)
         except BaseException:
-            # After several steps a window of the former length may be gone: nothing is kept then.
+            # After several steps, the window at the earlier length may be incomplete. `truncate` then keeps nothing.
             for seq, length in before.items():
                 self.kv.truncate(seq, length)
             raise
@@ -136,8 +136,10 @@ class CpuBackend:
 
     @contextmanager
     def timed(self) -> Iterator[TimedTeam]:
-        """Steps inside are run by another team, which takes the time of every op (timed_team.py); nobody else may run
-        one meanwhile."""
+        """Run the steps of the `with` block on a team that times every op (timed_team.py).
+
+        No other thread may run a step meanwhile.
+        """
         normal = self._team
         timed = TimedTeam(self.lowered, self.info.threads)
         self._team = timed

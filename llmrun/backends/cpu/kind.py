@@ -1,4 +1,4 @@
-"""The CPU engine, as the registry knows it. The engine itself is imported when a model is opened on it."""
+"""The registry entry of the CPU engine. The engine itself is imported only when a model is opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CpuKind:
-    """BackendKind of our own engine."""
+    """The BackendKind of our own engine."""
 
     gpus = None
 
@@ -35,7 +35,7 @@ class CpuKind:
         from llmrun.machine.cpu_count import default_threads
         from llmrun.tokenizers.registry import tokenizer_kernels
 
-        tokenizer_kernels(file)  # as it may refuse the vocabulary
+        tokenizer_kernels(file)  # raises an error if the vocabulary is not supported
         return footprint_on_cpu(
             file,
             plan_of_header(file),

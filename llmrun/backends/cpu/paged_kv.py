@@ -1,7 +1,7 @@
-"""The paged KV cache: which blocks hold which positions of which sequence.
+"""The paged KV cache, which maps the positions of each sequence to blocks.
 
-Layers that see a window only have blocks of their own (kv_pool.py), of which a sequence keeps the last ones: it can be
-cut back as far as its windows are whole. The bytes belong to the caller.
+Layers with a sliding window have separate blocks (kv_pool.py), and a sequence keeps only the last of these. It can be
+truncated only as far as its windows are still complete. The caller owns the memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 
 class PagedKV:
-    """KVCache over memory by window: uint8[layers, blocks, bytes of a block] of each group of layers. Window 0: all
-    positions are kept.
+    """A KVCache over the caller's memory.
+
+    `memory` maps each window to arrays of uint8[layers, blocks, bytes of a block], one per group of layers. Window 0
+    means that all positions are kept.
 
     tables   int32[windows, sequences, blocks of a full context]
-    lengths  tokens that each sequence holds
+    lengths  number of tokens in each sequence
     """
 
     def __init__(
@@ -42,11 +44,15 @@ class PagedKV:
 
     @property
     def capacity(self) -> int:
-        """Windows bound nothing: each sequence has room for its own."""
+        """The total number of tokens that fit. Windows do not limit it, as every sequence has its share of blocks."""
         return self._n_blocks * BLOCK
 
     def copy(self, src: int, dst: int, n: int) -> int:
-        """`kept` is n, or 0 where a window of src that ends there is not whole any more; so it is of `truncate`."""
+        """Copy the first n positions from one sequence to another, and return the number of positions kept.
+
+        That is n (or the length, if smaller), or 0 if the window that ends there is no longer complete. The same holds
+        for `truncate`.
+        """
         if src == dst:
             return self.truncate(dst, n)
         self.free(dst)
@@ -68,14 +74,15 @@ class PagedKV:
         self.truncate(seq, 0)
 
     def require(self, growth: Mapping[int, int]) -> None:
-        """Raise KVFull where there is no room for `growth[seq]` more positions of each sequence, in one step or in
-        several."""
+        """Raise KVFull if there is no room for `growth[seq]` more positions of each sequence, in one or more steps."""
         for pool in self._pools:
             pool.require(growth, self.lengths)
 
     def extend(self, growth: Mapping[int, int]) -> None:
-        """Make room for `growth[seq]` more positions of each sequence, which one step writes. What none of them sees
-        may be gone then. Raises KVFull before anything has changed."""
+        """Make room for `growth[seq]` more positions of each sequence, all written by the next step.
+
+        May drop positions that the new ones do not see. On KVFull, nothing has changed.
+        """
         self.require(growth)
         for seq, n in growth.items():
             for pool in self._pools:
@@ -83,7 +90,7 @@ class PagedKV:
             self.lengths[seq] += n
 
     def table_addresses(self, sequences: NDArray[np.int32]) -> NDArray[np.int64]:
-        """int64[windows, rows], of rows of these sequences."""
+        """Return the address of the block table for each row, int64[windows, rows], given the sequence of each row."""
         return self._addresses + sequences.astype(np.int64) * self.tables.strides[1]
 
     def _kept(self, seq: int, n: int) -> int:

@@ -1,4 +1,4 @@
-"""The threads that run a plan. They live in machine code: a worker is one call that lasts as long as the team."""
+"""The team of threads that run a plan. Each worker makes a single call of a kernel, which lasts as long as the team."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 
     from llmrun.backends.cpu.lowering.base import Lowered
 
-# Pauses a waiting thread spins before it sleeps on the futex. SmolLM2's decode, 2 threads of 2 cores, alone and beside
-# two busy programs, tok/s: 0 pauses 181 and 104, 30: 225 and 156, 100: 289 and 163, 1,000: 281 and 118, 4,000: 284
-# and 72. Who spins longer takes the core from the thread it waits for.
+# The number of pauses that a waiting thread spins before it sleeps on the futex. A thread that spins longer may occupy
+# the core that the other thread needs. Decoding with SmolLM2 and 2 threads on 2 cores, in tokens per second:
+#
+#   pauses                   0    30   100   1,000   4,000
+#   idle machine           181   225   289     281     284
+#   two busy programs      104   156   163     118      72
 _SPIN = 100
-_IDLE_SPIN = 1000  # between steps: sampling takes about 0.1 ms
-_WAIT_SECONDS = 0.1  # longest the main thread sleeps before it looks for signals again
+_IDLE_SPIN = 1000  # between steps, where sampling takes about 0.1 ms
+_WAIT_SECONDS = 0.1  # the longest that the main thread sleeps before it checks for signals
 
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
 
@@ -40,10 +43,10 @@ TEAM_KERNELS = (WORK, START, WAIT)
 
 
 class Team:
-    """`n_threads` workers for one lowered plan.
+    """A team of `n_threads` workers for one lowered plan.
 
-    The caller's thread runs no kernel: it sleeps until the step is done, and wakes up for signals. `work` is the kernel
-    that a worker lives in.
+    The calling thread runs no ops. It sleeps until the step is done and wakes up for signals. `work` is the kernel that
+    every worker runs.
     """
 
     def __init__(self, lowered: Lowered, n_threads: int, work: KernelName = WORK) -> None:
@@ -59,12 +62,14 @@ class Team:
         self._set(records.STEP_PLAN, address_of(lowered.records))
         self._set(records.STEP_N_OPS, len(lowered.records))
         threads: list[threading.Thread] = []
-        # Also at interpreter exit, before the arrays that the workers look at are gone.
-        self._finalizer = weakref.finalize(self, _dismiss, self._process, self._sync, self._step, self._start, threads)
+        # This also runs at interpreter exit, before the arrays that the workers use are freed.
+        self._finalizer = weakref.finalize(
+            self, _stop_workers, self._process, self._sync, self._step, self._start, threads
+        )
         try:
             for thread in range(n_threads):
                 arguments = (kernels[work], self._step, thread, n_threads)
-                worker = threading.Thread(target=_live, args=arguments, name=f"llmrun-{thread}", daemon=True)
+                worker = threading.Thread(target=_run_worker, args=arguments, name=f"llmrun-{thread}", daemon=True)
                 worker.start()
                 threads.append(worker)
         except BaseException:
@@ -73,8 +78,8 @@ class Team:
 
     def _describe_system(self) -> None:
         libc = ctypes.CDLL(None) if os.name == "posix" else ctypes.CDLL("kernel32")
-        # Without a futex, waiting is dozing: 50 us, or Windows' least, a millisecond. Yielding would burn every core of
-        # an idle chat.
+        # Without a futex, threads wait by sleeping for 50 us, or for 1 ms on Windows (its minimum). Yielding instead
+        # would keep all cores busy while a chat is idle.
         doze, doze_for = (libc.usleep, 50) if os.name == "posix" else (libc.Sleep, 1)
         futex = _FUTEX_CALLS.get(platform.machine(), 0) if sys.platform == "linux" else 0
         self._set_sync(records.SYNC_DOZE, function_address(doze))
@@ -99,15 +104,21 @@ class Team:
         rotations: NDArray[np.float32],
         logits: NDArray[np.float32],
     ) -> None:
-        """Run one step; `logits` float32[wanted, padded width] is filled in.
+        """Run one step. All arrays must be contiguous. Raises Cancelled after `cancel`.
 
-        tokens, positions int32[rows]; tables int64[windows, rows] addresses of block tables; wanted int32[] row
-        numbers; rotations float32[rows, pairs of all ropes, 2]. All contiguous. Raises Cancelled after `cancel`.
+        tokens     int32[rows]
+        positions  int32[rows]
+        tables     int64[windows, rows], addresses of block tables
+        wanted     int32[], numbers of the rows whose logits are wanted
+        rotations  float32[rows, pairs of all ropes, 2]
+        logits     float32[wanted, padded width], the output
         """
         if os.getpid() != self._process:
-            raise LlmrunError("a forked process cannot use its parent's engine: open the model again in the child")
+            raise LlmrunError(
+                "a forked process cannot use its parent's engine", hint="Open the model in the child process."
+            )
         if not self._finalizer.alive:
-            raise LlmrunError("the engine is closed: open the model again")
+            raise LlmrunError("the engine is closed", hint="Open the model again.")
         self._lowered.counters[:] = 0
         for offset in (records.SYNC_ARRIVED, records.SYNC_STOP, records.SYNC_FINISHED):
             self._set_sync(offset, 0)
@@ -126,8 +137,11 @@ class Team:
             raise Cancelled("generation stopped")
 
     def _run_step(self) -> None:
-        """Start the workers and sleep until they are done. An exception from a signal handler, wherever it strikes,
-        stops them first: they must not run on over arrays that are about to be freed."""
+        """Start the workers and sleep until they are done.
+
+        A signal handler may raise an exception at any point. The workers are then stopped before it propagates, because
+        they must not use arrays that are about to be freed.
+        """
         number = int(self._sync[records.SYNC_STEP // records.WORD]) + 1
         try:
             self._start.run(number, address_of(self._step), 0, 0)
@@ -135,7 +149,7 @@ class Team:
         except BaseException:
             self.cancel()
             while self._sync[records.SYNC_STEP // records.WORD] >= number and not self._is_done(number):
-                # A second Ctrl-C must not get past this; the first one is on its way.
+                # Ignore a second Ctrl-C here because the first one is about to be raised.
                 with contextlib.suppress(BaseException):
                     self._sleep_until_done(number)
             raise
@@ -155,7 +169,7 @@ class Team:
         self._set(records.STEP_ABORT, 0)
 
     def close(self) -> None:
-        """End the workers. Idempotent."""
+        """Stop the workers. Idempotent."""
         self._finalizer()
 
 
@@ -163,14 +177,14 @@ def function_address(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
-def _live(work: Kernel, step: NDArray[np.int64], thread: int, n_threads: int) -> None:
+def _run_worker(work: Kernel, step: NDArray[np.int64], thread: int, n_threads: int) -> None:
     if hasattr(signal, "pthread_sigmask"):
-        # Signals go to the main thread, whose sleep they interrupt.
+        # Signals must go to the main thread to interrupt its sleep.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     work.run(0, address_of(step), thread, n_threads)
 
 
-def _dismiss(
+def _stop_workers(
     process: int, sync: NDArray[np.int64], step: NDArray[np.int64], start: Kernel, threads: list[threading.Thread]
 ) -> None:
     if os.getpid() != process:

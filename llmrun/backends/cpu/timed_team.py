@@ -1,5 +1,4 @@
-"""A team that takes the time of every op, for profiles. Its threads live in a kernel of their own (team.py): the
-normal one knows nothing of it."""
+"""A team that times every op, for profiles. Its workers run a separate kernel, so timing costs normal teams nothing."""
 
 from __future__ import annotations
 
@@ -27,28 +26,31 @@ WORK_TIMED = KernelName.of("team", "work_timed")
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """One step: seconds, float64[threads, ops], in the order of Lowered.records.
+    """The times of one step in seconds, float64[threads, ops], in the order of Lowered.records.
 
-    A thread's time of an op begins when it is done with the op before; `working` and `waiting` of all ops together are
-    its time from the first op's beginning to the last one's end.
+    For each thread, the time of an op starts when the previous op is done. The sum of `working` and `waiting` over all
+    ops is therefore the time from the start of the first op to the end of the last one.
     """
 
     working: NDArray[np.float64]
-    waiting: NDArray[np.float64]  # at the barrier that follows, for the other threads; 0 where there is none
+    waiting: NDArray[np.float64]  # at the barrier after the op; 0 if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """What the kernel calls for a stamp (records.STAMP_BYTES): two words, first * major + second are ticks."""
+    """The clock function that the kernel calls for a time stamp (records.STAMP_BYTES).
+
+    A stamp is two words, and first * major + second is the time in ticks.
+    """
 
     address: int
-    identity: int  # the call's first argument; negative: it takes none
+    identity: int  # the first argument of the call, or negative if it takes none
     major: int
     ticks_per_second: float
 
     @classmethod
     def here(cls) -> _Clock:
-        """About 25 ns a call, through the vDSO."""
+        """Return the clock of this system. On Linux, a call takes about 25 ns through the vDSO."""
         if os.name == "nt":
             kernel32 = ctypes.CDLL("kernel32")
             frequency = ctypes.c_int64()
@@ -56,17 +58,17 @@ class _Clock:
             return cls(function_address(kernel32.QueryPerformanceCounter), -1, 1, float(frequency.value))
         identity = time.CLOCK_MONOTONIC
         if sys.platform == "darwin":
-            identity = time.CLOCK_UPTIME_RAW  # the other one counts in microseconds there
+            identity = time.CLOCK_UPTIME_RAW  # on macOS, CLOCK_MONOTONIC only has microsecond resolution
         return cls(function_address(ctypes.CDLL(None).clock_gettime), identity, 10**9, 1e9)
 
 
 class TimedTeam(Team):
-    """A team whose steps can be asked for afterwards."""
+    """A team that records the times of its steps."""
 
     def __init__(self, lowered: Lowered, n_threads: int) -> None:
         super().__init__(lowered, n_threads, work=WORK_TIMED)
         self._stamps = np.zeros((n_threads, 1 + 2 * len(lowered.records), 2), np.int64)
-        self._taken: list[NDArray[np.int64]] = []  # of each step; made into times later, as that takes 0.1 ms
+        self._taken: list[NDArray[np.int64]] = []  # one per step; converted to times later because that takes 0.1 ms
         self._clock = _Clock.here()
         self._set(records.STEP_STAMPS, address_of(self._stamps))
         self._set_sync(records.SYNC_CLOCK, self._clock.address)
@@ -79,13 +81,13 @@ class TimedTeam(Team):
             self._taken.append(self._stamps.copy())
 
     def taken_times(self) -> list[StepTimes]:
-        """Of every step since this was last asked that came to its end."""
+        """Return the times of all steps completed since the last call."""
         times = [self._times(stamps) for stamps in self._taken]
         self._taken.clear()
         return times
 
     def _times(self, stamps: NDArray[np.int64]) -> StepTimes:
         ticks = stamps[:, :, 0] * self._clock.major + stamps[:, :, 1]
-        ticks = np.maximum.accumulate(ticks, axis=1)  # no stamp where there was no barrier
+        ticks = np.maximum.accumulate(ticks, axis=1)  # without a barrier there is no stamp
         spans = np.diff(ticks, axis=1) / self._clock.ticks_per_second
         return StepTimes(spans[:, 0::2], spans[:, 1::2])

@@ -47,8 +47,18 @@ GROUPS = {"expert_group_count": 2, "expert_group_used_count": 1}
         ("qwen3moe", {"expert_used_count": [3, 2]}, UnsupportedModel, "different values of qwen3moe.expert_used_count"),
         ("gpt-oss", {"expert_feed_forward_length": 0}, BadGGUF, "gpt-oss.expert_feed_forward_length"),
         ("deepseek", {"expert_shared_count": 0}, BadGGUF, "deepseek.expert_shared_count"),
-        ("qwen3moe", {"expert_count": 4}, BadGGUF, "ffn_gate_inp.weight: 64 x 8 seen, must be 64 x 4"),
-        ("qwen3moe", {"expert_feed_forward_length": 48}, BadGGUF, "ffn_gate_exps.weight: 64 x 32 x 8 seen"),
+        (
+            "qwen3moe",
+            {"expert_count": 4},
+            BadGGUF,
+            "ffn_gate_inp.weight: must be 64 x 4 according to the metadata, not 64 x 8",
+        ),
+        (
+            "qwen3moe",
+            {"expert_feed_forward_length": 48},
+            BadGGUF,
+            "ffn_gate_exps.weight: must be 64 x 48 x 8 according",
+        ),
         ("deepseek", {"leading_dense_block_count": 2}, BadGGUF, "tensor missing"),
     ],
 )
@@ -71,7 +81,7 @@ def test_experts_of_no_whole_groups_of_rows_are_left_to_llama_cpp(tmp_path: Path
         metadata["qwen3moe.expert_feed_forward_length"] = 24
         tensors["blk.0.ffn_gate_exps.weight"] = ("F32", np.zeros((8, 24, 64), np.float32))
 
-    with pytest.raises(UnsupportedModel, match="experts with 24 outputs, must be a multiple of 16") as refused:
+    with pytest.raises(UnsupportedModel, match="the outputs of an expert must be a multiple of 16, not 24") as refused:
         changed(tmp_path, "qwen3moe", change)
     assert refused.value.hint == "This model may run with --backend llama."
 
@@ -80,9 +90,9 @@ def test_experts_of_no_whole_groups_of_rows_are_left_to_llama_cpp(tmp_path: Path
     ("counts", "error", "words"),
     [
         ([0, 2, 0, 1], UnsupportedModel, "different values of lfm2.attention.head_count_kv"),
-        ([0, 2, 0], BadGGUF, "3 values seen, must be one for each of 4 layers"),
-        ([0, 3, 0, 3], BadGGUF, "3 seen, must divide 4 heads"),
-        ([0, -1, 0, -1], BadGGUF, "-1 seen, must be 0 to 1024"),
+        ([0, 2, 0], BadGGUF, "must have 4 values, one for each layer, not 3"),
+        ([0, 3, 0, 3], BadGGUF, "must be a divisor of 4, the number of heads, not 3"),
+        ([0, -1, 0, -1], BadGGUF, "must be 0 to 1024, not -1"),
         ([0, 2, 2, 2], BadGGUF, "tensor missing: .*attn_q_norm|tensor missing"),
     ],
 )

@@ -30,7 +30,9 @@ def test_experts_whose_outputs_are_no_whole_groups_are_refused(tmp_path: Path) -
     """Their groups of 16 outputs would be of two experts."""
     with (
         open_gguf(written(tmp_path, 24, 2)) as file,
-        pytest.raises(UnsupportedModel, match=r"experts\.weight: experts with 24 outputs, must be a multiple of 16"),
+        pytest.raises(
+            UnsupportedModel, match=r"experts\.weight: the outputs of an expert must be a multiple of 16, not 24"
+        ),
     ):
         experts(file, "experts.weight", 2)
 

@@ -125,7 +125,7 @@ def test_a_shared_prefix_takes_no_memory_until_it_is_written_on() -> None:
     cache.kv.copy(0, 1, 40)
     cache.kv.copy(0, 2, 33)
     assert len({block for seq in range(3) for block in cache.held_blocks(0, seq)}) == 2
-    with pytest.raises(KVFull, match="1 more blocks of 32 tokens wanted, 0 free of 2"):
+    with pytest.raises(KVFull, match="1 more blocks of 32 tokens needed, 0 of 2 free"):
         cache.step({1: [7]})
     assert read(cache, 1) == list(range(40))
 

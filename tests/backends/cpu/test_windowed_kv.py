@@ -223,7 +223,7 @@ def test_windows_do_not_move_when_the_rest_is_full() -> None:
     run(cache, 0, list(range(600)))
     before = cache.held_blocks(40, 0)
     for grow in (cache.kv.require, cache.kv.extend):
-        with pytest.raises(KVFull, match="3 more blocks of 32 tokens wanted, 1 free of 20"):
+        with pytest.raises(KVFull, match="3 more blocks of 32 tokens needed, 1 of 20 free"):
             grow({0: 41, 1: 1})
     assert cache.held_blocks(40, 0) == before
     assert cache.kv.lengths == [600, 0]

@@ -182,7 +182,7 @@ def test_a_file_replaced_after_it_was_checked_is_not_the_one_that_was_checked(
         other.write_bytes(content)
     with open_gguf(path) as file:
         other.replace(path)
-        with pytest.raises(ModelFileError, match=f"{path}: another file has taken its place$"):
+        with pytest.raises(ModelFileError, match=f"{path}: it was replaced by another file$"):
             LlamaBackend(file, OpenOptions(context_size=64, threads=1, gpu_layers=0))
 
 

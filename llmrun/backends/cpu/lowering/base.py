@@ -1,4 +1,4 @@
-"""What all ops need on their way to records: memory for values, weights and caches by address, the records so far."""
+"""The state shared by all ops during lowering: memory for values, addresses of weights and caches, and the records."""
 
 from __future__ import annotations
 
@@ -36,34 +36,38 @@ _STEP_ROWS = {
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Rows of activations in memory. Private: written by a replicated op, so a copy a thread in a step of one row."""
+    """Rows of activations in memory.
+
+    A private buffer is written by a replicated op, so in a step of one row each thread has its own copy.
+    """
 
     address: int
-    stride: int  # bytes from row to row
+    stride: int  # bytes from one row to the next
     private: bool
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedBuffer:
-    """A value as int8 per 32, with its scales, offsets and sums (quantize.py)."""
+    """A value quantized to int8 in blocks of 32, with their scales, offsets and sums (quantize.py)."""
 
     integers: Buffer
     scales: int
     offsets: int
     sums: int
-    half_sums: int  # of twice the stride
+    half_sums: int  # its stride is twice scale_stride
     scale_stride: int
 
 
 @dataclass(slots=True)
 class OpRecord:
-    """One call of a kernel on its way to memory. `words`: its NamedTuple in plan/ops; they follow OP_ARGS."""
+    """A call of a kernel, not yet written to memory. `words` is a NamedTuple from plan/ops, stored from OP_ARGS on."""
 
     kernel: KernelName
     rows: int
     flags: int
     words: Sequence[int]
-    # Of an op with a matrix that does not add onto another's output: the next one with the same input needs no barrier.
+    # The input of a product that does not add to another output. A following product of the same input needs no barrier
+    # before it.
     independent_input: Value | None = None
 
 
@@ -72,23 +76,23 @@ class Lowered:
     """Records ready to run, and everything they point to."""
 
     records: NDArray[np.int64]  # [ops, OP_WORDS]
-    counters: NDArray[np.int64]  # [ops, 8]: a claim counter on each cache line
-    kernels: list[KernelName]  # of each op
-    origins: list[int]  # of each op: the index in the plan of the one that it is made of, or part of
-    logits_width: int  # vocabulary padded to whole vectors
-    experts_used: int  # rows of a CHOSEN value for each row of the step
+    counters: NDArray[np.int64]  # [ops, 8]; each claim counter has a cache line to itself
+    kernels: list[KernelName]  # one per record
+    origins: list[int]  # one per record: the index of its op in the plan
+    logits_width: int  # the vocabulary size, padded to whole vectors
+    experts_used: int  # the rows of a CHOSEN value per row of the step
     keep: list[object] = field(default_factory=list)
 
     def link(self) -> None:
-        """Load the kernels and put their addresses into the records; must precede the first run."""
+        """Load the kernels and write their addresses to the records. Call this before the first run."""
         loaded = load_kernels(self.kernels)
         self.records[:, records.OP_KERNEL // records.WORD] = [loaded[name].address for name in self.kernels]
 
 
 class RowMemory:
-    """Row buffers for values: memory goes back only at a barrier that every thread passes.
+    """An allocator of row buffers for values. Released memory is reused only after a barrier that all threads pass.
 
-    A value whose width is no whole number of vectors keeps its memory: its padding must stay zero.
+    A value whose width is not a multiple of the vector size keeps its memory, because its padding must stay zero.
     """
 
     def __init__(self) -> None:
@@ -97,7 +101,7 @@ class RowMemory:
         self.memory: list[NDArray[np.uint8]] = []
 
     def take(self, n_bytes: int) -> int:
-        """Address of so many bytes, a whole number of cache lines."""
+        """Return the address of `n_bytes` bytes, which must be a whole number of cache lines."""
         waiting = self._free.get(n_bytes)
         if waiting:
             return waiting.pop()
@@ -114,7 +118,10 @@ class RowMemory:
 
 
 class Lowering:
-    """A plan on its way to records, op by op. What ops of one family share among them lies in `shared`, by name."""
+    """The state of lowering a plan to records, op by op.
+
+    `shared` holds what all ops of one family share, by name.
+    """
 
     def __init__(
         self,
@@ -137,11 +144,11 @@ class Lowering:
         self.records: list[OpRecord] = []
 
     def most_rows(self, value: Value) -> int:
-        """Rows to have memory for: in a step of one row each thread may have a copy."""
+        """Return how many rows of a value need memory. In a step of one row, each thread may have a copy."""
         return max(self.max_rows, self.n_threads) * value.copies
 
     def take(self, value: Value, row_bytes: int) -> int:
-        """Address of memory for the rows of a value, `row_bytes` (whole cache lines) each."""
+        """Return the address of memory for the rows of a value. `row_bytes` must be whole cache lines."""
         return self.rows.take(self.most_rows(value) * row_bytes)
 
     def place(self, value: Value, *, private: bool) -> Buffer:
@@ -151,8 +158,11 @@ class Lowering:
         return buffer
 
     def is_private_sum(self, value: Value) -> bool:
-        """A value that only row ops make and add onto: in a step of one row each thread has its own, and no barrier
-        is needed. One that products are added onto is shared: each thread makes a part of it."""
+        """Return whether each thread has its own copy of a sum in a step of one row.
+
+        That is so if only row-wise ops compute the value and add to it, and saves barriers. A value to which products
+        are added is shared because each thread computes a part of it.
+        """
         return value not in self._sums_of_products
 
     def give_back(self, value: Value) -> None:
@@ -163,7 +173,7 @@ class Lowering:
         self.give_integers_back(value)
 
     def give_integers_back(self, value: Value) -> None:
-        """Nobody reads them any more, or the value has become another one."""
+        """Release the quantized form of a value after its last use or when the value changes."""
         n_rows = self.most_rows(value)
         quantized = self.quantized.pop(value, None)
         if quantized is not None:
@@ -173,43 +183,43 @@ class Lowering:
             self.rows.give_back(quantized.half_sums, n_rows * 2 * quantized.scale_stride)
 
     def buffer_of(self, value: Value) -> Buffer:
-        """Where a value is; the logits come with each step, and have no address yet."""
+        """Return the buffer of a value. The logits have address 0 because each step supplies their memory."""
         if value is self.plan.logits:
             return Buffer(0, round_up(value.width, LANES) * FLOAT, private=False)
         return self.buffers[value]
 
     def emit(self, kernel: KernelName, value: Value, flags: int, words: Sequence[int]) -> OpRecord:
-        """A record that works on the rows of a value."""
+        """Append a record that works on the rows of a value."""
         record = OpRecord(kernel, _STEP_ROWS[value.rows], flags, words)
         self.records.append(record)
         return record
 
     def kept_vector(self, values: NDArray[np.float32]) -> int:
-        """Address of float32[n], padded with zeros to whole vectors."""
+        """Copy a vector, float32[n], padded with zeros to whole SIMD vectors, and return the address of the copy."""
         padded = np.zeros(round_up(values.size, LANES), np.float32)
         padded[: values.size] = values
         self.keep.append(padded)
         return address_of(padded)
 
     def same_row(self, values: NDArray[np.float32]) -> Buffer:
-        """A buffer in which every row is float32[n]."""
+        """Return a buffer in which every row is `values`, float32[n]."""
         return Buffer(self.kept_vector(values), 0, private=False)
 
     def cache_of(self, kv: LayerKV) -> tuple[int, int]:
-        """(address of a layer's first block, bytes of a block)."""
+        """Return (address of a layer's first block, bytes of a block)."""
         memory = self.kv[kv.group]
         return address_of(memory[kv.layer]), memory.shape[2]
 
     def tables_of(self, kv: LayerKV) -> int:
-        """Which of a step's block tables are a layer's: those of its window."""
+        """Return the index of a layer's block tables among those of a step, which are ordered by window."""
         return self.plan.windows.index(kv.shape.window)
 
 
 def float_word(value: float) -> int:
-    """A float32 in the low half of a word."""
+    """Return a float32 in the low half of a word."""
     return int(np.float32(value).view(np.uint32))
 
 
 def private_inputs(*buffers: Buffer) -> int:
-    """Flags that say which of an op's inputs, in order, are private."""
+    """Return the flags that mark which of an op's inputs, in order, are private."""
     return sum(flag for flag, buffer in zip(_PRIVATE_INPUTS, buffers, strict=False) if buffer.private)

@@ -1,6 +1,6 @@
-"""A plan becomes records: kernels chosen, buffers placed, activations quantized for integer weights, barriers set.
+"""Lowers a plan to records: chooses kernels, places buffers, quantizes activations for integer weights, sets barriers.
 
-backends/cpu/ops says what each op becomes.
+The modules in backends/cpu/ops lower the individual ops.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _records(work: Lowering) -> Lowered:
 
 
 def _flags(work: Lowering, index: int) -> int:
-    """A barrier after every record, but not between products of the same value."""
+    """Return a record's flags, with a barrier unless the next record is a product with the same input."""
     record = work.records[index]
     following = work.records[index + 1] if index + 1 < len(work.records) else None
     if (
@@ -63,7 +63,7 @@ def _flags(work: Lowering, index: int) -> int:
 
 
 def _release(work: Lowering, index: int, last_use: Mapping[Value, int]) -> None:
-    """Give the memory back of values that no later op reads."""
+    """Release the memory of values that no later op reads."""
     op = work.plan.ops[index]
     for value in op.inputs:
         if last_use[value] == index and value.width % LANES == 0:
@@ -75,7 +75,10 @@ def _release(work: Lowering, index: int, last_use: Mapping[Value, int]) -> None:
 
 
 def kv_shapes(plan: Plan, n_blocks: Sequence[int], kv_type: str) -> list[tuple[int, int, int]]:
-    """Shapes of the KV cache's bytes, of each group: [layers, blocks, bytes of a block]. `n_blocks` of each window."""
+    """Return the shape of the KV cache for each group of layers: (layers, blocks, bytes of a block).
+
+    `n_blocks` is the number of blocks for each window.
+    """
     counts = dict(zip(plan.windows, n_blocks, strict=True))
     return [(group.layers, counts[group.shape.window], group.shape.block_bytes(kv_type)) for group in plan.groups]
 
@@ -89,14 +92,17 @@ def lower(
     max_rows: int,
     n_threads: int,
 ) -> Lowered:
-    """Records for `plan` over packed weights and a KV cache of `kv_shapes`."""
+    """Lower `plan` to records over packed weights and a KV cache of the shapes from `kv_shapes`."""
     return _records(Lowering(plan, packed, kv, kv_type, max_rows, n_threads))
 
 
 def scratch_needed(plan: Plan, *, kv_type: str, max_rows: int, n_threads: int) -> int:
-    """Bytes of the activations and all else that `lower` takes memory for, by doing it with weights and a KV cache that
-    are not there. Attention's partial results are counted for one block of a KV cache: of a whole one 0.2 %, 0.5 to 2
-    of latent attention."""
+    """Return the bytes that `lower` allocates for activations and scratch memory.
+
+    Runs `lower` with placeholder weights and a placeholder KV cache of one block. The partial results of attention are
+    therefore counted for one block only. For a whole cache they would add 0.2 % of its size, or 0.5 to 2 % with latent
+    attention.
+    """
     nowhere = np.empty(0, np.uint8)
     packed = {matrix.name: PackedMatrix(matrix, PackedLayout.of(matrix), nowhere) for matrix in plan.matrices}
     shapes = kv_shapes(plan, [1] * len(plan.windows), kv_type)

@@ -1,4 +1,4 @@
-"""The bytes that ops read and the products they compute, with which profiles and rooflines compare their time."""
+"""The bytes that ops read and the products they compute. Profiles and rooflines compare measured times with these."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FLOAT = 4  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The work of one op or of many.
+    """The work of one or more ops.
 
-    weight_bytes      of weights, as they are packed; read from memory once in a step, however many rows it has
-    kv_bytes          of keys and values read, or by rope_store written; each once in a step
-    activation_bytes  read and written; they pass from op to op in caches, so memory's speed does not bound them
-    products          multiply-adds of int8
-    float_products    multiply-adds of float32: of float weights, and attention's
+    weight_bytes      packed weights; read from memory once per step for any number of rows
+    kv_bytes          keys and values read, or written by rope_store; each once per step
+    activation_bytes  activations read and written; they stay in caches, so memory bandwidth does not limit them
+    products          int8 multiply-adds
+    float_products    float32 multiply-adds, from float weights and attention
     """
 
     weight_bytes: int = 0
@@ -38,21 +38,21 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A step of one sequence: `rows` tokens from position `start` on, `wanted` of which have their logits asked for."""
+    """A step of one sequence: `rows` tokens from position `start` on, with logits for `wanted` of them."""
 
     rows: int
     start: int = 0
     wanted: int = 1
 
     def of(self, value: Value) -> int:
-        """The rows that a value has."""
+        """Return the number of rows that a value has in this step."""
         return self.wanted if value.rows is Rows.WANTED else self.rows * value.copies
 
     def float_bytes(self, *values: Value) -> int:
-        """Bytes of values, as float32."""
+        """Return the bytes of values stored as float32."""
         return sum(self.of(value) * value.width * FLOAT for value in values)
 
 
 def kv_position_bytes(shape: KVShape, kv_type: str) -> int:
-    """Bytes of what one layer keeps of a position."""
+    """Return the bytes that one layer stores per position."""
     return shape.block_bytes(kv_type) // BLOCK

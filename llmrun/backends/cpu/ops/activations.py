@@ -22,7 +22,7 @@ def _gated(work: Lowering, op: Gated) -> None:
 
 
 def _activate(work: Lowering, op: Activate) -> None:
-    """A gate whose other side is 1, the same for all rows."""
+    """Emit a gated activation whose second factor is 1 in all rows."""
     _activate_times(work, op, op.x, work.same_row(np.ones(op.x.width, np.float32)))
 
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class AttentionMemory(NamedTuple):
-    """Addresses and sizes of what all layers of a shape share: a scratch for each thread, a chunk's results each."""
+    """Memory that all layers of a shape share: scratch for each thread, and partial results for each chunk.
+
+    All fields are addresses or sizes in bytes.
+    """
 
     scratch: int
     scratch_bytes: int
@@ -33,7 +36,10 @@ class AttentionMemory(NamedTuple):
 
 
 def _attention(work: Lowering, op: Attention) -> None:
-    """The merge writes each thread's copy of the one row; of many rows, attention itself writes each once."""
+    """Emit attention and the merge of its partial results.
+
+    For one row, the merge writes a copy of the output for each thread. For many rows, attention writes each row once.
+    """
     shape = attention_shape(op.kv)
     q, out = work.buffers[op.q], work.place(op.out, private=True)
     memory = attention_memory(work, op.kv)
@@ -81,7 +87,7 @@ def attention_shape(kv: LayerKV) -> AttentionShape:
 
 
 def attention_memory(work: Lowering, kv: LayerKV) -> AttentionMemory:
-    """The memory that all layers of a shape share; taken once."""
+    """Return the memory that all layers of a shape share. The first call allocates it."""
     key = f"attention {kv.group}"
     if key not in work.shared:
         shape = attention_shape(kv)
@@ -97,11 +103,12 @@ def attention_memory(work: Lowering, kv: LayerKV) -> AttentionMemory:
 
 
 def _most_chunks(shape: AttentionShape, n_blocks: int) -> int:
-    """The most chunks that a row sees part of. A window may begin in the middle of one."""
+    """Return the maximum number of chunks that a row attends to. A window may begin in the middle of a chunk."""
     of_context = -(-n_blocks * BLOCK // CHUNK)
     if not shape.window:
         return of_context
-    # A pool of a window has no more blocks than it takes, but they come round: a chunk more.
+    # Blocks behind a window are reused, so a sequence outgrows n_blocks. A window that begins inside a chunk then
+    # reaches into one more chunk.
     return min(of_context, -(-(shape.window - 1) // CHUNK)) + 1
 
 
@@ -120,12 +127,15 @@ def _needs(op: Attention, kv_type: str, step: StepShape) -> Needs:
 
 
 def attention_speed(kv: LayerKV, speeds: SpeedTable, kv_type: str) -> AttentionSpeed:
-    """The speed of a layer's shape, were there no window: that bounds the work, not its speed."""
+    """Return the speed of a layer's shape without its window, which limits the work but not the speed."""
     return speeds.attention(replace(attention_shape(kv), window=0), kv_type)
 
 
 def _seconds(op: Attention, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
-    """In a small trial keys and values are in a cache, in a whole model they are not: they come as weights do."""
+    """Return the expected seconds, with the speed of reading limited to the memory bandwidth.
+
+    In the small trial, keys and values fit in the processor's caches. In a whole model they come from memory.
+    """
     needs = _needs(op, kv_type, step)
     speed = attention_speed(op.kv, speeds, kv_type)
     if step.rows >= MANY_ROWS:

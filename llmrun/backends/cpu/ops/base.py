@@ -1,4 +1,4 @@
-"""What the CPU engine knows about one kind of op."""
+"""The description of one kind of op for the CPU engine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SecondsOf = Callable[[Any, "SpeedTable", str, StepShape], float]
 
 @dataclass(frozen=True, slots=True)
 class CpuOp:
-    """One kind of op. `needs` and `seconds` are given the op, the KV cache's type and the step.
+    """One kind of op. `needs` and `seconds` take the op, the type of the KV cache and the step.
 
-    name     what a profile calls it; ops that do the same share a name
-    lower    append the records that compute it
-    needs    what it reads and multiplies in a step, without the quantizing of its input
-    seconds  how long a step of it is expected to take
+    name     the name in profiles; ops that do the same work share a name
+    lower    appends the records that compute it
+    needs    returns the bytes it reads and its products in a step, without quantizing its input
+    seconds  returns how long it is expected to take in a step
     """
 
     name: str
@@ -36,7 +36,10 @@ class CpuOp:
 
 
 def reads_and_writes(values: Callable[[Any], tuple[Value, ...]]) -> NeedsOf:
-    """The needs of an op without weights: an op's `values`, each as often as it is read or written."""
+    """Return a function for the needs of ops without weights.
+
+    `values` lists the values of an op, each as many times as it is read or written.
+    """
 
     def needs(op: Any, kv_type: str, step: StepShape) -> Needs:
         return Needs(activation_bytes=step.float_bytes(*values(op)))
@@ -45,7 +48,10 @@ def reads_and_writes(values: Callable[[Any], tuple[Value, ...]]) -> NeedsOf:
 
 
 def takes_as_long_as(name: str, value: str = "out") -> SecondsOf:
-    """The time of a measured row op ("rmsnorm" or "swiglu") on the op's value of that name."""
+    """Return a function that estimates an op's time by that of a measured one, "rmsnorm" or "swiglu".
+
+    `value` is the attribute of the op with the value whose size counts.
+    """
     value_of = attrgetter(value)
 
     def seconds(op: Any, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
@@ -55,6 +61,6 @@ def takes_as_long_as(name: str, value: str = "out") -> SecondsOf:
 
 
 def row_seconds(name: str, value: Value, speeds: SpeedTable, step: StepShape) -> float:
-    """The time of a measured row op on all rows of a value."""
+    """Return the seconds that a measured row-wise op takes on all rows of a value."""
     rows = step.of(value)
     return speeds.rows(name).seconds(rows, value.width) if rows else 0.0

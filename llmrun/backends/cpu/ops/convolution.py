@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _convolve(work: Lowering, op: Convolve) -> None:
-    """First all rows are kept, then they look back on each other."""
+    """Emit a record that stores all rows in the cache, and one that convolves each row with earlier ones."""
     shape = op.kv.shape
     assert isinstance(shape, ConvolutionShape)
     assert shape.width % LANES == 0

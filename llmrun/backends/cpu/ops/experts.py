@@ -43,7 +43,10 @@ _GATINGS = {
 
 
 def _route(work: Lowering, op: Route) -> None:
-    """Two records: the rows' experts, which threads share out by rows, and the tables, which one makes for all."""
+    """Emit two records.
+
+    In the first, each thread chooses the experts for some of the rows. In the second, one thread builds the tables.
+    """
     routing, logits = op.routing, work.buffers[op.logits]
     assert routing.used == work.plan.experts_used, "one step has one number of chosen rows"
     tables = work.tables[routing] = _take_tables(work, routing)
@@ -104,7 +107,7 @@ def _expert_linear(work: Lowering, op: ExpertLinear) -> None:
 
 def _expert_bias(work: Lowering, op: ExpertBias) -> None:
     tables, x, out = work.tables[op.routing], work.buffers[op.x], work.place(op.out, private=True)
-    assert op.bias.shape[1] % LANES == 0  # as the products of experts are
+    assert op.bias.shape[1] % LANES == 0  # true for all outputs of experts
     biases = np.ascontiguousarray(op.bias)
     work.keep.append(biases)
     words = ExpertBiasWords(
@@ -122,7 +125,10 @@ def _expert_bias(work: Lowering, op: ExpertBias) -> None:
 
 
 def _combine(work: Lowering, op: Combine) -> None:
-    """Onto a sum that the threads share each adds some columns, and all wait."""
+    """Emit the weighted sum of the experts' outputs.
+
+    If the threads share the destination, each adds some of the columns and all wait at a barrier.
+    """
     tables, y = work.tables[op.routing], work.buffers[op.y]
     out = work.buffers[op.out] if op.adds else work.place(op.out, private=True)
     words = CombineWords(
@@ -145,7 +151,7 @@ def _combine(work: Lowering, op: Combine) -> None:
 
 
 def give_back_tables(work: Lowering, routing: Routing) -> None:
-    """Give back the memory of tables that no later op reads."""
+    """Release the memory of tables that no later op reads."""
     tables = work.tables.pop(routing)
     work.rows.give_back(tables.head, _tables_bytes(work, routing))
 
@@ -164,7 +170,10 @@ def _most_rows(work: Lowering) -> int:
 
 
 def _scratch(work: Lowering) -> tuple[int, int]:
-    """(address, bytes for a thread) of probabilities and ranks of a row's experts, the same for all layers."""
+    """Return (address, bytes per thread) of the scratch memory for a row's probabilities and ranks.
+
+    All layers share it.
+    """
     if "route" not in work.shared:
         most = max(routing.experts for op in work.plan.ops if (routing := op.routed_by))
         stride = 2 * round_up(FLOAT * most, records.CACHE_LINE)
@@ -176,7 +185,7 @@ def _scratch(work: Lowering) -> tuple[int, int]:
 
 
 def _own_numbers(work: Lowering, routing: Routing) -> int:
-    """Address of the numbers of rows that are slots themselves."""
+    """Return the address of the row numbers 0, 1, 2 and so on, for inputs that have a row of their own per slot."""
     if "own numbers" not in work.shared:
         numbers = np.arange(_most_rows(work) * routing.used, dtype=np.int32)
         work.keep.append(numbers)
@@ -189,7 +198,7 @@ def _own_numbers(work: Lowering, routing: Routing) -> int:
 
 
 def _linear_needs(op: ExpertLinear, kv_type: str, step: StepShape) -> Needs:
-    """Count the experts that at least one row is expected to choose, if all are equally likely."""
+    """Count the weights of the experts that at least one row is expected to choose if all are equally likely."""
     rows, routing = step.of(op.out), op.routing
     missed: float = (1 - routing.used / routing.experts) ** step.rows
     weight_bytes = round(PackedLayout.of(op.weight).n_bytes * (1 - missed))
@@ -201,8 +210,11 @@ def _linear_needs(op: ExpertLinear, kv_type: str, step: StepShape) -> Needs:
 
 
 def _linear_seconds(op: ExpertLinear, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
-    """Few rows are at each expert, and work on them does not hide the reading: 719 MB of experts for 64, 128, 256
-    and 512 rows took 23, 35, 58 and 100 ms where the sum is 29, 38, 56 and 92."""
+    """Return the sum of the times for reading and for multiplying.
+
+    Each expert has too few rows for the work on them to hide the reading. With 719 MB of experts, 64, 128, 256 and 512
+    rows took 23, 35, 58 and 100 ms, while this sum is 29, 38, 56 and 92 ms.
+    """
     needs = _linear_needs(op, kv_type, step)
     speed = speeds.linear(op.weight.packed)
     multiplying = (needs.products + needs.float_products) / speed.products(op.weight.columns)

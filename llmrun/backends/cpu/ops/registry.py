@@ -1,4 +1,4 @@
-"""Every kind of op the CPU engine runs."""
+"""All kinds of ops that the CPU engine runs."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ CPU_OPS: dict[type[Op], CpuOp] = {
 
 
 def needs_of(op: Op, kv_type: str, step: StepShape) -> Needs:
-    """Return what one op needs in one step, without the quantizing of its input (`quantizing_needs`)."""
+    """Return the needs of one op in one step, without quantizing its input (`quantizing_needs`)."""
     return CPU_OPS[type(op)].needs(op, kv_type, step)
 
 
 def needs_of_step(plan: Plan, kv_type: str, step: StepShape) -> Needs:
-    """Return what all ops need together, as if no linear op quantized its input."""
+    """Return the sum of the needs of all ops, without quantizing the inputs of products."""
     return sum((needs_of(op, kv_type, step) for op in plan.ops), Needs())

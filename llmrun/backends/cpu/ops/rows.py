@@ -40,13 +40,16 @@ def _add_gated(work: Lowering, op: AddGated) -> None:
 
 
 def _scale(work: Lowering, op: Scale) -> None:
-    """0 + factor * x."""
+    """Compute 0 + factor * x, which needs no kernel of its own."""
     x = work.buffers[op.x]
     _sum(work, op.x, x, work.same_row(np.zeros(op.x.width, np.float32)), x, op.factor, _NOTHING)
 
 
 def _sum(work: Lowering, value: Value, out: Buffer, x: Buffer, y: Buffer, factor: float, gate: Buffer) -> None:
-    """out = x + factor * y. Onto a sum that the threads share one of them adds, and all wait for it."""
+    """Emit out = x + factor * y.
+
+    If the threads share the destination, each row is added by one of them and all wait at a barrier.
+    """
     words = AddWords(
         out=out.address,
         out_stride=out.stride,
@@ -72,16 +75,16 @@ def _bias_needs(op: Bias, kv_type: str, step: StepShape) -> Needs:
 
 @dataclass(frozen=True, slots=True)
 class _CopiedPart:
-    """The bytes taken from a row for each part of another."""
+    """The bytes that each part of an output row copies from an input row."""
 
     of: Buffer
     first: int
-    step: int  # from one to the next
+    step: int  # bytes from one part to the next
     size: int
 
 
 def _slice(work: Lowering, op: Slice) -> None:
-    """Copied: what reads a row takes what follows its last feature for zeros."""
+    """Copy the slice, because kernels expect the padding after a row's last feature to be zero."""
     x = work.buffers[op.x]
     part = _CopiedPart(x, FLOAT * op.first, FLOAT * op.x.width // op.groups, FLOAT * op.out.width // op.groups)
     _parts(work, part, _CopiedPart(_NOTHING, 0, 0, 0), op.groups, op.out)

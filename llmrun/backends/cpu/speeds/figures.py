@@ -1,4 +1,4 @@
-"""The figures that a machine's ops are measured at. speeds/ops.py measures them."""
+"""The measured speeds of a machine's ops. speeds/ops.py does the measuring."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WIDTHS = (512, 2048, 8192)
 class LinearSpeed:
     """The speed of one weight type.
 
-    read      bytes of weights a second, for one row
-    op        seconds an op takes besides, its barrier included
-    multiply  multiply-adds a second, for many rows, at each of WIDTHS columns
+    read      bytes of weights per second, for one row
+    op        fixed cost of an op in seconds, including its barrier
+    multiply  multiply-adds per second for many rows, for each number of columns in WIDTHS
     """
 
     read: float
@@ -29,13 +29,13 @@ class LinearSpeed:
     multiply: tuple[float, ...]
 
     def products(self, columns: int) -> float:
-        """Multiply-adds a second with rows of so many columns."""
+        """Return the multiply-adds per second for rows of this many columns."""
         return between(columns, self.multiply)
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpeed:
-    """The speed of a row-wise op: seconds for one row, and per row of many, at each of WIDTHS."""
+    """The speed of a row-wise op: seconds for a single row, and seconds per row for many, at each of WIDTHS."""
 
     one: tuple[float, ...]
     many: tuple[float, ...]
@@ -44,20 +44,23 @@ class RowSpeed:
         return between(width, self.one) if rows == 1 else rows * between(width, self.many)
 
     def shared_seconds(self, rows: int, width: int) -> float:
-        """Return the seconds of rows so wide that threads share even one: the time per feature is that of many rows."""
+        """Return the seconds for rows wide enough to be split between threads.
+
+        The time per feature is then that of many rows, even for a single row.
+        """
         return rows * width * self.many[-1] / WIDTHS[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpeed:
-    """The speed of attention for one shape of heads and one type of cache.
+    """The speed of attention for one attention shape and one KV cache type.
 
-    op          seconds for one row with nothing before it
-    read        bytes of keys and values a second, for one row
-    multiply    multiply-adds a second, for many rows
-    rope_one    seconds to rotate and store one row, a feature of queries, keys and values
-    rope_many   the same of a row of many
-    step        seconds that a step takes besides its ops: waking the threads, and who waits for them
+    op          seconds for one row with an empty context
+    read        bytes of keys and values per second, for one row
+    multiply    multiply-adds per second, for many rows
+    rope_one    seconds per feature of queries, keys and values to rotate and store a single row
+    rope_many   the same per row when there are many rows
+    step        seconds of a step outside its ops, for waking the threads and waiting for them
     """
 
     op: float
@@ -69,21 +72,21 @@ class AttentionSpeed:
 
 
 def between(width: int, values: Sequence[float]) -> float:
-    """Interpolate what was measured at WIDTHS by the width's logarithm; beyond the ends, the end's value holds."""
+    """Interpolate values measured at WIDTHS, linearly in the logarithm of the width. Clamps at both ends."""
     return float(np.interp(log2(width), [log2(one) for one in WIDTHS], values))
 
 
 class SpeedTable(Protocol):
-    """The figures of one machine and number of threads."""
+    """The measured speeds for one machine and number of threads."""
 
     def linear(self, packed: str) -> LinearSpeed:
-        """Return the speed of products with weights in a packed form (Matrix.packed)."""
+        """Return the speed of products with weights in the given packed form (Matrix.packed)."""
 
     def rows(self, name: str) -> RowSpeed:
         """Return the speed of "rmsnorm", "swiglu" or "quantize"."""
 
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
-        """Return the speed of one layer of that shape."""
+        """Return the speed of one layer of this shape."""
 
     def read_bandwidth(self) -> float:
-        """Bytes a second from memory, all threads together."""
+        """Return the bytes per second that all threads together read from memory."""

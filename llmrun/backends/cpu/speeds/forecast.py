@@ -1,5 +1,8 @@
-"""How fast a model will be on this machine, from its plan alone: the time of each op, by what it has to read and to
-multiply (needs.py) and what ops of its kind were measured at (ops.py)."""
+"""Forecasts how fast a model will run on this machine, from its plan alone.
+
+The time of each op follows from the bytes it reads and the products it computes (needs.py), and from the measured speed
+of ops of its kind (ops.py).
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ if TYPE_CHECKING:
     from llmrun.plan.plan import Plan
     from llmrun.plan.values import Value
 
-# Seconds of a step in Python: batch, block tables, the engine's bookkeeping. SmolLM2: 0.45 to 0.5 ms of a token's 5.6
-# are outside the team of threads.
+# Seconds that Python takes per step for the batch, block tables and the engine's bookkeeping. For SmolLM2, 0.45 to
+# 0.5 ms of a token's 5.6 ms are spent outside the team of threads.
 _STEP_PYTHON = 450e-6
-_REQUEST = 2e-3  # seconds of a request before its first step: template and tokenizing
+_REQUEST = 2e-3  # seconds before the first step of a request, for its template and tokenizing
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The expected speed. Decode is at the prompt's depth; TTFT counts from an open model, as in bench."""
+    """The expected speed. Decode speed is for the context length of the prompt. As in bench, TTFT excludes loading."""
 
     decode_per_second: float
     prefill_per_second: float
@@ -39,7 +42,7 @@ class Forecast:
 def forecast_on_cpu(
     plan: Plan, speeds: SpeedTable, *, vocabulary_size: int, prompt: int, kv_type: str, max_rows: int
 ) -> Forecast:
-    """Forecast our own engine on a prompt of so many tokens and the answer after it."""
+    """Forecast the speed of our own engine for a prompt of `prompt` tokens and the answer that follows."""
     begun = range(0, prompt, max_rows)
     shapes = [StepShape(min(max_rows, prompt - at), at, int(at + max_rows >= prompt)) for at in begun]
     prefill = sum(step_seconds(plan, speeds, kv_type, shape) for shape in shapes)
@@ -49,7 +52,7 @@ def forecast_on_cpu(
 
 
 def step_seconds(plan: Plan, speeds: SpeedTable, kv_type: str, step: StepShape) -> float:
-    """Return the seconds of all ops and of a step's overhead."""
+    """Return the seconds that a step takes, which are those of its ops and its overhead."""
     attention = [attention_speed(op.kv, speeds, kv_type).step for op in plan.ops if isinstance(op, Attention)]
     total = _STEP_PYTHON + max(attention, default=0.0)
     quantized: set[Value] = set()
@@ -64,7 +67,7 @@ def step_seconds(plan: Plan, speeds: SpeedTable, kv_type: str, step: StepShape) 
 
 
 def drawing_seconds(vocabulary_size: int) -> float:
-    """Measure the choice of one token among so many, by doing what sampling does with all of them."""
+    """Measure how long it takes to draw a token, by running the operations that sampling applies to all logits."""
     logits = np.linspace(-1, 1, vocabulary_size, dtype=np.float32)
     taken = []
     for _ in range(5):

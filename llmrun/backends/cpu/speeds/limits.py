@@ -1,4 +1,4 @@
-"""This machine's limits, measured: bytes read from memory and integer products, a second (limits.py)."""
+"""Measures this machine's limits: memory bandwidth and integer products per second. The kernels are in limits.py."""
 
 from __future__ import annotations
 
@@ -18,31 +18,35 @@ READ = KernelName.of("limits", "read")
 MULTIPLY = KernelName.of("limits", "multiply")
 
 _CHUNK_BYTES = 1 << 18
-_ROUNDS = 60_000_000  # 0.1 s: a thread that starts late costs a few percent
+_ROUNDS = 60_000_000  # about 0.1 s, so that a thread that starts late costs only a few percent
 
 
 class MachineLimits:
-    """Measures with a number of threads; holds `memory_bytes` to read, more than fits in any cache."""
+    """Measures the limits with `n_threads` threads.
+
+    Allocates `memory_bytes` of memory to read from, which should be more than fits in any cache.
+    """
 
     def __init__(self, n_threads: int, memory_bytes: int = 1 << 30) -> None:
         kernels = load_kernels([READ, MULTIPLY])
         self._read, self._multiply = kernels[READ], kernels[MULTIPLY]
         self._n_threads = n_threads
         self._n_chunks = -(-memory_bytes // _CHUNK_BYTES)
-        # As weights lie: of huge pages 39.1 GB/s are read here, of small ones 37.6 (medians of 15, by turns).
+        # Weights use huge pages too. Reading from huge pages measured 39.1 GB/s, and from small ones 37.6 (medians of
+        # 15 alternating runs).
         self._memory = allocate_huge(self._n_chunks * _CHUNK_BYTES, "memory to measure its speed")
-        self._memory[:] = 1  # untouched pages would all be the same page of zeros
+        self._memory[:] = 1  # untouched pages would all map to the same zero page
         self._vectors = allocate(records.CACHE_LINE * MOST_SUMS, "vectors to multiply")
         self._vectors[:] = 3
         self._results = allocate(records.CACHE_LINE * MOST_SUMS * n_threads, "results of measurements")
 
     def read_bandwidth(self) -> float:
-        """Bytes a second that all threads together read from memory."""
+        """Return the bytes per second that all threads together read from memory."""
         words = ReadWords(address_of(self._memory), self._n_chunks, _CHUNK_BYTES, results=address_of(self._results))
         return len(self._memory) / self._seconds(self._read, words)
 
     def multiply_rate(self) -> float:
-        """Multiplications of two bytes a second, each with its addition, that all threads together make."""
+        """Return the int8 multiply-adds per second that all threads together compute."""
         words = MultiplyWords(_ROUNDS, address_of(self._vectors), results=address_of(self._results))
         seconds = self._seconds(self._multiply, words)
         return _ROUNDS * products_a_round(host_target().level.name) * self._n_threads / seconds

@@ -1,7 +1,7 @@
-"""What this machine's ops were measured at, kept in the cache folder: a second once, not each time it is asked for.
+"""Keeps the measured speeds of this machine's ops in the cache folder, because measuring takes about a second.
 
-What is there is used only as long as it is of this processor, level, number of threads and version, well formed, and
-not older than a month; the rest is measured.
+Stored speeds are used if they are well formed, less than a month old, and were measured with the same processor, level,
+number of threads and llmrun version. Missing ones are measured.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ Speed = TypeVar("Speed", LinearSpeed, RowSpeed, AttentionSpeed)
 
 @dataclass(slots=True)
 class Speeds:
-    """Of one number of threads. Measures what it has not been asked for before, about 0.3 s for a weight type, and
-    raises what `load_kernels` raises."""
+    """The speeds for one number of threads, measured when first requested.
+
+    Measuring a weight type takes about 0.3 s. Raises the errors of `load_kernels`.
+    """
 
     n_threads: int
     known: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -45,11 +47,11 @@ class Speeds:
 
     @classmethod
     def of_this_machine(cls, n_threads: int, *, afresh: bool = False) -> Speeds:
-        """With what is kept; with nothing, to be measured anew, when `afresh`."""
+        """Load the stored speeds, or none if `afresh`, so that all are measured again."""
         return cls(n_threads, {} if afresh else _kept(n_threads))
 
     def linear(self, packed: str) -> LinearSpeed:
-        """Of multiplying by weights as kernels hold them (Matrix.packed)."""
+        """Return the speed of products with weights in the given packed form (Matrix.packed)."""
         return self._speed(f"linear {packed}", LinearSpeed, lambda ops: ops.linear(packed))
 
     def rows(self, name: str) -> RowSpeed:
@@ -57,7 +59,7 @@ class Speeds:
         return self._speed(f"rows {name}", RowSpeed, lambda ops: self._all_rows(ops)[name])
 
     def _all_rows(self, measuring: OpSpeeds) -> dict[str, RowSpeed]:
-        """They are measured together."""
+        """Measure all row-wise ops, which are measured together, and remember their speeds."""
         found = measuring.rows()
         self.known |= {f"rows {name}": asdict(speed) for name, speed in found.items()}
         return found
@@ -67,7 +69,7 @@ class Speeds:
         return self._speed(name, AttentionSpeed, lambda ops: ops.attention(shape, kv_type))
 
     def read_bandwidth(self) -> float:
-        """Bytes a second from memory, all threads together: the limit, which no backend passes."""
+        """Return the bytes per second that all threads together read from memory, an upper limit for all backends."""
         kept = self.known.get("limits", {})
         if kept.keys() != {"read"} or not _are_speeds(list(kept.values())):
             machine = MachineLimits(self.n_threads, _MACHINE_BYTES)
@@ -84,13 +86,13 @@ class Speeds:
         return measured
 
     def keep(self) -> None:
-        """Write down what is known, for the next process, and let go of the memory for measuring."""
+        """Store the known speeds for later processes, and free the memory used for measuring."""
         if self._measuring is None:
             return
         self._measuring = None
         path = _path(self.n_threads)
         body = {"measured": time.time(), "machine": _machine(self.n_threads), "speeds": self.known}
-        with contextlib.suppress(OSError):  # it costs the next process a second
+        with contextlib.suppress(OSError):  # the next process then measures again, which takes a second
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as part:
                 json.dump(body, part)
@@ -108,11 +110,11 @@ def _kept(n_threads: int) -> dict[str, dict[str, Any]]:
             return {}
         return {name: dict(values) for name, values in body["speeds"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return {}  # damaged, or written by nobody: measured again
+        return {}  # missing or damaged, so the speeds are measured again
 
 
 def _are_speeds(values: list[Any]) -> bool:
-    """Numbers above 0, or lists of one at each width."""
+    """Return whether all values are positive numbers, or lists of one positive number per width."""
     numbers: list[Any] = []
     for value in values:
         if isinstance(value, list | tuple) and len(value) != len(WIDTHS):

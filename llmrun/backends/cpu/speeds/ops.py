@@ -1,8 +1,8 @@
-"""How fast this machine runs each kind of op: measured on plans of a few ops, with placeholder weights.
+"""Measures how fast this machine runs each kind of op, with plans of a few ops and placeholder weights.
 
-Reading weights is measured over more memory than caches hold, once in large matrices and once in small ones, so that
-what an op costs besides its bytes is seen. Work on many rows is measured at three widths, because activations of wide
-models leave the caches.
+The speed of reading weights is measured over more memory than the caches hold. Large and small matrices are both
+measured to find the fixed cost of an op. Work on many rows is measured at three widths, because the activations of wide
+models do not fit in the caches.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from llmrun.plan.ops.embedding import Embed
 from llmrun.plan.plan import Plan
 from llmrun.plan.rope import Rope, rotations_of
 
-ROWS = 256  # of a step on many rows
+ROWS = 256  # the number of rows in a step on many rows
 
-_REGION = 256 << 20  # bytes of weights: more than fits in most caches
-_LARGE, _SMALL = 16 << 20, 384 << 10  # bytes of a matrix
+_REGION = 256 << 20  # bytes of weights, more than fits in most caches
+_LARGE, _SMALL = 16 << 20, 384 << 10  # bytes per matrix
 _N_LARGE, _N_SMALL = 12, 150
 _COLUMNS = 2048
-_KIND_OF_WIDE = min(WIDENED_TYPES)  # they all lie in memory alike
-_BYTE = 0x2C  # weights are made of: a normal number as a half, a float and each kind of scale
-_LAYERS = 8  # of attention
-_BETWEEN = 512  # features between them: 32 heads of 576 and 512 would make a square matrix of 306 MiB
-_DEPTH = 512  # positions that attention looks back on
-# A processor is faster for its first milliseconds of work than later: 1,170 G products/s, then 620.
+_KIND_OF_WIDE = min(WIDENED_TYPES)  # any of them, because all have the same layout in memory
+_BYTE = 0x2C  # fills all weights; as halves, floats and scales, these bytes are not denormal
+_LAYERS = 8  # the number of attention layers in a trial
+_BETWEEN = 512  # features between attention layers; a square matrix for 32 heads of 576 and 512 would take 306 MiB
+_DEPTH = 512  # the context length at which attention is measured
+# Processors are faster for the first milliseconds of work: 1,170 G products/s dropped to 620.
 _WARM_SECONDS, _SECONDS = 0.03, 0.08
 
 
 class OpSpeeds:
-    """Measures, with a number of threads. Holds 256 MiB of memory and more."""
+    """Measures the ops with `n_threads` threads. Holds more than 256 MiB of memory."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
@@ -52,15 +52,18 @@ class OpSpeeds:
         self._region[:] = _BYTE
 
     def linear(self, packed: str) -> LinearSpeed:
-        """`packed`: how kernels hold the weights (Matrix.packed). Raises as `load_kernels` does."""
+        """Measure products with weights in the packed form `packed` (Matrix.packed).
+
+        Raises the same errors as `load_kernels`.
+        """
         kind = _KIND_OF_WIDE if packed == WIDE else packed
         before = self._reading(kind)
         multiply = tuple(self._multiplying(kind, width) for width in WIDTHS)
-        after = self._reading(kind)  # a moment is not the machine: two of them differed by up to a third
+        after = self._reading(kind)  # measured again, since two results differed by up to a third
         return LinearSpeed(2 / (1 / before[0] + 1 / after[0]), (before[1] + after[1]) / 2, multiply)
 
     def rows(self) -> dict[str, RowSpeed]:
-        """Of "rmsnorm", "swiglu" and "quantize"."""
+        """Measure "rmsnorm", "swiglu" and "quantize"."""
         found: dict[str, list[list[float]]] = {name: [[], []] for name in ("rmsnorm", "swiglu", "quantize")}
         for width in WIDTHS:
             trial = _RowTrial(self._region, width, self._n_threads)
@@ -70,7 +73,7 @@ class OpSpeeds:
         return {name: RowSpeed(tuple(one), tuple(many)) for name, (one, many) in found.items()}
 
     def attention(self, shape: AttentionShape, kv_type: str) -> AttentionSpeed:
-        """Return the speed of one layer of that shape."""
+        """Measure one layer of this shape."""
         trial = _AttentionTrial(self._region, shape, kv_type, self._n_threads)
         both = shape.head_size + shape.value_size
         features = shape.heads * shape.head_size + shape.kv_heads * both
@@ -90,8 +93,10 @@ class OpSpeeds:
         )
 
     def _reading(self, kind: str) -> tuple[float, float]:
-        """LinearSpeed.read and .op: of large and of small matrices in the same steps, so that what changes with time
-        changes for both; a barrier after each."""
+        """Measure LinearSpeed.read and LinearSpeed.op, with a barrier after each product.
+
+        Large and small matrices are measured in the same steps so that changes over time affect both.
+        """
         group = PackedLayout.of(_matrix("", kind, 16, _COLUMNS)).group_bytes
         large, small = (16 * max(1, size // group) for size in (_LARGE, _SMALL))
         rows = [large] * _N_LARGE + [small] * _N_SMALL
@@ -102,7 +107,8 @@ class OpSpeeds:
         for n, matrix in zip(rows[1:-1], matrices[1:-1], strict=True):
             plan.linear_add(x, matrix, outputs[n])
         trial = _Trial(plan, self._region, self._n_threads, max_rows=1)
-        order = trial.of("linear.int8", "linear.floats").nonzero()[0][2:]  # but for the two without a barrier
+        # The first two products have no barrier between them.
+        order = trial.of("linear.int8", "linear.floats").nonzero()[0][2:]
         large_seconds, small_seconds, _ = trial.steps(1, 0, [order[: _N_LARGE - 1], order[_N_LARGE - 1 :]])
         read = large // 16 * group * (_N_LARGE - 1) / large_seconds
         return read, max(1e-9, small_seconds / (_N_SMALL - 1) - small // 16 * group / read)
@@ -122,8 +128,10 @@ def _matrix(name: str, kind: str, rows: int, columns: int) -> Matrix:
 
 
 class _Trial:
-    """A plan over weights that all lie in `region`, one after the other, and from its start again. The embedding table,
-    "x", is of ones: what follows from it is no denormal number, which would be slow."""
+    """A plan whose weights are placed in `region` one after another, starting over when it is full.
+
+    The embedding table "x" is filled with ones, so that no activations are denormal, which would be slow.
+    """
 
     def __init__(
         self, plan: Plan, region: NDArray[np.uint8], n_threads: int, *, max_rows: int, kv_type: str = "f16"
@@ -152,8 +160,11 @@ class _Trial:
         self._table = np.arange(n_blocks, dtype=np.int32)
 
     def steps(self, rows: int, start: int, groups: Sequence[NDArray[Any]]) -> list[float]:
-        """Seconds of the records of each group, which is a mask or indices; last, of what is no op's time but a step's,
-        and of the embedding, in which threads wake up. Medians of steps."""
+        """Return the seconds that the records of each group take per step, as medians over many steps.
+
+        A group is a mask or an array of indices. The last value is the time of a step outside its ops. It includes the
+        embedding, during which the threads wake up.
+        """
         tokens = np.zeros(rows, np.int32)
         positions = np.arange(start, start + rows, dtype=np.int32)
         tables = np.full((len(self._plan.windows), rows), address_of(self._table), np.int64)
@@ -178,7 +189,10 @@ class _Trial:
         return [float(np.median(taken)) for taken in (*(spent[:, group].sum(axis=1) for group in groups), besides)]
 
     def of(self, *modules: str) -> NDArray[np.bool_]:
-        """bool[records]: those whose kernels are in these files, but for the last, which makes logits."""
+        """Return a mask, bool[records], of the records whose kernels are in these modules.
+
+        The last record is excluded because it computes the logits.
+        """
         found = np.array([kernel.module in modules for kernel in self._lowered.kernels])
         found[-1] = False
         return found
@@ -193,15 +207,18 @@ class _RowTrial(_Trial):
         super().__init__(plan, region, n_threads, max_rows=ROWS)
 
     def seconds(self, rows: int) -> dict[str, float]:
-        """Of the first op of each kind, by its name."""
+        """Return the seconds of the first op of each kind, by name."""
         names = {name: number for number, name in enumerate(("rmsnorm", "swiglu", "quantize"), 1)}
         groups = [np.arange(len(self._lowered.kernels)) == number for number in names.values()]
         return dict(zip(names, self.steps(rows, 0, groups), strict=False))
 
 
 class _AttentionTrial(_Trial):
-    """Layers one after the other, with matrices between: where there is nothing to do but attention to next to nothing,
-    threads fall asleep, and wake up in 20 us where a model's take 2 to 8."""
+    """Attention layers with matrices between them.
+
+    With only a little attention to compute, the threads would fall asleep and take 20 us to wake up. In a model they
+    take 2 to 8 us.
+    """
 
     def __init__(self, region: NDArray[np.uint8], shape: AttentionShape, kv_type: str, n_threads: int) -> None:
         plan, rope = Plan(), Rope(np.full(shape.head_size // 2, 0.01))
@@ -215,7 +232,7 @@ class _AttentionTrial(_Trial):
         super().__init__(plan, region, n_threads, max_rows=ROWS, kv_type=kv_type)
 
     def seconds(self, rows: int, start: int) -> tuple[float, float, float]:
-        """Of rotating and storing in a layer, of attention itself, and of what is a step's."""
+        """Return the seconds per layer for rotating and storing and for attention, then those of a step outside ops."""
         groups = [self.of("attention.rope"), self.of("attention.attention")]
         later = [group.nonzero()[0][group.sum() // _LAYERS :] for group in groups]
         rope, attention, step = self.steps(rows, start, later)

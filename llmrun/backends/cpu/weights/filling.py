@@ -1,4 +1,4 @@
-"""Weights read and packed by threads of their own, beside whatever else there is to do before a model can run."""
+"""Reads and packs weights in background threads, while the caller does the other work of loading a model."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from llmrun.layouts.arena import address_of
 from llmrun.layouts.packed_types import WIDENED_TYPES
 from llmrun.quants.packed import GROUP_ROWS
 
-# File bytes a thread reads at a time. SmolLM2's 98 MB, 2 threads: 128 KiB 58 ms, 512 KiB 44, 1 MiB 42, 4 MiB 46 (a
-# mapping's page faults: 81).
+# The number of bytes that a thread reads at a time. For SmolLM2's 98 MB and 2 threads, 128 KiB took 58 ms, 512 KiB
+# 44 ms, 1 MiB 42 ms and 4 MiB 46 ms. Page faults of a memory-mapped file took 81 ms.
 _STAGING_BYTES = 1 << 20
 
-# Weights a thread takes at a time where NumPy widens them: what it makes on the way is to stay in the cache. IQ2_XXS,
-# million weights a second, one thread: 32 Ki 271, 128 Ki 329, 512 Ki 333, 2 Mi 163.
+# The number of weights that a thread takes at a time if NumPy has to widen them. The intermediate arrays should stay in
+# the cache. For IQ2_XXS and one thread, 32 Ki weights at a time ran at 271 million weights per second, 128 Ki at 329,
+# 512 Ki at 333 and 2 Mi at 163.
 _WIDENED_WEIGHTS = 256 << 10
 
-# How long a thread that runs Python keeps others from it. Python's own 5 ms are ten times what packing a part takes.
+# The switch interval of the interpreter while weights are packed. Python's default of 5 ms is ten times as long as
+# packing a part takes.
 _SWITCH_SECONDS = 1e-4
 
-Progress = Callable[[int, int], None]  # (matrices done, matrices in all)
+Progress = Callable[[int, int], None]  # (matrices done, total matrices)
 
 
 class Filling:
-    """Matrices on their way into their reserved memory; `filling` makes one."""
+    """The state of reading and packing matrices into their reserved memory. Created by `filling`."""
 
     def __init__(self, packed: Mapping[str, PackedMatrix]) -> None:
         kernels = load_kernels([packing_kernel(entry.matrix.kind) for entry in packed.values()])
@@ -51,7 +53,7 @@ class Filling:
         self._ended: SimpleQueue[_MatrixPart | BaseException] = SimpleQueue()
 
     def finish(self, progress: Progress | None = None) -> None:
-        """Return when everything is packed. Raises what reading raised."""
+        """Wait until everything is packed. Raises any error from reading."""
         done, left = 0, self._parts_of.copy()
         while done < len(self._parts_of):
             part = self._ended.get()
@@ -65,11 +67,11 @@ class Filling:
                     progress(done, len(self._parts_of))
 
     def stop(self) -> None:
-        """Begin no other part."""
+        """Start no further parts."""
         self._waiting.clear()
 
     def work(self) -> None:
-        """What a thread does from beginning to end."""
+        """Read and pack parts until none is left. Every thread runs this."""
         try:
             packer = _Packer(self._staging_bytes)
             while self._waiting:
@@ -79,21 +81,22 @@ class Filling:
                     return
                 packer.pack(part)
                 self._ended.put(part)
-        except BaseException as error:  # noqa: BLE001  raised where somebody waits
+        except BaseException as error:  # noqa: BLE001  `finish` raises it in the caller's thread
             self.stop()
             self._ended.put(error)
 
 
 @contextmanager
 def filling(packed: Mapping[str, PackedMatrix], n_threads: int) -> Iterator[Filling]:
-    """Read every matrix and pack it into its reserved memory, in threads that run beside the `with` block:
+    """Read all matrices and pack them into their reserved memory, in threads that run during the `with` block:
 
         with filling(packed, n_threads) as weights:
-            ...  # whatever can be done meanwhile
+            ...  # other work
             weights.finish()
 
-    A part of a matrix is read and packed by one thread, so that no matrix is in memory twice. After an error or Ctrl-C
-    in the block, the parts under way are waited for, and no others. Raises what `load_kernels` raises.
+    Each thread reads and packs one part of a matrix at a time, so that no whole matrix is in memory twice. After an
+    error or Ctrl-C in the block, parts already started are completed and no others are started. Raises the errors of
+    `load_kernels`.
     """
     weights = Filling(packed)
     with _switching_fast(), ThreadPoolExecutor(n_threads, thread_name_prefix="llmrun-packing") as pool:
@@ -106,7 +109,7 @@ def filling(packed: Mapping[str, PackedMatrix], n_threads: int) -> Iterator[Fill
 
 
 def fill(packed: Mapping[str, PackedMatrix], n_threads: int, progress: Progress | None = None) -> None:
-    """Read and pack every matrix. Raises what reading raises."""
+    """Read and pack all matrices. Raises any error from reading."""
     with filling(packed, n_threads) as weights:
         weights.finish(progress)
 
@@ -119,7 +122,7 @@ def _part_groups(packed: PackedMatrix) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _MatrixPart:
-    """Groups of a matrix from `first` on, as many as are read at a time."""
+    """The groups of a matrix that are read at a time, starting with group `first`."""
 
     packed: PackedMatrix
     kernel: Kernel
@@ -131,7 +134,7 @@ class _MatrixPart:
 
 
 class _Packer:
-    """What one thread packs with: memory to read into, and the record of an op that packs from there."""
+    """The staging memory and the op record with which one thread packs."""
 
     def __init__(self, staging_bytes: int) -> None:
         self._staging = np.empty(staging_bytes, np.uint8)
@@ -164,16 +167,16 @@ class _Packer:
 
 _lock = threading.Lock()
 _users = 0
-_usual = 0.0
+_usual_interval = 0.0
 
 
 @contextmanager
 def _switching_fast() -> Iterator[None]:
-    """Let threads that have packed a part come to their next one soon, though another runs Python."""
-    global _users, _usual
+    """Shorten the interpreter's switch interval so that packing threads get the GIL back soon."""
+    global _users, _usual_interval
     with _lock:
         if not _users:
-            _usual = sys.getswitchinterval()
+            _usual_interval = sys.getswitchinterval()
             sys.setswitchinterval(_SWITCH_SECONDS)
         _users += 1
     try:
@@ -182,4 +185,4 @@ def _switching_fast() -> Iterator[None]:
         with _lock:
             _users -= 1
             if not _users:
-                sys.setswitchinterval(_usual)
+                sys.setswitchinterval(_usual_interval)

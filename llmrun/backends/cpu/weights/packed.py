@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# What a thread claims at once. Large enough that the claim (50 ns) is lost in it, small enough that the last one does
-# not keep the others waiting.
+# The bytes that a thread claims at once. This is large enough to make the 50 ns for a claim negligible, and small
+# enough that threads do not wait long for the last chunk.
 CHUNK_BYTES = 24 << 10
 _MOST_CHUNKS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Where the planes of a group lie, in bytes from its start; the scales are first. See pack.py."""
+    """The offsets of the planes of a group, in bytes from its start. The scales come first. See pack.py."""
 
     n_groups: int
     group_bytes: int
@@ -48,7 +48,7 @@ class PackedLayout:
         packed = PACKED_TYPES[matrix.packed]
         blocks = matrix.columns // BLOCK_COLUMNS
         scales, upper = blocks * packed.scale_bytes, 2 * blocks // SUPER_BLOCKS if packed.two_levels else 0
-        n_bytes = [scales, scales * packed.mins, upper, upper * packed.mins]  # of a row, in each plane
+        n_bytes = [scales, scales * packed.mins, upper, upper * packed.mins]  # per row, in each plane
         n_bytes += [blocks * BLOCK_COLUMNS * bits // 8 for bits in packed.planes]
         starts = [0]
         for size in n_bytes:
@@ -57,7 +57,7 @@ class PackedLayout:
 
     @property
     def planes(self) -> list[int]:
-        """The words by which kernels know where the planes after the first are."""
+        """The offsets of all planes after the first, in the order of the kernels' words."""
         return [self.mins, self.upper_scales, self.upper_mins, self.values, self.more_values]
 
     @property
@@ -72,7 +72,10 @@ class PackedLayout:
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A matrix in the kernels' layout; `data` uint8[groups, group bytes] lies in memory shared with others."""
+    """A matrix in the kernels' layout.
+
+    `data`, uint8[groups, group bytes], is a view of memory that all matrices share.
+    """
 
     matrix: Matrix
     layout: PackedLayout
@@ -84,7 +87,7 @@ class PackedMatrix:
 
 
 def panel_bytes(matrix: Matrix) -> int:
-    """Of all the panels a thread needs at once."""
+    """Return the bytes of all panels that a thread needs at once."""
     return MOST_GROUPS * matrix.columns // BLOCK_COLUMNS * PACKED_TYPES[matrix.packed].panel_block_bytes
 
 
@@ -95,12 +98,12 @@ def packing_kernel(kind: str) -> KernelName:
 
 
 def packed_bytes(matrices: Sequence[Matrix]) -> int:
-    """What `reserve` takes."""
+    """Return the number of bytes that `reserve` allocates."""
     return sum(round_up(PackedLayout.of(matrix).n_bytes, records.CACHE_LINE) for matrix in matrices)
 
 
 def reserve(matrices: Sequence[Matrix]) -> dict[str, PackedMatrix]:
-    """Zeroed memory for packed matrices, by name, in one allocation."""
+    """Allocate zeroed memory for all packed matrices at once, and return the matrices by name."""
     layouts = [PackedLayout.of(matrix) for matrix in matrices]
     sizes = [round_up(layout.n_bytes, records.CACHE_LINE) for layout in layouts]
     memory = allocate_huge(packed_bytes(matrices), "packed weights")

@@ -1,4 +1,4 @@
-"""Rows of the types that are packed as bytes (packed_types.WIDENED_TYPES), brought into one form with NumPy."""
+"""Converts rows of the types that are packed as bytes (packed_types.WIDENED_TYPES) to a common form, with NumPy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 
 def widened(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """uint8[rows, row bytes of the file] -> uint8[rows, 40 * columns / 32]: blocks of two scales and 32 integers, whose
-    products are exactly the weights."""
+    """Convert uint8[rows, row bytes in the file] to uint8[rows, 40 * columns / 32].
+
+    Each block of the result has two scales and 32 integers. Their products are exactly the weights.
+    """
     from llmrun.quants.registry import BY_NAME
 
     unpack = BY_NAME[kind.upper()].unpack
