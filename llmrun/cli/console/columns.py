@@ -47,6 +47,15 @@ def beside(label: str, text: str, most: int) -> list[str]:
     return [label + first, *(" " * left + line for line in rest)]
 
 
+def hanging(line: str, most: int) -> list[str]:
+    """Wrap a line at blanks. If it begins with a label and two blanks, its other rows begin below the text."""
+    if width(line) <= most:
+        return [line]
+    label = re.match(r"\S.{0,20}? {2,}(?=\S)|", line)
+    assert label is not None  # the empty alternative always matches
+    return beside(label[0], line[label.end() :], most)
+
+
 def wrapped(text: str, most: int) -> list[str]:
     """Text in lines of at most `most` columns, broken at blanks, and within what is longer than a line.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, TextIO
 
+from llmrun.cli.console.columns import hanging
 from llmrun.cli.console.flow import Flow, atomic_writes, flow_to, reader_is_gone
 from llmrun.cli.console.terminal import (
     can_color,
@@ -32,6 +34,8 @@ DIM = "2"
 MARK = "1;31"  # as grep marks what it has found
 
 MarkedLine = Sequence[tuple[str, bool]]  # pieces of a line, each with whether it is highlighted
+
+_COMMAND = re.compile(r"(?:llmrun|\S*/\S+) ")
 
 _SHOW_AFTER_S = 0.15  # most waits are shorter, and a line that flashes is worse than none
 _REDRAW_S = 0.05
@@ -182,7 +186,7 @@ class Output:
 
     def reply(self, lines: Iterable[str]) -> None:
         """What the user asked the program itself, not the model: shown in quiet mode too."""
-        self._write_stderr("".join(visible(line) + "\n" for line in lines))
+        self._write_stderr("".join(f"{row}\n" for line in lines for row in _rows(visible(line))))
 
     def sequence(self, text: str) -> None:
         """Write a control sequence of our own to the terminal, on whichever stream it is."""
@@ -199,7 +203,11 @@ class Output:
         """`error: ...`, then what to try. Shown in quiet mode too."""
         self._cut_answer()
         self._line("error:", sentence, RED)
-        if hint:
+        words, _, command = hint.rpartition(": ")
+        if _COMMAND.match(command) and width(hint) + len("hint: ") > room(sys.stderr):
+            self._line("hint:", f"{words}:", DIM)  # a command stays whole, so that it can be copied
+            self._write_stderr(f"  {visible_line(command)}\n")
+        elif hint:
             self._line("hint:", hint, DIM)
 
     def trace(self, text: str) -> None:
@@ -242,7 +250,9 @@ class Output:
     # How
 
     def _line(self, label: str, text: str, style: str) -> None:
-        self._write_stderr(f"{self._styled(label, style)} {visible_line(text)}\n")
+        first, *rest = _rows(f"{label} {visible_line(text)}")
+        styled = self._styled(label, style) + first.removeprefix(label)
+        self._write_stderr("".join(f"{row}\n" for row in (styled, *rest)))
 
     def _styled(self, text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if can_color(sys.stderr, self.color) else text
@@ -266,6 +276,11 @@ class Output:
         for piece in [text] if is_terminal(sys.stdout) else atomic_writes(text):
             sys.stdout.write(piece)
             sys.stdout.flush()
+
+
+def _rows(line: str) -> list[str]:
+    """The rows that a line takes on the terminal, wrapped at blanks; elsewhere the line stays whole."""
+    return hanging(line, room(sys.stderr))
 
 
 def _marked(line: MarkedLine, color: bool) -> str:

@@ -15,8 +15,8 @@ from llmrun.settings import Settings, load_settings
 Capture = pytest.CaptureFixture[str]
 
 LINE = (
-    "note: smollm2:135m is a toy of 98.4 MB that only shows that llmrun works; qwen3:8b suits this machine (5.05 GB): "
-    "llmrun chat qwen3:8b\n"
+    "note: smollm2:135m is a toy of 98.4 MB that only shows that llmrun works; qwen3:4b-instruct suits this machine (2.47 GB): "
+    "llmrun chat qwen3:4b-instruct\n"
 )
 
 
@@ -42,7 +42,7 @@ def test_it_is_said_once(capsys: Capture) -> None:
 
 
 def test_it_is_said_in_words_that_can_be_typed(capsys: Capture) -> None:
-    assert told(capsys, "llmrun generate -m").endswith(": llmrun generate -m qwen3:8b\n")
+    assert told(capsys, "llmrun generate -m").endswith(": llmrun generate -m qwen3:4b-instruct\n")
 
 
 @pytest.mark.parametrize("memory", [None, 10**8])

@@ -363,7 +363,7 @@ def test_a_context_that_is_full_keeps_the_session_and_the_question(tmp_path: Pat
     with session(tmp_path, backend=ScriptedBackend(echo, context_size=200)) as found:
         assert found.run("one", long, "/undo", "/clear", "two") == 0
         told = capsys.readouterr().err
-        assert "limit 200" in told
+        assert "limit of 200" in told
         assert "/set on_full forget goes on without the oldest turns" in told
         assert "/undo takes back the last exchange, /clear starts over" in told
         assert found.turns.drafts[2] == long

@@ -142,3 +142,26 @@ def test_marked_lines_are_highlighted_where_there_is_color(monkeypatch: pytest.M
     monkeypatch.delenv("NO_COLOR")
     out.reply_marked([line])
     assert stderr.getvalue() == "a ␛\x1b[1;31mb \x1b[0m c\n"
+
+
+def test_notes_wrap_at_words_on_a_terminal_and_stay_whole_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "the first words fill most of the row, qwen3:8b follows"
+    stderr = Terminal()
+    use(monkeypatch, io.StringIO(), stderr).note(text)
+    assert stderr.getvalue() == "note: the first words fill most of the\nrow, qwen3:8b follows\n"
+    stderr = io.StringIO()
+    use(monkeypatch, io.StringIO(), stderr).note(text)
+    assert stderr.getvalue() == f"note: {text}\n"
+
+
+def test_a_command_in_a_hint_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "/usr/bin/python3 -m pip install a-package and-another"
+    stderr = Terminal()
+    use(monkeypatch, io.StringIO(), stderr).error("it is not installed", f"install it: {command}")
+    assert stderr.getvalue() == f"error: it is not installed\nhint: install it:\n  {command}\n"
+
+
+def test_replies_wrap_below_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Terminal()
+    use(monkeypatch, io.StringIO(), stderr).reply(["model       a-model of 135 million parameters"])
+    assert stderr.getvalue() == "model       a-model of 135 million\n            parameters\n"

@@ -20,7 +20,7 @@ GB = 10**9
         (2 * GB, "qwen3:0.6b"),
         (4 * GB, "qwen3:1.7b"),
         (6 * GB, "qwen3:4b-instruct"),
-        (16 * GB, "qwen3:8b"),
+        (16 * GB, "qwen3:4b-instruct"),
         (64 * GB, "qwen3:30b-instruct"),
     ],
 )
