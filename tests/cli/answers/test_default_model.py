@@ -15,8 +15,8 @@ from llmrun.settings import Settings, load_settings
 Capture = pytest.CaptureFixture[str]
 
 LINE = (
-    "note: smollm2:135m is a toy of 98.4 MB that only shows that llmrun works; qwen3:4b-instruct suits this machine (2.47 GB): "
-    "llmrun chat qwen3:4b-instruct\n"
+    "note: smollm2:135m is a toy of 98.4 MB that only shows that llmrun works; qwen3:4b-instruct suits this machine "
+    "(2.47 GB): llmrun chat qwen3:4b-instruct\n"
 )
 
 
