@@ -1,4 +1,4 @@
-"""Threads that fetch what is missing of a file, each over a connection of its own."""
+"""Parallel connections that download the missing ranges of a file, one thread per connection."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llmrun.hub.remote.backoff import Patience
 from llmrun.hub.remote.http_ranges import AnotherFile, RangeResponse, Remote, TryAgain
 from llmrun.hub.transfer.partial_file import ByteRun, PartialFile
 
-PART = 16 << 20  # bytes that one of several connections asks for at a time
-_HOLD_BACK_S = 60.0  # after one of several connections failed: no more of them so long
-_END_S = 2.0  # for threads to end; one that still looks up a name is left behind, and can write nothing
+PART = 16 << 20  # bytes per request when there are several connections
+_HOLD_BACK_S = 60.0  # do not add connections for this long after one of several has failed
+_END_S = 2.0  # time for threads to end; a thread blocked in name resolution is abandoned and cannot write anything
 
 
 @dataclass(eq=False)
 class Claim:
-    """What one thread is fetching: nobody else fetches these bytes. `end` may move towards the start."""
+    """A byte range reserved for one thread. `end` may decrease to give part of it to other connections."""
 
     start: int
     end: int
@@ -34,14 +34,17 @@ class Claim:
 
 
 class OtherVersion(Exception):
-    """The server has another version than the one that was begun, or nothing says that it has the same."""
+    """The server has a different version than the partial file, or does not confirm that it has the same one."""
 
 
 class Connections:
-    """Fetches the gaps of `partial`, in order, over one connection or, after `resize`, several.
+    """A pool of connections that downloads the gaps of `partial` in order. It starts with one connection.
 
-    `error` is what ended it before the file was whole; `other_version` says that the file must be begun anew;
-    `notes` are lines for the user. Used as a context: no thread writes after its end.
+    Use it as a context manager; no thread writes to the file after the context ends.
+
+    error          the exception that stopped the download; None if there was none
+    other_version  True if the server's version of the file changed and the download must restart
+    notes          messages for the user
     """
 
     def __init__(self, remote: Remote, partial: PartialFile, patience: Patience) -> None:
@@ -52,8 +55,8 @@ class Connections:
         self._claims: list[Claim] = []
         self._threads: list[threading.Thread] = []
         self.limit = 1
-        self._without_ranges = False  # the server sends the file only from its beginning
-        self._failed_at = -math.inf  # when one of several connections failed last
+        self._without_ranges = False  # the server does not support range requests
+        self._failed_at = -math.inf  # time of the last failure while there were several connections
         self.other_version = False
         self.error: BaseException | None = None
         self.notes: list[str] = []
@@ -78,17 +81,17 @@ class Connections:
 
     @property
     def refused(self) -> bool:
-        """There are not to be more connections, for now."""
+        """Whether additional connections are currently ruled out."""
         return self._without_ranges or time.monotonic() - self._failed_at < _HOLD_BACK_S
 
     def wait(self, seconds: float) -> None:
-        """Until the last thread has ended, at most so long."""
+        """Wait for the last thread to end, at most `seconds`."""
         with self._changed:
             if self._claims:
                 self._changed.wait(seconds)
 
     def resize(self, limit: int) -> None:
-        """Have at most so many connections. More take over what those that are there have not come to."""
+        """Set the maximum number of connections. New connections take unfetched ranges from existing ones."""
         if limit == self.limit:
             return
         with self._changed:
@@ -108,7 +111,7 @@ class Connections:
                 thread.start()
 
     def _claim_next(self) -> Claim | None:
-        """The first bytes that are neither here nor being fetched. The caller holds the lock."""
+        """Reserve the first range that is neither received nor claimed, or return None. The caller holds the lock."""
         claimed = sorted((claim.start, claim.end) for claim in self._claims)
         for start, end in self.partial.gaps():
             for taken, until in claimed:
@@ -140,7 +143,7 @@ class Connections:
         except OtherVersion:
             self.other_version = True
             self._stopping.set()
-        except BaseException as error:  # noqa: BLE001 (carried to the thread that waits)
+        except BaseException as error:  # noqa: BLE001 (passed to the waiting thread)
             self.error = self.error or error
             self._stopping.set()
         finally:
@@ -151,7 +154,10 @@ class Connections:
                     self._changed.notify_all()
 
     def _may_go_on(self, claim: Claim, trouble: TryAgain) -> bool:
-        """After a failure: wait, then True; or False, because other connections do the work."""
+        """Handle a temporary failure. Returns True after waiting, or False if this thread should end.
+
+        The thread ends if the pool is stopping or other connections are still running.
+        """
         if self._stopping.is_set():
             return False
         with self._changed:
@@ -166,9 +172,9 @@ class Connections:
         return True
 
     def _fetch(self, claim: Claim) -> None:
-        """Write the bytes of the claim, or as many of them as come."""
+        """Download and write the claimed range, or as much of it as arrives."""
         partial, asked_to = self.partial, claim.end
-        by_hash = self._remote.file.sha256 is not None  # then no name of a version says more than the bytes
+        by_hash = self._remote.file.sha256 is not None  # then the hash detects changes, and no validator is needed
         with self._remote.open(claim.start, asked_to, "" if by_hash else partial.validator) as answer:
             claim.answer = answer
             if self._stopping.is_set():
@@ -177,7 +183,7 @@ class Connections:
                 if len(self._claims) > 1:
                     raise TryAgain("the server has another version of the file by now")
                 if answer.whole and not next(answer.pieces, b"").startswith(MAGIC):
-                    raise AnotherFile("what is sent is no GGUF file")  # a proxy's page: what is here stays
+                    raise AnotherFile("what is sent is no GGUF file")  # a proxy's page: keep the received bytes
                 raise OtherVersion
             if answer.whole:
                 if len(self._claims) > 1:
@@ -192,7 +198,7 @@ class Connections:
                 partial.end(claim.run)
 
     def _may_be_another(self, answer: RangeResponse) -> bool:
-        """Whether what comes may not belong to what is here."""
+        """Return whether the response may belong to a different version than the bytes received so far."""
         before = self.partial.validator
         return before not in ("", answer.validator) or (answer.whole and not before and self.partial.received > 0)
 
@@ -205,7 +211,7 @@ class Connections:
             self.partial.write(claim.run, piece[:room])
             if len(piece) > room:
                 if claim.end < (self.partial.size if answer.whole else asked_to):
-                    return  # the rest is here, or another connection has it
+                    return  # the rest is already received or claimed by another connection
                 raise IntegrityError(f"more than {asked_to - claim.start:,} bytes sent")
         if claim.run.written < claim.end:
             raise TryAgain(f"ended after {claim.run.written:,} of {self.partial.size:,} bytes")
@@ -215,7 +221,7 @@ class Connections:
 
 
 def _from(start: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """What follows the first `start` bytes."""
+    """Yield the bytes after the first `start` bytes."""
     passed = 0
     for piece in pieces:
         if passed + len(piece) > start:

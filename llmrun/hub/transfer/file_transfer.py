@@ -1,4 +1,4 @@
-"""Bytes from a server to a file that can be trusted: resumed, measured, hashed while they come, synced."""
+"""Download of one file with resumption, speed measurement, sha256 verification during the transfer, and fsync."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llmrun.hub.remote.http_ranges import AnotherFile, Remote, TryAgain
 from llmrun.hub.transfer.connections import Connections
 from llmrun.hub.transfer.partial_file import PartialFile
 
-SYNC_BYTES = 64 << 20  # received between two times that everything is made to survive a power cut
-_TELL_FROM = 256 << 20  # bytes left to read when all have come, that the user is told of
+SYNC_BYTES = 64 << 20  # bytes received between two calls of fsync
+_TELL_FROM = 256 << 20  # show progress if at least this many bytes must be hashed after the last one has arrived
 _TICK_S = 0.05
 _AGAIN_S = 0.5
 _ANOTHER = "choose another file, or repository"
@@ -22,23 +22,24 @@ _ELSEWHERE = "try again later, or from another network"
 
 
 class _NotGGUF(IntegrityError):
-    """A file that does not begin as one: a web server's page, or what the repository calls a model."""
+    """A file without the GGUF magic, such as an HTML page or a mislabelled file in a repository."""
 
     def __init__(self) -> None:
         super().__init__("not a GGUF file: it does not begin as one")
 
 
 def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes = b"") -> str:
-    """Fetch what is missing of `partial` and return the sha256 of the whole, which has reached the disk.
+    """Download the missing ranges of `partial`, sync it to disk and return the sha256 of the whole file.
 
-    Wrong bytes are thrown away and fetched once more, from the beginning. After an answer that speaks of another file
-    what is here stays, and the server is asked once more, after any progress anew. Raises IntegrityError for either the
-    second time, BadGGUF where a file of the Hub does not begin as a model for the second time, NetworkError,
-    ModelNotFound, DoesNotFit, or LlmrunError for a disk that refuses. After all of them, and after a KeyboardInterrupt,
-    `partial` can go on from where it is; only after wrong bytes nothing is there.
+    If the finished bytes are wrong, they are discarded and the download restarts once. If a response belongs to another
+    file, the received bytes are kept and the request is repeated once; progress allows another repetition.
 
-    name   what the user calls it
-    begin  the first bytes of every right file: with others not all of it is fetched
+    Raises IntegrityError if either happens again, BadGGUF if a Hub file lacks the GGUF magic twice, NetworkError,
+    ModelNotFound, DoesNotFit, or LlmrunError for disk errors. After any error or KeyboardInterrupt the download can
+    resume, except that nothing is kept of wrong bytes.
+
+    name   the name in progress messages
+    begin  the first bytes that the file must have; if they differ, the download stops early
     """
     path = remote.file.path
     fetched_again, asked_at = False, -PROGRESS
@@ -62,19 +63,19 @@ def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, b
 
 
 def _fetch_right(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes) -> str:
-    """`fetch`, without a second try. Raises IntegrityError for wrong bytes."""
+    """Download the file without retrying after wrong bytes, for which it raises IntegrityError."""
     file = remote.file
     progress = _Progress(f"downloading {name}", file.size, reporter)
     patience = Patience(file.path, file.size, partial.received)
     following = _Following(partial)
-    several = True  # connections, if they are faster
+    several = True  # use several connections if they are faster
     while partial.gaps():
         with Connections(remote, partial, patience) as connections:
             _follow(connections, following, progress, several, begin)
         if connections.error is not None:
             raise _named(connections.error, file.path)
         if connections.other_version:
-            # This server cannot go on where we were: from the beginning, and in one go.
+            # This server cannot resume the old version, so restart from the beginning over a single connection.
             trouble = TryAgain("the server has another version of the file by now")
             patience.wait_after(trouble, partial.received)
             partial.clear()
@@ -95,19 +96,19 @@ def _require_begin(partial: PartialFile, begin: bytes) -> None:
 
 
 def _follow(connections: Connections, following: _Following, progress: _Progress, several: bool, begin: bytes) -> None:
-    """What the main thread does while the others fetch: hash, sync, tell, and decide how many they are to be."""
+    """Hash, sync, report progress and adjust the number of connections while the other threads download."""
     partial = connections.partial
     received = synced = partial.received
     growth, held_back = Growth(time.monotonic(), received), False
     looked_at = False
     while connections.running:
-        if not looked_at and partial.frontier >= len(begin):  # gigabytes of something else are not fetched
+        if not looked_at and partial.frontier >= len(begin):  # stop early if it is not a GGUF file
             _require_begin(partial, begin)
             looked_at = True
         if not following.advance():
             connections.wait(_TICK_S)
         received = partial.received
-        progress.tell(min(received, partial.size - 1))  # the last byte is told when the last thread has ended
+        progress.tell(min(received, partial.size - 1))  # 100 % is shown when all threads have ended
         while connections.notes:
             progress.note(connections.notes.pop(0))
         if received - synced >= SYNC_BYTES:
@@ -123,10 +124,10 @@ def _follow(connections: Connections, following: _Following, progress: _Progress
 
 
 class _Following:
-    """The sha256 of what is there from the beginning on, read back from the system's cache of the file.
+    """An incremental sha256 that follows the contiguous start of the partial file.
 
-    Bytes of several connections come in no order, and those of an earlier run are on the disk alone: reading them all
-    back is one way for every case, and the network never waits for it.
+    It reads the bytes back from the file, usually from the page cache. This handles out-of-order bytes from several
+    connections and bytes from earlier runs alike, and never delays the network threads.
     """
 
     def __init__(self, partial: PartialFile) -> None:
@@ -135,7 +136,7 @@ class _Following:
         self._done = 0
 
     def advance(self) -> bool:
-        """Hash one chunk more, if it is there."""
+        """Hash the next chunk. Returns False if it has not arrived yet."""
         count = min(CHUNK, self._partial.frontier - self._done)
         if count <= 0:
             return False
@@ -149,7 +150,7 @@ class _Following:
         return True
 
     def finish(self, label: str, reporter: Reporter) -> None:
-        """Hash the rest; a long rest is told."""
+        """Hash the remaining bytes, with progress if there are many."""
         size = self._partial.size
         long = size - self._done >= _TELL_FROM
         while self.advance():
@@ -161,7 +162,7 @@ class _Following:
 
 
 class _Progress:
-    """Tells each number once, and again while nothing comes: the speed that is shown falls then."""
+    """A filter that reports each number once, but repeats it during a stall so that the displayed speed drops."""
 
     def __init__(self, label: str, total: int, reporter: Reporter) -> None:
         self._label, self._total, self._reporter = label, total, reporter
@@ -178,7 +179,7 @@ class _Progress:
 
 
 def _named(error: BaseException, file: str) -> BaseException:
-    """The error, with the file that it is about."""
+    """Return the error with the file's name in front, unless it already names a file or the disk."""
     if not isinstance(error, LlmrunError) or isinstance(error, IntegrityError):
         return error
     if str(error).startswith(("disk: ", f"{file}: ")):

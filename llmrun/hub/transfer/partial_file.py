@@ -1,9 +1,9 @@
-"""A file on its way: its bytes at their places, and beside it a journal of those that have arrived.
+"""Partially downloaded files, each with a journal of the byte ranges that have arrived.
 
-The journal is a line that says which file this is to become, then a line for each run of bytes: where it starts, how
-far it is written, and how far it had reached the disk. Numbers are of fixed width and are written over in place, after
-the bytes they speak of: a process may die at any moment and no byte is fetched twice. After a power cut only what had
-reached the disk counts.
+The journal's first line identifies the file. Each following line describes one contiguous run of bytes: its start, the
+end of the written bytes and the end of the bytes synced to disk. The numbers have a fixed width and are overwritten in
+place after the bytes that they describe. If the process is killed, no byte has to be downloaded twice. After a power
+failure, only the synced bytes count.
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ from pathlib import Path
 from llmrun.errors import LlmrunError
 from llmrun.hub.local.safe_writes import require_space, writing
 
-JOURNAL = ".journal"  # suffix, after the partial file's own
+JOURNAL = ".journal"  # appended to the name of the partial file
 _VERSION = 1
 _DIGITS = 20
 _LINE = 3 * (_DIGITS + 1)
-_MOST_BYTES = 1 << 20  # of a journal: fifteen thousand runs
+_MOST_BYTES = 1 << 20  # in a journal; enough for about 16,000 runs
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 @dataclass
 class ByteRun:
-    """Bytes that one connection writes, one after the other: [start, written) are there."""
+    """A contiguous run of bytes written by one connection; [start, written) has arrived."""
 
-    index: int  # its line in the journal
+    index: int  # line number in the journal
     start: int
     written: int
     synced: int
-    file: io.FileIO | None = None  # while a connection writes it
+    file: io.FileIO | None = None  # open while a connection writes to the run
 
 
 class PartialFile:
-    """The bytes that are here of a file of `size` bytes. Several threads may write, each its own run.
+    """A partially downloaded file of `size` bytes. Several threads may write at once, each to its own run.
 
-    The caller holds the file's lock; while it is open, no `rm` or `prune` removes it (open_models.py). `validator` is
-    what the server calls this version of the file (an ETag or a date), or "" until it is known.
+    The caller holds the file's lock. While the file is open, `rm` and `prune` do not remove it (open_models.py).
+    `validator` is the server's identifier of this version of the file (an ETag or a date), or "" until it is known.
     """
 
     def __init__(self, path: Path, size: int, sha256: str | None) -> None:
-        """Go on with what is at `path`, if it is of this file and can be trusted; else begin anew.
+        """Resume the partial file at `path` if it belongs to this file and its journal is valid, else start over.
 
-        Raises LlmrunError for a folder that cannot be written, DoesNotFit for a full one.
+        Raises LlmrunError if the folder is not writable, or DoesNotFit if the disk is full.
         """
         self.path, self.size, self._sha256 = path, size, sha256
         self.journal = journal_of(path)
         self.validator = ""
         self._lock = threading.Lock()
         self._runs: list[ByteRun] = []
-        self._first_line = 0  # where it begins in the journal
+        self._first_line = 0  # offset of the first run's line in the journal
         with writing(path):
             self._file = self._take()
 
-    # --- what is here -------------------------------------------------------------------------------------------------
+    # --- received bytes -----------------------------------------------------------------------------------------------
 
     @property
     def received(self) -> int:
-        """Bytes that are here."""
+        """The number of received bytes."""
         with self._lock:
             return sum(run.written - run.start for run in self._runs)
 
     @property
     def frontier(self) -> int:
-        """Bytes that are here from the beginning on, without a gap."""
+        """The number of received bytes before the first gap."""
         gaps = self.gaps()
         return gaps[0][0] if gaps else self.size
 
     def gaps(self) -> list[tuple[int, int]]:
-        """(start, end) of what is missing, in order."""
+        """Return the missing ranges as (start, end), in order."""
         with self._lock:
             present = sorted((run.start, run.written) for run in self._runs)
         found, end = [], 0
@@ -87,19 +87,19 @@ class PartialFile:
         return found
 
     def require_space(self, what: str) -> None:
-        """Raise DoesNotFit unless there is room for what is missing."""
+        """Raise DoesNotFit unless the missing bytes fit on the disk."""
         require_space(self.path.parent, self.size - self.received, what)
 
     def read(self, start: int, count: int) -> bytes:
-        """Bytes below the frontier; for one thread. Raises LlmrunError for a disk that cannot read them."""
+        """Read bytes before the first gap. Only one thread may call this. Raises LlmrunError for read errors."""
         with writing(self.path):
             self._file.seek(start)
             return self._file.read(count)
 
-    # --- more of it ---------------------------------------------------------------------------------------------------
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     def begin(self, start: int) -> ByteRun:
-        """A run for bytes from `start` on: the one that ends there, if nobody writes it, or a new one."""
+        """Open a run for bytes from `start` on. Extends an idle run that ends there, or creates a new one."""
         with self._lock, writing(self.path):
             run = next((run for run in self._runs if run.file is None and run.written == start), None)
             if run is None:
@@ -111,7 +111,7 @@ class PartialFile:
             return run
 
     def write(self, run: ByteRun, data: bytes) -> None:
-        """Add to a run. Raises DoesNotFit when the disk is full; what was written until then counts."""
+        """Append to a run. Raises DoesNotFit if the disk is full; bytes written before that are kept."""
         assert run.file is not None
         view = memoryview(data)
         with writing(self.path):
@@ -123,21 +123,21 @@ class PartialFile:
                     self._put(self._line_at(run.index) + _DIGITS + 1, b"%020d" % run.written)
 
     def end(self, run: ByteRun) -> None:
-        """Nobody writes this run any more."""
+        """Close a run, so that another connection may continue it."""
         with self._lock:
             if run.file is not None:
                 run.file.close()
                 run.file = None
 
     def name_version(self, validator: str) -> None:
-        """Remember what the server calls this version of the file."""
+        """Store the server's identifier of this version of the file."""
         with self._lock, writing(self.path):
             if validator != self.validator:
                 self.validator = validator
                 self._renew_journal()
 
     def sync(self) -> None:
-        """What is written reaches the disk, and the journal says so. A power cut after this costs nothing."""
+        """Sync all written bytes to disk and record that in the journal, so that they survive a power failure."""
         with self._lock:
             reached = [(run, run.written) for run in self._runs]
         with writing(self.path):
@@ -148,17 +148,17 @@ class PartialFile:
                     self._put(self._line_at(run.index) + 2 * (_DIGITS + 1), b"%020d" % written)
             os.fsync(self._journal.fileno())
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Keep what is here for the next time."""
+        """Close the file and its journal, keeping the received bytes for a later run."""
         for run in self._runs:
             self.end(run)
         self._file.close()
         self._journal.close()
 
     def clear(self) -> None:
-        """Begin anew: nothing that is here counts."""
+        """Discard all received bytes."""
         with self._lock, writing(self.path):
             self._runs.clear()
             self.validator = ""
@@ -168,9 +168,9 @@ class PartialFile:
     # --- the journal --------------------------------------------------------------------------------------------------
 
     def _take(self) -> io.FileIO:
-        """The file, opened and held. Another process may have removed it while we read the journal: then anew.
+        """Open the file and lock it against removal. Starts over if another process removed it in the meantime.
 
-        The journal is there first: whoever finds the file without one takes it for a leftover.
+        The journal is created first, because a partial file without a journal counts as a leftover.
         """
         while True:
             self._runs, self.validator = [], ""
@@ -191,7 +191,7 @@ class PartialFile:
             self._journal.close()
 
     def _resume(self) -> bool:
-        """Take over the runs of the journal. False: there is nothing that can be."""
+        """Load the runs from the journal. Returns False if nothing can be resumed."""
         try:
             if self.path.is_symlink() or self.journal.is_symlink():
                 return False
@@ -204,7 +204,7 @@ class PartialFile:
             return False
         self.validator = str(told.get("validator", ""))
         if not self.validator and self._sha256 is None:
-            return False  # nothing would tell whether what follows is of the same file
+            return False  # without either, a changed file on the server would go unnoticed
         boot, reached = this_boot(), 0
         lasted = told.get("boot") == boot and (boot != "" or self._sha256 is not None)
         for start, written, synced in sorted(lines):
@@ -216,7 +216,7 @@ class PartialFile:
         return True
 
     def _new_journal(self) -> io.FileIO:
-        """All of it, in one step: who dies here has the old one."""
+        """Replace the journal atomically and open it. If the process is killed here, the old journal remains."""
         told = {"version": _VERSION, "size": self.size, "sha256": self._sha256}
         head = json.dumps(told | {"validator": self.validator, "boot": this_boot()}).encode() + b"\n"
         self._first_line = len(head)
@@ -227,7 +227,7 @@ class PartialFile:
         return _opened(self.journal)
 
     def _renew_journal(self) -> None:
-        self._journal.close()  # first: Windows renames nothing to the name of an open file
+        self._journal.close()  # close it first: Windows cannot replace an open file
         self._journal = self._new_journal()
 
     def _line_at(self, index: int) -> int:
@@ -239,17 +239,18 @@ class PartialFile:
 
 
 def journal_of(path: Path) -> Path:
+    """Return the path of a partial file's journal."""
     return path.with_name(path.name + JOURNAL)
 
 
 def remove(path: Path) -> None:
-    """The partial file at `path` and its journal, if there are any. Raises OSError."""
+    """Remove the partial file at `path` and its journal, if they exist. Raises OSError."""
     for leftover in (path, journal_of(path), _successor_of(journal_of(path))):
         leftover.unlink(missing_ok=True)
 
 
 def is_begun(path: Path) -> bool:
-    """Whether `remove` would find anything."""
+    """Return whether a partial file or journal exists for `path`."""
     return any(os.path.lexists(left) for left in (path, journal_of(path), _successor_of(journal_of(path))))
 
 
@@ -258,12 +259,15 @@ def _successor_of(journal: Path) -> Path:
 
 
 def _opened(path: Path, more: int = 0) -> io.FileIO:
-    """To read and write, at any place; never through a link."""
+    """Open a file for reading and writing without truncating it, and without following a symlink."""
     return io.FileIO(os.open(path, os.O_RDWR | _NO_LINK | more, 0o666), "r+")
 
 
 def _hold(file: io.FileIO, path: Path) -> None:
-    """Have `rm` and `prune` find the file in use until it is closed (open_models.py). Windows removes no open file."""
+    """Lock the file until it is closed, so that `rm` and `prune` see that it is in use (open_models.py).
+
+    This does nothing on Windows, where open files cannot be removed.
+    """
     if os.name != "posix":
         return
     import fcntl
@@ -275,7 +279,7 @@ def _hold(file: io.FileIO, path: Path) -> None:
             f"disk: {path}: another process is removing it", hint="run the command again: it begins anew"
         ) from error
     except OSError:
-        return  # a file system that knows no locks
+        return  # the file system does not support locks
 
 
 def _is_at(file: io.FileIO, path: Path) -> bool:
@@ -286,8 +290,10 @@ def _is_at(file: io.FileIO, path: Path) -> bool:
 
 
 def this_boot() -> str:
-    """Which start of the machine this is; "" where the system does not tell: there every start is taken for the same
-    where a sha256 finds out bytes that a power cut took."""
+    """Return an identifier of the current boot, or "" if the system has none.
+
+    Without an identifier, unsynced bytes of an earlier run are trusted only if a sha256 will verify the file.
+    """
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return ""
@@ -298,9 +304,9 @@ def _line(run: ByteRun) -> bytes:
 
 
 def understood(data: bytes) -> tuple[dict[str, object], list[tuple[int, int, int]]]:
-    """What a journal says; a last line that was not finished is nothing.
+    """Parse a journal to its header and (start, written, synced) of each run. An incomplete last line is ignored.
 
-    Raises ValueError for what is not a journal.
+    Raises ValueError if the data is not a journal.
     """
     head, _, rest = data.partition(b"\n")
     told = json.loads(head)

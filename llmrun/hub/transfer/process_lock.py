@@ -1,4 +1,4 @@
-"""One process at a time: the others wait, and say so."""
+"""A lock between processes, with a callback for those that must wait."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from llmrun.hub.local.safe_writes import make_folder, writing
 
 @contextlib.contextmanager
 def held(lock: Path, root: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock at this path, below the folder `root`; `waiting` is called if another process has it.
+    """Hold the lock file at `lock`, which is inside the folder `root`.
 
-    The system frees it when its holder dies. Raises LlmrunError for a folder that cannot be written.
+    If another process holds the lock, call `waiting` and then wait. The system releases the lock when its holder dies.
+    Raises LlmrunError if the folder is not writable.
     """
     import filelock
 
     make_folder(lock.parent, root)
     with writing(lock):
-        # Others of the user's group may share the cache: huggingface_hub makes its locks with this mode too.
+        # The user's group may share the cache, so use the same mode as huggingface_hub does for its locks.
         taken: filelock.BaseFileLock = filelock.FileLock(lock, mode=0o664)
         try:
             taken.acquire(timeout=0)
         except filelock.Timeout:
             waiting()
             taken.acquire()
-        except NotImplementedError:  # a network folder without locks: huggingface_hub falls back to the same kind
+        except NotImplementedError:  # a network folder without locks; huggingface_hub uses the same fallback
             taken = filelock.SoftFileLock(lock)
             taken.acquire()
     try:

