@@ -1,24 +1,24 @@
-"""When to try again, and when another connection is worth it. Both are arithmetic: no clock, no network."""
+"""Policies for retries and for the number of parallel connections. They use neither a clock nor the network."""
 
 from __future__ import annotations
 
 from llmrun.errors import NetworkError
 from llmrun.hub.remote.http_ranges import TryAgain
 
-TRIES = 6  # in a row of a server that has not sent anything yet: nobody waits long for one that is not there
-TRIES_ON_THE_WAY = 16  # in a row without progress, once something came: at least 84 s, for a router that starts anew
-PROGRESS = 64 << 10  # bytes that must have come for a failure not to count with those before it
+TRIES = 6  # consecutive attempts before the first byte arrives; users should not wait long for a dead server
+TRIES_ON_THE_WAY = 16  # consecutive attempts without progress after that: at least 84 s, enough for a router restart
+PROGRESS = 64 << 10  # bytes that must arrive to reset the count of failures
 FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 8.0
 
 MOST_CONNECTIONS = 8
-PROBE_S = 1.0  # how long each number of connections is measured
-GAIN = 1.3  # twice the connections must bring so much more, or they are given back
-WORTH_S = 3.0  # what is left must take so long for another measurement to pay
+PROBE_S = 1.0  # duration of the measurement at each number of connections
+GAIN = 1.3  # the minimum speedup that justifies doubling the connections
+WORTH_S = 3.0  # do not measure again if the download will finish sooner than this
 
 
 class Patience:
-    """Counts failures. Any progress beyond the farthest point so far begins the count anew."""
+    """A counter of consecutive failures. Progress past the farthest point so far resets it."""
 
     def __init__(self, file: str, size: int, received: int) -> None:
         self._file, self._size = file, size
@@ -27,7 +27,7 @@ class Patience:
         self._tries = TRIES
 
     def wait_after(self, trouble: TryAgain, received: int) -> float:
-        """Seconds to wait before the next try. Raises NetworkError, with the numbers, when it was the last."""
+        """Return the seconds to wait before the next attempt. Raises NetworkError after the last one."""
         if received >= self._farthest + PROGRESS:
             self._farthest, self._failures, self._tries = received, 0, TRIES_ON_THE_WAY
         self._failures += 1
@@ -38,8 +38,11 @@ class Patience:
 
 
 class Growth:
-    """How many connections a download should have. One, unless measuring says that a connection is what limits it:
-    then twice as many, as long as that is faster. Many servers and networks limit each connection, most do not."""
+    """A controller for the number of parallel connections of a download.
+
+    It starts with one connection and doubles the number as long as measurements show that this is faster. Many servers
+    and networks limit the speed of each connection, but most do not.
+    """
 
     def __init__(self, now: float, received: int) -> None:
         self._since, self._from = now, received
@@ -47,11 +50,17 @@ class Growth:
         self._settled = False
 
     def advise(self, now: float, received: int, missing: int, connections: int) -> int:
-        """The number of connections from now on, by what was received with `connections` since the last advice."""
+        """Return the number of connections to use from now on.
+
+        now          seconds, on the same clock as the constructor's `now`
+        received     bytes received so far
+        missing      bytes not received yet
+        connections  the number of connections since the last call
+        """
         if self._settled or now - self._since < PROBE_S:
             return connections
         rate = (received - self._from) / (now - self._since)
-        if rate <= 0.0:  # a stall says nothing
+        if rate <= 0.0:  # a stalled download is no measurement
             self._since = now
             return connections
         if rate < GAIN * self._rate:

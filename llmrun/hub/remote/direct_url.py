@@ -1,4 +1,4 @@
-"""Models that any web server has: how large they are, and where they are kept."""
+"""Models at plain URLs, on any web server."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from llmrun.hub.remote.http_ranges import Remote
 
 
 def pin(source: UrlSource, expected: tuple[Expected, ...], *, name: str) -> Artifact:
-    """What is at the address now: its size by the server's word, its sha256 only where `expected` has one.
+    """Return the files that the URL offers now, with the sizes that the server reports.
 
-    Raises NetworkError, ModelNotFound, and IntegrityError for a size that is not the one expected.
+    A web server does not publish a sha256, so it is known only if `expected` contains it. Raises NetworkError,
+    ModelNotFound, or IntegrityError if a size differs from the expected one.
     """
     known = expected or tuple(Expected(shard) for shard in shards_of(file_name(source)))
     files = []
@@ -28,12 +29,12 @@ def pin(source: UrlSource, expected: tuple[Expected, ...], *, name: str) -> Arti
 
 
 def file_name(source: UrlSource) -> str:
-    """The last part of the address, as a file is called."""
+    """Return the file name at the end of the URL, percent-decoded."""
     return unquote(urlsplit(source.url).path.rpartition("/")[2])
 
 
 def remote_file(source: UrlSource, file: RemoteFile) -> Remote:
-    """A file beside the one of the address, or that one itself: the shards of a model lie together."""
+    """Return the remote for the URL's own file or for another shard in the same folder."""
 
     def address() -> tuple[str, Mapping[str, str]]:
         split = urlsplit(source.url)

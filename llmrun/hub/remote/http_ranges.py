@@ -1,7 +1,7 @@
-"""Ranges of a file from a server that is not trusted: who gets the token, what an answer must say to be believed.
+"""HTTP range requests to untrusted servers, with strict validation of responses.
 
-The token goes to the Hub's own origin and nowhere else: redirects are followed here, one by one, and another scheme,
-host or port gets none of the headers that came with the address.
+The user's token is sent to the Hub's own origin and nowhere else. This module therefore follows redirects itself, and
+drops the headers supplied with the URL when a redirect leads to another scheme, host or port.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     import httpx2
 
 MOST_REDIRECTS = 10
-MOST_WAIT_S = 300.0  # that a server may ask for
-_EXPIRED = (401, 403, 404, 410)  # of an address that was good before
-# Numbers of a sane length: Python refuses to read one of thousands of digits.
+MOST_WAIT_S = 300.0  # the longest Retry-After that we obey
+_EXPIRED = (401, 403, 404, 410)  # status codes of a signed URL that has expired
+# The digits are limited because int() raises ValueError for thousands of them.
 _SPAN = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20}|\*)", re.ASCII)
 _LENGTH = re.compile(r"\d{1,20}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_VALIDATOR = 256
 _PORTS = {"http": 80, "https": 443}
-# Without it a proxy may send other bytes than the file's.
+# Without this header, a proxy may send compressed bytes.
 _AS_IT_IS = {"accept-encoding": "identity"}
 _GOES_ON = "check the connection and try again: the download goes on from where it is"
 
 
 class TryAgain(NetworkError):
-    """What may be over in a moment. `after`: seconds to wait, if the server named them."""
+    """A temporary failure. `after` is the server's Retry-After in seconds, or 0."""
 
     def __init__(self, message: str, *, hint: str = _GOES_ON, after: float = 0.0) -> None:
         super().__init__(message, hint=hint)
@@ -48,17 +48,16 @@ class TryAgain(NetworkError):
 
 
 class AnotherFile(IntegrityError):
-    """An answer that speaks of another file than the one wanted: a proxy's page, or a server's mistake. It says nothing
-    of the bytes that came before."""
+    """A response for a different file, such as a proxy's error page. Bytes received earlier may still be correct."""
 
 
 @dataclass(frozen=True)
 class RangeResponse:
-    """A server's answer that speaks of the right bytes.
+    """A validated response to a range request.
 
-    whole      the file from its beginning, whatever range was asked for
-    validator  what the server calls this version of the file; "" when it does not say
-    pieces     the bytes, as they come; raises TryAgain when the connection ends or is silent
+    whole      True if the server ignored the range and sends the whole file from its beginning
+    validator  the server's identifier of this version of the file (an ETag or a date); "" if it sends none
+    pieces     the bytes as they arrive; raises TryAgain if the connection breaks or times out
     """
 
     whole: bool
@@ -67,28 +66,31 @@ class RangeResponse:
     connection: socket.socket | None
 
     def hang_up(self) -> None:
-        """From any thread: whoever waits for the next piece gets the end."""
+        """Shut down the connection from any thread, which ends the wait of the thread that reads `pieces`."""
         if self.connection is not None:
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
 
 
 class Remote:
-    """Where one file is. `address` gives the URL to ask first and the headers for its origin, and is asked again when
-    the address that it led to has expired. For several threads at once."""
+    """The remote location of one file. Several threads may use it at the same time.
+
+    `address` returns the initial URL and the headers for its origin. It is called again when the URL that it redirects
+    to has expired.
+    """
 
     def __init__(self, file: RemoteFile, address: Callable[[], tuple[str, Mapping[str, str]]]) -> None:
         self.file = file
         self._address = address
-        self._led_to: str | None = None  # at another origin, without headers of the first
+        self._led_to: str | None = None  # the redirect target at another origin, which gets no headers of the first
 
     @contextlib.contextmanager
     def open(self, start: int, end: int, validator: str) -> Iterator[RangeResponse]:
-        """Ask for the bytes [start, end), of the version that `validator` names if it is not "".
+        """Request the bytes [start, end). If `validator` is not "", request them only from that version of the file.
 
-        Raises TryAgain for what may pass, NetworkError or ModelNotFound for what will not, AnotherFile for an answer
-        that speaks of another file. After a TryAgain, here or in the block, the next question goes to the first
-        address: it may lead elsewhere, where this host is dead.
+        Raises TryAgain for temporary failures, NetworkError or ModelNotFound for permanent ones, and AnotherFile if the
+        response belongs to another file. After a TryAgain, raised here or in the block, the next request starts at the
+        initial URL again, which may redirect to another host if this one is down.
         """
         try:
             with self._opened(start, end, validator) as answer:
@@ -110,17 +112,17 @@ class Remote:
             connection = stream.get_extra_info("socket") if stream else None
             yield RangeResponse(whole, validator_of(response.headers), self._pieces(response), connection)
         finally:
-            with contextlib.suppress(Exception):  # of a connection that is of no more use
+            with contextlib.suppress(Exception):  # closing a broken connection may fail; it is not used again
                 response.close()
 
     def measure(self) -> int:
-        """The size of the file. Raises NetworkError for a server that does not tell it, and what `open` raises."""
+        """Return the file size in bytes. Raises what `open` raises, and NetworkError if the server reports no size."""
         response = self._ask({}, "HEAD")
         response.close()
         length = _size_told(response.headers.get("content-length", ""))
         if response.status_code == 200 and length is not None:
             return length
-        if response.status_code not in (200, 405, 501):  # many servers of signed addresses know no HEAD
+        if response.status_code not in (200, 405, 501):  # signed URLs often allow only GET
             self._require_good(response)
         response = self._ask({"range": "bytes=0-0"})
         response.close()
@@ -131,7 +133,7 @@ class Remote:
             raise NetworkError("the server does not say how large the file is")
         return told
 
-    # --- asking -------------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _ask(self, wanted: Mapping[str, str], method: str = "GET") -> httpx2.Response:
         led_to = self._led_to
@@ -144,7 +146,7 @@ class Remote:
         return self._follow(method, wanted)
 
     def _follow(self, method: str, wanted: Mapping[str, str]) -> httpx2.Response:
-        """Ask at the first address, and wherever it sends us."""
+        """Send the request to the initial URL and follow its redirects."""
         first, headers = self._address()
         url = first
         for _ in range(MOST_REDIRECTS):
@@ -174,10 +176,10 @@ class Remote:
         with _transient(), translated():
             yield from response.iter_raw()
 
-    # --- believing ----------------------------------------------------------------------------------------------------
+    # --- validation of responses --------------------------------------------------------------------------------------
 
     def _require_same_file(self, response: httpx2.Response) -> None:
-        """The Hub says with every answer which file it leads to."""
+        """Raise AnotherFile if the Hub's response, which contains the file's sha256, has an unexpected one."""
         told = response.headers.get("x-linked-etag", "").strip('"')
         if self.file.sha256 and _SHA256.fullmatch(told) and told != self.file.sha256:
             response.close()
@@ -198,7 +200,7 @@ class Remote:
         raise _refusal(status, response.headers.get("x-error-code", ""))
 
     def _judge(self, response: httpx2.Response, start: int, end: int) -> bool:
-        """Whether the answer is the whole file. Raises for one that is neither that nor the range."""
+        """Return whether the response is the whole file rather than the requested range. Raises if it is neither."""
         coding = response.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise NetworkError(f"sent as {plain(coding)}, not as it is", hint="check the proxy settings")
@@ -217,13 +219,13 @@ class Remote:
 
 
 def _size_told(text: str) -> int | None:
-    """What a server says of a size; None for nothing, and for what no model can have."""
+    """Parse a size sent by a server. Returns None if it is missing or not plausible for a model."""
     size = int(text) if _LENGTH.fullmatch(text) else None
     return size if is_size(size) else None
 
 
 def validator_of(headers: Mapping[str, str]) -> str:
-    """What may stand in If-Range: an ETag that promises the same bytes, or the date of the last change, or ""."""
+    """Return a value for If-Range: the strong ETag, else the Last-Modified date, else ""."""
     etag = headers.get("etag", "")
     found = etag if re.fullmatch(r'"[^"]*"', etag) else headers.get("last-modified", "")
     return found if found.isascii() and found.isprintable() and len(found) <= _LONGEST_VALIDATOR else ""
@@ -231,7 +233,7 @@ def validator_of(headers: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def _transient() -> Iterator[None]:
-    """Tell what may pass from what will not: a connection that broke from a setting that is wrong."""
+    """Convert temporary network errors to TryAgain. Permanent errors, such as wrong settings, pass unchanged."""
     import httpx2
 
     try:
@@ -254,31 +256,31 @@ def _refusal(status: int, code: str) -> LlmrunError:
 
 
 def _next_address(url: str, location: str) -> str:
-    """Where a redirect leads. Raises NetworkError for an address that may not be followed."""
+    """Return the target of a redirect. Raises NetworkError if it must not be followed."""
     try:
         target = urljoin(url, location)
         split = urlsplit(target)
         downgrade = split.scheme == "http" and urlsplit(url).scheme == "https"
-        plain_host = (split.hostname or "").isprintable()  # names of hosts are told
+        plain_host = (split.hostname or "").isprintable()  # error messages show the host name
         if split.scheme not in _PORTS or not split.hostname or split.username is not None or not plain_host:
             raise ValueError("not an address")
         if downgrade and not LOOPBACK.fullmatch(split.hostname):
             raise ValueError("from https to http")
         _origin(target)
     except ValueError as error:
-        where = plain(location.partition("?")[0])  # what follows may be a signature
+        where = plain(location.partition("?")[0])  # the query may contain a signature
         raise NetworkError(f"redirected to {where}: {plain(error)}: not followed") from error
     return target
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Scheme, host and port. Raises ValueError."""
+    """Return (scheme, host, port). Raises ValueError for a malformed port."""
     split: SplitResult = urlsplit(url)
     return split.scheme, split.hostname, split.port or _PORTS.get(split.scheme)
 
 
 def _seconds(retry_after: str) -> float:
-    """What a Retry-After means, a number or a date; 0.0 for anything else."""
+    """Parse a Retry-After header, a number or a date, to seconds from now. Returns 0.0 for anything else."""
     if retry_after.isdecimal():
         return float(retry_after[:9])
     try:

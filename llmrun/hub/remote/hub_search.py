@@ -1,4 +1,4 @@
-"""Searching the Hugging Face Hub for repositories with GGUF models."""
+"""Search on the Hugging Face Hub for repositories with GGUF models."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llmrun.hub.remote.huggingface import import_client
 from llmrun.hub.remote.network_errors import CHECK_ENDPOINT, NOT_A_HUB, Unreachable, answer_within, translated
 
 _NO_NETWORK = "check the connection; without --hub, no server is asked"
-_LICENCE = "license:"  # how a tag of a repository that says its licence begins
+_LICENCE = "license:"  # the prefix of the tag that states a repository's licence
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A repository that a search has found. `downloads` are those of the last 30 days; `license` is "" if unknown."""
+    """A search result. `downloads` counts the last 30 days; `license` is "" if unknown."""
 
     repository: str  # "owner/name"
     downloads: int
@@ -28,14 +28,14 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """The name that llmrun knows it by."""
+        """The repository's name in llmrun commands."""
         return f"hf:{self.repository}"
 
 
 def search_hub(words: str, limit: int) -> list[HubModel]:
     """Return at most `limit` repositories with GGUF files whose names match, the most downloaded first.
 
-    Raises NetworkError, as Unreachable when no answer came.
+    Raises Unreachable if the Hub does not respond and NetworkError for other failures.
     """
     import_client()
     try:
@@ -49,9 +49,9 @@ def search_hub(words: str, limit: int) -> list[HubModel]:
 
 
 def _ask(words: str, limit: int) -> list[Any]:
-    """Return what the Hub says of each repository, unchecked.
+    """Return the Hub's JSON object for each repository, without validation.
 
-    HfApi.list_models is no help here: it tries an unreachable Hub again for 20 s, and logs each attempt to stderr.
+    HfApi.list_models is not used because it retries an unreachable Hub for 20 s and logs each attempt to stderr.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, not exported
@@ -79,7 +79,7 @@ def _ask(words: str, limit: int) -> list[Any]:
 
 
 def _checked(facts: Any) -> HubModel | None:
-    """Return what a server said of a repository, or None for a name that cannot be one."""
+    """Validate the Hub's JSON object for a repository. Returns None if its name is malformed."""
     if not isinstance(facts, dict) or not isinstance(name := facts.get("id"), str) or name.count("/") != 1:
         return None
     try:

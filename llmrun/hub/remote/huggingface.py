@@ -1,8 +1,8 @@
-"""What the Hugging Face Hub says of a model: which files it has at which commit, their sizes and sha256.
+"""Metadata from the Hugging Face Hub: a model's files at a commit, with their sizes and sha256.
 
-huggingface_hub knows the address, the token, the proxy settings and the file's sha256. It never compares that sha256
-with the bytes (version 2.4 serves a truncated or flipped file from its cache), so only metadata is asked for here;
-the bytes are fetched and checked by download.py.
+huggingface_hub handles URLs, tokens and proxy settings, and reports each file's sha256. It never compares that sha256
+with the downloaded bytes (version 2.4 serves truncated and corrupt files from its cache). For that reason, this module
+uses it only for metadata; download.py downloads the bytes and verifies them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Artifact:
-    """Exactly which files `source` is now. `expected` binds where it is known: other files are refused.
+    """Return the exact files that `source` means now. They must match `expected`, as far as it is known.
 
-    The first file is asked for by itself, so that a repository that does not give it to this user is told before
-    anything is fetched. Raises ModelNotFound, NetworkError, IntegrityError, or UsageError for names that cannot be.
+    A separate request for the first file's metadata detects repositories that deny this user access before the download
+    starts. Raises ModelNotFound, NetworkError, IntegrityError if a file differs from `expected`, or UsageError for
+    malformed names.
     """
     if source.file is not None and _parts(source.file) == (source.file,):
         safe_segments(source.file)
@@ -56,9 +57,9 @@ def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Arti
 
 
 def listing(source: HubSource) -> Listing:
-    """All models of the repository at the source's revision; which one of them it means is not looked at.
+    """List all models in the source's repository at its revision, ignoring the source's file and quantization.
 
-    Raises ModelNotFound for a repository or revision that is not there, NetworkError.
+    Raises ModelNotFound if the repository or revision does not exist, and NetworkError.
     """
     import_client()
     try:
@@ -73,15 +74,15 @@ def listing(source: HubSource) -> Listing:
 
 
 def remote_file(source: HubSource, commit: str, file: RemoteFile) -> Remote:
-    """A file of the repository at this commit, to be read in ranges. Nothing is asked yet."""
+    """Return a remote for range requests to a file at the given commit. This makes no request yet."""
     return Remote(file, lambda: request(source.repository, commit, file.path))
 
 
 def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str]]:
-    """Where the bytes of a file are, and the headers to ask with.
+    """Return (URL, headers) for downloading a file.
 
-    The headers may hold the user's token, which is for this URL's own host: not for one that it redirects to.
-    Raises NetworkError for settings that cannot be meant.
+    The headers may contain the user's token, so they must not be sent to hosts that the URL redirects to. Raises
+    NetworkError for invalid network settings.
     """
     import_client()
     with translated(repository):
@@ -93,14 +94,14 @@ def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str
 
 
 def import_client() -> None:
-    """Import huggingface_hub, or say what keeps it from being imported."""
-    # Its modules themselves: the package's lazy attributes print a failed import to stdout, where the answer goes.
+    """Import huggingface_hub. Raises NetworkError if HF_ENDPOINT prevents that."""
+    # Import the modules directly: the package's lazy attributes print a failed import to stdout, our output channel.
     try:
         import huggingface_hub.hf_api  # noqa: F401
         from huggingface_hub import constants
-    except ValueError as error:  # it takes HF_ENDPOINT apart while it is imported
+    except ValueError as error:  # huggingface_hub parses HF_ENDPOINT during import
         raise NetworkError(f"network settings: {plain(error)}", hint="check HF_ENDPOINT") from error
-    # With it the first question of a process asks the Hub for a list of programs, waits up to 3 s and writes it down.
+    # With telemetry, the first request of a process also fetches a list of agents from the Hub, which takes up to 3 s.
     constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
@@ -110,19 +111,19 @@ def _information(source: HubSource) -> ModelInfo:
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # documented, not exported
 
     with translated(source.repository):
-        get_session()  # what is wrong with the proxy or the certificates is raised here, and not taken for an answer
+        get_session()  # raises errors in proxy or certificate settings here, where they cannot pass for a bad response
         try:
             return HfApi(library_name="llmrun").model_info(
                 source.repository, revision=source.revision, files_metadata=True, timeout=network_errors.ANSWER_SECONDS
             )
-        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # the last one: a token
+        except (errors.HfHubHTTPError, errors.HFValidationError, UnicodeEncodeError):  # the last: a non-ASCII token
             raise
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise NetworkError(NOT_A_HUB, hint=CHECK_ENDPOINT) from error
 
 
 def _first_file(source: HubSource, file: str, known: RemoteFile | None) -> tuple[str, RemoteFile]:
-    """(the commit at the source's revision, what the Hub says of this file there)"""
+    """Return (commit, file metadata) for a file at the source's revision."""
     import_client()
     try:
         metadata = answer_within(network_errors.ANSWER_SECONDS, lambda: _metadata(source, file))
@@ -148,7 +149,7 @@ def _metadata(source: HubSource, file: str) -> HfFileMetadata:
 def _with_nearest_file(error: NoFile, source: HubSource, file: str) -> ModelNotFound:
     try:
         return NoFile(str(error), hint=nearest_files(listing(source).models, file, source.repository))
-    except LlmrunError:  # it answered a moment ago, and its first words are enough
+    except LlmrunError:  # the listing only improves the hint
         return error
 
 

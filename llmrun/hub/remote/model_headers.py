@@ -1,4 +1,4 @@
-"""The header of a model that is not here, read over HTTP: a few hundred kilobytes of a file of gigabytes."""
+"""GGUF headers of remote models, read with HTTP range requests that transfer a few hundred kilobytes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from llmrun.gguf.source import Source
     from llmrun.hub.progress_reporter import Reporter
 
-_MOST_SKIPPED = 16 << 20  # bytes that a server which gives no ranges may send before those that were asked for
-_AT_ONCE = 6  # headers that are asked for: what takes time is the way there and back
+_MOST_SKIPPED = 16 << 20  # bytes to discard, at most, if a server without range support sends the file from its start
+_AT_ONCE = 6  # parallel header requests; latency dominates their time
 _LABEL = "reading headers"
 
 
 def read_header(artifact: Artifact, known: GGUFFile | None = None) -> GGUFFile:
-    """What the model's header says. Its tensors cannot be read, and what tells nothing of its size is left out
-    (remote_header.py).
+    """Read a remote model's header.
 
-    known  the header of another quantization of the same model: then a few kilobytes are enough
-    Raises NetworkError, ModelNotFound, ModelFileError; UnsupportedModel for a source that has no parts to read.
+    The result has no tensor data, and it omits metadata that does not affect the memory footprint (remote_header.py).
+    Raises NetworkError, ModelNotFound, ModelFileError, or UnsupportedModel for a source without range requests.
+
+    known  the header of another quantization of the same model, which reduces the transfer to a few kilobytes
     """
     first, *others = artifact.files
     shards = {Path(file.path).name: file for file in others}
@@ -86,9 +87,11 @@ def _bytes_of(answer: RangeResponse, start: int, end: int) -> bytes:
 def read_headers(
     artifacts: Sequence[Artifact], reporter: Reporter, known: GGUFFile | None = None
 ) -> list[GGUFFile | LlmrunError]:
-    """Of several quantizations of one model, in their order: a header each, or why it could not be read. The first one
-    that is read, or the one that is `known`, tells where to look in the others, several of which are asked for at a
-    time."""
+    """Read the headers of several quantizations of one model. Returns a header or an error for each, in order.
+
+    The first header that can be read, or `known`, shows which ranges of the other files to request. The other headers
+    are then read in parallel.
+    """
     found: dict[int, GGUFFile | LlmrunError] = {}
     for number, artifact in enumerate(artifacts if known is None else ()):
         reporter.progress(_LABEL, number, len(artifacts))
@@ -104,7 +107,7 @@ def read_headers(
             found[waiting[done]] = done.result()
             reporter.progress(_LABEL, len(found), len(artifacts))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for what is still asked for
+        pool.shutdown(wait=False, cancel_futures=True)  # so that Ctrl-C does not wait for pending requests
     reporter.progress(_LABEL, len(artifacts), len(artifacts))
     return [found[number] for number in range(len(artifacts))]
 

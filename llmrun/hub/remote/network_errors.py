@@ -1,4 +1,4 @@
-"""A question to a server on the network: answered in time, or refused in our words."""
+"""Time limits for network requests, and translation of library exceptions to llmrun's errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
-# For name resolution and connecting together: a client's own limit is per address, and a host has several.
+# Limits name resolution and connecting together. An HTTP client's timeout applies to each of a host's addresses.
 ANSWER_SECONDS = 10.0
 NOT_A_HUB = "the answer is not a Hugging Face Hub's"
 CHECK_ENDPOINT = "check HF_ENDPOINT and the proxy settings"
@@ -25,21 +25,22 @@ Result = TypeVar("Result")
 
 
 class NoRepository(ModelNotFound):
-    """The Hub has none of this name, or none that it shows to this user."""
+    """The Hub has no repository of this name, or hides it from this user."""
 
 
 class Unreachable(NetworkError):
-    """No answer came: the name was not resolved, nothing was connected, or the time ran out."""
+    """The server did not respond because name resolution or the connection failed, or because of a timeout."""
 
 
 class NoFile(ModelNotFound):
-    """The repository and the revision are there, the file is not."""
+    """The repository and the revision exist, but the file does not."""
 
 
 def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
-    """`ask()`, given up after `seconds`: a resolver or a firewall that drops packets can hold it for minutes.
+    """Return `ask()`, or give up after `seconds`.
 
-    Raises NetworkError, and what `ask` raises.
+    Without the limit, a slow DNS resolver or a firewall that drops packets can block a request for minutes. Raises
+    Unreachable when the time is up, and what `ask` raises.
     """
     answers: list[Result] = []
     refusals: list[BaseException] = []
@@ -62,9 +63,10 @@ def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def translated(repository: str = "") -> Iterator[None]:
-    """Turn what huggingface_hub, httpx2 and the network raise into one of our errors, of a few words.
+    """Translate exceptions of huggingface_hub, httpx2 and the network to short llmrun errors.
 
-    `repository` is the one that was asked about. Raises ModelNotFound for what is not there, NetworkError for the rest.
+    `repository` is the requested repository, for hints. Raises ModelNotFound if a repository, revision or file does not
+    exist, UsageError for an invalid repository name, and NetworkError for all other failures.
     """
     import httpx2
     from huggingface_hub import errors
@@ -92,10 +94,10 @@ def translated(repository: str = "") -> Iterator[None]:
 
 
 def _is_at_endpoint(error: httpx2.ConnectError) -> bool:
-    """Whether the host that was asked is HF_ENDPOINT's, and not one that a URL names or the Hub led to."""
+    """Return whether the request went to HF_ENDPOINT's host, as opposed to the host of a URL or a redirect."""
     try:
         return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname == error.request.url.host
-    except (ValueError, RuntimeError):  # HF_ENDPOINT is no address, or the error does not tell what was asked
+    except (ValueError, RuntimeError):  # HF_ENDPOINT is not a URL, or the error has no request
         return False
 
 
@@ -112,7 +114,7 @@ def _refusal(error: HfHubHTTPError, repository: str) -> LlmrunError:
     if isinstance(error, errors.RepositoryNotFoundError):
         if status == 404:
             return NoRepository(f"no such repository (HTTP {status})", hint="check the name: it is owner/name")
-        # The Hub tells nobody but its owner whether a private repository is there.
+        # To anonymous users, the Hub reports private repositories as missing.
         if "authorization" not in error.response.request.headers:
             return NoRepository(
                 f"no such repository, or a private one (HTTP {status})",
@@ -128,7 +130,7 @@ def _refusal(error: HfHubHTTPError, repository: str) -> LlmrunError:
 
 
 def without_secrets(url: str) -> str:
-    """A URL without the name and password it may hold."""
+    """Return a URL without its user name and password."""
     try:
         parts = urlsplit(url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
@@ -137,6 +139,6 @@ def without_secrets(url: str) -> str:
 
 
 def plain(words: object) -> str:
-    """The first line of what a library or another machine said, without what a terminal would obey."""
+    """Return the first line of an external message, without errno prefixes and control characters."""
     lines = re.sub(r"^\[Errno -?\d+\] ", "", str(words).strip()).splitlines()
     return "".join(letter for letter in lines[0] if letter.isprintable())[:160] if lines else ""

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face Hub answers, and what decides how it is asked. No token is sent, and none is told."""
+"""A reachability check of the Hugging Face Hub. It neither sends nor shows the user's token."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from llmrun.errors import LlmrunError, NetworkError
 from llmrun.hub.remote.network_errors import answer_within, plain, translated, without_secrets
 
-PATIENCE_S = 4.0  # a Hub that can be reached answers in less than one
+PATIENCE_S = 4.0  # a reachable Hub responds within one second
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """What was found.
+    """The result of a reachability check.
 
-    endpoint  the Hub's address, or HF_ENDPOINT's, without a name or password
-    seconds   until it answered; None: it did not
-    trouble   why it did not, or was not asked
-    offline   it was not asked
-    token     one is configured
-    proxies   the names of the variables that set one
+    endpoint  the URL of the Hub or of HF_ENDPOINT, without user name and password
+    seconds   the response time; None if there was no response
+    trouble   the reason why there was no response or no request; "" if the Hub responded
+    offline   whether offline mode prevented the request
+    token     whether a token is configured
+    proxies   the names of the environment variables that configure proxies
     """
 
     endpoint: str
@@ -34,11 +34,11 @@ class Ping:
 
 
 def ping_hub(*, offline: bool, patience: float = PATIENCE_S) -> Ping:
-    """Ask the Hub's front page for its headers. Never raises for what the network does."""
+    """Send a HEAD request to the Hub's front page. Network failures are returned, not raised."""
     proxies = tuple(name for name in _PROXIES if os.environ.get(name))
     try:
         from huggingface_hub import constants
-    except (ImportError, ValueError) as error:  # it takes HF_ENDPOINT apart while it is imported
+    except (ImportError, ValueError) as error:  # huggingface_hub parses HF_ENDPOINT during import
         return Ping("", None, f"huggingface_hub does not work: {plain(error)}", False, False, proxies)
     endpoint = without_secrets(constants.ENDPOINT)
     token = bool(hub_token())
@@ -49,7 +49,7 @@ def ping_hub(*, offline: bool, patience: float = PATIENCE_S) -> Ping:
 
 
 def hub_token() -> str | None:
-    """The token that would be sent, for who must see that it is shown nowhere. None also where it cannot be read."""
+    """Return the user's token, so that callers can redact it. Returns None if there is none or it cannot be read."""
     try:
         from huggingface_hub import get_token
 
@@ -59,7 +59,7 @@ def hub_token() -> str | None:
 
 
 def _asked(endpoint: str, patience: float) -> tuple[float | None, str]:
-    """(seconds, trouble)"""
+    """Return (response time or None, reason for a failure or "")."""
     try:
         return answer_within(patience, lambda: _ask(endpoint, patience)), ""
     except LlmrunError as error:
@@ -67,7 +67,7 @@ def _asked(endpoint: str, patience: float) -> tuple[float | None, str]:
 
 
 def _ask(endpoint: str, patience: float) -> float:
-    """Seconds until it answered. Raises NetworkError."""
+    """Return the response time in seconds. Raises NetworkError."""
     started = time.perf_counter()
     with translated():
         from huggingface_hub import get_session

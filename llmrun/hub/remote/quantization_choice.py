@@ -1,4 +1,4 @@
-"""Which file of a repository is meant: the quantization that was asked for, or the one most people want."""
+"""The choice of a repository's file by quantization, with a sensible default."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from llmrun.hub.names.file_names import without_shard
 from llmrun.hub.names.model_order import nearest_in_bits
 from llmrun.hub.remote.repository_listing import OfferedModel
 
-# Best first, where nobody asked for one. At 4.5 to 5 bits a weight a model loses little and is half as large as at 8;
-# then more bits, for quality; then fewer, as few are lost; unquantized files last: they are for converting.
+# The order of preference for names without a quantization. Types with 4.5 to 5 bits per weight come first because they
+# lose little quality at half the size of 8 bits. Larger types follow, then smaller ones, the least lossy first.
+# Unquantized files come last because they are meant for conversion.
 PREFERRED = (
     *("Q4_K_M", "UD-Q4_K_XL", "Q4_K_XL", "Q4_K_L", "UD-Q4_K_M", "Q4_K_S", "UD-Q4_K_S", "Q4_K", "IQ4_NL", "IQ4_XS"),
     *("UD-IQ4_NL", "UD-IQ4_XS", "Q4_1", "Q4_0", "MXFP4", "MXFP4_MOE", "NVFP4"),
@@ -26,10 +27,11 @@ _MOST_NAMED = 5  # in one hint
 
 
 def choose(models: Sequence[OfferedModel], quantization: str | None, repository: str = "") -> OfferedModel:
-    """The model of this quantization, or the best one where None is asked for.
+    """Return the model with this quantization, or the preferred one if `quantization` is None.
 
-    Of several the one nearest to the root is meant, then the one of the shortest name. Raises ModelNotFound, with what
-    there is, when none fits or several fit alike; of a `repository` with many, also with the command that lists all.
+    If several match, the file nearest to the root wins, then the one with the shortest name. Raises ModelNotFound if
+    none matches or a tie remains. Its hint lists the alternatives; if there are many and `repository` is given, it also
+    contains the command that lists all of them.
     """
     if not models:
         raise ModelNotFound("the repository has no GGUF model", hint="look for one whose name ends in -GGUF")
@@ -48,12 +50,12 @@ def choose(models: Sequence[OfferedModel], quantization: str | None, repository:
 
 
 def quantizations(models: Sequence[OfferedModel]) -> list[str]:
-    """The ones to choose from, the smallest model first."""
+    """Return the distinct quantizations, ordered by model size with the smallest first."""
     return list(dict.fromkeys(model.quantization for model in sorted(models, key=lambda model: model.size)))
 
 
 def nearest_files(models: Sequence[OfferedModel], file: str, repository: str = "") -> str:
-    """A hint for a file that is not there: the likeliest ones that are, or all."""
+    """Return a hint for a missing file: similar names if there are any, otherwise the list of files."""
     import difflib
 
     names = {model.file.lower(): model.file for model in models}
@@ -69,7 +71,7 @@ def nearest_files(models: Sequence[OfferedModel], file: str, repository: str = "
 
 def _of_quantization(models: Sequence[OfferedModel], wanted: str, repository: str) -> list[OfferedModel]:
     name = {"FP16": "F16", "FP32": "F32"}.get(wanted.upper(), wanted.upper())
-    for meant in (name, f"UD-{name}"):  # unsloth's mix of types is another quantization, but what else can be meant
+    for meant in (name, f"UD-{name}"):  # fall back to Unsloth Dynamic (UD-), the closest match
         if fitting := [model for model in models if model.quantization == meant]:
             return fitting
     raise ModelNotFound(f"no {wanted} in the repository", hint=_near_quantizations(models, name, repository))
@@ -89,7 +91,7 @@ def _near_quantizations(models: Sequence[OfferedModel], wanted: str, repository:
 def _rank(model: OfferedModel) -> int:
     name = model.quantization
     if "MXFP4" in name and "gpt-oss" in model.file.lower():
-        return -1  # as it was trained: any other type is converted from this one
+        return -1  # gpt-oss was trained in MXFP4; other types are conversions of it
     if name in _UNQUANTIZED:
         return len(_RANK) + 2 + _UNQUANTIZED.index(name)
     return _RANK.get(name, len(_RANK) + (0 if name else 1))

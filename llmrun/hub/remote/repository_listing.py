@@ -1,4 +1,4 @@
-"""Which models a repository offers: its GGUF files, the shards of one together, without what is no model."""
+"""The models in a repository: its GGUF files with shards grouped, without companion files such as mmproj."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from llmrun.errors import UsageError
 from llmrun.hub.names.file_names import is_companion, models_among, quantization_of, safe_segments, without_shard
 from llmrun.hub.names.model_sources import RemoteFile
 
-MOST_BYTES = 1 << 50  # no file is larger: a petabyte
+MOST_BYTES = 1 << 50  # 1 PiB; larger sizes are rejected as implausible
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """One model of a repository: a file, or its shards in order."""
+    """One model in a repository: a file, or its shards in order."""
 
-    quantization: str  # as the name has it: "Q4_K_M"; "" where it says none
+    quantization: str  # from the file name, such as "Q4_K_M"; "" if the name contains none
     files: tuple[RemoteFile, ...]
 
     @property
     def file(self) -> str:
-        """What names it: the path of the first file."""
+        """The path of the first file, which identifies the model."""
         return self.files[0].path
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The total size of all files in bytes."""
         return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All models of a repository at one commit.
+    """All models in a repository at one commit.
 
-    models    in the order of their names
-    left_out  a line for each GGUF file that cannot be offered, with the reason
+    models    sorted by name
+    left_out  a line with the reason for each GGUF file that is not offered
     """
 
     repository: str
@@ -48,7 +48,7 @@ class Listing:
 
 
 def offered(repository: str, commit: str, files: Iterable[tuple[object, object, object]]) -> Listing:
-    """The listing of (path, size, sha256) as a server told them: nothing of it is believed unseen."""
+    """Build a listing from the (path, size, sha256) of each file as sent by a server, after validating each of them."""
     sound: dict[str, RemoteFile] = {}
     left_out = []
     for path, size, sha256 in files:
@@ -70,16 +70,17 @@ def offered(repository: str, commit: str, files: Iterable[tuple[object, object, 
 
 
 def is_size(value: object) -> TypeGuard[int]:
-    """Whether a server can mean this as the size of a file."""
+    """Return whether an untrusted value is a plausible file size in bytes."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_BYTES
 
 
 def is_sha256(value: object) -> TypeGuard[str]:
+    """Return whether an untrusted value is a sha256 in lower-case hexadecimal."""
     return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
 def _checked(path: str, size: object, sha256: object) -> RemoteFile | str:
-    """The file, or the reason why it cannot be offered."""
+    """Return the validated file, or the reason why it cannot be offered."""
     try:
         safe_segments(path)
     except UsageError:
@@ -91,11 +92,11 @@ def _checked(path: str, size: object, sha256: object) -> RemoteFile | str:
 
 def _shown(size: object) -> str:
     if isinstance(size, int) and abs(size) > MOST_BYTES:
-        return f"more than {MOST_BYTES:,}"  # Python refuses to write out a number of thousands of digits
+        return f"more than {MOST_BYTES:,}"  # repr() raises ValueError for thousands of digits
     return repr(size)[:40]
 
 
 def _quantization(path: str) -> str:
-    """Of the file's name, or of the folder's: big models are kept as Q4_K_M/model-00001-of-00003.gguf."""
+    """Return the quantization in the file's name, or else in its folder's, as in Q4_K_M/model-00001-of-00003.gguf."""
     folder = path.rpartition("/")[0]
     return quantization_of(path) or (quantization_of(folder) if folder else "")
