@@ -1,4 +1,4 @@
-"""How the hub tells the user what it is doing. The command line supplies one that draws; `Silent` says nothing."""
+"""The interface through which the hub reports progress. The command line implements it with progress bars."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from typing import Protocol
 
 
 class Reporter(Protocol):
-    """What a long job says while it runs."""
+    """A receiver of notes and progress from a long-running job."""
 
     def note(self, line: str) -> None:
-        """One line worth reading, such as a source that did not answer."""
+        """Show one line of information, for example that a source did not respond."""
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """`done` of `total` bytes. A new label starts a new bar; `done == total` ends it, and so does `note`."""
+        """Show that `done` of `total` bytes are finished.
+
+        A new label starts a new bar. The bar ends when `done == total` or when `note` is called.
+        """
 
 
 class Silent:
-    """A reporter for code that has nobody to talk to."""
+    """A reporter that discards everything."""
 
     def note(self, line: str) -> None:
         del line

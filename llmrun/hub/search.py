@@ -1,4 +1,4 @@
-"""Searching the models that llmrun knows by name, without asking any server."""
+"""Search in the catalogue of models, without network access."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ YES, TIGHT, NO = "yes", "tight", "no"
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model of the catalogue, with the facts that help to choose it. All are of its usual quantization.
+    """A catalogue model with the facts that help a user to choose. Sizes refer to its default quantization.
 
-    size      bytes to download; None if nobody knows how many weights it has
-    is_exact  whether that is the size of the file; else it is rounded, or computed from the number of weights
-    needed    bytes of memory with 4,096 tokens of context, estimated on the high side; None as for size
+    size      bytes to download; None if the number of weights is unknown
+    is_exact  True if `size` is the exact file size; False if it is rounded or computed from the number of weights
+    needed    bytes of memory with 4,096 tokens of context, estimated on the high side; None if `size` is None
     here      the quantizations that are on this machine
     """
 
@@ -39,9 +39,9 @@ class FoundModel:
         return self.entry.name
 
     def fits(self, memory: int | None) -> str:
-        """Return YES or NO, TIGHT if the weights fit and the rest may not, "" if unknown.
+        """Return YES, NO, TIGHT (the weights fit, but the KV cache may not), or "" if unknown.
 
-        memory  bytes that are free; None if the system does not say
+        memory  free bytes; None if the system does not report them
         """
         if self.size is None or self.needed is None or memory is None:
             return ""
@@ -51,11 +51,11 @@ class FoundModel:
 
 
 def find_models(words: Sequence[str]) -> list[FoundModel]:
-    """Return the models of the catalogue that match all words, sorted by family and size; without words all.
+    """Return the catalogue models that match all words, sorted by family and size. With no words, return all models.
 
-    A word matches in a name, an alias, the description or the licence, in upper or lower case. In names, characters
-    between letters and digits do not matter: "qwen3-4b" is found. Numbers match from their first digit on: "4b" is not
-    found in "14b". Raises ModelNotFound with a suggestion if nothing matches.
+    The search covers names, aliases, descriptions and licences, and ignores case. In names, it also ignores
+    punctuation, so "qwen3-4b" matches "qwen3:4b". A number matches only from its first digit, so "4b" does
+    not match "14b". Raises ModelNotFound with a suggestion if nothing matches.
     """
     catalog = load_catalog()
     wanted = [word.lower() for word in words if word]
@@ -91,14 +91,14 @@ def _place(entry: CatalogEntry) -> tuple[str, float, str]:
 
 
 class _Page(NamedTuple):
-    """A model and the text that words are looked for in."""
+    """A model and its searchable text."""
 
     entry: CatalogEntry
     text: str
 
     def has(self, word: str) -> bool:
-        """Whether a word, in lower case, matches."""
-        if word[:1].isdigit():  # "4b" is not meant by "14b"
+        """Return whether a lower-case word matches."""
+        if word[:1].isdigit():  # "4b" must not match "14b"
             return re.search(rf"(?<![0-9.]){re.escape(word)}", self.text) is not None
         letters = _letters(word)
         return word in self.text or (bool(letters) and letters in _letters(self.entry.name))
@@ -126,7 +126,7 @@ def _nothing_found(wanted: Sequence[str], pages: Sequence[_Page]) -> ModelNotFou
 
 
 def _nearest(word: str, pages: Sequence[_Page]) -> str | None:
-    """Return the family, name or word of a description that a misspelt word was meant as, if one is near."""
+    """Return the family or catalogue word closest to a misspelled word, or None if none is close."""
     import difflib
 
     families = list(dict.fromkeys(page.entry.family for page in pages))
@@ -137,6 +137,6 @@ def _nearest(word: str, pages: Sequence[_Page]) -> str | None:
 
 
 def _words(pages: Sequence[_Page]) -> list[str]:
-    """Return each word of names, descriptions and licences once."""
+    """Return the distinct words of all names, descriptions and licences."""
     seen = (word.strip(",;:.()") for page in pages for word in page.text.split())
     return list(dict.fromkeys(word for word in seen if len(word) > 2))

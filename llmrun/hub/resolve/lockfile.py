@@ -1,7 +1,8 @@
-"""llmrun.lock: exactly which files a project's models are, so that everybody who works on it has the same ones.
+"""The lock file, llmrun.lock, which records the exact files of a project's models for everyone who works on it.
 
-TOML, sorted, a table a model: `pull --lock` writes it, `pull --locked` fetches what it says. It comes with a project,
-so it may have been written by anybody: it is read strictly, and no name in it becomes a path unseen.
+It is a sorted TOML file with one table per model. `pull --lock` writes it and `pull --locked` downloads the files that
+it lists. Lock files come with projects and are not trusted: parsing is strict, and every name is validated before it
+becomes part of a path.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from llmrun.hub.names.hub_url import url_source_of
 from llmrun.hub.names.model_sources import Artifact, HubSource, PypiSource, RemoteFile, UrlSource
 from llmrun.hub.remote.repository_listing import is_sha256, is_size
 
-LOCK = "llmrun.lock"  # in the project's folder
+LOCK = "llmrun.lock"  # relative to the project's folder
 _VERSION = 1
-_MOST_BYTES = 1 << 22  # a model takes some 300
+_MOST_BYTES = 1 << 22  # one model takes about 300 bytes
 _MOST_NAME = 500  # characters
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WHEEL = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
@@ -32,7 +33,7 @@ _HEADER = """\
 
 
 def read_lock(path: Path) -> dict[str, Artifact]:
-    """The models of a lock file by name. Raises UsageError naming the file, the model and the key."""
+    """Return the models of a lock file by name. Raises UsageError with the file, the model and the key."""
     import tomllib
 
     try:
@@ -58,9 +59,9 @@ def read_lock(path: Path) -> dict[str, Artifact]:
 
 
 def write_lock(path: Path, models: Mapping[str, Artifact]) -> None:
-    """Put the lock file in place, in one step. Raises LlmrunError for a folder that cannot be written."""
+    """Write the lock file atomically. Raises LlmrunError if the folder is not writable."""
     text = f"{_HEADER}version = {_VERSION}\n" + "".join(_table(name, models[name]) for name in sorted(models))
-    target = Path(os.path.realpath(path))  # a link stays a link
+    target = Path(os.path.realpath(path))  # replace the target of a symlink, not the symlink itself
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         try:
@@ -94,7 +95,7 @@ def _file_line(file: RemoteFile) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # for printable text, TOML's basic string is JSON's
+    return json.dumps(text, ensure_ascii=False)  # a printable JSON string is also a valid TOML basic string
 
 
 def _first_line(error: Exception) -> str:
@@ -103,7 +104,7 @@ def _first_line(error: Exception) -> str:
 
 
 class _Reader:
-    """Reads one table key by key, so that every refusal can say where it stands."""
+    """A parser for one model's table that consumes it key by key, so that every error can name its key."""
 
     def __init__(self, path: Path, name: str, table: object) -> None:
         self.path, self.name = path, name

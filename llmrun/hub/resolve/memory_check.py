@@ -1,4 +1,4 @@
-"""Whether a model that is about to be fetched could run on this machine: gigabytes would come for nothing otherwise."""
+"""Checks before a download that the model can run in this machine's memory, to avoid useless transfers of gigabytes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ if TYPE_CHECKING:
     from llmrun.hub.catalog.entry import CatalogEntry
     from llmrun.hub.progress_reporter import Reporter
 
-_UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # types that our engine unpacks to bytes
-_LARGER_IN_MEMORY = 1.05  # than in the file: packed weights are up to 2 % larger, and quoted sizes are rounded
-_SURELY_FITS = 0.5  # of the memory: a file that is no larger fits, and its header need not be asked for
+_UNPACKED = re.compile(r"(UD-)?(IQ[123]|TQ)")  # our engine unpacks these types to one byte per weight
+_LARGER_IN_MEMORY = 1.05  # relative to the file: packed weights are up to 2 % larger, and catalogue sizes are rounded
+_SURELY_FITS = 0.5  # fraction of memory; a smaller file certainly fits, so its header is not requested
 
-# KV cache of 4,096 tokens in f16, and scratch, by billions of weights. Fitted to stay above SmolLM2 135M (0.12 GB),
-# Qwen3 0.6B (0.5 GB), 4B (0.6 GB), 8B (0.6 GB), 32B (1.1 GB) and Llama 70B (1.4 GB).
+# The KV cache (4,096 tokens in f16) plus scratch memory, as a function of billions of weights. The fit stays above
+# SmolLM2 135M (0.12 GB), Qwen3 0.6B (0.5 GB), 4B (0.6 GB), 8B (0.6 GB), 32B (1.1 GB) and Llama 70B (1.4 GB).
 _CACHE_OF_A_BILLION = 0.55e9  # bytes
 _CACHE_GROWTH = 0.3
 
 
 def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> None:
-    """Raise DoesNotFit, with the sum and the largest quantization that fits, for a model that is larger than all memory
-    of this machine: what other programs hold now does not count. Headers are fetched for that, where it is close.
+    """Raise DoesNotFit if a model needs more than this machine's total memory.
 
-    Raises what `read_header` raises.
+    The message lists the memory needs and the hint names the largest quantization that fits. Memory that other programs
+    use at the moment is not subtracted. If the file size alone does not settle the question, this function fetches the
+    model's header, and then also raises what `read_header` raises.
     """
     memory = free_memory.whole_memory()
     if memory is None or surely_fits(artifact.size, memory) or isinstance(artifact.source, PypiSource):
@@ -62,8 +63,10 @@ def surely_fits(size: int, memory: int) -> bool:
 
 
 def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:
-    """The name of the largest of the model's quantizations whose weights take no more in memory, by the sizes that were
-    quoted; "" for none, or none known."""
+    """Return the name of the largest quantization whose weights take at most `most_bytes` of memory.
+
+    The estimate uses the sizes in the catalogue. Returns "" if no quantization fits or no size is known.
+    """
     fitting = {
         quant.name: size
         for quant in entry.quants.values()
@@ -76,12 +79,12 @@ def smaller_choice(entry: CatalogEntry, most_bytes: int) -> str:
 
 
 def estimated_need(file_bytes: int, weights: float | None) -> int:
-    """Estimate the bytes of memory that a model takes with 4,096 tokens of context, from its file's size alone.
+    """Estimate the bytes of memory that a model takes with 4,096 tokens of context, from its file size alone.
 
-    The KV cache and scratch are those of models with few KV heads per query head, rather too large than too small:
-    0.8 GB for 4 billion weights, 1.2 GB for 14 billion. The header says it exactly (`llmrun fit`).
+    The estimate assumes grouped-query attention and errs on the high side for the KV cache and scratch memory:
+    0.8 GB for 4 billion weights, 1.2 GB for 14 billion. `llmrun fit` computes the exact number from the header.
 
-    weights  how many the model has; None if unknown
+    weights  the model's number of weights; None if unknown
     """
     billions = (weights if weights is not None else 2 * file_bytes) / 1e9
     beyond_weights: float = _CACHE_OF_A_BILLION * billions**_CACHE_GROWTH
@@ -108,7 +111,10 @@ def _sentence(name: str, found: Fit) -> str:
 
 
 def _largest_that_fits(artifact: Artifact, wanted: Wanted, known: GGUFFile, machine: Resources) -> str:
-    """By the headers of the others, the largest first; "" where none fits, or none can be read."""
+    """Return the name of the largest smaller quantization that fits, judged by its header.
+
+    Returns "" if none fits or the headers cannot be read.
+    """
     from llmrun.backends.fitting import fit_of
     from llmrun.hub.remote.model_headers import read_header
     from llmrun.hub.resolve.offers import all_offers
@@ -119,6 +125,6 @@ def _largest_that_fits(artifact: Artifact, wanted: Wanted, known: GGUFFile, mach
             with read_header(offer, known) as file:
                 if fit_of(file, machine).in_memory:
                     return offer.name
-    except LlmrunError:  # that it does not fit is known, and is what the user must hear
+    except LlmrunError:  # do not replace the DoesNotFit error that the caller is about to raise
         return ""
     return ""

@@ -1,4 +1,4 @@
-"""A name becomes a file: what is meant, whether it is here, and if not, which source has it."""
+"""Resolution of a model's name to a file on this machine, with a download if necessary."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _CHECK_PATH = "check the path, or use a name such as smollm2:135m"
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A file that is on this machine.
+    """A model file on this machine.
 
-    name   what to call it: the catalogue's name, or as it was asked for, or that of the file
-    entry  what the catalogue says about it; None for a model that it does not know
+    name   the name to display: the catalogue's name, else the requested name, else the file's name
+    entry  the model's catalogue entry; None if the catalogue does not contain it
     """
 
     path: Path
@@ -36,10 +36,11 @@ class ResolvedModel:
 
 
 def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> ResolvedModel:
-    """The file that `name` means: a path, or a name that `model_name.understand` knows, downloaded if it is not here.
+    """Return the file for a path or model name, after downloading it if it is not on this machine.
 
-    A model that is here costs no network and no heavy import. That it is used now is remembered. Raises ModelNotFound,
-    and what a download raises; with `offline` (or HF_HUB_OFFLINE=1) a NetworkError instead of a download.
+    For local models, this function makes no network request and no slow import. It records the time of use. Raises
+    ModelNotFound and every error of a download. With `offline` (or HF_HUB_OFFLINE=1), raises NetworkError instead of
+    downloading.
     """
     asked = model_name.understand(name)
     if isinstance(asked, model_name.LocalPath):
@@ -58,14 +59,15 @@ def resolve(name: str, *, offline: bool = False, reporter: Reporter) -> Resolved
 def existing(named: model_name.LocalPath) -> Path:
     """Return the path that the user gave, if a regular file is there.
 
-    Raises ModelNotFound, with the Hub's name for a path such as `owner/name`; ModelFileError for a device or a pipe.
+    Raises ModelNotFound if not; its hint gives the Hub name for a path such as `owner/name`. Raises ModelFileError for
+    a device or a pipe.
     """
     path = named.path
     try:
         kind = kind_of(path)
     except FileNotFoundError:
         raise ModelNotFound(f"model: {str(path)!r}: no such file", hint=_hint_for_missing(path)) from None
-    except (OSError, ValueError) as error:  # a name the system cannot even look up: too long, or with a zero byte
+    except (OSError, ValueError) as error:  # not a valid path: too long, or contains a null byte
         what = getattr(error, "strerror", None) or str(error)
         raise ModelNotFound(f"model: {str(path)!r}: {what}", hint=_hint_for_missing(path)) from None
     if kind == FOLDER:
@@ -81,13 +83,13 @@ def _hint_for_missing(path: Path) -> str:
 
 
 def is_offline(offline: bool) -> bool:
-    """Whether nothing may be asked, by the user's word or by huggingface_hub's own switches."""
-    hub = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""  # read as it reads them
+    """Return whether the user or an environment variable of huggingface_hub forbids network access."""
+    hub = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""  # as huggingface_hub does
     return offline or hub.upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
-    """Raise NetworkError when nothing may be asked."""
+    """Raise NetworkError in offline mode."""
     if not is_offline(offline):
         return
     sizes = [file.size for file in wanted.expected]

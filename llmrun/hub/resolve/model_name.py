@@ -1,7 +1,7 @@
-"""What a name means: a file the user names, a model of the catalogue, a repository, a URL, another program's model.
+"""Parsing of model names: paths, catalogue names, Hub repositories, URLs, and models of Ollama and LM Studio.
 
-Nothing is asked and nothing is looked up outside this machine. Every part of a name that later becomes part of a path
-is held against `file_names.safe_segments` here.
+Parsing never uses the network. Each part of a name that later becomes part of a path is validated here with
+`file_names.safe_segments`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from llmrun.hub.names.file_names import quantization_named, safe_segments, shard
 from llmrun.hub.names.hub_url import hub_source_of, url_source_of
 from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource
 
-_LONGEST = 4096  # characters of a name
-_MOST_SHORTNAMES = 8  # that stand for one another
+_LONGEST = 4096  # characters in a name
+_MOST_SHORTNAMES = 8  # in a chain of short names that refer to other short names
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 _PAGE = re.compile(r"(hf\.co|huggingface\.co)/[^/]+/[^/]+/(blob|resolve)/", re.IGNORECASE)
 _HUB = re.compile(r"(?:hf|huggingface):(?://)?|(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
@@ -30,26 +30,26 @@ _HUB_FORMS = "say hf:owner/name, hf:owner/name:Q4_K_M or hf:owner/name/file.gguf
 
 @dataclass(frozen=True, slots=True)
 class LocalPath:
-    """A file that the user names; it need not exist."""
+    """A path given by the user. The file may not exist."""
 
     path: Path
 
 
 def understand(text: str) -> Wanted | LocalPath:
-    """What the user means. No network, no heavy import.
+    """Parse a model name, without network access or slow imports.
 
-    `hf:owner/name`, `hf:owner/name:Q5_K_M`, `hf:owner/name/folder/file.gguf` (each with `@revision`), a URL,
-    `ollama:name:tag` and `lmstudio:path` say where a model is. Anything else that ends in .gguf or holds a separator
-    of paths is a file; the rest are names. Raises ModelNotFound with what could have been meant, and UsageError for a
-    name that cannot be one.
+    Explicit forms are `hf:owner/name`, `hf:owner/name:Q5_K_M`, `hf:owner/name/folder/file.gguf` (each of them with an
+    optional `@revision`), a URL, `ollama:name:tag` and `lmstudio:path`. Any other text that ends in .gguf or contains
+    a path separator is a path; everything else is a name. Raises ModelNotFound with a suggestion for unknown names and
+    UsageError for malformed ones.
     """
     return _understood(text, _MOST_SHORTNAMES)
 
 
 def on_hub(path: Path) -> str | None:
-    """Return what a path to nothing is called if it was meant as `owner/name[:QUANT][/file.gguf]` of the Hub.
+    """Return the `hf:` name for a missing path that looks like `owner/name[:QUANT][/file.gguf]`, or None.
 
-    None for any other path, and for one in a folder that exists: there it is the file's name that is wrong.
+    Returns None also if the path's first folder exists, because then the user most likely mistyped a file name.
     """
     text = f"hf:{path.as_posix()}"
     try:
@@ -66,7 +66,7 @@ def _understood(text: str, left: int) -> Wanted | LocalPath:
         raise UsageError("model: an empty name", hint="say a name such as smollm2:135m, or the path of a .gguf file")
     if len(text) > _LONGEST:
         raise UsageError(f"model: {text[:60]!r}...: a name of {len(text):,} characters, at most {_LONGEST:,}")
-    if _PAGE.match(text):  # as a browser shows an address, without its scheme
+    if _PAGE.match(text):  # an address copied from a browser that hides the scheme
         return _url(f"https://{text}", "https")
     if prefix := _HUB.match(text):
         return _hub(text, text[prefix.end() :])
@@ -84,7 +84,7 @@ def _is_surely_path(text: str) -> bool:
 
 
 def _name(text: str, left: int) -> Wanted | LocalPath:
-    """A name of the catalogue, or a short name: of the user's own, or RamaLama's where the catalogue has none."""
+    """Look up a name: first the user's short names, then the catalogue, then RamaLama's short names."""
     catalog = load_catalog()
     target = catalog.shortnames.get(text.lower())
     if target is None:
@@ -113,7 +113,7 @@ def _stands_for(text: str, target: str, left: int) -> Wanted | LocalPath:
 
 
 def _hub(text: str, rest: str) -> Wanted:
-    """`owner/name`, `/file.gguf` or `:QUANTIZATION`, `@revision`."""
+    """Parse `owner/name`, followed by an optional `/file.gguf` or `:QUANTIZATION` and an optional `@revision`."""
     rest, _, revision = rest.partition("@")
     path, _, quant = rest.partition(":")
     parts = path.split("/")
@@ -140,7 +140,7 @@ def _from_hub(text: str, source: HubSource) -> Wanted:
     if source.file is not None:
         _check_file(text, source.file)
     catalog: Catalog = load_catalog()
-    # What the catalogue says of the model holds, but not what it says of the file: the user asks for what is there now.
+    # Keep the catalogue's facts about the model but not its sha256: the user asks for the repository's current file.
     return Wanted(str(source), (source,), entry=catalog.entry_of(source.repository))
 
 
@@ -170,7 +170,7 @@ def _url(text: str, scheme: str) -> Wanted | LocalPath:
 
 
 def _held(text: str, holder: str, name: str) -> Wanted:
-    """A model that Ollama or LM Studio keeps: `name:tag` of one, a path in its folder of models of the other."""
+    """Parse the name of a model that belongs to Ollama (`name:tag`) or LM Studio (a path in its models folder)."""
     path, colon, tag = name.partition(":") if holder == "ollama" else (name, "", "")
     try:
         safe_segments(path)
@@ -185,6 +185,6 @@ def _held(text: str, holder: str, name: str) -> Wanted:
 
 def _expanded(text: str) -> Path:
     try:
-        return Path(os.path.expanduser(text))  # noqa: PTH111 (Path's own raises where there is no such home)
-    except ValueError:  # a home whose name the system cannot even look up: the path is as little there as it says
+        return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises if the home does not exist)
+    except ValueError:  # an invalid user name after "~": keep the text, so that the error is "no such file"
         return Path(text)

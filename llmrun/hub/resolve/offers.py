@@ -1,4 +1,4 @@
-"""All the ways in which a model can be had: its quantizations, each with exactly which files they are."""
+"""Lists of a model's available quantizations, each with its exact files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 
 def offers(wanted: Wanted, reporter: Reporter) -> tuple[Artifact, ...]:
-    """Return all quantizations of a name that leaves them open, the smallest first; else the one that is meant. Each
-    can be read in parts, which a wheel cannot.
+    """Return all quantizations of a model, the smallest first, or only the one that the name specifies.
 
-    Raises what `Sources.offer` raises, where nothing can be had, and Unreachable after the first repository that does
-    not answer: the others are on the same Hub.
+    All results support range requests, so wheels are excluded. If nothing is available, raises what `Sources.offer`
+    raises. Raises Unreachable after the first repository that does not respond, because the others are on the same Hub.
     """
     found: tuple[Artifact, ...] = ()
     if leaves_open(wanted):
@@ -35,7 +34,7 @@ def offers(wanted: Wanted, reporter: Reporter) -> tuple[Artifact, ...]:
 
 
 def readable_in_parts(wanted: Wanted, reporter: Reporter) -> Artifact:
-    """Return what the first source offers that can send parts of a file: a wheel must be fetched as a whole.
+    """Return the artifact of the first source that supports range requests. A wheel does not.
 
     Raises what `Sources.offer` raises.
     """
@@ -44,8 +43,10 @@ def readable_in_parts(wanted: Wanted, reporter: Reporter) -> Artifact:
 
 
 def here(wanted: Wanted) -> list[tuple[str, Path]]:
-    """Return (name, first file) of each model on this machine: all quantizations of a name that leaves them open, the
-    smallest first; else the one. No server is asked, and no file is hashed."""
+    """Return (name, first file) of each matching model on this machine, the smallest first.
+
+    A name without a quantization matches all of them. This function makes no network request and hashes no file.
+    """
     meant = [wanted]
     if leaves_open(wanted):
         known = wanted.entry is not None and wanted.name == wanted.entry.name
@@ -55,7 +56,7 @@ def here(wanted: Wanted) -> list[tuple[str, Path]]:
 
 
 def leaves_open(wanted: Wanted) -> bool:
-    """Whether a name does not say which quantization is meant."""
+    """Return whether the name does not specify a quantization."""
     if wanted.entry is not None and wanted.name == wanted.entry.name:
         return len(wanted.entry.quants) > 1 and not wanted.is_exact
     (source, *_) = wanted.sources
@@ -63,7 +64,7 @@ def leaves_open(wanted: Wanted) -> bool:
 
 
 def all_offers(artifact: Artifact, wanted: Wanted) -> tuple[Artifact, ...]:
-    """All quantizations of the model that an artifact is one of, the smallest first. Raises what `listing` raises."""
+    """Return all quantizations of an artifact's model, the smallest first. Raises what `listing` raises."""
     if wanted.entry is not None and not wanted.name.startswith("hf:"):
         return _of_entry(wanted.entry, Silent())
     if not isinstance(artifact.source, HubSource):
@@ -77,7 +78,7 @@ def _names_of_entry(entry: CatalogEntry) -> list[Wanted]:
 
 
 def _names_here(wanted: Wanted) -> list[Wanted]:
-    """What the repository's models in the shared cache are called."""
+    """Return the names of the repository's models that are in the shared Hub cache."""
     (source, *_) = wanted.sources
     assert isinstance(source, HubSource)
     models = stored_models.models_of(source)
@@ -87,7 +88,10 @@ def _names_here(wanted: Wanted) -> list[Wanted]:
 
 
 def _of_entry(entry: CatalogEntry, reporter: Reporter) -> tuple[Artifact, ...]:
-    """Its quantizations may lie in several repositories; one that does not answer is told, and left out."""
+    """Return a catalogue entry's quantizations, which may be in several repositories.
+
+    If a repository cannot be listed, its quantizations are skipped with a note.
+    """
     listings: dict[str, Listing | None] = {}
     found = []
     for quant in entry.quants.values():
@@ -129,7 +133,7 @@ def _of_repository(wanted: Wanted) -> tuple[Artifact, ...]:
 
 
 def _part(model: OfferedModel, quantizations: list[str]) -> dict[str, str]:
-    """What a name must say to mean this one of the repository's models."""
+    """Return the fields of HubSource that distinguish this model from the repository's other models."""
     if model.quantization and quantizations.count(model.quantization) == 1:
         return {"quantization": model.quantization}
     return {"file": model.file}

@@ -1,4 +1,4 @@
-"""What `pull` does with each name: find out what is meant and what is here, then fetch what is not."""
+"""The steps of `pull` for each name: resolve the name, check for a local copy, then download what is missing."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from llmrun.hub.resolve.source_fallback import Sources, fetch
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """One model: what is meant, and where it is or would come from.
+    """A model to pull, with its location on this machine or its sources.
 
-    here     its first file, where all of it is on this machine
-    pinned   exactly which files are meant; None where nobody was asked, for what is here
-    sources  to fetch it from, one after the other; None where only `pinned` will do
+    here     its first file; None unless all files are on this machine
+    pinned   its exact files; None for a local model whose source was not contacted
+    sources  the sources to try in order; None if only `pinned` is acceptable
     """
 
     name: str
-    wanted: Wanted | None  # None for a file that the user named
+    wanted: Wanted | None  # None for a path given by the user
     here: Path | None
     pinned: Artifact | None = None
     sources: Sources | None = None
 
     def fetch(self, reporter: Reporter) -> Path:
-        """Its first file, fetched if it is not here. Raises what a download raises."""
+        """Download the model if necessary and return the path of its first file. Raises what a download raises."""
         if self.here is not None:
             return self.here
         if self.sources is not None:
@@ -47,7 +47,10 @@ class Pull:
         return download(self.pinned, reporter)
 
     def lockable(self, path: Path) -> Artifact:
-        """What a lock is to say of the model, which is at `path` now. Raises IntegrityError for unknown bytes."""
+        """Return the lock entry for the model, whose first file is now at `path`.
+
+        Raises IntegrityError if a file's sha256 is unknown and UsageError if the URL contains a query.
+        """
         artifact = self.sources.offer() if self.sources is not None else self.pinned
         assert artifact is not None
         if isinstance(artifact.source, UrlSource) and "?" in artifact.source.url:
@@ -65,7 +68,10 @@ class Pull:
 
 
 def plan(name: str, reporter: Reporter, *, offline: bool) -> Pull:
-    """What is here stays as it is, and nobody is asked about it. Raises what `resolve` raises, without downloading."""
+    """Plan a pull that keeps a local copy without contacting its source.
+
+    Raises the errors of `resolve` other than those of the download itself.
+    """
     wanted = model_name.understand(name)
     if isinstance(wanted, model_name.LocalPath):
         path = existing(wanted)
@@ -79,7 +85,7 @@ def plan(name: str, reporter: Reporter, *, offline: bool) -> Pull:
 
 
 def plan_current(name: str, revision: str | None, reporter: Reporter, *, offline: bool) -> Pull:
-    """As it is now at its source, or at this revision of its repository: what is here counts only if it is that."""
+    """Plan a pull of the source's current version or the given revision, ignoring local copies of other versions."""
     wanted = _fetchable(name)
     if revision is not None:
         wanted = _at_revision(wanted, revision, reporter)
@@ -91,10 +97,10 @@ def plan_current(name: str, revision: str | None, reporter: Reporter, *, offline
 
 
 def plan_lock(name: str, reporter: Reporter, *, offline: bool) -> Pull:
-    """Return what a lock is to say: the model as it is now at its source.
+    """Plan a pull for `--lock`, which records the source's current version of the model.
 
-    No server is asked about bytes that the catalogue knows and that are here. If the source cannot be asked, the copy
-    on this machine is locked. Raises what `plan_current` raises.
+    The source is not contacted if the catalogue knows the sha256 and the file is on this machine. If the source does
+    not respond, the local copy is locked. Raises what `plan_current` raises.
     """
     wanted = _fetchable(name)
     held = stored_models.find_sound(wanted, reporter)
@@ -114,7 +120,7 @@ def plan_lock(name: str, reporter: Reporter, *, offline: bool) -> Pull:
 
 
 def _as_artifact(held: Candidate, name: str) -> Artifact:
-    """Return a model that is here as its source would send it. A sha256 is None where nobody knows it."""
+    """Return the artifact that describes a local model. A file's sha256 is None if it is unknown."""
     source, names = held.source, [path.name for path in held.files]
     if isinstance(source, HubSource):
         snapshot = paths.repository_folder(source.repository) / "snapshots" / held.commit
@@ -128,7 +134,10 @@ def _as_artifact(held: Candidate, name: str) -> Artifact:
 
 
 def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, offline: bool) -> Pull:
-    """Exactly what the lock says. Raises IntegrityError where the lock, this machine and the source disagree."""
+    """Plan a pull of exactly the locked files.
+
+    Raises IntegrityError if the lock disagrees with this machine or with the source.
+    """
     wanted = _fetchable(name)
     held = lock.get(wanted.name)
     if held is None:
@@ -157,8 +166,8 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
 
 
 def require_room(pulls: Sequence[Pull]) -> None:
-    """Raise DoesNotFit unless all that is to be fetched has room on the disks where it goes."""
-    needed: dict[int, tuple[Path, int, list[str]]] = {}  # a disk -> (a folder on it, bytes, models)
+    """Raise DoesNotFit unless each disk has enough free space for all models that will be downloaded to it."""
+    needed: dict[int, tuple[Path, int, list[str]]] = {}  # device number -> (folder on that disk, bytes, models)
     for pull in pulls:
         if pull.pinned is not None and pull.here is None:
             folder = _nearest_existing(_folder_of(pull.pinned))
@@ -170,7 +179,7 @@ def require_room(pulls: Sequence[Pull]) -> None:
 
 
 def bytes_here(artifact: Artifact) -> int:
-    """How much of it an earlier download has left on this machine, to go on from."""
+    """Return the number of bytes that an earlier, interrupted download left on this machine."""
     source = artifact.source
     if isinstance(source, HubSource):
         finals = [paths.blob(source.repository, file.sha256 or "") for file in artifact.files]
@@ -185,7 +194,7 @@ def _held(final: Path, size: int) -> int:
     for path in (final, paths.partial_of(final)):
         if path.is_file():
             status = path.stat()
-            # Of a file that is written at several places, what takes room is what has come.
+            # A partial file written by several connections is sparse: only its allocated blocks have been received.
             return min(size, getattr(status, "st_blocks", size) * 512, status.st_size)
     return 0
 
@@ -221,7 +230,7 @@ def _at_revision(wanted: Wanted, revision: str, reporter: Reporter) -> Wanted:
 
 
 def _exactly(wanted: Wanted, pinned: Artifact) -> Wanted:
-    """The same model, with nothing left open."""
+    """Return the same request, narrowed to one commit and to the sizes and sha256 of its files."""
     source = pinned.source
     if isinstance(source, HubSource):
         source = replace(source, revision=pinned.commit)
@@ -230,7 +239,10 @@ def _exactly(wanted: Wanted, pinned: Artifact) -> Wanted:
 
 
 def _as_named(wanted: Wanted, held: Artifact) -> Source:
-    """The lock's source, by the branch that the name says: the name means the locked commit here from now on."""
+    """Return the lock's source with the branch of the requested name.
+
+    The download then points that branch at the locked commit, so that the name resolves to it on this machine.
+    """
     source = held.source
     if isinstance(source, HubSource):
         for named in wanted.sources:
@@ -240,7 +252,10 @@ def _as_named(wanted: Wanted, held: Artifact) -> Source:
 
 
 def _refuse_another_meaning(wanted: Wanted, held: Artifact, again: str) -> None:
-    """A name means the same as when it was locked: these bytes where the catalogue knows them, else this place."""
+    """Raise IntegrityError if the name no longer means the locked model.
+
+    If the catalogue knows the sha256 of all files, they must equal those in the lock. Otherwise the source must match.
+    """
     known = [file.sha256 for file in wanted.expected]
     if known and None not in known:
         if known != [file.sha256 for file in held.files]:

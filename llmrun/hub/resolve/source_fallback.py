@@ -1,4 +1,4 @@
-"""The sources of one model: when one fails, the next one is asked."""
+"""Fallback from one source of a model to the next when asking or downloading fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OWN_COPY = "try again later, or fetch the file yourself and give its path with 
 
 
 class Sources:
-    """The sources of one model, in order; when one fails, the next one is asked."""
+    """The sources of one model in order of preference. When one fails, the next one is tried."""
 
     def __init__(self, wanted: Wanted, reporter: Reporter) -> None:
         self._wanted, self._reporter = wanted, reporter
@@ -23,11 +23,12 @@ class Sources:
         self._offer: Artifact | None = None
 
     def offer(self) -> Artifact:
-        """Return what the first source that has not failed would send; it is asked only once.
+        """Return the artifact of the first source that has not failed. Each source is asked only once.
 
-        If none is left, raises one error with every source and its reason: DoesNotFit if any lacked room, else
-        IntegrityError for wrong bytes, else ModelNotFound if no source has the model, else NetworkError if all
-        failures were of the network, else LlmrunError, for example for a folder that could not be written.
+        If no source is left, raises one error that lists each source with its reason: DoesNotFit if any lacked disk
+        space, else IntegrityError if any had wrong bytes, else ModelNotFound if no source has the model, else
+        NetworkError (Unreachable if no source responded) if all failures came from the network, else LlmrunError, for
+        example for a folder that is not writable.
         """
         while self._offer is None:
             if not self._left:
@@ -39,7 +40,7 @@ class Sources:
         return self._offer
 
     def failed(self, error: LlmrunError) -> None:
-        """Give up the current source, because asking it or downloading from it failed."""
+        """Record that asking the current source or downloading from it failed, and move on to the next one."""
         self._offer = None
         source = self._left.pop(0)
         self._failures.append((source, error))
@@ -56,7 +57,7 @@ class Sources:
 
 
 def fetch(sources: Sources, reporter: Reporter) -> Path:
-    """Download from the first source that sends the right bytes. Raises what `Sources.offer` raises."""
+    """Download the model from the first source that works. Raises what `Sources.offer` raises."""
     from llmrun.hub.transfer.download import download
 
     while True:
@@ -68,7 +69,7 @@ def fetch(sources: Sources, reporter: Reporter) -> Path:
 
 
 def _pinned(source: Source, wanted: Wanted) -> Artifact:
-    """Ask a source exactly which files it would send."""
+    """Ask a source for the exact files that it offers."""
     if isinstance(source, HubSource):
         from llmrun.hub.remote import huggingface
 
@@ -86,7 +87,7 @@ def _pinned(source: Source, wanted: Wanted) -> Artifact:
 
 
 def _most_telling(errors: list[LlmrunError]) -> type[LlmrunError]:
-    """Choose the error class. What the user can fix comes first: room, wrong bytes, a folder, then the network."""
+    """Choose the error class. Errors that the user can fix take precedence over network errors."""
     for kind in (DoesNotFit, IntegrityError):
         if any(isinstance(error, kind) for error in errors):
             return kind
