@@ -119,10 +119,10 @@ def _nothing_found(wanted: Sequence[str], pages: Sequence[_Page]) -> ModelNotFou
     if unknown and None not in meant:
         hint = f"did you mean `llmrun search {' '.join(filter(None, meant))}`?"
     elif unknown:
-        hint = f"`llmrun search --hub {typed}` asks the Hugging Face Hub"
+        hint = f"to search the Hugging Face Hub: llmrun search --hub {typed}"
     else:
-        hint = "each word is in some model, but no model has all: search for fewer"
-    return ModelNotFound(f"search: {typed!r}: no model of the catalogue matches", hint=hint)
+        hint = "each word matches some models, but none matches all; use fewer words"
+    return ModelNotFound(f"search: {typed!r}: no model in the catalogue matches", hint=hint)
 
 
 def _nearest(word: str, pages: Sequence[_Page]) -> str | None:

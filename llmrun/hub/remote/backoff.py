@@ -32,8 +32,8 @@ class Patience:
             self._farthest, self._failures, self._tries = received, 0, TRIES_ON_THE_WAY
         self._failures += 1
         if self._failures >= self._tries:
-            at = f"at {received:,} of {self._size:,} bytes, {self._tries} tries"
-            raise NetworkError(f"{self._file}: {trouble}: {at}", hint=trouble.hint) from trouble
+            count = f"gave up after {self._tries} tries, with {received:,} of {self._size:,} bytes received"
+            raise NetworkError(f"{self._file}: {trouble}: {count}", hint=trouble.hint) from trouble
         return max(trouble.after, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self._failures - 1)))
 
 

@@ -35,14 +35,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_VALIDATOR = 256
 _PORTS = {"http": 80, "https": 443}
 # Without this header, a proxy may send compressed bytes.
-_AS_IT_IS = {"accept-encoding": "identity"}
-_GOES_ON = "check the connection and try again: the download goes on from where it is"
+_UNENCODED = {"accept-encoding": "identity"}
+_RESUMES = "check the connection and run the command again; the download will resume"
 
 
 class TryAgain(NetworkError):
     """A temporary failure. `after` is the server's Retry-After in seconds, or 0."""
 
-    def __init__(self, message: str, *, hint: str = _GOES_ON, after: float = 0.0) -> None:
+    def __init__(self, message: str, *, hint: str = _RESUMES, after: float = 0.0) -> None:
         super().__init__(message, hint=hint)
         self.after = after
 
@@ -130,7 +130,7 @@ class Remote:
         span = _SPAN.fullmatch(response.headers.get("content-range", ""))
         told = _size_told(span[3] if span else response.headers.get("content-length", ""))
         if told is None:
-            raise NetworkError("the server does not say how large the file is")
+            raise NetworkError("the server does not report the file size")
         return told
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Remote:
 
             client = get_session()
             limits = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=ANSWER_SECONDS)
-            request = client.build_request(method, url, headers={**headers, **_AS_IT_IS}, timeout=limits)
+            request = client.build_request(method, url, headers={**headers, **_UNENCODED}, timeout=limits)
             return client.send(request, stream=True, follow_redirects=False)
 
     def _pieces(self, response: httpx2.Response) -> Iterator[bytes]:
@@ -183,19 +183,19 @@ class Remote:
         told = response.headers.get("x-linked-etag", "").strip('"')
         if self.file.sha256 and _SHA256.fullmatch(told) and told != self.file.sha256:
             response.close()
-            raise AnotherFile(f"another file is there now: sha256 {told} seen, {self.file.sha256} expected")
+            raise AnotherFile(f"the file on the server has changed: sha256 {told}, expected {self.file.sha256}")
 
     def _require_good(self, response: httpx2.Response) -> None:
         status = response.status_code
         if status in (200, 206):
             return
         if status == 416:
-            raise AnotherFile(f"the server's file is shorter: {self.file.size:,} bytes expected (HTTP 416)")
+            raise AnotherFile(f"the server's file is too short: expected {self.file.size:,} bytes (HTTP 416)")
         if status in (408, 425, 429) or status >= 500:
             after = _seconds(response.headers.get("retry-after", ""))
             if after > MOST_WAIT_S:
-                raise NetworkError(f"refused (HTTP {status})", hint=f"the server asks to come back in {after:,.0f} s")
-            words = "too many requests" if status == 429 else "the server has trouble"
+                raise NetworkError(f"refused (HTTP {status})", hint=f"try again in {after:,.0f} s, as the server asks")
+            words = "too many requests" if status == 429 else "server error"
             raise TryAgain(f"{words} (HTTP {status})", after=after)
         raise _refusal(status, response.headers.get("x-error-code", ""))
 
@@ -203,18 +203,20 @@ class Remote:
         """Return whether the response is the whole file rather than the requested range. Raises if it is neither."""
         coding = response.headers.get("content-encoding", "identity")
         if coding != "identity":
-            raise NetworkError(f"sent as {plain(coding)}, not as it is", hint="check the proxy settings")
+            raise NetworkError(
+                f"the server sent {plain(coding)} instead of the plain file", hint="check the proxy settings"
+            )
         length = response.headers.get("content-length")
         if response.status_code == 200:
             if length is not None and length != str(self.file.size):
-                raise AnotherFile(f"{plain(length)} bytes are there, {self.file.size:,} expected")
+                raise AnotherFile(f"the server's file has {plain(length)} bytes, expected {self.file.size:,}")
             return True
         told = response.headers.get("content-range", "")
         span = _SPAN.fullmatch(told)
         if span and span[3] not in ("*", str(self.file.size)):
-            raise AnotherFile(f"{int(span[3]):,} bytes are there, {self.file.size:,} expected")
+            raise AnotherFile(f"the server's file has {int(span[3]):,} bytes, expected {self.file.size:,}")
         if not span or (int(span[1]), int(span[2])) != (start, end - 1):
-            raise TryAgain(f"{plain(told) or 'other bytes'} sent, bytes {start}-{end - 1} asked for")
+            raise TryAgain(f"requested bytes {start}-{end - 1}, but the server sent {plain(told) or 'others'}")
         return False
 
 
@@ -249,8 +251,8 @@ def _transient() -> Iterator[None]:
 def _refusal(status: int, code: str) -> LlmrunError:
     if status == 404:
         return ModelNotFound(f"no such file (HTTP {status})")
-    login = "accept the model's licence on its page at the Hub if it has one, then `hf auth login`"
-    words = {401: "not authorised", 403: "no access"}
+    login = "accept the model's licence on its Hub page if it has one, then run `hf auth login`"
+    words = {401: "not authorised", 403: "access denied"}
     reason = "the repository is gated" if code == "GatedRepo" else words.get(status, "refused")
     return NetworkError(f"{reason} (HTTP {status})", hint=login if status in (401, 403) else "")
 
@@ -263,13 +265,13 @@ def _next_address(url: str, location: str) -> str:
         downgrade = split.scheme == "http" and urlsplit(url).scheme == "https"
         plain_host = (split.hostname or "").isprintable()  # error messages show the host name
         if split.scheme not in _PORTS or not split.hostname or split.username is not None or not plain_host:
-            raise ValueError("not an address")
+            raise ValueError("not a valid URL")
         if downgrade and not LOOPBACK.fullmatch(split.hostname):
-            raise ValueError("from https to http")
+            raise ValueError("it leads from https to http")
         _origin(target)
     except ValueError as error:
         where = plain(location.partition("?")[0])  # the query may contain a signature
-        raise NetworkError(f"redirected to {where}: {plain(error)}: not followed") from error
+        raise NetworkError(f"refused a redirect to {where}: {plain(error)}") from error
     return target
 
 

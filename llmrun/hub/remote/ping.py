@@ -39,11 +39,11 @@ def ping_hub(*, offline: bool, patience: float = PATIENCE_S) -> Ping:
     try:
         from huggingface_hub import constants
     except (ImportError, ValueError) as error:  # huggingface_hub parses HF_ENDPOINT during import
-        return Ping("", None, f"huggingface_hub does not work: {plain(error)}", False, False, proxies)
+        return Ping("", None, f"huggingface_hub cannot be imported: {plain(error)}", False, False, proxies)
     endpoint = without_secrets(constants.ENDPOINT)
     token = bool(hub_token())
     if offline or constants.HF_HUB_OFFLINE:
-        return Ping(endpoint, None, "not asked: offline mode", True, token, proxies)
+        return Ping(endpoint, None, "not checked in offline mode", True, token, proxies)
     seconds, trouble = _asked(constants.ENDPOINT, patience)
     return Ping(endpoint, seconds, trouble, False, token, proxies)
 
@@ -74,5 +74,5 @@ def _ask(endpoint: str, patience: float) -> float:
 
         response = get_session().head(endpoint, timeout=patience, follow_redirects=False)
     if response.status_code >= 500:
-        raise NetworkError(f"the server has trouble (HTTP {response.status_code})")
+        raise NetworkError(f"server error (HTTP {response.status_code})")
     return time.perf_counter() - started

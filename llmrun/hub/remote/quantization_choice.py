@@ -34,7 +34,7 @@ def choose(models: Sequence[OfferedModel], quantization: str | None, repository:
     contains the command that lists all of them.
     """
     if not models:
-        raise ModelNotFound("the repository has no GGUF model", hint="look for one whose name ends in -GGUF")
+        raise ModelNotFound("the repository has no GGUF model", hint="look for a repository whose name ends in -GGUF")
     if quantization is None:
         best = min(_rank(model) for model in models)
         fitting = [model for model in models if _rank(model) == best]
@@ -43,8 +43,8 @@ def choose(models: Sequence[OfferedModel], quantization: str | None, repository:
     fitting.sort(key=_plainness)
     if len(fitting) > 1 and _plainness(fitting[0]) == _plainness(fitting[1]):
         raise ModelNotFound(
-            f"{len(fitting)} files are {fitting[0].quantization or 'of no named quantization'}",
-            hint="say which file: " + _listed([model.file for model in fitting], repository),
+            f"{len(fitting)} files match {fitting[0].quantization or 'and none names its quantization'}",
+            hint="name one of the files: " + _listed([model.file for model in fitting], repository),
         )
     return fitting[0]
 
@@ -74,18 +74,18 @@ def _of_quantization(models: Sequence[OfferedModel], wanted: str, repository: st
     for meant in (name, f"UD-{name}"):  # fall back to Unsloth Dynamic (UD-), the closest match
         if fitting := [model for model in models if model.quantization == meant]:
             return fitting
-    raise ModelNotFound(f"no {wanted} in the repository", hint=_near_quantizations(models, name, repository))
+    raise ModelNotFound(f"the repository has no {wanted}", hint=_near_quantizations(models, name, repository))
 
 
 def _near_quantizations(models: Sequence[OfferedModel], wanted: str, repository: str) -> str:
     named = [name for name in quantizations(models) if name]
     if not named:
-        return "say which file: " + _listed([model.file for model in models], repository)
+        return "name one of the files: " + _listed([model.file for model in models], repository)
     near = [name for name in named if name.removeprefix("UD-").startswith(wanted.removeprefix("UD-"))]
     if near:
         return "did you mean " + " or ".join(near) + "?"
     likely = nearest_in_bits(wanted, named)[:_MOST_NAMED]
-    return "has " + ", ".join(name for name in named if name in likely) + _more(len(named), repository)
+    return "available: " + ", ".join(name for name in named if name in likely) + _more(len(named), repository)
 
 
 def _rank(model: OfferedModel) -> int:

@@ -65,7 +65,7 @@ def offered(repository: str, commit: str, files: Iterable[tuple[object, object, 
     )
     whole = {file.path for model in models for file in model.files}
     broken = sorted({without_shard(path) for path in sound if path not in whole})
-    left_out += [f"{name!r}: not all of its shards are there" for name in broken]
+    left_out += [f"{name!r}: some of its shards are missing" for name in broken]
     return Listing(repository, commit, models, tuple(left_out))
 
 
@@ -84,10 +84,10 @@ def _checked(path: str, size: object, sha256: object) -> RemoteFile | str:
     try:
         safe_segments(path)
     except UsageError:
-        return "not a name that is safe to write"
+        return "unsafe file name"
     if not is_size(size):
-        return f"a size of {_shown(size)} bytes"
-    return RemoteFile(path, size, sha256) if is_sha256(sha256) else "the Hub does not tell its sha256"
+        return f"invalid size: {_shown(size)} bytes"
+    return RemoteFile(path, size, sha256) if is_sha256(sha256) else "the Hub reports no sha256"
 
 
 def _shown(size: object) -> str:

@@ -27,8 +27,8 @@ _MOST_NAME = 500  # characters
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WHEEL = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
 _HEADER = """\
-# Which files the models of this project are. `llmrun pull --locked` fetches exactly these,
-# `llmrun pull --lock MODEL...` writes them down anew.
+# The exact files of this project's models. `llmrun pull --locked` downloads them,
+# and `llmrun pull --lock MODEL...` records the current files.
 """
 
 
@@ -38,11 +38,11 @@ def read_lock(path: Path) -> dict[str, Artifact]:
 
     try:
         if not path.is_file():
-            raise UsageError(f"{path}: no such file", hint="`llmrun pull --lock MODEL...` writes it")
+            raise UsageError(f"{path}: no such file", hint="create it with `llmrun pull --lock MODEL...`")
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
-            raise UsageError(f"{path}: larger than {_MOST_BYTES:,} bytes: not a lock file")
+            raise UsageError(f"{path}: not a lock file: larger than {_MOST_BYTES:,} bytes")
         table = tomllib.loads(data.decode("utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
@@ -52,7 +52,7 @@ def read_lock(path: Path) -> dict[str, Artifact]:
         ) from error
     version, models = table.pop("version", None), table.pop("models", {})
     if type(version) is not int or version != _VERSION:
-        raise UsageError(f"{path}: version: {version!r}: this llmrun reads version {_VERSION}")
+        raise UsageError(f"{path}: version {version!r} is not supported: this llmrun reads version {_VERSION}")
     if table or not isinstance(models, dict):
         raise UsageError(f"{path}: {next(iter(table), 'models')!r}: only version and [models.NAME] are allowed")
     return {name: _Reader(path, name, value).artifact() for name, value in models.items()}
@@ -109,7 +109,7 @@ class _Reader:
     def __init__(self, path: Path, name: str, table: object) -> None:
         self.path, self.name = path, name
         if not name or not name.isprintable() or len(name) > _MOST_NAME:
-            raise self.error("name", name, "the name of a model")
+            raise self.error("name", name, "a model name")
         if not isinstance(table, dict):
             raise self.error("entry", table, "a table")
         self.left: dict[str, Any] = dict(table)
@@ -121,7 +121,7 @@ class _Reader:
         files = self.files(self.take("files"))
         kinds = [key for key in ("repository", "wheel", "url") if key in self.left]
         if len(kinds) != 1:
-            raise self.error("source", ", ".join(kinds) or "none", "one of repository, wheel and url")
+            raise self.error("source", ", ".join(kinds) or "none", "exactly one of repository, wheel and url")
         source: HubSource | PypiSource | UrlSource
         commit = ""
         if "repository" in kinds:
@@ -132,12 +132,12 @@ class _Reader:
         else:
             source = self.web(files)
         for key, value in self.left.items():
-            raise self.error(key, value, "a key of a lock file")
+            raise self.error(key, value, "allowed, because the key is unknown")
         return Artifact(self.name, source, files, commit)
 
     def take(self, key: str) -> Any:
         if key not in self.left:
-            raise self.error(key, "nothing", "there")
+            raise UsageError(f"{self.path}: {self.name[:100]!r}: {key} is missing")
         return self.left.pop(key)
 
     def matching(self, key: str, pattern: re.Pattern[str], rule: str) -> re.Match[str]:
@@ -171,7 +171,7 @@ class _Reader:
         except (UsageError, ValueError) as error:
             raise self.error("url", url, "the address of a .gguf file") from error
         if held != tuple(one.path for one in files):
-            raise self.error("files", ", ".join(one.path for one in files), "what the url names")
+            raise self.error("files", ", ".join(one.path for one in files), "the file that the URL names")
         return source
 
     def files(self, value: object) -> tuple[RemoteFile, ...]:
@@ -196,4 +196,4 @@ class _Reader:
         try:
             return safe_segments(path)
         except UsageError as error:
-            raise self.error(key, path, "a name that is safe to write") from error
+            raise self.error(key, path, "a safe file name") from error

@@ -47,12 +47,12 @@ def require_memory(artifact: Artifact, wanted: Wanted, reporter: Reporter) -> No
             smaller = _largest_that_fits(artifact, wanted, file, machine)
             choice = f"the largest that fits is {smaller}" if smaller else "choose a smaller model"
             raise DoesNotFit(
-                _sentence(artifact.name, found), hint=f"{choice}; `llmrun pull --anyway` fetches it nevertheless"
+                _sentence(artifact.name, found), hint=f"{choice}; to download it anyway, use `llmrun pull --anyway`"
             )
     if not found.in_memory:
         reporter.note(
-            f"{artifact.name}: needs {format_bytes(found.needed)} of memory, this machine has "
-            f"{format_bytes(memory)}: each token will read the rest from the disk, which is slow"
+            f"{artifact.name}: needs {format_bytes(found.needed)} of memory, but this machine has only "
+            f"{format_bytes(memory)}; generation will be slow because each token reads the rest from disk"
         )
 
 
@@ -105,8 +105,8 @@ def _sentence(name: str, found: Fit) -> str:
         ),
     )
     return (
-        f"{name}: needs {needed} of memory: weights {weights}, a KV cache of {found.context:,} tokens {cache}, "
-        f"scratch {rest}; this machine has {memory}"
+        f"{name}: needs {needed} of memory (weights {weights}, KV cache of {found.context:,} tokens {cache}, "
+        f"scratch {rest}), but this machine has {memory}"
     )
 
 

@@ -96,6 +96,6 @@ def refuse_if_offline(wanted: Wanted, offline: bool) -> None:
     known = sum(size for size in sizes if size is not None) if sizes and None not in sizes else 0
     raise NetworkError(
         f"{wanted.name}: not on this machine{f' ({known:,} bytes to download)' if known else ''}, "
-        "and offline was asked for",
-        hint="run once without --offline, LLMRUN_OFFLINE and HF_HUB_OFFLINE",
+        "and offline mode is on",
+        hint="run once without --offline and with LLMRUN_OFFLINE and HF_HUB_OFFLINE unset",
     )

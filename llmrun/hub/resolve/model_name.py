@@ -25,7 +25,7 @@ _PAGE = re.compile(r"(hf\.co|huggingface\.co)/[^/]+/[^/]+/(blob|resolve)/", re.I
 _HUB = re.compile(r"(?:hf|huggingface):(?://)?|(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _HELD = re.compile(r"(?P<holder>ollama|lmstudio):(?://)?(?P<name>.*)", re.IGNORECASE | re.DOTALL)
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
-_HUB_FORMS = "say hf:owner/name, hf:owner/name:Q4_K_M or hf:owner/name/file.gguf"
+_HUB_FORMS = "use hf:owner/name, hf:owner/name:Q4_K_M or hf:owner/name/file.gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ def on_hub(path: Path) -> str | None:
 
 def _understood(text: str, left: int) -> Wanted | LocalPath:
     if not text.strip():
-        raise UsageError("model: an empty name", hint="say a name such as smollm2:135m, or the path of a .gguf file")
+        raise UsageError("model: the name is empty", hint="use a name such as smollm2:135m or the path of a .gguf file")
     if len(text) > _LONGEST:
-        raise UsageError(f"model: {text[:60]!r}...: a name of {len(text):,} characters, at most {_LONGEST:,}")
+        raise UsageError(f"model: {text[:60]!r}...: {len(text):,} characters, at most {_LONGEST:,} allowed")
     if _PAGE.match(text):  # an address copied from a browser that hides the scheme
         return _url(f"https://{text}", "https")
     if prefix := _HUB.match(text):
@@ -108,7 +108,7 @@ def _ramalama(text: str, left: int) -> Wanted | LocalPath | None:
 
 def _stands_for(text: str, target: str, left: int) -> Wanted | LocalPath:
     if left == 0:
-        raise UsageError(f"model: {text[:300]!r}: short names that stand for one another")
+        raise UsageError(f"model: {text[:300]!r}: short names refer to one another in a loop")
     return _understood(target, left - 1)
 
 
@@ -121,17 +121,19 @@ def _hub(text: str, rest: str) -> Wanted:
         from llmrun.hub.names.suggestions import for_repository
 
         near = for_repository(path, load_catalog().repositories())
-        raise UsageError(f"model: {text[:300]!r}: no owner/name", hint=near or _HUB_FORMS)
+        raise UsageError(f"model: {text[:300]!r}: not of the form owner/name", hint=near or _HUB_FORMS)
     try:
         for part in (path, *([revision] if "@" in text else [])):
             safe_segments(part)
     except UsageError as error:
-        raise UsageError(f"model: {text[:300]!r}: not a repository, a file or a revision", hint=_HUB_FORMS) from error
+        raise UsageError(f"model: {text[:300]!r}: not a valid repository, file or revision", hint=_HUB_FORMS) from error
     repository, file = "/".join(parts[:2]), "/".join(parts[2:])
     if ":" in rest and file:
-        raise UsageError(f"model: {text[:300]!r}: a file and a quantization", hint=_HUB_FORMS)
+        raise UsageError(f"model: {text[:300]!r}: names both a file and a quantization", hint=_HUB_FORMS)
     if ":" in rest and quant.lower() != "latest" and not quantization_named(quant):
-        raise UsageError(f"model: {text[:300]!r}: {quant[:100]!r} is no quantization", hint="such as :Q4_K_M or :Q8_0")
+        raise UsageError(
+            f"model: {text[:300]!r}: {quant[:100]!r} is not a quantization", hint="use one such as :Q4_K_M or :Q8_0"
+        )
     source = HubSource(repository, file or None, quantization_named(quant) or None, revision or "main")
     return _from_hub(text, source)
 
@@ -158,8 +160,8 @@ def _url(text: str, scheme: str) -> Wanted | LocalPath:
         return LocalPath(_expanded(text[len("file://") :]))
     if scheme not in ("https", "http"):
         raise UsageError(
-            f"model: {text[:300]!r}: {scheme}:// is not a place that models are fetched from",
-            hint="those are hf:owner/name, https://.../file.gguf, ollama:name and lmstudio:path",
+            f"model: {text[:300]!r}: models cannot be downloaded from {scheme}:// URLs",
+            hint="use hf:owner/name, https://.../file.gguf, ollama:name or lmstudio:path",
         )
     on_hub = hub_source_of(text)
     if on_hub is not None:
@@ -178,7 +180,7 @@ def _held(text: str, holder: str, name: str) -> Wanted:
             safe_segments(tag)
     except UsageError as error:
         forms = {"ollama": "ollama:NAME or ollama:NAME:TAG", "lmstudio": "lmstudio:OWNER/NAME/FILE.gguf"}
-        raise UsageError(f"model: {text[:300]!r}: not a name that can be kept there", hint=forms[holder]) from error
+        raise UsageError(f"model: {text[:300]!r}: not a valid model name", hint=forms[holder]) from error
     source = HeldSource(holder, name)
     return Wanted(str(source), (source,))
 

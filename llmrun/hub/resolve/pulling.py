@@ -54,14 +54,14 @@ class Pull:
         artifact = self.sources.offer() if self.sources is not None else self.pinned
         assert artifact is not None
         if isinstance(artifact.source, UrlSource) and "?" in artifact.source.url:
-            raise UsageError(f"--lock: {self.name}: its address has a query, which may be a secret: not written down")
+            raise UsageError(f"--lock: {self.name}: its URL has a query, which may be secret and is never locked")
         files = []
         for file in artifact.files:
             here = path.with_name(file.path.rpartition("/")[2])
             sha256 = file.sha256 or model_records.known_digest(here)
             if sha256 is None:
                 raise IntegrityError(
-                    f"{self.name}: {here.name}: its sha256 is not known", hint=f"llmrun verify {self.name}"
+                    f"{self.name}: {here.name}: its sha256 is unknown", hint=f"llmrun verify {self.name}"
                 )
             files.append(replace(file, sha256=sha256))
         return replace(artifact, files=tuple(files))
@@ -113,9 +113,9 @@ def plan_lock(name: str, reporter: Reporter, *, offline: bool) -> Pull:
         try:
             return plan_current(name, None, reporter, offline=False)
         except Unreachable as error:
-            reporter.note(f"{error}; the copy on this machine is locked")
+            reporter.note(f"{error}; locking the copy on this machine")
             return local
-    reporter.note(f"{wanted.name}: offline: the copy on this machine is locked")
+    reporter.note(f"{wanted.name}: offline: locking the copy on this machine")
     return local
 
 
@@ -141,7 +141,7 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
     wanted = _fetchable(name)
     held = lock.get(wanted.name)
     if held is None:
-        raise IntegrityError(f"{wanted.name}: not in the lock", hint=f"llmrun pull --lock {wanted.name}")
+        raise IntegrityError(f"{wanted.name}: not in the lock file", hint=f"llmrun pull --lock {wanted.name}")
     again = f"llmrun pull --lock {wanted.name}"
     _refuse_another_meaning(wanted, held, again)
     exact = _exactly(wanted, held)
@@ -149,9 +149,9 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
     if named is not None and (here is None or not named.samefile(here)):
         seen = model_records.known_digest(named)
         raise IntegrityError(
-            f"{wanted.name}: another file is here: {named}{f' of sha256 {seen}' if seen else ''}, "
-            f"{held.files[0].sha256} in the lock",
-            hint=f"`llmrun rm {wanted.name}` and pull --locked again; or take what is here: {again}",
+            f"{wanted.name}: the local file differs from the lock file: {named}{f' has sha256 {seen}' if seen else ''},"
+            f" expected {held.files[0].sha256}",
+            hint=f"run `llmrun rm {wanted.name}` and pull --locked again, or lock the local file: {again}",
         )
     pinned = replace(held, name=wanted.name, source=_as_named(wanted, held))
     if named is None and here is None:
@@ -160,7 +160,7 @@ def plan_locked(name: str, lock: Mapping[str, Artifact], reporter: Reporter, *, 
             Sources(exact, reporter).offer()
         except IntegrityError as error:
             raise IntegrityError(
-                str(error), hint=f"the lock is no longer of use; take what is there now: {again}"
+                str(error), hint=f"the locked files are no longer available; lock the current ones: {again}"
             ) from error
     return Pull(wanted.name, wanted, named, pinned)
 
@@ -210,7 +210,7 @@ def _nearest_existing(folder: Path) -> Path:
 def _fetchable(name: str) -> Wanted:
     wanted = model_name.understand(name)
     if isinstance(wanted, model_name.LocalPath) or any(isinstance(source, HeldSource) for source in wanted.sources):
-        raise UsageError(f"{name}: is a file on this machine: it has no source that could be asked")
+        raise UsageError(f"{name}: a local file has no source to download from")
     return wanted
 
 
@@ -220,11 +220,11 @@ def _at_revision(wanted: Wanted, revision: str, reporter: Reporter) -> Wanted:
     if not hub:
         raise UsageError(f"--revision: {wanted.name} does not come from a repository of the Hub")
     if hub[0].revision not in ("main", revision):
-        raise UsageError(f"--revision: {revision}, but the name says {hub[0].revision}")
+        raise UsageError(f"--revision: {revision} contradicts the name, which says {hub[0].revision}")
     sources = tuple(replace(source, revision=revision) for source in hub)
     if wanted.expected:
         reporter.note(
-            f"{wanted.name}: the catalogue's sha256 does not bind with --revision; run what is fetched as {sources[0]}"
+            f"{wanted.name}: --revision ignores the catalogue's sha256; run the downloaded model as {sources[0]}"
         )
     return replace(wanted, name=str(sources[0]), sources=sources, expected=())
 
@@ -260,12 +260,12 @@ def _refuse_another_meaning(wanted: Wanted, held: Artifact, again: str) -> None:
     if known and None not in known:
         if known != [file.sha256 for file in held.files]:
             raise IntegrityError(
-                f"{wanted.name}: another file is meant now: sha256 {known[0]} in the catalogue, "
-                f"{held.files[0].sha256} in the lock",
-                hint=f"take it as the catalogue has it: {again}",
+                f"{wanted.name}: the catalogue and the lock file differ: sha256 {known[0]} in the catalogue, "
+                f"{held.files[0].sha256} in the lock file",
+                hint=f"lock the catalogue's file: {again}",
             )
     elif not any(_is_place_of(source, held) for source in wanted.sources):
-        raise IntegrityError(f"{wanted.name}: the lock says {held.source}, which the name does not mean", hint=again)
+        raise IntegrityError(f"{wanted.name}: the name no longer means {held.source}, as in the lock file", hint=again)
 
 
 def _is_place_of(source: Source, held: Artifact) -> bool:

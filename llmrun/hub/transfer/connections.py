@@ -181,13 +181,13 @@ class Connections:
                 return
             if not by_hash and self._may_be_another(answer):
                 if len(self._claims) > 1:
-                    raise TryAgain("the server has another version of the file by now")
+                    raise TryAgain("the file on the server has changed")
                 if answer.whole and not next(answer.pieces, b"").startswith(MAGIC):
-                    raise AnotherFile("what is sent is no GGUF file")  # a proxy's page: keep the received bytes
+                    raise AnotherFile("the response is not a GGUF file")  # a proxy's page: keep the received bytes
                 raise OtherVersion
             if answer.whole:
                 if len(self._claims) > 1:
-                    raise TryAgain("the server sends no part of the file")
+                    raise TryAgain("the server does not support range requests")
                 self._without_ranges = True
             if not by_hash:
                 partial.name_version(answer.validator)
@@ -212,9 +212,9 @@ class Connections:
             if len(piece) > room:
                 if claim.end < (self.partial.size if answer.whole else asked_to):
                     return  # the rest is already received or claimed by another connection
-                raise IntegrityError(f"more than {asked_to - claim.start:,} bytes sent")
+                raise IntegrityError(f"the server sent more than {asked_to - claim.start:,} bytes")
         if claim.run.written < claim.end:
-            raise TryAgain(f"ended after {claim.run.written:,} of {self.partial.size:,} bytes")
+            raise TryAgain(f"the connection closed after {claim.run.written:,} of {self.partial.size:,} bytes")
 
     def _is_superfluous(self) -> bool:
         return len(self._claims) > self.limit

@@ -128,7 +128,7 @@ def _is_somewhere(goal: _Goal) -> bool:
 
 
 def _removed_meanwhile(what: object) -> LlmrunError:
-    return LlmrunError(f"{what}: another program removed it while it was downloaded", hint="run the command again")
+    return LlmrunError(f"{what}: another program removed it during the download", hint="run the command again")
 
 
 def _put_links(artifact: Artifact, source: HubSource, goals: list[_Goal]) -> None:
@@ -293,7 +293,7 @@ def _checked(goal: _Goal, reporter: Reporter) -> Path | None:
                 seen = digest(path, reporter, f"checking {goal.label}")
             if seen == goal.file.sha256:
                 return path
-            reporter.note(f"{path}: damaged: sha256 {seen}, expected {goal.file.sha256}; not used")
+            reporter.note(f"{path}: ignoring a damaged file: sha256 {seen}, expected {goal.file.sha256}")
     return None
 
 

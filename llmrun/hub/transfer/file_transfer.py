@@ -17,7 +17,7 @@ SYNC_BYTES = 64 << 20  # bytes received between two calls of fsync
 _TELL_FROM = 256 << 20  # show progress if at least this many bytes must be hashed after the last one has arrived
 _TICK_S = 0.05
 _AGAIN_S = 0.5
-_ANOTHER = "choose another file, or repository"
+_ANOTHER = "choose another file or repository"
 _ELSEWHERE = "try again later, or from another network"
 
 
@@ -25,7 +25,7 @@ class _NotGGUF(IntegrityError):
     """A file without the GGUF magic, such as an HTML page or a mislabelled file in a repository."""
 
     def __init__(self) -> None:
-        super().__init__("not a GGUF file: it does not begin as one")
+        super().__init__("not a GGUF file")
 
 
 def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes = b"") -> str:
@@ -48,10 +48,10 @@ def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, b
             return _fetch_right(remote, partial, name, reporter, begin)
         except AnotherFile as error:
             if partial.received < asked_at + PROGRESS:
-                kept = f"; the {partial.received:,} bytes that came before are kept" if partial.received else ""
+                kept = f"; keeping the {partial.received:,} bytes received before" if partial.received else ""
                 raise IntegrityError(f"{path}: {error}{kept}", hint=_ELSEWHERE) from error
             asked_at = partial.received
-            reporter.note(f"{path}: {error}; asking once more")
+            reporter.note(f"{path}: {error}; trying once more")
         except IntegrityError as error:
             partial.clear()
             if fetched_again and isinstance(error, _NotGGUF) and remote.file.sha256 is not None:
@@ -59,7 +59,7 @@ def fetch(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, b
             if fetched_again:
                 raise IntegrityError(f"{path}: {error}; nothing was kept", hint=_ELSEWHERE) from error
             fetched_again = True
-            reporter.note(f"{path}: {error}; fetching it once more, from the beginning")
+            reporter.note(f"{path}: {error}; downloading it again from the beginning")
 
 
 def _fetch_right(remote: Remote, partial: PartialFile, name: str, reporter: Reporter, begin: bytes) -> str:
@@ -76,7 +76,7 @@ def _fetch_right(remote: Remote, partial: PartialFile, name: str, reporter: Repo
             raise _named(connections.error, file.path)
         if connections.other_version:
             # This server cannot resume the old version, so restart from the beginning over a single connection.
-            trouble = TryAgain("the server has another version of the file by now")
+            trouble = TryAgain("the file on the server has changed")
             patience.wait_after(trouble, partial.received)
             partial.clear()
             following, several = _Following(partial), False
@@ -85,7 +85,7 @@ def _fetch_right(remote: Remote, partial: PartialFile, name: str, reporter: Repo
     partial.sync()
     seen = following.hexdigest()
     if file.sha256 not in (None, seen):
-        raise IntegrityError(f"sha256 {seen} seen, {file.sha256} expected")
+        raise IntegrityError(f"wrong sha256: {seen}, expected {file.sha256}")
     _require_begin(partial, begin)
     return seen
 
@@ -142,9 +142,7 @@ class _Following:
             return False
         data = self._partial.read(self._done, count)
         if not data:
-            raise LlmrunError(
-                f"disk: {self._partial.path}: ends after {self._done:,} bytes: another program changed it"
-            )
+            raise LlmrunError(f"disk: {self._partial.path}: another program truncated the file to {self._done:,} bytes")
         self._state.update(data)
         self._done += len(data)
         return True

