@@ -95,7 +95,7 @@ def test_words_without_a_model_are_exit_code_4(stores: Stores) -> None:
     done = llmrun("search", "qwn3")
     assert (done.returncode, done.stdout) == (4, b"")
     assert done.stderr == (
-        b"error: search: 'qwn3': no model of the catalogue matches\nhint: did you mean `llmrun search qwen3`?\n"
+        b"error: search: 'qwn3': no model in the catalogue matches\nhint: did you mean `llmrun search qwen3`?\n"
     )
 
 
@@ -152,7 +152,7 @@ def test_the_hub_is_asked_with_hub(stores: Stores, hub: FakeHub) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "code", "words"),
     [
-        (["x"], {"HF_ENDPOINT": "http://127.0.0.1:1"}, 5, "the Hub does not answer: unreachable (Connection refused)"),
+        (["x"], {"HF_ENDPOINT": "http://127.0.0.1:1"}, 5, "the Hub does not respond: unreachable (Connection refused)"),
         (["x", "--offline"], {}, 5, "offline was asked for"),
         (["x"], {"HF_HUB_OFFLINE": "1"}, 5, "offline was asked for"),
         (["zzzz"], {}, 4, "'zzzz': no GGUF model on the Hub matches"),

@@ -168,8 +168,8 @@ def test_a_hub_that_does_not_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hub_without_an_address_has_a_name_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = hub(monkeypatch, Ping("", None, "huggingface_hub does not work: HF_ENDPOINT", False, False, ()))
-    assert found.words.startswith("the Hugging Face Hub is not reached: huggingface_hub does not work")
+    found, _ = hub(monkeypatch, Ping("", None, "huggingface_hub cannot be imported: HF_ENDPOINT", False, False, ()))
+    assert found.words.startswith("the Hugging Face Hub is not reached: huggingface_hub cannot be imported")
 
 
 def test_offline_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

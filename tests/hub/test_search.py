@@ -84,12 +84,12 @@ def test_every_word_must_match_somewhere(stores: Stores, words: list[str], found
     [
         (["qwn3"], "did you mean `llmrun search qwen3`?"),
         (["toy", "aphache-2.0"], "did you mean `llmrun search toy apache-2.0`?"),
-        (["zzzzzz"], "`llmrun search --hub zzzzzz` asks the Hugging Face Hub"),
-        (["toy", "gemma3"], "each word is in some model, but no model has all: search for fewer"),
+        (["zzzzzz"], "to search the Hugging Face Hub: llmrun search --hub zzzzzz"),
+        (["toy", "gemma3"], "each word matches some models, but none matches all; use fewer words"),
     ],
 )
 def test_words_without_a_model_get_a_suggestion(stores: Stores, words: list[str], hint: str) -> None:
-    with pytest.raises(ModelNotFound, match="no model of the catalogue matches") as caught:
+    with pytest.raises(ModelNotFound, match="no model in the catalogue matches") as caught:
         find_models(words)
     assert caught.value.hint == hint
 

@@ -293,7 +293,7 @@ def _checked(goal: _Goal, reporter: Reporter) -> Path | None:
                 seen = digest(path, reporter, f"checking {goal.label}")
             if seen == goal.file.sha256:
                 return path
-            reporter.note(f"{path}: ignoring a damaged file: sha256 {seen}, expected {goal.file.sha256}")
+            reporter.note(f"{path}: damaged: sha256 {seen}, expected {goal.file.sha256}; not used")
     return None
 
 

@@ -26,7 +26,9 @@ def test_waits_grow_and_end_in_one_sentence_with_the_numbers() -> None:
     waits = [waiting.wait_after(TROUBLE, 5) for _ in range(TRIES - 1)]
     assert waits == sorted(waits)
     assert waits[-1] <= LONGEST_WAIT_S
-    with pytest.raises(NetworkError, match=r"^m\.gguf: timed out: at 5 of 2,000,000 bytes, 6 tries$"):
+    with pytest.raises(
+        NetworkError, match=r"^m\.gguf: timed out: gave up after 6 tries, with 5 of 2,000,000 bytes received$"
+    ):
         waiting.wait_after(TROUBLE, 5)
 
 

@@ -48,7 +48,7 @@ def test_the_token_is_sent(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_hub_that_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     at_hub(monkeypatch, "http://127.0.0.1:1")
-    with pytest.raises(Unreachable, match=r"^search --hub: the Hub does not answer: unreachable \(") as caught:
+    with pytest.raises(Unreachable, match=r"^search --hub: the Hub does not respond: unreachable \(") as caught:
         search_hub("x", 1)
     assert caught.value.hint
 
@@ -56,16 +56,16 @@ def test_a_hub_that_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPat
 def test_a_hub_that_hangs_is_given_up(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_errors, "ANSWER_SECONDS", 0.1)
     hub.latency = 2
-    with pytest.raises(Unreachable, match=r"does not answer: (no answer within 0\.1 s|timed out)"):
+    with pytest.raises(Unreachable, match=r"does not respond: (no answer within 0\.1 s|timed out)"):
         search_hub("x", 1)
 
 
 def test_a_hub_that_refuses_or_answers_nonsense_is_a_network_error(hub: FakeHub) -> None:
     hub.faults.append(Fault(on="api", status=403))
-    with pytest.raises(NetworkError, match=r"^search --hub: no access \(HTTP 403\)"):
+    with pytest.raises(NetworkError, match=r"^search --hub: access denied \(HTTP 403\)"):
         search_hub("qwen", 5)
     hub.faults.append(saying(b"<html>"))
-    with pytest.raises(NetworkError, match=r"^search --hub: the answer is not a Hugging Face Hub's"):
+    with pytest.raises(NetworkError, match=r"^search --hub: the response does not come from a Hugging Face Hub"):
         search_hub("qwen", 5)
 
 
@@ -81,5 +81,5 @@ def test_what_a_server_says_is_checked(hub: FakeHub) -> None:
     hub.faults.append(saying(json.dumps(said).encode()))
     assert search_hub("", 9) == [HubModel("o/n", 0, 0, "x" * 60, False)]
     hub.faults.append(saying(b"{}"))
-    with pytest.raises(NetworkError, match="not a Hugging Face Hub's"):
+    with pytest.raises(NetworkError, match="does not come from a Hugging Face Hub"):
         search_hub("", 9)

@@ -88,7 +88,7 @@ def test_a_server_in_trouble_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(huggingface_hub, "get_session", Session)
     found = ping_hub(offline=False)
-    assert (found.seconds, found.trouble) == (None, "the server has trouble (HTTP 503)")
+    assert (found.seconds, found.trouble) == (None, "server error (HTTP 503)")
 
 
 def test_an_endpoint_that_is_no_url_is_trouble_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_a_client_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     found = ping_hub(offline=False)
     assert (found.seconds, found.endpoint) == (None, "")
-    assert found.trouble.startswith("huggingface_hub does not work: ")
+    assert found.trouble.startswith("huggingface_hub cannot be imported: ")
 
 
 def test_a_password_in_the_endpoint_is_not_told_by_an_error() -> None:

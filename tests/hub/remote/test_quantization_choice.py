@@ -69,13 +69,13 @@ def test_a_model_in_one_piece_is_meant_before_the_same_in_shards() -> None:
 
 @pytest.mark.parametrize("wish", ["Q4_K_M", None])
 def test_files_that_fit_alike_are_named(wish: str | None) -> None:
-    with pytest.raises(ModelNotFound, match="2 files are Q4_K_M") as caught:
+    with pytest.raises(ModelNotFound, match="2 files match Q4_K_M") as caught:
         chosen(wish, "a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "c-Q8_0.gguf")
-    assert caught.value.hint == "say which file: a-Q4_K_M.gguf, b-Q4_K_M.gguf"
+    assert caught.value.hint == "name one of the files: a-Q4_K_M.gguf, b-Q4_K_M.gguf"
 
 
 def test_files_without_a_quantization_that_fit_alike_are_named() -> None:
-    with pytest.raises(ModelNotFound, match="2 files are of no named quantization"):
+    with pytest.raises(ModelNotFound, match="2 files match and none names its quantization"):
         chosen(None, "a.gguf", "b.gguf")
 
 
@@ -84,11 +84,11 @@ def test_files_without_a_quantization_that_fit_alike_are_named() -> None:
     [
         ("Q5_K", "did you mean Q5_K_S or Q5_K_M?"),
         ("UD-Q5_K", "did you mean Q5_K_S or Q5_K_M?"),
-        ("Q2_K", "has Q4_K_M, Q5_K_S, Q5_K_M, UD-Q8_K_XL"),
+        ("Q2_K", "available: Q4_K_M, Q5_K_S, Q5_K_M, UD-Q8_K_XL"),
     ],
 )
 def test_a_wish_that_is_not_there_is_answered_with_what_is(wish: str, hint: str) -> None:
-    with pytest.raises(ModelNotFound, match=f"no {wish} in the repository") as caught:
+    with pytest.raises(ModelNotFound, match=f"the repository has no {wish}") as caught:
         chosen(wish, "m-Q4_K_M.gguf", "m-Q5_K_S.gguf", "m-Q5_K_M.gguf", "m-UD-Q8_K_XL.gguf")
     assert caught.value.hint == hint
 
@@ -96,7 +96,7 @@ def test_a_wish_that_is_not_there_is_answered_with_what_is(wish: str, hint: str)
 def test_a_wish_where_no_file_names_a_quantization_is_answered_with_the_files() -> None:
     with pytest.raises(ModelNotFound) as caught:
         chosen("Q4_0", "a.gguf", "b.gguf")
-    assert caught.value.hint == "say which file: a.gguf, b.gguf"
+    assert caught.value.hint == "name one of the files: a.gguf, b.gguf"
 
 
 def test_a_long_list_is_cut() -> None:
@@ -113,7 +113,7 @@ def test_of_many_quantizations_the_nearest_are_named_in_their_order() -> None:
     names = ("Q2_K", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
     with pytest.raises(ModelNotFound) as caught:
         chosen("IQ1_M", *(f"m-{name}.gguf" for name in names))
-    assert caught.value.hint == "has Q2_K, Q3_K_M, Q3_K_L, Q4_0, Q4_K_M and 4 more"
+    assert caught.value.hint == "available: Q2_K, Q3_K_M, Q3_K_L, Q4_0, Q4_K_M and 4 more"
 
 
 def test_no_model_at_all_is_said() -> None:

@@ -59,7 +59,7 @@ def test_the_folder_names_the_quantization_where_the_file_does_not() -> None:
 def test_a_model_without_all_of_its_shards_is_told_and_left_out(files: tuple[str, ...]) -> None:
     found = listed(*files, "m-Q4_0.gguf")
     assert [model.file for model in found.models] == ["m-Q4_0.gguf"]
-    assert found.left_out == ("'m.gguf': not all of its shards are there",)
+    assert found.left_out == ("'m.gguf': some of its shards are missing",)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_name_that_is_no_name_is_told_without_what_a_terminal_obeys(name: str)
     found = listed(name)
     assert found.models == ()
     (line,) = found.left_out
-    assert line.endswith("not a name that is safe to write")
+    assert line.endswith("unsafe file name")
     assert line.isprintable()
     assert len(line) < 300
 
@@ -78,7 +78,7 @@ def test_a_name_that_is_no_name_is_told_without_what_a_terminal_obeys(name: str)
 def test_a_size_that_cannot_be_is_told(size: object) -> None:
     found = offered("o/n", "0" * 40, [("m.gguf", size, SHA)])
     assert found.models == ()
-    assert "a size of" in found.left_out[0]
+    assert "invalid size:" in found.left_out[0]
     assert len(found.left_out[0]) < 100
 
 
@@ -86,7 +86,7 @@ def test_a_size_that_cannot_be_is_told(size: object) -> None:
 def test_a_file_without_a_sha256_is_not_offered(sha256: object) -> None:
     found = offered("o/n", "0" * 40, [("m.gguf", 10, sha256)])
     assert found.models == ()
-    assert found.left_out == ("'m.gguf': the Hub does not tell its sha256",)
+    assert found.left_out == ("'m.gguf': the Hub reports no sha256",)
 
 
 anything = st.none() | st.booleans() | st.integers() | st.text(max_size=70) | st.floats() | st.lists(st.integers())

@@ -34,8 +34,8 @@ MODELS = {
     ),
 }
 TEXT = f"""\
-# Which files the models of this project are. `llmrun pull --locked` fetches exactly these,
-# `llmrun pull --lock MODEL...` writes them down anew.
+# The exact files of this project's models. `llmrun pull --locked` downloads them,
+# and `llmrun pull --lock MODEL...` records the current files.
 version = 1
 
 [models."a:small"]
@@ -144,9 +144,9 @@ def refused(tmp_path: Path, text: str | bytes) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "version: None: this llmrun reads version 1"),
-        ("version = 2", "version: 2"),
-        ("version = true", "version: True"),
+        ("", "version None is not supported: this llmrun reads version 1"),
+        ("version = 2", "version 2"),
+        ("version = true", "version True"),
         ("version = 1\nmodels = 5", "'models': only version and [models.NAME]"),
         ("version = 1\nother = 5", "'other': only version and [models.NAME]"),
         ("version = 1\n[models]\na = 5", "'a': entry: '5' is not a table"),
@@ -164,19 +164,19 @@ def test_what_is_no_lock_is_refused(tmp_path: Path, text: str | bytes, said: str
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('repository = "o/n"', "", "source: 'none' is not one of repository, wheel and url"),
+        ('repository = "o/n"', "", "source: 'none' is not exactly one of repository, wheel and url"),
         ('repository = "o/n"', 'repository = "o/n"\nurl = "https://x.org/m.gguf"', "source: 'repository, url'"),
-        ('repository = "o/n"', 'repository = "../n"', "repository: '../n' is not a name that is safe to write"),
+        ('repository = "o/n"', 'repository = "../n"', "repository: '../n' is not a safe file name"),
         ('repository = "o/n"', 'repository = "n"', "repository: 'n' is not owner/name"),
         ('repository = "o/n"', "repository = 5", "repository: '5' is not owner/name"),
         (COMMIT, "main", "revision: 'main' is not a commit"),
-        (f'revision = "{COMMIT}"', "", "revision: 'nothing' is not there"),
+        (f'revision = "{COMMIT}"', "", "revision is missing"),
         (f'revision = "{COMMIT}"', "revision = 5", "revision: '5' is not a commit"),
-        ("m.gguf", "../m.gguf", "file: '../m.gguf' is not a name that is safe to write"),
-        ("m.gguf", "/etc/m.gguf", "safe to write"),
-        ("m.gguf", "m\\u001b[2J.gguf", "safe to write"),
+        ("m.gguf", "../m.gguf", "file: '../m.gguf' is not a safe file name"),
+        ("m.gguf", "/etc/m.gguf", "is not a safe file name"),
+        ("m.gguf", "m\\u001b[2J.gguf", "is not a safe file name"),
         ("m.gguf", "m.exe", "file: 'm.exe' is not the name of a .gguf file"),
-        ("m.gguf", "m" * 300 + ".gguf", "safe to write"),
+        ("m.gguf", "m" * 300 + ".gguf", "is not a safe file name"),
         ("size = 5", "size = 0", "size: '0' is not a number of bytes"),
         ("size = 5", "size = true", "size: 'True' is not a number of bytes"),
         ("size = 5", "size = 9999999999999999999", "is not a number of bytes"),
@@ -185,10 +185,14 @@ def test_what_is_no_lock_is_refused(tmp_path: Path, text: str | bytes, said: str
         ("size = 5", "size = 5, more = 1", "is not { file, size, sha256 }"),
         (SHA, "AB" * 32, "sha256: 'ABAB"),
         (f'"{SHA}"', "5", "sha256: '5' is not 64"),
-        ("files = [", "other = [", "files: 'nothing' is not there"),
+        ("files = [", "other = [", "files is missing"),
         (f'files = [{{ file = "m.gguf", size = 5, sha256 = "{SHA}" }}]', "files = []", "files: '[]' is not a list"),
         (f'files = [{{ file = "m.gguf", size = 5, sha256 = "{SHA}" }}]', "files = [5]", "{ file, size, sha256 }"),
-        ('repository = "o/n"', 'repository = "o/n"\nextra = 1', "extra: '1' is not a key of a lock file"),
+        (
+            'repository = "o/n"',
+            'repository = "o/n"\nextra = 1',
+            "extra: '1' is not allowed, because the key is unknown",
+        ),
     ],
 )
 def test_an_entry_that_cannot_be_meant_is_refused_by_model_and_key(
@@ -205,13 +209,13 @@ def test_an_entry_that_cannot_be_meant_is_refused_by_model_and_key(
     [
         ('wheel = "x"\nwheel_bytes = 5', "wheel: 'x' is not project==version"),
         ('wheel = "a==1 --index-url=x"\nwheel_bytes = 5', "is not project==version"),
-        ('wheel = "a==1"', "wheel_bytes: 'nothing' is not there"),
+        ('wheel = "a==1"', "wheel_bytes is missing"),
         ('wheel = "a==1"\nwheel_bytes = -1', "wheel_bytes: '-1' is not a number of bytes"),
         ('url = "ftp://x.org/m.gguf"', "is not the address of a .gguf file"),
         ('url = "http://x.org/m.gguf"', "is not the address of a .gguf file"),
         ('url = "https://x.org/m.txt"', "is not the address of a .gguf file"),
         ('url = "https://x.org/m-00002-of-00003.gguf"', "is not the address of a .gguf file"),
-        ('url = "https://x.org/other.gguf"', "files: 'm.gguf' is not what the url names"),
+        ('url = "https://x.org/other.gguf"', "files: 'm.gguf' is not the file that the URL names"),
         ("url = 5", "is not the address of a .gguf file"),
     ],
 )
@@ -228,7 +232,7 @@ def test_a_wheel_has_one_file_without_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "a\\nb", "a\\u001b", "x" * 501])
 def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
-    assert "is not the name of a model" in refused(tmp_path, f'version = 1\n[models."{name}"]\n{ENTRY}')
+    assert "is not a model name" in refused(tmp_path, f'version = 1\n[models."{name}"]\n{ENTRY}')
 
 
 def test_no_lock_is_said_with_the_command_that_makes_one(tmp_path: Path) -> None:

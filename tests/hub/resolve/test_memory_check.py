@@ -85,8 +85,8 @@ def test_the_refusal_has_the_sum_and_what_fits_of_the_repository(hub: FakeHub, m
     with pytest.raises(DoesNotFit) as refused:
         require_memory(artifact, WANTED, Silent())
     words = str(refused.value)
-    sizes = r"weights 152 kB, a KV cache of 512 tokens 262 kB, scratch [\d.]+ kB"
-    assert re.fullmatch(rf"hf:o/n:Q8_0: needs [\d.]+ MB of memory: {sizes}; this machine has 161 kB", words)
+    sizes = r"weights 152 kB, KV cache of 512 tokens 262 kB, scratch [\d.]+ kB"
+    assert re.fullmatch(rf"hf:o/n:Q8_0: needs [\d.]+ MB of memory \({sizes}\), but this machine has 161 kB", words)
     assert refused.value.exit_code == 7
     assert "--anyway" in refused.value.hint
 
@@ -164,4 +164,4 @@ def test_what_would_be_read_from_the_disk_is_a_note(
 
     require_memory(artifact, WANTED, Listening())
     assert len(told) == 1
-    assert "from the disk" in told[0]
+    assert "from disk" in told[0]

@@ -256,7 +256,7 @@ def test_a_short_name_of_the_user_stands_for_anything_and_wins(own: Path) -> Non
     assert understand("mine") == LocalPath(Path("/a.gguf"))
     assert wanted("olla").sources == (HeldSource("ollama", "qwen3:4b"),)
     assert "oci://" in str(refused("bad"))
-    assert "short names that stand for one another" in str(refused("loop"))
+    assert "short names refer to one another in a loop" in str(refused("loop"))
 
 
 def test_ramalamas_own_short_names_come_after_the_catalogue(own: Path) -> None:

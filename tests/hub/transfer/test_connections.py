@@ -177,7 +177,7 @@ def test_a_server_that_always_has_another_version_is_given_up(hub: FakeHub, tmp_
     count = iter(range(10**6))
     for _ in range(100):
         hub.faults.append(Fault(cut_after=1000, headers={"ETag": f'"{next(count)}"'}))
-    with pytest.raises(NetworkError, match=r"another version of the file by now: .* 6 tries"):
+    with pytest.raises(NetworkError, match=r"the file on the server has changed: .* 6 tries"):
         fetch(unknown, partial, "tiny", Said())
     partial.close()
 
@@ -281,7 +281,7 @@ def test_an_answer_that_comes_after_the_end_is_not_written(hub: FakeHub, partial
 def test_what_another_program_cut_off_is_an_error_not_a_loop(hub: FakeHub, partial: PartialFile) -> None:
     partial.write(partial.begin(0), DATA)
     partial.path.write_bytes(b"")
-    with pytest.raises(LlmrunError, match="another program changed it"):
+    with pytest.raises(LlmrunError, match="another program truncated the file"):
         fetch(remote(hub), partial, "tiny", Said())
 
 

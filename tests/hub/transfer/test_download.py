@@ -267,11 +267,11 @@ def test_an_answer_that_speaks_of_another_file_costs_nothing_that_is_here(
     folders: Folders, hub: FakeHub, model: Artifact, said: Said, lie: Fault
 ) -> None:
     hub.faults += [Fault(cut_after=HALF), Fault(**vars(lie))]
-    with pytest.raises(IntegrityError, match=rf"; the {HALF:,} bytes that came before are kept$") as caught:
+    with pytest.raises(IntegrityError, match=rf"; keeping the {HALF:,} bytes received before$") as caught:
         download(model, said)
     assert type(caught.value) is IntegrityError
     assert hub.faults == []
-    assert [note.partition(";")[2] for note in said.notes] == [" asking once more"]
+    assert [note.partition(";")[2] for note in said.notes] == [" trying once more"]
     assert paths.partial_blob("org/repo", SHA256).stat().st_size == HALF
     assert download(model, said).read_bytes() == MODEL
     assert ranges(hub)[-1] == f"bytes={HALF}-{len(MODEL) - 1}"
@@ -344,7 +344,7 @@ def test_what_is_always_removed_is_one_sentence(
 ) -> None:
     monkeypatch.setattr(download_module, "_require_space", lambda *_: None)
     removing(monkeypatch, paths.blob("org/repo", SHA256), 99)
-    with pytest.raises(LlmrunError, match=r"^tiny: another program removed it while it was downloaded$"):
+    with pytest.raises(LlmrunError, match=r"^tiny: another program removed it during the download$"):
         download(model, said)
     assert hub.downloads() == 3
     assert folders.wrong(model, whole=False) == []
@@ -381,7 +381,7 @@ def test_a_file_that_vanished_when_it_was_whole_is_one_sentence(
         return SHA256
 
     monkeypatch.setattr(download_module, "fetch", fetched)
-    with pytest.raises(LlmrunError, match="incomplete: another program removed it while it was downloaded"):
+    with pytest.raises(LlmrunError, match="incomplete: another program removed it during the download"):
         download(model, said)
 
 
@@ -441,7 +441,7 @@ def test_a_server_that_errs_for_a_while_still_gives_the_model(
     ("fault", "error", "words"),
     [
         (Fault(on="hub", status=401), NetworkError, "not authorised (HTTP 401)"),
-        (Fault(on="hub", status=403), NetworkError, "no access (HTTP 403)"),
+        (Fault(on="hub", status=403), NetworkError, "access denied (HTTP 403)"),
         (
             Fault(on="hub", status=403, headers={"X-Error-Code": "GatedRepo"}),
             NetworkError,
@@ -449,24 +449,32 @@ def test_a_server_that_errs_for_a_while_still_gives_the_model(
         ),
         (Fault(on="hub", status=404), ModelNotFound, "no such file (HTTP 404)"),
         (Fault(on="hub", status=418), NetworkError, "refused (HTTP 418)"),
-        (Fault(status=403), NetworkError, "no access (HTTP 403)"),
-        (Fault(headers={"Content-Encoding": "gzip"}), NetworkError, "sent as gzip, not as it is"),
-        (Fault(on="hub", status=503, times=99), NetworkError, "(HTTP 503): at 0 of 2,500,004 bytes, 6 tries"),
+        (Fault(status=403), NetworkError, "access denied (HTTP 403)"),
+        (Fault(headers={"Content-Encoding": "gzip"}), NetworkError, "the server sent gzip instead of the plain file"),
+        (
+            Fault(on="hub", status=503, times=99),
+            NetworkError,
+            "(HTTP 503): gave up after 6 tries, with 0 of 2,500,004 bytes received",
+        ),
         (Fault(on="hub", status=429, times=99, headers={"Retry-After": "9999"}), NetworkError, "refused (HTTP 429)"),
-        (Fault(cut_after=0, times=99), NetworkError, "at 0 of 2,500,004 bytes, 6 tries"),
-        (Fault(alter=flipped, times=2), IntegrityError, f"seen, {SHA256} expected; nothing was kept"),
+        (Fault(cut_after=0, times=99), NetworkError, "gave up after 6 tries, with 0 of 2,500,004 bytes received"),
+        (Fault(alter=flipped, times=2), IntegrityError, f", expected {SHA256}; nothing was kept"),
         (
             Fault(headers={"Content-Range": f"bytes 0-{len(MODEL) - 1}/99"}, times=2),
             IntegrityError,
-            "99 bytes are there, 2,500,004 expected",
+            "the server's file has 99 bytes, expected 2,500,004",
         ),
         (
             Fault(on="hub", headers={"X-Linked-Etag": f'"{"f" * 64}"'}, times=2),
             IntegrityError,
-            f"another file is there now: sha256 {'f' * 64} seen, {SHA256} expected",
+            f"the file on the server has changed: sha256 {'f' * 64}, expected {SHA256}",
         ),
-        (Fault(on="hub", headers={"Location": "ftp://x/y"}), NetworkError, "redirected to ftp://x/y: not an address"),
-        (Fault(on="hub", headers={"Location": "http://[::1/y"}), NetworkError, "not followed"),
+        (
+            Fault(on="hub", headers={"Location": "ftp://x/y"}),
+            NetworkError,
+            "refused a redirect to ftp://x/y: not a valid URL",
+        ),
+        (Fault(on="hub", headers={"Location": "http://[::1/y"}), NetworkError, "refused a redirect"),
         (Fault(on="hub", headers={"Location": "/org/repo/resolve/main/sub/model.gguf"}, times=99), NetworkError, "10"),
     ],
 )
@@ -490,7 +498,7 @@ def test_a_long_wait_that_the_server_asks_for_is_told(
     monkeypatch.setattr("threading.Event.wait", lambda _self, _seconds=None: True)
     hub.faults.append(Fault(status=503, headers={"Retry-After": "20"}))
     download(model, said)
-    assert said.notes == ["sub/model.gguf: the server has trouble (HTTP 503); trying again in 20 s"]
+    assert said.notes == ["sub/model.gguf: server error (HTTP 503); trying again in 20 s"]
 
 
 def test_the_token_goes_to_the_hub_alone(folders: Folders, hub: FakeHub, model: Artifact, said: Said) -> None:

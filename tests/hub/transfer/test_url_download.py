@@ -105,14 +105,14 @@ def test_one_that_is_of_another_size_while_it_comes_is_an_error(folders: Folders
     url = hub.public(MODEL)
     artifact = pin(UrlSource(url), (), name="it")
     hub.objects[SHA256] = FakeFile("model.gguf", MODEL[:-1])
-    with pytest.raises(IntegrityError, match=r"2,500,003 bytes are there, 2,500,004 expected$"):
+    with pytest.raises(IntegrityError, match=r"the server's file has 2,500,003 bytes, expected 2,500,004$"):
         download(artifact, said)
     assert left_over(folders) == []
 
 
 def test_a_page_is_not_taken_for_a_model(folders: Folders, hub: FakeHub, said: Said) -> None:
     artifact = pin(UrlSource(hub.public(PAGE)), (), name="it")
-    with pytest.raises(IntegrityError, match="not a GGUF file: it does not begin as one; nothing was kept"):
+    with pytest.raises(IntegrityError, match="not a GGUF file; nothing was kept"):
         download(artifact, said)
     assert left_over(folders) == []
 
@@ -125,7 +125,9 @@ def test_a_proxys_page_costs_nothing_that_is_here(folders: Folders, hub: FakeHub
         ignore_range=True, alter=lambda _: PAGE, headers={"Content-Length": "", "ETag": "", "Connection": "close"}
     )
     hub.faults += [Fault(**vars(page)), Fault(**vars(page))]
-    with pytest.raises(IntegrityError, match="what is sent is no GGUF file; the 1,250,002 bytes that came before"):
+    with pytest.raises(
+        IntegrityError, match="the response is not a GGUF file; keeping the 1,250,002 bytes received before"
+    ):
         download(artifact, said)
     assert download(artifact, said).read_bytes() == MODEL
     assert hub.asked[-1].range == f"bytes={HALF}-{len(MODEL) - 1}"
@@ -165,17 +167,17 @@ def test_one_that_vanished_when_it_was_whole_is_one_sentence(
         return ExitStack()
 
     monkeypatch.setattr("llmrun.hub.transfer.download.in_use", gone)
-    with pytest.raises(LlmrunError, match="incomplete: another program removed it while it was downloaded"):
+    with pytest.raises(LlmrunError, match="incomplete: another program removed it during the download"):
         download(artifact, said)
 
 
 def test_a_sha256_that_is_known_is_held(folders: Folders, hub: FakeHub, said: Said) -> None:
     url = hub.public(MODEL)
     right, wrong = Expected("model.gguf", len(MODEL), SHA256), Expected("model.gguf", None, "0" * 64)
-    with pytest.raises(IntegrityError, match="expected; nothing was kept"):
+    with pytest.raises(IntegrityError, match=r"expected .*; nothing was kept"):
         download(pin(UrlSource(url), (wrong,), name="it"), said)
     assert left_over(folders) == []
-    with pytest.raises(IntegrityError, match="7 expected"):
+    with pytest.raises(IntegrityError, match="expected 7"):
         pin(UrlSource(url), (Expected("model.gguf", 7),), name="it")
     path = download(pin(UrlSource(url), (right,), name="it"), said)
     path.write_bytes(OTHER)
