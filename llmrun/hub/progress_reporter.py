@@ -12,7 +12,7 @@ class Reporter(Protocol):
         """Show one line of information, for example that a source did not respond."""
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes are finished.
+        """Report that `done` of `total` bytes are complete.
 
         A new label starts a new bar. The bar ends when `done == total` or when `note` is called.
         """

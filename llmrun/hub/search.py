@@ -1,4 +1,4 @@
-"""Search in the catalogue of models, without network access."""
+"""Offline search of the model catalogue."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Growth:
 
     def __init__(self, now: float, received: int) -> None:
         self._since, self._from = now, received
-        self._rate = 0.0  # bytes a second, with half as many connections as now
+        self._rate = 0.0  # bytes per second with half the current connections
         self._settled = False
 
     def advise(self, now: float, received: int, missing: int, connections: int) -> int:

@@ -107,7 +107,7 @@ class Remote:
         response = self._ask(wanted)
         try:
             self._require_good(response)
-            whole = self._judge(response, start, end)
+            whole = self._is_whole_file(response, start, end)
             stream = response.extensions.get("network_stream")
             connection = stream.get_extra_info("socket") if stream else None
             yield RangeResponse(whole, validator_of(response.headers), self._pieces(response), connection)
@@ -119,7 +119,7 @@ class Remote:
         """Return the file size in bytes. Raises what `open` raises, and NetworkError if the server reports no size."""
         response = self._ask({}, "HEAD")
         response.close()
-        length = _size_told(response.headers.get("content-length", ""))
+        length = _parsed_size(response.headers.get("content-length", ""))
         if response.status_code == 200 and length is not None:
             return length
         if response.status_code not in (200, 405, 501):  # signed URLs often allow only GET
@@ -128,7 +128,7 @@ class Remote:
         response.close()
         self._require_good(response)
         span = _SPAN.fullmatch(response.headers.get("content-range", ""))
-        told = _size_told(span[3] if span else response.headers.get("content-length", ""))
+        told = _parsed_size(span[3] if span else response.headers.get("content-length", ""))
         if told is None:
             raise NetworkError("the server does not report the file size")
         return told
@@ -165,7 +165,7 @@ class Remote:
         with _transient(), translated():
             import httpx2
             from huggingface_hub import constants
-            from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # documented, not exported
+            from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # documented but not exported
 
             client = get_session()
             limits = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=ANSWER_SECONDS)
@@ -199,7 +199,7 @@ class Remote:
             raise TryAgain(f"{words} (HTTP {status})", after=after)
         raise _refusal(status, response.headers.get("x-error-code", ""))
 
-    def _judge(self, response: httpx2.Response, start: int, end: int) -> bool:
+    def _is_whole_file(self, response: httpx2.Response, start: int, end: int) -> bool:
         """Return whether the response is the whole file rather than the requested range. Raises if it is neither."""
         coding = response.headers.get("content-encoding", "identity")
         if coding != "identity":
@@ -220,7 +220,7 @@ class Remote:
         return False
 
 
-def _size_told(text: str) -> int | None:
+def _parsed_size(text: str) -> int | None:
     """Parse a size sent by a server. Returns None if it is missing or not plausible for a model."""
     size = int(text) if _LENGTH.fullmatch(text) else None
     return size if is_size(size) else None

@@ -54,7 +54,7 @@ def _ask(words: str, limit: int) -> list[Any]:
     HfApi.list_models is not used because it retries an unreachable Hub for 20 s and logs each attempt to stderr.
     """
     from huggingface_hub import constants
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, not exported
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented but not exported
         build_hf_headers,
         get_session,
         hf_raise_for_status,

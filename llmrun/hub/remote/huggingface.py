@@ -89,7 +89,7 @@ def request(repository: str, commit: str, file: str) -> tuple[str, dict[str, str
     import_client()
     with translated(repository):
         from huggingface_hub.file_download import hf_hub_url
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not exported
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented but not exported
 
         headers = build_hf_headers(library_name="llmrun") | {"accept-encoding": "identity"}
         return hf_hub_url(repository, file, revision=commit), headers
@@ -110,7 +110,7 @@ def import_client() -> None:
 def _information(source: HubSource) -> ModelInfo:
     from huggingface_hub import errors
     from huggingface_hub.hf_api import HfApi
-    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # documented, not exported
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # documented but not exported
 
     with translated(source.repository):
         get_session()  # raises errors in proxy or certificate settings here, where they cannot pass for a bad response

@@ -48,7 +48,7 @@ def answer_within(seconds: float, ask: Callable[[], Result]) -> Result:
     def run() -> None:
         try:
             answers.append(ask())
-        except BaseException as error:  # noqa: BLE001 (carried to the thread that waits)
+        except BaseException as error:  # noqa: BLE001 (passed to the waiting thread)
             refusals.append(error)
 
     thread = threading.Thread(target=run, name="llmrun-hub", daemon=True)
@@ -84,7 +84,7 @@ def translated(repository: str = "") -> Iterator[None]:
         raise Unreachable(f"unreachable ({plain(error)})", hint=hint) from error
     except httpx2.UnsupportedProtocol as error:
         raise NetworkError(f"network settings: {plain(error).rstrip('.')}", hint=CHECK_ENDPOINT) from error
-    except (FileNotFoundError, ImportError, ValueError) as error:  # a certificate file, a proxy, a token, an endpoint
+    except (FileNotFoundError, ImportError, ValueError) as error:  # bad certificate, proxy, token or endpoint
         raise NetworkError(
             f"network settings: {plain(error)}",
             hint="check HF_ENDPOINT, HF_TOKEN, SSL_CERT_FILE and the proxy variables",

@@ -23,7 +23,7 @@ PREFERRED = (
 )
 _UNQUANTIZED = ("BF16", "F16", "F32")
 _RANK = {name: rank for rank, name in enumerate(PREFERRED)}
-_MOST_NAMED = 5  # in one hint
+_MOST_NAMED = 5  # alternatives in a hint
 
 
 def choose(models: Sequence[OfferedModel], quantization: str | None, repository: str = "") -> OfferedModel:
@@ -50,7 +50,7 @@ def choose(models: Sequence[OfferedModel], quantization: str | None, repository:
 
 
 def quantizations(models: Sequence[OfferedModel]) -> list[str]:
-    """Return the distinct quantizations, ordered by model size with the smallest first."""
+    """Return the distinct quantizations, ordered by model size, smallest first."""
     return list(dict.fromkeys(model.quantization for model in sorted(models, key=lambda model: model.size)))
 
 

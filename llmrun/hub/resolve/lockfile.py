@@ -22,8 +22,8 @@ from llmrun.hub.remote.repository_listing import is_sha256, is_size
 
 LOCK = "llmrun.lock"  # relative to the project's folder
 _VERSION = 1
-_MOST_BYTES = 1 << 22  # one model takes about 300 bytes
-_MOST_NAME = 500  # characters
+_MOST_BYTES = 1 << 22  # in a lock file; one model takes about 300 bytes
+_MOST_NAME = 500  # characters in a model name
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WHEEL = re.compile(r"(?P<project>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[0-9][A-Za-z0-9.!+_-]*)")
 _HEADER = """\

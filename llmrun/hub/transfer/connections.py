@@ -134,7 +134,7 @@ class Connections:
                 try:
                     self._fetch(claim)
                 except TryAgain as trouble:
-                    if not self._may_go_on(claim, trouble):
+                    if not self._may_retry(claim, trouble):
                         return
                 with self._changed:
                     self._claims.remove(claim)
@@ -153,7 +153,7 @@ class Connections:
                 if not self._claims or self._stopping.is_set():
                     self._changed.notify_all()
 
-    def _may_go_on(self, claim: Claim, trouble: TryAgain) -> bool:
+    def _may_retry(self, claim: Claim, trouble: TryAgain) -> bool:
         """Handle a temporary failure. Returns True after waiting, or False if this thread should end.
 
         The thread ends if the pool is stopping or other connections are still running.

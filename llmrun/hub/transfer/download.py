@@ -42,7 +42,7 @@ def download(artifact: Artifact, reporter: Reporter) -> Path:
     return _from_hub(artifact, source, reporter)
 
 
-_TIMES_REMOVED = 2  # download retries if another process removes finished files in the meantime
+_REMOVAL_RETRIES = 2  # download retries if another process removes finished files in the meantime
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path
 
     repository, cache, own = source.repository, paths.hub_cache(), paths.models_folder()
     remotes = [huggingface.remote_file(source, artifact.commit, file) for file in artifact.files]
-    waiting = _says_once(artifact, reporter)
+    waiting = _note_once(artifact, reporter)
     blobs = [paths.blob(repository, file.sha256 or "") for file in artifact.files]
     links = [paths.snapshot_file(repository, artifact.commit, file.path) for file in artifact.files]
     goals = [
@@ -77,10 +77,10 @@ def _from_hub(artifact: Artifact, source: HubSource, reporter: Reporter) -> Path
         for remote, blob, link, label in zip(remotes, blobs, links, _labels(artifact), strict=True)
     ]
     _require_space(artifact, goals)
-    for _ in range(1 + _TIMES_REMOVED):
+    for _ in range(1 + _REMOVAL_RETRIES):
         _fetch_blobs(artifact, source, goals, waiting, reporter)
         with held(paths.lock_file(repository), own, waiting):  # `rm` and `prune` take this lock too
-            if all(_is_somewhere(goal) for goal in goals):
+            if all(_is_present(goal) for goal in goals):
                 _put_links(artifact, source, goals)
                 _remember(artifact, [model_records.file_record(goal.link, goal.file.sha256 or "") for goal in goals])
                 return links[0]
@@ -123,7 +123,7 @@ def _remembered(goal: _Goal, first: Path) -> FileRecord | None:
     return None
 
 
-def _is_somewhere(goal: _Goal) -> bool:
+def _is_present(goal: _Goal) -> bool:
     return any(_has_size(path, goal.file.size) for path in (goal.final, goal.link))
 
 
@@ -185,7 +185,7 @@ def _replace_text(file: Path, text: str) -> None:
 def _from_url(artifact: Artifact, source: UrlSource, reporter: Reporter) -> Path:
     from llmrun.hub.remote import direct_url
 
-    own, waiting = paths.models_folder(), _says_once(artifact, reporter)
+    own, waiting = paths.models_folder(), _note_once(artifact, reporter)
     finals = [paths.web_file(source.url, file.path) for file in artifact.files]
     with held(paths.lock_file(source.url), own, waiting), contextlib.ExitStack() as whole:
         goals = [
@@ -240,7 +240,7 @@ def _put_in_place(goal: _Goal) -> None:
 
 def _require_space(artifact: Artifact, goals: list[_Goal]) -> None:
     """Raise DoesNotFit unless all missing files fit on the disk, so that a download does not fail halfway."""
-    missing = [max(0, goal.file.size - _taken(goal.partial)) for goal in goals if not _is_somewhere(goal)]
+    missing = [max(0, goal.file.size - _taken(goal.partial)) for goal in goals if not _is_present(goal)]
     require_space(goals[0].final.parent, sum(missing), artifact.name)
 
 
@@ -326,7 +326,7 @@ def _labels(artifact: Artifact) -> list[str]:
     return [f"{artifact.name} ({number} of {count})" for number in range(1, count + 1)]
 
 
-def _says_once(artifact: Artifact, reporter: Reporter) -> Callable[[], None]:
+def _note_once(artifact: Artifact, reporter: Reporter) -> Callable[[], None]:
     said: list[bool] = []
 
     def say() -> None:

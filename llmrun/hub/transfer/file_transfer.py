@@ -67,11 +67,11 @@ def _fetch_right(remote: Remote, partial: PartialFile, name: str, reporter: Repo
     file = remote.file
     progress = _Progress(f"downloading {name}", file.size, reporter)
     patience = Patience(file.path, file.size, partial.received)
-    following = _Following(partial)
+    hasher = _FileHasher(partial)
     several = True  # use several connections if they are faster
     while partial.gaps():
         with Connections(remote, partial, patience) as connections:
-            _follow(connections, following, progress, several, begin)
+            _follow(connections, hasher, progress, several, begin)
         if connections.error is not None:
             raise _named(connections.error, file.path)
         if connections.other_version:
@@ -79,11 +79,11 @@ def _fetch_right(remote: Remote, partial: PartialFile, name: str, reporter: Repo
             trouble = TryAgain("the file on the server has changed")
             patience.wait_after(trouble, partial.received)
             partial.clear()
-            following, several = _Following(partial), False
+            hasher, several = _FileHasher(partial), False
     progress.tell(file.size)
-    following.finish(f"checking {name}", reporter)
+    hasher.finish(f"checking {name}", reporter)
     partial.sync()
-    seen = following.hexdigest()
+    seen = hasher.hexdigest()
     if file.sha256 not in (None, seen):
         raise IntegrityError(f"wrong sha256: {seen}, expected {file.sha256}")
     _require_begin(partial, begin)
@@ -95,7 +95,7 @@ def _require_begin(partial: PartialFile, begin: bytes) -> None:
         raise _NotGGUF
 
 
-def _follow(connections: Connections, following: _Following, progress: _Progress, several: bool, begin: bytes) -> None:
+def _follow(connections: Connections, hasher: _FileHasher, progress: _Progress, several: bool, begin: bytes) -> None:
     """Hash, sync, report progress and adjust the number of connections while the other threads download."""
     partial = connections.partial
     received = synced = partial.received
@@ -105,7 +105,7 @@ def _follow(connections: Connections, following: _Following, progress: _Progress
         if not looked_at and partial.frontier >= len(begin):  # stop early if it is not a GGUF file
             _require_begin(partial, begin)
             looked_at = True
-        if not following.advance():
+        if not hasher.advance():
             connections.wait(_TICK_S)
         received = partial.received
         progress.tell(min(received, partial.size - 1))  # 100 % is shown when all threads have ended
@@ -123,7 +123,7 @@ def _follow(connections: Connections, following: _Following, progress: _Progress
             connections.resize(growth.advise(now, received, missing, connections.limit))
 
 
-class _Following:
+class _FileHasher:
     """An incremental sha256 that follows the contiguous start of the partial file.
 
     It reads the bytes back from the file, usually from the page cache. This handles out-of-order bytes from several
@@ -164,12 +164,12 @@ class _Progress:
 
     def __init__(self, label: str, total: int, reporter: Reporter) -> None:
         self._label, self._total, self._reporter = label, total, reporter
-        self._told, self._when = -1, 0.0
+        self._reported, self._when = -1, 0.0
 
     def tell(self, done: int) -> None:
         now = time.monotonic()
-        if done != self._told or now - self._when >= _AGAIN_S:
-            self._told, self._when = done, now
+        if done != self._reported or now - self._when >= _AGAIN_S:
+            self._reported, self._when = done, now
             self._reporter.progress(self._label, done, self._total)
 
     def note(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""A lock between processes, with a callback for those that must wait."""
+"""An inter-process lock that calls a function when it has to wait."""
 
 from __future__ import annotations
 

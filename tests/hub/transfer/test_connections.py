@@ -204,7 +204,7 @@ def test_after_a_minute_without_failures_there_may_be_more_again(
     made = Connections(remote(hub), partial, Patience("big.gguf", FILE.size, 0))
     made._claims += [Claim(0, 10), Claim(10, 20)]
     assert not made.refused
-    assert not made._may_go_on(made._claims[0], TryAgain("busy"))
+    assert not made._may_retry(made._claims[0], TryAgain("busy"))
     assert made.refused
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + connections._HOLD_BACK_S)

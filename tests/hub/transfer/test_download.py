@@ -317,7 +317,7 @@ def test_a_version_with_another_name_is_gone_on_with_where_the_sha256_decides(
 
 def removing(monkeypatch: pytest.MonkeyPatch, blob: Path, times: int) -> None:
     """Another process removes the blob, so often, in the moment before the links are put."""
-    put, left = download_module._is_somewhere, [times]
+    put, left = download_module._is_present, [times]
 
     def first(goal: object) -> bool:
         if goal.final == blob and left[0]:  # type: ignore[attr-defined]
@@ -325,7 +325,7 @@ def removing(monkeypatch: pytest.MonkeyPatch, blob: Path, times: int) -> None:
             blob.unlink()
         return put(goal)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(download_module, "_is_somewhere", first)
+    monkeypatch.setattr(download_module, "_is_present", first)
 
 
 def test_what_was_removed_before_its_link_was_put_is_fetched_again(
