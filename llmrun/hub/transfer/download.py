@@ -1,4 +1,4 @@
-"""Download of a model's files to their final places. Files become visible only when the whole model is verified."""
+"""Download of a model's files to their final places. A model becomes visible only when all its files are complete."""
 
 from __future__ import annotations
 
