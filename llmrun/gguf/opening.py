@@ -22,7 +22,7 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
 )
 
-# What a mistyped path can end in.
+# The errors that a mistyped path can cause.
 _NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -47,7 +47,7 @@ def opened(path: Path) -> FileIO:
     if kind == FOLDER:
         raise ModelNotFound(f"not a model file: {shown(str(path), 300)}: a folder", hint="Name the .gguf file in it.")
     if kind:
-        # Opening a named pipe would wait for a writer for ever.
+        # Opening a named pipe would block until a writer opens it.
         raise ModelFileError(f"not a regular file: {shown(str(path), 300)}: {kind}", hint=NAME_A_FILE)
     return path.open("rb", buffering=0)
 

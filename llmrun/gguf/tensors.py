@@ -118,17 +118,16 @@ def _check_role(cursor: Cursor, name: str, type_: WeightType) -> None:
 
 
 def _placed(cursor: Cursor, relative: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
-    """The same tensors with offsets from the start of the file, each where the one before it ends."""
+    """Return the tensors with offsets from the start of the file. Checks that they are contiguous."""
     start = cursor.position
     expected = end = 0
     placed: dict[str, TensorInfo] = {}
     for name, tensor in relative.items():
         where, offset = shown(name), start + tensor.offset
         if tensor.offset != expected:
-            end = f"{expected}, the end of the previous tensor"
-            raise cursor.bad(where, f"offset must be {end}, not {tensor.offset}")
+            raise cursor.bad(where, f"offset must be {expected}, the end of the previous tensor, not {tensor.offset}")
         if offset % LEAST_ALIGNMENT:
-            raise cursor.bad(where, f"begins at byte {offset}, must be a multiple of {LEAST_ALIGNMENT}")
+            raise cursor.bad(where, f"offset must be a multiple of {LEAST_ALIGNMENT}, not {offset}")
         placed[name] = TensorInfo(name, tensor.type, tensor.shape, offset, tensor.nbytes)
         end = offset + tensor.nbytes
         expected += -(-tensor.nbytes // alignment) * alignment

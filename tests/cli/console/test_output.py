@@ -149,9 +149,9 @@ def test_notes_wrap_at_words_on_a_terminal_and_stay_whole_elsewhere(monkeypatch:
     stderr = Terminal()
     use(monkeypatch, io.StringIO(), stderr).note(text)
     assert stderr.getvalue() == "note: the first words fill most of the\nrow, qwen3:8b follows\n"
-    stderr = io.StringIO()
-    use(monkeypatch, io.StringIO(), stderr).note(text)
-    assert stderr.getvalue() == f"note: {text}\n"
+    log = io.StringIO()
+    use(monkeypatch, io.StringIO(), log).note(text)
+    assert log.getvalue() == f"note: {text}\n"
 
 
 def test_a_command_in_a_hint_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
