@@ -1,4 +1,4 @@
-"""Whether the Hub still has what the catalogue promises, and the exact sizes and sha256 that nobody had quoted yet."""
+"""Comparison of the catalogue with the Hub: missing or changed files, and exact sizes and sha256 to fill in."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ANSWER_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class CatalogFinding:
-    """What the Hub says of one quantization of one model.
+    """The result of comparing one quantization of a model with the Hub.
 
-    wrong    what does not hold, in a few words; "" where all does
-    files    as the Hub has them; () where it does not
+    wrong    what differs from the catalogue, in a few words; "" if nothing does
+    files    the files as the Hub lists them; () if it does not have them
     lacking  whether the catalogue lacks a size or a sha256 that the Hub knows
     """
 
@@ -33,8 +33,10 @@ class CatalogFinding:
 
 
 def check_entry(entry: CatalogEntry, listings: dict[str, Mapping[str, RemoteFile] | str]) -> Iterator[CatalogFinding]:
-    """A finding for each file of the Hub. `listings` keeps what was asked for: a repository's files, or why there are
-    none. Raises NetworkError when the Hub cannot be reached."""
+    """Yield a finding for each source on the Hub. Raises NetworkError if the Hub cannot be reached.
+
+    listings  a cache that this function fills: repository -> its files, or the reason why it has none
+    """
     for quant in entry.quants.values():
         for source in quant.sources:
             if isinstance(source, HubSource):
@@ -44,12 +46,15 @@ def check_entry(entry: CatalogEntry, listings: dict[str, Mapping[str, RemoteFile
 
 
 def ask_hub(repository: str) -> Mapping[str, RemoteFile]:
-    """The GGUF files of a repository by their paths. Raises ModelNotFound for one that is not there (or not for us),
-    and NetworkError for a Hub that cannot be reached or does not answer as one."""
+    """Return the GGUF files of a repository by path.
+
+    Raises ModelNotFound if the repository does not exist or access is denied, and NetworkError if the Hub cannot be
+    reached or sends an invalid answer.
+    """
     try:
         from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
         from huggingface_hub.hf_api import HfApi
-    except ValueError as error:  # it takes HF_ENDPOINT apart while it is imported
+    except ValueError as error:  # huggingface_hub parses HF_ENDPOINT on import
         raise NetworkError(f"network settings: {error}", hint="check HF_ENDPOINT") from error
     import httpx2
 
@@ -102,8 +107,10 @@ def _difference(expected: Expected, file: RemoteFile) -> str:
 
 
 def with_facts(text: str, finding: CatalogFinding) -> str:
-    """The text of a models.toml with the sizes and sha256 of a finding written into its line. Raises LlmrunError where
-    there is no such line: one `quants.NAME = { ... }` under a heading of its own."""
+    """Return the text of a models.toml with the sizes and sha256 of a finding filled in.
+
+    Raises LlmrunError unless the quantization is a single line `quants.NAME = { ... }` under its model's heading.
+    """
     name = re.escape(finding.entry)
     heading = re.search(rf'^\[models\.(?:"{name}"|{name})\]$', text, re.MULTILINE)
     line = re.compile(rf"^quants\.{re.escape(finding.quant)} = \{{ (?P<facts>[^\n]*) \}}$", re.MULTILINE)

@@ -1,7 +1,7 @@
-"""models.toml as it is written: read key by key, so that every refusal can say where it stands.
+"""Parsing of models.toml, key by key, so that every error can name the file, the entry and the key.
 
-What a key means is told at the top of models.toml. The file that comes with llmrun has hundreds of entries, and one is
-asked for: an entry is read when it is asked for (a test reads them all), the user's own file as a whole.
+The top of models.toml documents the keys. The file that ships with llmrun has hundreds of entries and a run needs one
+of them, so entries are parsed on demand; a test parses them all. The user's own file is always parsed completely.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CatalogFile:
-    """The tables of one file, not yet read further.
+    """The tables of one file, before their entries are parsed.
 
-    aliases       other names, and whose they are
-    repositories  of the Hub, and the names of the models that have files there
+    aliases       alias -> model name
+    repositories  repository on the Hub -> names of the models with files there
     """
 
     path: Path
@@ -46,7 +46,7 @@ class CatalogFile:
 
 
 def read_file(path: Path) -> CatalogFile:
-    """Raises UsageError naming the file, and the table that does not belong there."""
+    """Read the tables of a models.toml. Raises UsageError for invalid TOML and for unknown tables."""
     import tomllib
 
     try:
@@ -73,7 +73,7 @@ def read_text(path: Path) -> str:
 
 
 def read_shortnames(file: CatalogFile) -> dict[str, str]:
-    """Names, lower case, and what each stands for."""
+    """Return the short names, in lower case, and the model that each stands for."""
     shortnames = {}
     for name, target in file.shortnames.items():
         if not isinstance(target, str) or not target or not target.isprintable():
@@ -83,7 +83,7 @@ def read_shortnames(file: CatalogFile) -> dict[str, str]:
 
 
 class _Keys:
-    """The keys of one table, taken one after the other."""
+    """A reader for the keys of one table. Each method removes the key that it returns."""
 
     def __init__(self, path: Path, name: str, table: object) -> None:
         self.path, self.name = path, name
@@ -154,7 +154,7 @@ class _Keys:
 
 
 def read_family(path: Path, name: str, table: object) -> dict[str, Any]:
-    """Facts that the models of a family share, by the names of CatalogEntry, and `usual`."""
+    """Return the facts that all models of a family share, keyed by the field names of CatalogEntry, and `usual`."""
     keys = _Keys(path, f"families.{name}", table)
     if not _FAMILY.fullmatch(name):
         raise keys.wrong("name", name, "lower-case letters, digits, . _ -")
@@ -166,7 +166,10 @@ def read_family(path: Path, name: str, table: object) -> dict[str, Any]:
 
 
 def read_entry(path: Path, name: str, table: object, family: Mapping[str, Any]) -> CatalogEntry:
-    """`family` is what `read_family` gave. Raises UsageError naming the file, the entry and the key."""
+    """Parse the entry of one model. Raises UsageError with the file, the entry and the key.
+
+    family  the result of `read_family`
+    """
     keys = _Keys(path, name, table)
     if not NAME.fullmatch(name):
         raise keys.wrong("name", name, "lower-case letters, digits, . _ - and at most one :")
@@ -192,7 +195,7 @@ def read_entry(path: Path, name: str, table: object, family: Mapping[str, Any]) 
 
 
 def _shared_facts(keys: _Keys) -> dict[str, Any]:
-    """What a family or one of its models can say."""
+    """Return the facts that may be given for a family or for a single model."""
     facts: dict[str, Any] = {}
     if "license" in keys.left:
         facts["license"] = keys.line("license")
@@ -289,7 +292,7 @@ def _gguf_file(keys: _Keys) -> str:
 
 
 def _expected(keys: _Keys, file: str) -> tuple[Expected, ...]:
-    """The files, with the sizes and sha256 that are written down: one value, or a list with one for each shard."""
+    """Return the files with their sizes and sha256, where given: one value, or a list with one per shard."""
     names = [path.rsplit("/", 1)[-1] for path in shards_of(file)]
     sizes: list[int | None] = [None] * len(names)
     digests: list[str | None] = [None] * len(names)

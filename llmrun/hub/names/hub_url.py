@@ -1,4 +1,4 @@
-"""Addresses of the web: pages and files of the Hub become a HubSource, other .gguf files a UrlSource."""
+"""Parsing of web addresses: URLs of the Hub become a HubSource, URLs of other .gguf files a UrlSource."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _NOT_MODELS = frozenset({"datasets", "spaces", "docs", "models", "collections", 
 
 
 def hub_source_of(url: str) -> HubSource | None:
-    """`/owner/name`, `/owner/name/blob/main/file.gguf` (or resolve, raw) and `/owner/name/tree/main` of the Hub, or of
-    the host in HF_ENDPOINT; None for another host. Raises UsageError for a page of the Hub that is no model."""
+    """Parse the URL of a model or file on the Hub, or on the host in HF_ENDPOINT; return None for other hosts.
+
+    The path is `/owner/name`, `/owner/name/tree/main` or `/owner/name/blob/main/file.gguf`, where `resolve` and `raw`
+    may replace `blob`. Raises UsageError for any other page of the Hub.
+    """
     from urllib.parse import unquote
 
     split = _split(url)
@@ -52,8 +55,11 @@ def hub_source_of(url: str) -> HubSource | None:
 
 
 def url_source_of(url: str) -> tuple[UrlSource, str]:
-    """A file of any web server, and its name. Raises UsageError for what is not the address of a .gguf file, and for
-    http:// to another machine: nothing would say that the bytes are the server's."""
+    """Parse the URL of a .gguf file on any web server, and return its source and file name.
+
+    Raises UsageError if the URL is not that of a .gguf file, or uses http:// to another machine: without TLS, nothing
+    shows that the bytes come from that server.
+    """
     from urllib.parse import unquote
 
     split = _split(url)
