@@ -1,4 +1,4 @@
-"""GPUs, and llama.cpp, which alone can use them."""
+"""The doctor's checks of GPUs, and of llama.cpp, the only backend that uses them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def look_at_gpus(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_llama(machine: Machine) -> Iterator[Finding]:
-    """llama.cpp is optional: whatever is wrong with it is a note."""
+    """Check llama-cpp-python. It is optional, so all of its failures are only notes."""
     trial = try_llama()
     flags, needed = build_flags(machine.gpus)
     if trial is None:
@@ -87,7 +87,7 @@ def _for_the_gpu(needed: str) -> str:
 
 
 def _after_a_failure(trial: LlamaTrial, flags: str) -> tuple[str, str]:
-    """(advice, flags for CMake). With AMX a known fault of a compiler is the likeliest."""
+    """Return (advice, CMake flags). For a crash on a processor with AMX, the likeliest cause is a compiler bug."""
     if trial.crashed and _has_amx():
         return "Build it without AMX:", f"{flags} {WITHOUT_AMX}".strip()
     if trial.crashed:

@@ -1,4 +1,4 @@
-"""The Python that runs this, and the libraries that llmrun cannot do without."""
+"""The doctor's checks of the Python interpreter and the libraries that llmrun requires."""
 
 from __future__ import annotations
 

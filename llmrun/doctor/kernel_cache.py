@@ -1,4 +1,4 @@
-"""The folder of compiled kernels: what is in it, whether it is whole, and whether more can be kept."""
+"""The doctor's check of the cache of compiled kernels: its contents, damaged entries, and whether it is writable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether models can be downloaded. Those that are here run without any network."""
+"""The doctor's check of the network. Only downloads need it; local models run without it."""
 
 from __future__ import annotations
 

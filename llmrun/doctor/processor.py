@@ -1,4 +1,4 @@
-"""The processor, and the instructions that the kernels use on it."""
+"""The doctor's checks of the processor and of the instruction level that kernels use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
 
 
 def look_at_level(machine: Machine) -> Iterator[Finding]:
-    """The level that was chosen, after its trial; a level that failed its own is a note."""
+    """Check the chosen instruction level, which llmrun tests before use. A level that fails its test is a note."""
     del machine
     from llmrun.compiled.levels import PORTABLE, host_levels, host_target
 

@@ -21,7 +21,7 @@ LISTING = {"place": 110}
 
 @dataclass(frozen=True, slots=True)
 class DoctorFlags:
-    """What was typed, in the order of --help."""
+    """The flags of `llmrun doctor`, in the order of --help."""
 
     json: options.Json = False
     offline: options.Offline = False
@@ -30,7 +30,7 @@ class DoctorFlags:
     debug: options.Debug = False
 
     def settings(self) -> Settings:
-        """Return this run's settings, and apply them to `out`. The report names those that are wrong."""
+        """Return the settings of this run, and apply them to `out`. The report lists any invalid settings."""
         given: dict[str, object] = {"offline": self.offline or None, "quiet": self.quiet or None}
         settings, _ = load_sound_settings(given)
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color

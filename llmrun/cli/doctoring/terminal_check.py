@@ -1,4 +1,4 @@
-"""What the terminal can show, as llmrun judges it."""
+"""The doctor's check of the terminal: its width, colors and encoding, as llmrun detects them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def look_at_terminal(machine: Machine) -> Iterator[Finding]:
 
 
 def _takes_utf8() -> bool:
-    """By the locale's variables: Python itself writes UTF-8 whatever they say, and where none is set a terminal of
-    today takes it."""
+    """Return whether the locale's variables allow UTF-8.
+
+    Python writes UTF-8 whatever they say. If none is set, UTF-8 is assumed, since today's terminals support it.
+    """
     named = next((os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)), "")
     return named in ("", "C", "POSIX") or "utf8" in named.lower().replace("-", "")
