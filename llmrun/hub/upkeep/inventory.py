@@ -213,7 +213,7 @@ def _catalogue() -> Catalog | None:
 
 
 def _own(taken: Collection[str]) -> Iterator[Model]:
-    """Yield the models in our own folder and its `web` folders. A model without a usable record is named by its path."""
+    """Yield the models in our own folder and its `web` folders, named by their records or else by their paths."""
     folders = [places.models_folder(), *folders_in(places.models_folder() / "web")]
     for folder in folders:
         present = {entry.name: Path(entry.path) for entry in entries(folder) if is_file(entry)}
