@@ -267,7 +267,7 @@ def test_without_variables_the_folders_are_the_platforms(monkeypatch: pytest.Mon
 
 def test_a_home_that_does_not_exist_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_DATA_DIR", "~no-such-user-here/x")
-    with pytest.raises(UsageError, match="LLMRUN_DATA_DIR: '~no-such-user-here/x'"):
+    with pytest.raises(UsageError, match="LLMRUN_DATA_DIR: the home directory in '~no-such-user-here/x'"):
         data_folder()
 
 

@@ -20,13 +20,13 @@ Check = Callable[[Machine], Iterable[Finding]]
 _CHECKS = (
     ("Python", "Python", "interpreter", "look_at_python"),
     ("Processor", "the processor", "processor", "look_at_processor"),
-    ("Processor", "the instructions that kernels use", "processor", "look_at_level"),
+    ("Processor", "the instruction level", "processor", "look_at_level"),
     ("Memory", "the memory", "memory", "look_at_memory"),
-    ("Memory", "the speed of memory and processor", "memory", "measure_speed"),
+    ("Memory", "the speed of the memory", "memory", "measure_speed"),
     ("GPU", "GPUs", "graphics", "look_at_gpus"),
     ("llama.cpp", "llama.cpp", "graphics", "look_at_llama"),
     ("Files", "compiled kernels", "kernel_cache", "look_at_kernels"),
-    ("Files", "the folders of models", "folders", "look_at_folders"),
+    ("Files", "the model folders", "folders", "look_at_folders"),
     ("Settings", "the settings", "folders", "look_at_settings"),
     ("Network", "the network", "network", "look_at_hub"),
 )
@@ -56,7 +56,7 @@ def examine(machine: Machine, doing: Callable[[str], None], more: Iterable[tuple
     """
     report = Report()
     for section, what, module, function in _CHECKS:
-        doing(f"looking at {what}")
+        doing(f"checking {what}")
         report.findings += _findings_of(section, function, partial(_look, module, function, machine), report.traces)
     for section, check in more:
         report.findings += _findings_of(section, check.__name__, partial(check, machine), report.traces)
@@ -80,5 +80,7 @@ def _findings_of(
         yield Finding(section, f"failed_{name}", PROBLEM, str(error), advice_of(error))
     except Exception as error:  # noqa: BLE001 - a bug in one check must not hide the results of the others
         traces.append(traceback.format_exc())
-        words = f"cannot be looked at: {type(error).__name__}: {error}"
-        yield Finding(section, f"failed_{name}", NOTE, words, "Run again with --debug, and report what it shows.")
+        words = f"this check failed: {type(error).__name__}: {error}"
+        yield Finding(
+            section, f"failed_{name}", NOTE, words, "Run `llmrun doctor --debug`, and report its output as a bug."
+        )

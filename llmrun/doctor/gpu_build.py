@@ -24,14 +24,14 @@ def build_flags(gpus: Sequence[Gpu]) -> tuple[str, str]:
     makers = [gpu.maker for gpu in gpus if gpu.driver]
     if "NVIDIA" in makers:
         has_compiler = shutil.which("nvcc") is not None or _CUDA.exists()
-        return "-DGGML_CUDA=on", "" if has_compiler else "the CUDA toolkit (nvcc), which was not found"
+        return "-DGGML_CUDA=on", "" if has_compiler else "the CUDA toolkit (nvcc)"
     if "Apple" in makers:
         return "-DGGML_METAL=on", ""
     if "AMD" in makers and (shutil.which("hipcc") is not None or _ROCM.exists()):
         return "-DGGML_HIP=on", ""
     if makers:
         has_compiler = shutil.which("glslc") is not None
-        return "-DGGML_VULKAN=on", "" if has_compiler else "the Vulkan SDK (glslc), which was not found"
+        return "-DGGML_VULKAN=on", "" if has_compiler else "the Vulkan SDK (glslc)"
     return "", ""
 
 

@@ -25,13 +25,13 @@ def look_at_memory(machine: Machine) -> Iterator[Finding]:
     facts = {name: system.get(name) for name in names}
     total, free = system.get("memory_bytes"), system.get("memory_free")
     if not total or free is None:
-        yield Finding(SECTION, "memory", NOTE, "the system does not tell how much there is", facts=facts)
+        yield Finding(SECTION, "memory", NOTE, "the system does not report the amount of memory", facts=facts)
         return
     words = f"{format_bytes(free)} of {format_bytes(total)} free"
     if system.get("memory_type") and system.get("memory_mts"):
         words += f", {system['memory_modules']}× {system['memory_type']}-{system['memory_mts']}"
     little = free < min(_LITTLE, total // 8)
-    advice = "Close other programs, or take a smaller model: what is swapped out is slow." if little else ""
+    advice = "Close other programs or use a smaller model, because swapping is slow." if little else ""
     yield Finding(SECTION, "memory", NOTE if little else OK, words, advice, facts=facts)
 
 
@@ -52,15 +52,15 @@ def measure_speed(machine: Machine) -> Iterator[Finding]:
         with kernel_warnings_told(trouble.append):
             measured = limits.MachineLimits(threads, n_bytes)
     except UsageError:
-        words = "not measured: no instruction level is chosen"
+        words = "not measured: no valid instruction level is selected"
         yield Finding(SECTION, "speed", NOTE, words, facts=_speeds(threads))
         return
     except LlmrunError as error:
-        words = f"a kernel could not be made: {error}"
+        words = f"a kernel could not be compiled: {error}"
         yield Finding(SECTION, "speed", PROBLEM, words, advice_of(error), facts=_speeds(threads))
         return
     read, multiply = _best(measured.read_bandwidth), _best(measured.multiply_rate)
-    words = f"read at {format_bandwidth(read)}; {format_number(multiply / 1e9)} billion int8 products a second"
+    words = f"{format_bandwidth(read)} read; {format_number(multiply / 1e9)} billion int8 products per second"
     words += f" ({counted(threads, 'thread')})"
     yield Finding(SECTION, "speed", OK, words, facts=_speeds(threads, read, multiply))
 

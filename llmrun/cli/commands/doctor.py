@@ -1,6 +1,6 @@
-"""Look at this machine: what works, and what to do where something does not.
+"""Check this machine and explain how to fix problems.
 
-The exit code is 1 if something that llmrun needs is broken; anything missing but not needed is a note.
+The exit code is 1 if something that llmrun needs does not work. Missing optional parts are only notes.
 
 Examples:
     llmrun doctor

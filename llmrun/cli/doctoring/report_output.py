@@ -82,4 +82,4 @@ def _verdict(report: Report) -> Text:
     if report.works:
         return Text.assemble(("Everything that llmrun needs works", "green"), f"; {notes}.")
     problems = counted(report.count(PROBLEM), "problem")
-    return Text.assemble((f"{problems}", "bold red"), f" to mend, {notes}.")
+    return Text.assemble((f"{problems}", "bold red"), f" to fix, {notes}.")

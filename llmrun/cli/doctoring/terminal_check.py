@@ -27,14 +27,14 @@ def look_at_terminal(machine: Machine) -> Iterator[Finding]:
         "term": os.environ.get("TERM"),
     }
     if not terminal:
-        yield Finding(SECTION, "terminal", OK, "the output goes to a file or a pipe: plain text", facts=facts)
+        yield Finding(SECTION, "terminal", OK, "the output goes to a file or a pipe, so it is plain text", facts=facts)
         return
-    words = f"{columns()} columns, {'colors' if color else 'no colors'}, {'UTF-8' if utf8 else 'not set to UTF-8'}"
+    words = f"{columns()} columns, {'colors' if color else 'no colors'}, {'UTF-8' if utf8 else 'not UTF-8'}"
     if not utf8:
-        advice = "Text that is not ASCII may look wrong, until the locale is UTF-8:"
+        advice = "Text other than ASCII may look wrong. To use a UTF-8 locale:"
         yield Finding(SECTION, "terminal", NOTE, words, advice, "export LC_ALL=C.UTF-8", facts)
     elif columns() < _NARROW:
-        yield Finding(SECTION, "terminal", NOTE, f"{words}; tables need {_NARROW}", facts=facts)
+        yield Finding(SECTION, "terminal", NOTE, f"{words}; tables need at least {_NARROW}", facts=facts)
     else:
         yield Finding(SECTION, "terminal", OK, words, facts=facts)
 

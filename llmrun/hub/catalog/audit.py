@@ -62,15 +62,15 @@ def ask_hub(repository: str) -> Mapping[str, RemoteFile]:
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="llmrun")
         info = api.model_info(repository, files_metadata=True, timeout=ANSWER_SECONDS)
     except RepositoryNotFoundError as error:
-        raise ModelNotFound("no such repository, or not a public one") from error
+        raise ModelNotFound("the repository does not exist or is private") from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403, 404):
-            raise ModelNotFound(f"not for us (HTTP {status})") from error
-        raise NetworkError(f"the Hub refused (HTTP {status})") from error
+            raise ModelNotFound(f"not accessible (HTTP {status})") from error
+        raise NetworkError(f"the Hub refused the request (HTTP {status})") from error
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:
         words = "".join(letter for letter in str(error).split("\n")[0] if letter.isprintable())
-        raise NetworkError(f"the Hub is not reached: {words[:160] or type(error).__name__}") from error
+        raise NetworkError(f"cannot reach the Hub: {words[:160] or type(error).__name__}") from error
     return {
         sibling.rfilename: RemoteFile(sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else None)
         for sibling in info.siblings or ()
@@ -90,7 +90,7 @@ def _compare(entry: str, quant: Quant, source: HubSource, listing: Mapping[str, 
         return CatalogFinding(entry, quant.name, source, listing)
     paths = shards_of(source.file or "")
     if missing := [path for path in paths if path not in listing]:
-        return CatalogFinding(entry, quant.name, source, f"no file {missing[0]}")
+        return CatalogFinding(entry, quant.name, source, f"{missing[0]} is missing on the Hub")
     files = tuple(listing[path] for path in paths)
     pairs = list(zip(quant.files, files, strict=True))
     wrong = "; ".join(filter(None, (_difference(expected, file) for expected, file in pairs)))
@@ -100,9 +100,9 @@ def _compare(entry: str, quant: Quant, source: HubSource, listing: Mapping[str, 
 
 def _difference(expected: Expected, file: RemoteFile) -> str:
     if expected.size is not None and expected.size != file.size:
-        return f"{file.size:,} bytes there, {expected.size:,} here"
+        return f"{file.size:,} bytes on the Hub, {expected.size:,} in the catalogue"
     if expected.sha256 is not None and file.sha256 is not None and expected.sha256 != file.sha256:
-        return f"sha256 {file.sha256[:12]}... there, {expected.sha256[:12]}... here"
+        return f"sha256 {file.sha256[:12]}... on the Hub, {expected.sha256[:12]}... in the catalogue"
     return ""
 
 

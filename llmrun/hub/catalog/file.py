@@ -160,7 +160,7 @@ def read_family(path: Path, name: str, table: object) -> dict[str, Any]:
         raise keys.wrong("name", name, "lower-case letters, digits, . _ -")
     facts = _shared_facts(keys)
     if "usual" in keys.left:
-        facts["usual"] = keys.matched("usual", _FAMILY, "what follows the : in the name of a model")[0]
+        facts["usual"] = keys.matched("usual", _FAMILY, "the part after the : in a model's name")[0]
     keys.finish()
     return facts
 
@@ -206,7 +206,7 @@ def _shared_facts(keys: _Keys) -> dict[str, Any]:
     if "end_of_turn" in keys.left:
         facts["end_of_turn"] = tuple(keys.lines("end_of_turn", "a list of tokens, as text"))
     if "thinking" in keys.left:
-        rule = "two tags, or none: []"
+        rule = "a list of two tags, or []"
         tags = keys.lines("thinking", rule)
         if len(tags) not in (0, 2):
             raise keys.wrong("thinking", tags, rule)
@@ -257,7 +257,7 @@ def _quants(keys: _Keys, repository: str | None) -> dict[str, Quant]:
 def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Quant:
     keys = _Keys(entry.path, f"{entry.name}: quants.{name}", table)
     if quantization_named(name) != name:
-        raise keys.wrong("name", name, "a quantization, as file names have it: Q4_K_M, IQ4_XS, MXFP4, F16")
+        raise keys.wrong("name", name, "a quantization as in file names: Q4_K_M, IQ4_XS, MXFP4, F16")
     first: Source
     if "url" in keys.left:
         url = keys.matched("url", _URL, "https://.../name.gguf")
@@ -267,7 +267,7 @@ def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Qu
         if "repository" in keys.left:
             repository = keys.repository()
         if repository is None:
-            raise keys.refusal("repository", "missing, here and in the entry")
+            raise keys.refusal("repository", "missing both here and in the entry")
         first = HubSource(repository, file)
     sources: list[Source] = [first]
     if "pypi" in keys.left:
@@ -280,7 +280,7 @@ def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Qu
 
 
 def _gguf_file(keys: _Keys) -> str:
-    rule = "a path in the repository that ends in .gguf; of shards, the first"
+    rule = "a path in the repository that ends in .gguf (for a sharded model, the first shard)"
     file = keys.path_inside("file", rule)
     try:
         shards_of(file)
@@ -308,7 +308,7 @@ def _one_for_each(keys: _Keys, key: str, count: int, kind: type[T], holds: Any, 
     value = keys.left.pop(key)
     values = value if isinstance(value, list) else [value]
     if len(values) != count:
-        raise keys.refusal(key, f"{len(values)} given, the model has {count} files")
+        raise keys.refusal(key, f"{len(values)} given, {count} expected")
     for one in values:
         if type(one) is not kind or not holds(one):
             raise keys.wrong(key, one, rule)

@@ -144,8 +144,8 @@ class Catalog:
         if len(sizes) > 1:
             from llmrun.hub.names.suggestions import sizes_near
 
-            hint = f"say one of {sizes_near(family, sizes)}"
-            raise ModelNotFound(f"model: {family!r}: names {len(sizes)} models", hint=hint)
+            hint = f"choose one of {sizes_near(family, sizes)}"
+            raise ModelNotFound(f"model: {family!r}: the name matches {len(sizes)} models", hint=hint)
         return sizes[0] if sizes else None
 
     def _family(self, name: str) -> dict[str, Any]:
@@ -159,19 +159,19 @@ class Catalog:
             return entry, quant
         near = nearest_in_bits(quant, entry.quants)[:_MOST_QUANTS]
         near.sort(key=lambda name: (bits_of(name), entry.quants[name].estimated_size or 0))
-        hint = f"it comes as {', '.join(near)}"
+        hint = f"it is available as {', '.join(near)}"
         if len(entry.quants) > _MOST_QUANTS:
             hint += f"; `llmrun fit {entry.name}` lists all {len(entry.quants)}"
         repository = next((source.repository for source in _hub_sources(entry.quants[entry.default])), None)
         if repository:
             hint += f"; its repository may have more: hf:{repository}:{quant}"
-        raise ModelNotFound(f"model: {name!r}: {entry.name} is not listed as {quant}", hint=hint)
+        raise ModelNotFound(f"model: {name!r}: the catalogue does not list {quant} for {entry.name}", hint=hint)
 
     def _not_found(self, name: str) -> ModelNotFound:
         from llmrun.hub.names.suggestions import for_name
 
         return ModelNotFound(
-            f"model: {name[:300]!r}: not a name in the catalogue and not a file",
+            f"model: {name[:300]!r}: neither a model in the catalogue nor a file",
             hint=for_name(name, self.names(), self.other_names()),
         )
 

@@ -65,7 +65,7 @@ def hub_cache() -> Path:
 def repository_folder(repository: str) -> Path:
     segments = safe_segments(repository)
     if len(segments) != 2 or "--" in repository:  # the Hub forbids "--", which would make folder names ambiguous
-        raise UsageError(f"repository: {repository[:300]!r}: not owner/name")
+        raise UsageError(f"repository: {repository[:300]!r}: not in the form owner/name")
     return hub_cache() / ("models--" + "--".join(segments))
 
 
@@ -105,7 +105,7 @@ def shared_lock(repository: str, sha256: str) -> Path:
 def _name(file: str) -> str:
     """Return `file` if it is a safe file name without folders. Raises UsageError otherwise."""
     if len(safe_segments(file)) != 1:
-        raise UsageError(f"file name: {file[:300]!r}: in a folder")
+        raise UsageError(f"file name: {file[:300]!r}: must not contain a folder")
     return file
 
 

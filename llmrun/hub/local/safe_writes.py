@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20  # bytes read and hashed at a time
 SPARE = 64 << 20  # bytes to leave free, because a full disk disturbs every other program
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_ANOTHER_FOLDER = "set LLMRUN_DATA_DIR or HF_HOME to a folder you may write to"
+_ANOTHER_FOLDER = "set LLMRUN_DATA_DIR or HF_HOME to a folder that you can write to"
 
 
 @contextlib.contextmanager
@@ -31,12 +31,12 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise DoesNotFit(
-                f"disk: {path}: larger than this file system takes", hint="set HF_HOME to a folder on another disk"
+                f"disk: {path}: too large for this file system", hint="set HF_HOME to a folder on another disk"
             ) from error
         if error.errno in _FULL:
             raise DoesNotFit(
                 f"disk: {path.parent}: full, {_free_text(path.parent)}",
-                hint="make room: the download goes on from where it is, or set HF_HOME to a larger disk",
+                hint="free up space and retry to resume the download, or set HF_HOME to a folder on a larger disk",
             ) from error
         raise LlmrunError(
             f"disk: {error.filename or path}: cannot be written: {error.strerror or error}", hint=_ANOTHER_FOLDER
@@ -51,8 +51,8 @@ def require_space(folder: Path, needed: int, what: str) -> None:
         free = shutil.disk_usage(_existing(folder)).free
     if free < needed + SPARE:
         raise DoesNotFit(
-            f"disk: {folder}: {what} needs {needed:,} bytes and {SPARE:,} to spare, {free:,} are free",
-            hint="make room, or set LLMRUN_DATA_DIR and HF_HOME to folders on a larger disk",
+            f"disk: {folder}: {what} needs {needed:,} bytes plus {SPARE:,} in reserve, but {free:,} are free",
+            hint="free up space, or set LLMRUN_DATA_DIR and HF_HOME to folders on a larger disk",
         )
 
 
@@ -64,9 +64,9 @@ def _existing(folder: Path) -> Path:
 
 def _free_text(folder: Path) -> str:
     try:
-        return f"{shutil.disk_usage(_existing(folder)).free:,} bytes are free"
+        return f"{shutil.disk_usage(_existing(folder)).free:,} bytes free"
     except OSError as error:
-        return f"free bytes unknown ({error.strerror})"
+        return f"free space unknown ({error.strerror})"
 
 
 def make_folder(folder: Path, root: Path) -> None:
@@ -85,7 +85,7 @@ def make_folder(folder: Path, root: Path) -> None:
                 current.mkdir()
             if not Path(os.path.realpath(current)).is_relative_to(inside):
                 raise LlmrunError(
-                    f"disk: {current}: a link that leads out of {root}: not written through",
+                    f"disk: {current}: this link leads out of {root}, so nothing is written to it",
                     hint="move the whole folder with HF_HOME or LLMRUN_DATA_DIR, or remove the link",
                 )
             if not current.is_dir():

@@ -90,10 +90,10 @@ def _is_sound(candidate: Candidate, name: str, reporter: Reporter) -> bool:
             try:
                 known, hashed = digest(path, reporter, f"checking {name}"), True
             except OSError as error:
-                reporter.note(f"{path}: cannot be read: {error.strerror}; not used")
+                reporter.note(f"{path}: ignored because it cannot be read: {error.strerror}")
                 return False
         if must_be is not None and known != must_be:
-            reporter.note(f"{path}: damaged: sha256 {known}, expected {must_be}; not used")
+            reporter.note(f"{path}: ignored because it is damaged: its sha256 is {known}, expected {must_be}")
             return False
         seen.append(known or "")
     if hashed:

@@ -47,7 +47,7 @@ def shards_of(file: str) -> tuple[str, ...]:
         return (file,)
     number, count = int(match["number"]), int(match["count"])
     if number != 1 or not 1 <= count <= _MOST_SHARDS:
-        raise ValueError(f"{file}: shard {number} of {count}: a model is named by its first shard")
+        raise ValueError(f"{file}: shard {number} of {count}: name the first shard instead")
     ending = file[-len(".gguf") :]
     return tuple(f"{match['stem']}-{index:05}-of-{count:05}{ending}" for index in range(1, count + 1))
 
@@ -95,7 +95,7 @@ def safe_segments(path: str) -> tuple[str, ...]:
     for segment in segments:
         plain = _SEGMENT.fullmatch(segment) and len(segment) <= _MOST_SEGMENT and not segment.endswith((".", " "))
         if not plain or segment.split(".")[0].lower() in _RESERVED or len(segments) > _MOST_SEGMENTS:
-            raise UsageError(f"file name: {path[:300]!r}: not one that is safe to write")
+            raise UsageError(f"file name: {path[:300]!r}: not a safe file name")
     return segments
 
 

@@ -38,7 +38,7 @@ def hub_source_of(url: str) -> HubSource | None:
     else:
         repository, revision, file = parts, "main", []
     wrong = UsageError(
-        f"model: {url[:300]!r}: not the page of a model, or of a file in one", hint="say hf:owner/name/file.gguf"
+        f"model: {url[:300]!r}: not the URL of a model or a model file", hint="use hf:owner/name/file.gguf"
     )
     if len(repository) != 2 or repository[0] in _NOT_MODELS:
         raise wrong
@@ -64,14 +64,14 @@ def url_source_of(url: str) -> tuple[UrlSource, str]:
 
     split = _split(url)
     if split.scheme != "https" and not LOOPBACK.fullmatch(split.hostname or ""):
-        raise UsageError(f"model: {url[:300]!r}: http:// is for this machine only", hint="say https://")
+        raise UsageError(f"model: {url[:300]!r}: http:// is only allowed for this machine", hint="use https://")
     file = unquote(split.path.rpartition("/")[2])
     if not file.lower().endswith(".gguf"):
-        raise UsageError(f"model: {url[:300]!r}: not the address of a .gguf file")
+        raise UsageError(f"model: {url[:300]!r}: not the URL of a .gguf file")
     try:
         safe_segments(file)
     except UsageError:
-        raise UsageError(f"model: {url[:300]!r}: {file[:300]!r} is not a name that a file can be kept under") from None
+        raise UsageError(f"model: {url[:300]!r}: {file[:300]!r} is not a safe file name") from None
     return UrlSource(split._replace(fragment="").geturl()), file
 
 
@@ -80,14 +80,14 @@ def _split(url: str) -> SplitResult:
 
     try:
         if not url.isascii() or not url.isprintable() or any(letter in url for letter in ' \\"<>^`{|}'):
-            raise ValueError("a letter that addresses do not have: write it as %XX")
+            raise ValueError("it contains a character that must be written as %XX")
         split = urlsplit(url)
         if split.username is not None or split.password is not None:
-            raise ValueError("a name and a password do not belong into it")
+            raise ValueError("it must not contain a user name or password")
         if not split.hostname or split.port == 0:
-            raise ValueError("no host")
+            raise ValueError("it has no host name")
     except ValueError as error:
-        raise UsageError(f"model: {_without_password(url)[:300]!r}: not an address: {error}") from error
+        raise UsageError(f"model: {_without_password(url)[:300]!r}: not a valid URL: {error}") from error
     return split
 
 

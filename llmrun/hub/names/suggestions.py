@@ -18,7 +18,7 @@ _LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # also matches nonexiste
 def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> str:
     """Return a hint for an unknown model name. `models` are the known names ("qwen3:4b"), `others` their aliases."""
     if _is_file(name):
-        return f"to run the file of that name, say ./{name}"
+        return f"to run the file with that name, use ./{name}"
     wanted = name.lower()[:_LONGEST]
     families = list(dict.fromkeys(model.partition(":")[0] for model in models))
     all_names = [*models, *others, *families]
@@ -32,14 +32,14 @@ def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> st
         if begun := [size for size in sizes if re.match(re.escape(size) + _LIKE_A_QUANTIZATION, wanted)]:
             model = max(begun, key=len)
             return f"did you mean {model}? `llmrun fit {model}` lists its quantizations"
-        return f"{family} comes as {sizes_near(wanted, sizes)}"
+        return f"{family} is available as {sizes_near(wanted, sizes)}"
     related = [family for family in families if len(wanted) > 2 and (wanted in family or family in wanted)]
     more = f" `llmrun search {wanted}` lists all" if sum(wanted in family for family in related) > _MOST else ""
     if near := _near(wanted, all_names) or related[:_MOST]:
         return _did_you_mean(near) + more
     return (
         f"`llmrun search` lists the models of all {len(families)} families; "
-        "hf:owner/name is any repository of the Hub, ./NAME.gguf a file"
+        "use hf:owner/name for a repository on the Hub, or ./NAME.gguf for a file"
     )
 
 

@@ -104,7 +104,7 @@ def select(name: str, among: Sequence[Model]) -> Model:
         for model in among:
             if os.path.abspath(path) in map(os.path.abspath, model.files):  # noqa: PTH100
                 return model
-    hint = f"did you mean {hub_name}?" if hub_name else "see llmrun list"
+    hint = f"did you mean {hub_name}?" if hub_name else "`llmrun list` shows the models on this machine"
     raise ModelNotFound(f"model: {name!r}: not on this machine", hint=hint)
 
 

@@ -59,7 +59,9 @@ def removal_of(model: Model) -> Removal:
     if model.holder == OWN:
         return Removal(model.name, None, model.files, (), (record_path(model.path),))
     if model.holder != SHARED:
-        raise UsageError(f"{model.name}: not llmrun's to remove: {model.path}", hint=_how_they_remove(model))
+        raise UsageError(
+            f"{model.name}: llmrun does not remove other programs' models: {model.path}", hint=_how_they_remove(model)
+        )
     assert isinstance(model.source, HubSource)
     assert model.source.file is not None
     repository = read_repository(model.source.repository)
@@ -85,7 +87,7 @@ def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -
         if blob.parent == Path(os.path.realpath(repository.folder / "blobs")):
             blobs.append(blob)
         elif not is_inside(link, repository.folder):
-            notes.append(f"{link}: points out of the store: only the link is removed, {blob} stays")
+            notes.append(f"{link}: only the link is removed; its target {blob} is outside the cache and stays")
     kept = referenced(repository, except_for=frozenset(links))
     free = tuple(dict.fromkeys(blob for blob in blobs if blob not in kept))
     records = [record_path(link) for link in links if not link.is_symlink() or Path(os.path.realpath(link)) in free]
@@ -115,7 +117,8 @@ def remove(removal: Removal) -> int:
             _unlink(removal.blobs)
         except OSError as error:
             raise LlmrunError(
-                f"{removal.name}: {error.filename}: cannot be removed: {error.strerror}", hint="whose file is it?"
+                f"{removal.name}: {error.filename}: cannot be removed: {error.strerror}",
+                hint="check the file's owner and permissions",
             ) from error
         finally:
             if removal.repository is not None:
@@ -129,7 +132,7 @@ def refuse_linked_folders(repository: Repository) -> None:
     """Raise LlmrunError if one of a repository's folders is a link, which removal would follow."""
     for folder in (repository.folder, *(repository.folder / name for name in ("snapshots", "blobs", "refs"))):
         if folder.is_symlink():
-            raise LlmrunError(f"{folder}: a link to a folder: what is behind it is not removed")
+            raise LlmrunError(f"{folder}: this folder is a link, so nothing in it is removed")
 
 
 def referenced(repository: Repository, *, except_for: frozenset[Path] = frozenset()) -> set[Path]:

@@ -78,7 +78,7 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
     unread: list[str] = []
     digests = [_digest(path, model.name, reporter, missing, unread) for path in model.files]
     problems = [
-        f"{path}: sha256 {seen}, must be {wanted}"
+        f"{path}: sha256 is {seen}, expected {wanted}"
         for path, seen, wanted in zip(model.files, digests, expected, strict=True)
         if wanted and seen and seen != wanted
     ]
@@ -97,7 +97,7 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
 
 def _digest(path: Path, name: str, reporter: Reporter, missing: list[Path], unread: list[str]) -> str:
     try:
-        return digest(path, reporter, f"{name}: bytes")
+        return digest(path, reporter, f"hashing {name}")
     except FileNotFoundError:
         missing.append(path)
     except OSError as error:
@@ -125,14 +125,14 @@ def _unsound_tensors(file: GGUFFile, name: str, reporter: Reporter) -> Iterator[
         count, first = 0, -1
         for start, unsound in _checked_blocks(file, tensor):
             done += len(unsound) * tensor.type.block_bytes
-            reporter.progress(f"{name}: tensors", done, total)
+            reporter.progress(f"checking the tensors of {name}", done, total)
             if unsound.any():
                 first = first if count else start + int(np.argmax(unsound))
                 count += int(unsound.sum())
         if count:
             what = "weights" if tensor.type.block_weights == 1 else f"blocks of {tensor.type.name}"
             of = tensor.nbytes // tensor.type.block_bytes
-            yield f"{shown(tensor.name)}: {count:,} of {of:,} {what} hold a NaN or an infinity, the first is {first:,}"
+            yield f"{shown(tensor.name)}: {count:,} of {of:,} {what} contain NaN or infinity, first at {first:,}"
 
 
 def _checked_blocks(
