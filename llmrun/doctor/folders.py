@@ -69,5 +69,7 @@ def look_at_settings(machine: Machine) -> Iterator[Finding]:
             facts=facts | {"error": str(error)},
         )
         return
-    found = f"read from {shown_path(path)}" if path.is_file() else f"all defaults; no {shown_path(path)}"
+    found = (
+        f"read from {shown_path(path)}" if path.is_file() else f"all at their defaults; there is no {shown_path(path)}"
+    )
     yield Finding(SETTINGS, "settings", OK, found, facts=facts)

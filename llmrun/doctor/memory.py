@@ -60,7 +60,7 @@ def measure_speed(machine: Machine) -> Iterator[Finding]:
         yield Finding(SECTION, "speed", PROBLEM, words, advice_of(error), facts=_speeds(threads))
         return
     read, multiply = _best(measured.read_bandwidth), _best(measured.multiply_rate)
-    words = f"{format_bandwidth(read)} read; {format_number(multiply / 1e9)} billion int8 products per second"
+    words = f"{format_bandwidth(read)} read bandwidth; {format_number(multiply / 1e9)} billion int8 products per second"
     words += f" ({counted(threads, 'thread')})"
     yield Finding(SECTION, "speed", OK, words, facts=_speeds(threads, read, multiply))
 

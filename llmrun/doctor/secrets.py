@@ -14,7 +14,7 @@ from llmrun.hub.remote.ping import hub_token
 _NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL|AUTHORIZATION")
 _USER = re.compile(r"(?<=://)[^/?#\s]*@")
 _SHORTEST = 6  # characters; redacting shorter values would also hide ordinary words
-_INSTEAD = "[hidden]"
+_REDACTED = "[hidden]"
 
 
 class Secrets:
@@ -29,8 +29,8 @@ class Secrets:
     def hidden(self, text: str) -> str:
         """Redact the secrets in a text, and the user names and passwords in its URLs."""
         for value in self._values:
-            text = text.replace(value, _INSTEAD)
-        return _USER.sub(f"{_INSTEAD}@", text)
+            text = text.replace(value, _REDACTED)
+        return _USER.sub(f"{_REDACTED}@", text)
 
     def hidden_in(self, finding: Finding) -> Finding:
         return replace(

@@ -50,7 +50,7 @@ def show(report: Report) -> None:
     out.picture(_lines(report.findings))
     for finding in sorted(report.findings, key=lambda finding: finding.status != PROBLEM):  # problems first
         if finding.advice:
-            _tell_what_to_do(finding)
+            _print_advice(finding)
     out.answer("\n")
     out.picture(_verdict(report))
 
@@ -68,7 +68,7 @@ def _lines(findings: list[Finding]) -> Text:
     return Text("\n").join(lines)
 
 
-def _tell_what_to_do(finding: Finding) -> None:
+def _print_advice(finding: Finding) -> None:
     """Print a finding's advice. The command goes on a line of its own, unwrapped, so that it can be copied."""
     out.answer("\n")
     words = wrapped(f"{finding.section}: {finding.advice}", columns() - 2)

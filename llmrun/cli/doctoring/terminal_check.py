@@ -17,7 +17,7 @@ _NARROW = 60
 
 def look_at_terminal(machine: Machine) -> Iterator[Finding]:
     del machine
-    terminal, color, utf8 = is_terminal(sys.stdout), can_color(sys.stdout, out.color), _takes_utf8()
+    terminal, color, utf8 = is_terminal(sys.stdout), can_color(sys.stdout, out.color), _locale_is_utf8()
     facts = {
         "stdout_is_terminal": terminal,
         "stdin_is_terminal": is_terminal(sys.stdin),
@@ -39,7 +39,7 @@ def look_at_terminal(machine: Machine) -> Iterator[Finding]:
         yield Finding(SECTION, "terminal", OK, words, facts=facts)
 
 
-def _takes_utf8() -> bool:
+def _locale_is_utf8() -> bool:
     """Return whether the locale's variables allow UTF-8.
 
     Python writes UTF-8 whatever they say. If none is set, UTF-8 is assumed, since today's terminals support it.

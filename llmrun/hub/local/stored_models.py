@@ -36,7 +36,7 @@ _ABBREVIATED = re.compile(r"[0-9a-f]{7,40}")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The files of a model on this machine, and what is known about the files that they should be."""
+    """The files of a model on this machine, with their expected sizes and digests where known."""
 
     source: Source
     files: tuple[Path, ...]

@@ -40,7 +40,7 @@ def quantization_named(text: str) -> str:
 def shards_of(file: str) -> tuple[str, ...]:
     """Return all files of the model whose first file is `file`, in order: one file, or all of its shards.
 
-    Raises ValueError if `file` is not the first shard, or if its shard numbers are impossible.
+    Raises ValueError if `file` is not the first shard, or if its shard numbers are invalid.
     """
     match = _SHARD.fullmatch(file)
     if match is None:
@@ -83,7 +83,7 @@ def models_among(files: Collection[str]) -> dict[str, tuple[str, ...]]:
         try:
             shards = shards_of(file)
         except ValueError:
-            continue  # not the first shard, or impossible shard numbers
+            continue  # not the first shard, or invalid shard numbers
         if present.issuperset(shards):
             found[file] = shards
     return found

@@ -19,7 +19,7 @@ _BITS_IN_FILES = {1: 2.0, 2: 3.2, 3: 3.95, 4: 4.85, 5: 5.7, 6: 6.6, 8: 8.5}
 def weights_in(name: str) -> float | None:
     """Return the number of weights in a model's name, such as 4e9 for "qwen3:4b", or None if the name has none.
 
-    Names such as "gemma3n:e4b" also give None, because they count only the weights that are used at once.
+    Names such as "gemma3n:e4b" also give None, because they count only the effective weights.
     """
     match = _match(name)
     return None if match is None or match["effective"] else _number(match)

@@ -1,7 +1,8 @@
-"""A list of every GGUF model on this machine, whichever program downloaded it. Each has a name that finds it again.
+"""A list of every GGUF model on this machine, whichever program downloaded it, under a name that llmrun accepts.
 
-A model in the Hugging Face cache has its catalogue name, or `hf:owner/name:QUANTIZATION`, or a name with its file. The
-name of a model that a newer revision has replaced includes its commit. Only `facts_of` opens model files.
+The name of a model in the Hugging Face cache is its catalogue name, `hf:owner/name:QUANTIZATION` or
+`hf:owner/name/FILE`. If a newer revision has replaced the model, the name includes its commit. Only `facts_of` opens
+model files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SHORT = 10  # digits of a commit
 class Model:
     """A complete model, in one file or in shards.
 
-    name      the name that finds it again: `-m NAME`, `llmrun rm NAME`
+    name      the name to use in commands: `-m NAME`, `llmrun rm NAME`
     holder    the owner of its folder: SHARED, OWN, "ollama" or "lmstudio"; USERS for a file named by its path
     files     its files; the first one is the file to open
     size      the size of all files in bytes
@@ -227,7 +228,7 @@ def _own(taken: Collection[str]) -> Iterator[Model]:
 
 
 def _finds_it_again(record: ModelRecord) -> bool:
-    """Return whether a record's name leads back to its file. A URL without its signed query string does not."""
+    """Return whether a record's name identifies its file. A signed URL does not, because names omit the query."""
     if record.source.startswith("pypi:"):
         return True
     first = Path(record.files[0].path)

@@ -88,7 +88,7 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
         remember_digests(model.files, digests, name=model.name, source=str(model.source or model.path))
     tensors = 0
     if all(digests):
-        tensors, unsound = _looked_at(model, reporter)
+        tensors, unsound = _check_tensors(model, reporter)
         problems += unsound
     return VerificationResult(
         model.name, tuple(digests), expected, tensors, tuple(problems), tuple(missing), tuple(unread)
@@ -105,7 +105,7 @@ def _digest(path: Path, name: str, reporter: Reporter, missing: list[Path], unre
     return ""
 
 
-def _looked_at(model: Model, reporter: Reporter) -> tuple[int, list[str]]:
+def _check_tensors(model: Model, reporter: Reporter) -> tuple[int, list[str]]:
     """Return the number of tensors, and the problems in the header or the tensors."""
     problems: list[str] = []
     tensors = 0
