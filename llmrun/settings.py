@@ -1,8 +1,8 @@
-"""What the user wants when no flag says otherwise.
+"""The user's settings, from flags, the environment, config.toml and the defaults.
 
-A value is looked for in this order: the flag, the environment (`LLMRUN_THREADS`), `config.toml`
-(`threads = 4`), the default. A key of a wrong name, type or range is refused where it stands, so that no typing
-error becomes a default in silence. Commands that do not answer only warn about it.
+A flag takes precedence over the environment (`LLMRUN_THREADS`), which takes precedence over `config.toml`
+(`threads = 4`) and the default. An unknown name or an invalid value is an error, because a typing error must not
+silently select the default. Commands that do not run a model only warn about it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from llmrun.sampling_params import SAMPLING
 
 PREFIX = "LLMRUN_"
 
-Refuse = Callable[[UsageError], None]  # is given what is wrong with a setting; may raise it
+Refuse = Callable[[UsageError], None]  # called with the error in a setting; may raise it
 
-# Variables that are not settings: folders, a key, and switches for one run that have no place in a file.
+# Variables that are not settings: folders, an API key, and switches for a single run that do not belong in a file.
 NOT_SETTINGS = frozenset(
     {
         "LLMRUN_API_KEY",
@@ -37,7 +37,7 @@ NOT_SETTINGS = frozenset(
     }
 )
 
-# Names that flags and other programs (Ollama, llama.cpp, vLLM, Transformers) have for our settings.
+# Names for our settings in flags and in other programs: Ollama, llama.cpp, vLLM, Transformers.
 _NAMES_ELSEWHERE = {
     **dict.fromkeys(("c", "ctx", "context", "context_size", "context_length", "n_ctx", "num_ctx"), "ctx_size"),
     **dict.fromkeys(("max_model_len", "max_context"), "ctx_size"),
@@ -59,18 +59,22 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 
 
 def _number(bound: float) -> str:
-    """A bound in full: a seed's is 2**64 - 1."""
+    """Format a bound. Integers are written in full, because the largest seed is 2**64 - 1."""
     return f"{bound}" if isinstance(bound, int) else f"{bound:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a setting may hold. `kind` is int, float, bool or str; bounds are inclusive; no `choices` means any.
+    """The valid values of a setting.
 
-    or_integer  instead of one of the choices, an integer inside the bounds
-    hidden      accepted as a choice is, but told to nobody
+    kind        int, float, bool or str
+    minimum     the smallest valid number
+    maximum     the largest valid number
+    choices     the valid texts; () if any text is valid
+    or_integer  whether an integer within the bounds is valid as well as the choices
+    hidden      more valid choices, which help and messages do not mention
     unlimited   an integer outside the bounds that means no limit; None if there is none
-    hint        what to try instead of a value that is refused
+    hint        what to try instead of an invalid value
     """
 
     kind: type
@@ -84,7 +88,7 @@ class Rule:
 
     @property
     def words(self) -> str:
-        """The rule as the end of an error sentence: "an integer of at least 1"."""
+        """A description of the valid values for error messages: "an integer of at least 1"."""
         if self.or_integer:
             return f"{', '.join(self.choices)} or an integer from {_number(self.minimum)} to {_number(self.maximum)}"
         if self.choices:
@@ -96,7 +100,7 @@ class Rule:
         return least if self.unlimited is None else f"{least}, or {self.unlimited} for no limit"
 
     def parse(self, text: str) -> object:
-        """The value an environment variable spells. Raises ValueError."""
+        """Parse the text of an environment variable. Raises ValueError."""
         if self.kind is bool:
             word = text.strip().lower()
             if word not in _TRUE | _FALSE:
@@ -105,7 +109,7 @@ class Rule:
         return self.kind(text)
 
     def check(self, value: object) -> object:
-        """The value with its exact type. Raises ValueError when the rule does not hold."""
+        """Return the value converted to the exact type. Raises ValueError if it is not valid."""
         if self.or_integer and isinstance(value, str) and value.isdecimal():
             value = int(value)
         if self.or_integer and type(value) is int and self.minimum <= value <= self.maximum:
@@ -117,7 +121,7 @@ class Rule:
         if self.unlimited is not None and value == self.unlimited:
             return value
         if isinstance(value, int | float) and not self.minimum <= value <= self.maximum:
-            raise ValueError(value)  # a NaN is never inside the bounds
+            raise ValueError(value)  # this includes NaN, which is outside any bounds
         if self.choices and value not in self.choices + self.hidden:
             raise ValueError(value)
         if value == "":
@@ -135,19 +139,19 @@ def _setting(default: object, kind: type, **rule: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The defaults of a run. None means "not said": the model's own value, or the machine's, is taken."""
+    """The settings of a run. None selects a default that depends on the model or the machine."""
 
     model: str = _setting("smollm2:135m", str)
     backend: str = _setting(AUTO, str, choices=CHOICES, hidden=HIDDEN_CHOICES)
     threads: int | None = _setting(None, int, minimum=1, maximum=1024)
     gpu_layers: int | str = _setting("auto", str, choices=("auto", "all"), or_integer=True, minimum=0, maximum=65536)
     ctx_size: int | None = _setting(None, int, minimum=1)  # tokens
-    kv_type: str = _setting("f16", str, choices=KV_TYPES)  # of the numbers in the KV cache
+    kv_type: str = _setting("f16", str, choices=KV_TYPES)  # precision of the KV cache
     max_tokens: int | None = _setting(None, int, minimum=1, unlimited=_UNLIMITED, hint=_NO_LIMIT)
     system: str | None = _setting(None, str)  # the system prompt
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # by the names of SAMPLING
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # keyed by the names in SAMPLING
     seed: int | None = _setting(None, int, minimum=0, maximum=2**64 - 1)
-    think: bool | None = _setting(None, bool)  # where the model can; None: as it does by itself
+    think: bool | None = _setting(None, bool)  # None: the model's default
     think_budget: int | None = _setting(None, int, minimum=0)  # tokens
     hide_thinking: bool = _setting(False, bool)
     on_full: str = _setting("stop", str, choices=("stop", "forget"))  # what a chat does when its context is full
@@ -176,23 +180,27 @@ RULES: Mapping[str, Rule] = dict(_rules())
 
 
 def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Replace settings by values that were checked, named as in RULES."""
+    """Return settings with some values replaced. The values are already validated, and keyed by the names in RULES."""
     sampling = {name: value for name, value in values.items() if name in SAMPLING}
     others = {name: value for name, value in values.items() if name not in SAMPLING}
     return replace(settings, **others, sampling={**settings.sampling, **sampling})
 
 
 def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
-    """Settings of this run: `flags` (None = not given) over environment over config.toml over defaults.
+    """Return the settings of this run: flags, then environment, then config.toml, then defaults.
 
-    Raises UsageError naming the file or variable, the key, the value seen and what it may be.
+    Raises UsageError with the file or variable, the key, the invalid value and the valid ones.
+
+    flags  the values of flags by setting; None for a flag that was not given
     """
     return _loaded(flags, _raise)
 
 
 def load_sound_settings(flags: Mapping[str, object] | None = None) -> tuple[Settings, list[UsageError]]:
-    """Return the settings without those that are wrong in the environment or config.toml, and an error for each of
-    these: for commands that can do their work without them. Raises UsageError for a flag."""
+    """Return the valid settings, and an error for each invalid one in the environment or config.toml.
+
+    This is for commands that can work without the invalid settings. Raises UsageError for an invalid flag.
+    """
     wrong: list[UsageError] = []
     return _loaded(flags, wrong.append), wrong
 
@@ -265,7 +273,7 @@ def _from_environment(environment: Mapping[str, str], refuse: Refuse) -> Iterato
 
 
 def _parsed(rule: Rule, text: str) -> object:
-    """Return the value that a variable spells, or the text itself, which `_checked` then refuses."""
+    """Parse the text of a variable, or return it unchanged if it is invalid, so that `_checked` reports it."""
     try:
         return rule.parse(text)
     except ValueError:
@@ -280,7 +288,7 @@ def _checked(rule: Rule, value: object, where: str, name: str) -> object:
 
 
 def _unknown(where: str, name: str, value: object = None) -> UsageError:
-    """Return the error for a setting that does not exist: `name` is the variable's, or the key in config.toml."""
+    """Return the error for an unknown setting. `name` is an environment variable or a key in config.toml."""
     if isinstance(value, dict):
         hint = f"settings have no tables: write the keys without the heading [{name}]"
     else:
@@ -292,7 +300,7 @@ def _unknown(where: str, name: str, value: object = None) -> UsageError:
 
 
 def _meant(name: str) -> str:
-    """Return the setting that a name of a flag, of another program or with a slip means; "" if none is near."""
+    """Return the setting meant by a misspelled name, a flag's name or another program's name; "" if none is close."""
     import difflib
 
     flags = {flag.lstrip("-").replace("-", "_"): key for key, known in SAMPLING.items() for flag in known.flags}

@@ -1,1 +1,1 @@
-"""What of this machine llmrun needs, and what it found. Nothing here prints; `examine.examine` is the door."""
+"""Diagnosis of this machine: everything that llmrun needs. Start at `examine.examine`; nothing here prints."""

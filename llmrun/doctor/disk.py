@@ -1,4 +1,4 @@
-"""What a folder holds and whether it can be written, also one that is not there yet; nothing is left in it."""
+"""Disk usage of a folder, and whether it is writable. The folder need not exist, and no file is left behind."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_MOST_FILES = 200_000  # a network file system tells of ten thousand in a second
+_MOST_FILES = 200_000  # network file systems list about 10,000 files per second
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Files below a folder and their bytes, `whole` when all were counted; `free`: bytes that its disk has left."""
+    """Disk usage of a folder.
+
+    files    the number of files below it
+    n_bytes  their total size
+    free     free bytes on its disk; None if unknown
+    whole    whether all files were counted
+    """
 
     files: int
     n_bytes: int
@@ -28,15 +34,17 @@ def use_of(folder: Path) -> Use:
         for name in names:
             if files >= _MOST_FILES:
                 return Use(files, n_bytes, _free(folder), False)
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # deleted in the meantime
                 n_bytes += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH118 - ten times as fast
                 files += 1
     return Use(files, n_bytes, _free(folder), True)
 
 
 def can_write(folder: Path) -> bool:
-    """Whether a file can be made in it, or in the folder in which it would be made. By making one: permissions do not
-    tell of a disk that is full or read-only."""
+    """Return whether a file can be created in a folder, or in the nearest existing folder above it.
+
+    This creates a temporary file, because permissions do not show that a disk is full or read-only.
+    """
     try:
         with tempfile.TemporaryFile(dir=_nearest(folder), prefix=".llmrun-doctor-"):
             return True
@@ -45,7 +53,7 @@ def can_write(folder: Path) -> bool:
 
 
 def shown_path(path: Path) -> str:
-    """With `~` for the home folder."""
+    """Return a path as text, with `~` for the home folder."""
     with contextlib.suppress(RuntimeError, ValueError):  # no home folder; not below it
         return str(Path("~") / path.relative_to(Path.home()))
     return str(path)
@@ -59,7 +67,7 @@ def _free(folder: Path) -> int | None:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder itself, or the nearest one above it that is there."""
+    """Return the folder itself, or the nearest existing folder above it."""
     for path in (folder, *folder.parents):
         with contextlib.suppress(OSError):
             if path.exists():

@@ -1,4 +1,4 @@
-"""Every check in its order. One that fails, however it fails, is a line of the report and not its end."""
+"""The doctor's checks, in order. A check that fails adds a line to the report and does not stop the others."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from llmrun.errors import LlmrunError
 
 Check = Callable[[Machine], Iterable[Finding]]
 
-# (section, what is looked at, module of this folder, function): imported at its turn, as an import may be what fails.
+# (section, subject, module in this folder, function). Each module is imported just before its check, because the import
+# itself may fail.
 _CHECKS = (
     ("Python", "Python", "interpreter", "look_at_python"),
     ("Processor", "the processor", "processor", "look_at_processor"),
-    ("Processor", "the instructions that kernels use", "processor", "look_at_level"),
+    ("Processor", "the instruction level", "processor", "look_at_level"),
     ("Memory", "the memory", "memory", "look_at_memory"),
-    ("Memory", "the speed of memory and processor", "memory", "measure_speed"),
+    ("Memory", "the speed of the memory", "memory", "measure_speed"),
     ("GPU", "GPUs", "graphics", "look_at_gpus"),
     ("llama.cpp", "llama.cpp", "graphics", "look_at_llama"),
     ("Files", "compiled kernels", "kernel_cache", "look_at_kernels"),
-    ("Files", "the folders of models", "folders", "look_at_folders"),
+    ("Files", "the model folders", "folders", "look_at_folders"),
     ("Settings", "the settings", "folders", "look_at_settings"),
     ("Network", "the network", "network", "look_at_hub"),
 )
@@ -33,7 +34,7 @@ _CHECKS = (
 
 @dataclass(slots=True)
 class Report:
-    """What was found, in the order of the report, and where checks failed that never should."""
+    """The findings in the order of the report, and the tracebacks of checks that raised unexpected errors."""
 
     findings: list[Finding] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
@@ -43,16 +44,19 @@ class Report:
 
     @property
     def works(self) -> bool:
-        """Whether everything works that llmrun needs."""
+        """Whether everything that llmrun needs works."""
         return not self.count(PROBLEM)
 
 
 def examine(machine: Machine, doing: Callable[[str], None], more: Iterable[tuple[str, Check]] = ()) -> Report:
-    """Look at everything: some two seconds. `doing` is told what is being looked at; `more`: checks to go last, by
-    section."""
+    """Run every check. This takes about two seconds.
+
+    doing  called with a description of each check before it runs
+    more   additional checks to run last, as (section, check)
+    """
     report = Report()
     for section, what, module, function in _CHECKS:
-        doing(f"looking at {what}")
+        doing(f"checking {what}")
         report.findings += _findings_of(section, function, partial(_look, module, function, machine), report.traces)
     for section, check in more:
         report.findings += _findings_of(section, check.__name__, partial(check, machine), report.traces)
@@ -74,7 +78,9 @@ def _findings_of(
         yield from look()
     except LlmrunError as error:
         yield Finding(section, f"failed_{name}", PROBLEM, str(error), advice_of(error))
-    except Exception as error:  # noqa: BLE001 - a doctor that is ill himself says so, and goes on
+    except Exception as error:  # noqa: BLE001 - a bug in one check must not hide the results of the others
         traces.append(traceback.format_exc())
-        words = f"cannot be looked at: {type(error).__name__}: {error}"
-        yield Finding(section, f"failed_{name}", NOTE, words, "Run again with --debug, and report what it shows.")
+        words = f"this check failed: {type(error).__name__}: {error}"
+        yield Finding(
+            section, f"failed_{name}", NOTE, words, "Run `llmrun doctor --debug`, and report its output as a bug."
+        )

@@ -1,4 +1,4 @@
-"""What a check says: one line, and what else is known."""
+"""The result of a check: one line of text with its status, advice and facts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from llmrun.errors import LlmrunError
 
 OK = "ok"
-NOTE = "note"  # worth knowing; llmrun works all the same
-PROBLEM = "problem"  # llmrun does not work, or not as it is set up
+NOTE = "note"  # worth knowing, but llmrun works
+PROBLEM = "problem"  # llmrun does not work, or not with the current settings
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the report.
 
-    section  what it stands under: "Python"
-    name     by which a program knows it: never changes, and is there once; a GPU has a number behind it
+    section  the heading, such as "Python"
+    name     a stable, unique name for programs; GPUs are numbered
     status   OK, NOTE or PROBLEM
-    words    the line
-    advice   what can be done, in a few words; empty: nothing need be
-    command  the exact command that does it, where there is one
-    facts    what the line was made of: text, numbers, lists of them, or None
+    words    the text of the line
+    advice   what to do, in a few words; "" if nothing needs to be done
+    command  the exact command that follows the advice; "" if there is none
+    facts    the data behind the line: text, numbers, lists of them, or None
     """
 
     section: str
@@ -36,6 +36,6 @@ class Finding:
 
 
 def advice_of(error: LlmrunError) -> str:
-    """The hint of an error as a sentence; empty where it has none."""
+    """Return an error's hint as a sentence, or "" if it has none."""
     hint = error.hint[:1].upper() + error.hint[1:]
     return hint if not hint or hint.endswith((".", "?", ":")) else f"{hint}."

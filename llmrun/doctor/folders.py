@@ -1,4 +1,4 @@
-"""Where models and settings lie."""
+"""The doctor's checks of the folders with models, and of the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmrun.settings import load_settings
 
 SECTION = "Files"
 SETTINGS = "Settings"
-_LITTLE = 2_000_000_000  # bytes: a small model and its neighbours
+_LITTLE = 2_000_000_000  # bytes; enough for a few small models
 
 
 def look_at_folders(machine: Machine) -> Iterator[Finding]:
@@ -38,36 +38,38 @@ def _folder(name: str, words: str, folder: Path, variable: str) -> Finding:
         "disk_free": use.free,
         "writable": writable,
     }
-    size = f"{'' if use.whole else 'more than '}{format_bytes(use.n_bytes)}" if use.files else "nothing"
+    size = f"{'' if use.whole else 'more than '}{format_bytes(use.n_bytes)}" if use.files else "no files"
     words = f"{words}: {size} in {shown_path(folder)}"
     if use.free is not None:
         words += f", {format_bytes(use.free)} free"
     if not writable:
-        advice = "No model can be downloaded to it. To use another folder in this session:"
-        return Finding(SECTION, name, NOTE, f"{words}; cannot be written", advice, another_folder(variable), facts)
+        advice = "Models cannot be downloaded to this folder. To use another one for this session:"
+        return Finding(SECTION, name, NOTE, f"{words}; not writable", advice, another_folder(variable), facts)
     if use.free is not None and use.free < _LITTLE:
-        advice = f"Make room, or move the folder with {variable}."
+        advice = f"Free up space, or set {variable} to a folder on another disk."
         return Finding(SECTION, name, NOTE, words, advice, facts=facts)
     return Finding(SECTION, name, OK, words, facts=facts)
 
 
 def look_at_settings(machine: Machine) -> Iterator[Finding]:
-    """The configuration file and the variables. What is wrong there stops the commands that run a model."""
+    """Check config.toml and the environment. Errors there are problems because they stop commands that run a model."""
     del machine
     path = config_file()
     facts = {"file": str(path), "exists": path.is_file(), "error": None}
     try:
         load_settings()
     except UsageError as error:
-        words = f"refused: {error}"
+        words = f"invalid: {error}"
         yield Finding(
             SETTINGS,
             "settings",
             PROBLEM,
             words,
-            advice_of(error) or f"Mend {shown_path(path)}.",
+            advice_of(error) or f"Fix {shown_path(path)}.",
             facts=facts | {"error": str(error)},
         )
         return
-    found = f"read from {shown_path(path)}" if path.is_file() else f"all as they come; no {shown_path(path)}"
+    found = (
+        f"read from {shown_path(path)}" if path.is_file() else f"all at their defaults; there is no {shown_path(path)}"
+    )
     yield Finding(SETTINGS, "settings", OK, found, facts=facts)

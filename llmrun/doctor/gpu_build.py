@@ -1,4 +1,4 @@
-"""The command that installs llama-cpp-python so that it uses this machine's GPU, or works on its processor at all."""
+"""The command that installs llama-cpp-python with support for this machine's GPU, or fixes a build that crashes."""
 
 from __future__ import annotations
 
@@ -15,35 +15,39 @@ _PACKAGE = "llama-cpp-python"
 _ROCM = Path("/opt/rocm")
 _CUDA = Path("/usr/local/cuda/bin/nvcc")
 _NO_TILES = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-# A build for AMX by GCC 12 loses the setting of the tiles, and dies at the first product.
+# Code for AMX that GCC 12 compiles loses the tile configuration and crashes in the first matrix product.
 WITHOUT_AMX = f"-DCMAKE_C_FLAGS='{_NO_TILES}' -DCMAKE_CXX_FLAGS='{_NO_TILES}'"
 
 
 def build_flags(gpus: Sequence[Gpu]) -> tuple[str, str]:
-    """(flags for CMake, what must be there to build with them): for the GPU that is used best. Empty: no GPU."""
+    """Return the CMake flags for the best supported GPU, and what the build still needs. Both are "" without a GPU."""
     makers = [gpu.maker for gpu in gpus if gpu.driver]
     if "NVIDIA" in makers:
         has_compiler = shutil.which("nvcc") is not None or _CUDA.exists()
-        return "-DGGML_CUDA=on", "" if has_compiler else "the CUDA toolkit (nvcc), which was not found"
+        return "-DGGML_CUDA=on", "" if has_compiler else "the CUDA toolkit (nvcc)"
     if "Apple" in makers:
         return "-DGGML_METAL=on", ""
     if "AMD" in makers and (shutil.which("hipcc") is not None or _ROCM.exists()):
         return "-DGGML_HIP=on", ""
     if makers:
         has_compiler = shutil.which("glslc") is not None
-        return "-DGGML_VULKAN=on", "" if has_compiler else "the Vulkan SDK (glslc), which was not found"
+        return "-DGGML_VULKAN=on", "" if has_compiler else "the Vulkan SDK (glslc)"
     return "", ""
 
 
 def build_command(flags: str) -> str:
-    """What installs it where it is not, to be pasted into a shell. What pip built before with other flags is not taken
-    from its cache."""
+    """Return the shell command that installs llama-cpp-python.
+
+    `--no-cache-dir` keeps pip from reusing a wheel that it built with other flags.
+    """
     return _pip(flags, ["--no-cache-dir"])
 
 
 def rebuild_command(flags: str) -> str:
-    """What installs it in place of the one that is there. What it stands on is left alone: a newer NumPy than Numba
-    takes would stop our own engine."""
+    """Return the shell command that rebuilds an installed llama-cpp-python.
+
+    `--no-deps` leaves its dependencies alone: a NumPy that is too new for Numba would break our own engine.
+    """
     return _pip(flags, ["--force-reinstall", "--no-deps", "--no-cache-dir"])
 
 

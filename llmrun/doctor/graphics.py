@@ -1,4 +1,4 @@
-"""GPUs, and llama.cpp, which alone can use them."""
+"""The doctor's checks of GPUs, and of llama.cpp, the only backend that uses them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def look_at_gpus(machine: Machine) -> Iterator[Finding]:
             "memory_bytes": gpu.memory or None,
             "memory_free": gpu.memory_free if gpu.memory else None,
         }
-        words = f"{gpu.name}, {gpu.driver or 'no driver has taken it'}"
+        words = f"{gpu.name}, {gpu.driver or 'no driver loaded'}"
         if gpu.memory:
             words += f", {format_bytes(gpu.memory_free)} of {format_bytes(gpu.memory)} free"
         status, advice = (OK, "") if gpu.driver else (NOTE, f"Install {gpu.maker}'s driver to use it.")
         yield Finding(SECTION, f"gpu_{number}", status, words, advice, facts=facts)
     if not machine.gpus:
-        yield Finding(SECTION, "gpu_none", OK, "none that the system tells of; the processor runs the models")
+        yield Finding(SECTION, "gpu_none", OK, "no GPU found; models run on the processor")
 
 
 def look_at_llama(machine: Machine) -> Iterator[Finding]:
-    """llama.cpp is optional: whatever is wrong with it is a note."""
+    """Check llama-cpp-python. It is optional, so all of its failures are only notes."""
     trial = try_llama()
     flags, needed = build_flags(machine.gpus)
     if trial is None:
@@ -47,7 +47,7 @@ def look_at_llama(machine: Machine) -> Iterator[Finding]:
         if flags:
             advice, command = _for_the_gpu(needed), build_command(flags)
         else:
-            advice, command = "For models of other architectures:", install_command()
+            advice, command = "To run models of other architectures, install it:", install_command()
         yield Finding(LLAMA, "llama_cpp", NOTE, words, advice, command, facts)
         return
     yield _finding_of(trial, machine.gpus, flags, needed)
@@ -70,29 +70,29 @@ def _finding_of(trial: LlamaTrial, gpus: Sequence[Gpu], flags: str, needed: str)
         return Finding(LLAMA, "llama_cpp", NOTE, words, advice, rebuild_command(flags), facts)
     if trial.gpus:
         names = " and ".join(str(gpu["description"]) for gpu in trial.gpus)
-        return Finding(LLAMA, "llama_cpp", OK, f"{name} multiplies here, and uses {names}", facts=facts)
+        return Finding(LLAMA, "llama_cpp", OK, f"{name} works and can use {names}", facts=facts)
     if trial.offloads:
-        words = f"{name} multiplies here; built for GPUs, but it sees none"
+        words = f"{name} works; it has GPU support but finds no GPU"
         usable = any(gpu.driver for gpu in gpus)
         advice, command = (_for_the_gpu(needed), rebuild_command(flags)) if usable else ("", "")
         return Finding(LLAMA, "llama_cpp", NOTE if usable else OK, words, advice, command, facts)
-    words = f"{name} multiplies here; built without GPU support"
+    words = f"{name} works; it was built without GPU support"
     if not flags:
         return Finding(LLAMA, "llama_cpp", OK, words, facts=facts)
     return Finding(LLAMA, "llama_cpp", NOTE, words, _for_the_gpu(needed), rebuild_command(flags), facts)
 
 
 def _for_the_gpu(needed: str) -> str:
-    return f"To use the GPU ({needed} is needed):" if needed else "To use the GPU:"
+    return f"To use the GPU, install {needed} first, then run:" if needed else "To use the GPU:"
 
 
 def _after_a_failure(trial: LlamaTrial, flags: str) -> tuple[str, str]:
-    """(advice, flags for CMake). With AMX a known fault of a compiler is the likeliest."""
+    """Return (advice, CMake flags). For a crash on a processor with AMX, the likeliest cause is a compiler bug."""
     if trial.crashed and _has_amx():
-        return "Build it without AMX:", f"{flags} {WITHOUT_AMX}".strip()
+        return "Rebuild it without AMX:", f"{flags} {WITHOUT_AMX}".strip()
     if trial.crashed:
-        return "Build it for this machine; until then, --backend cpu:", flags
-    return "Install it again; until then, --backend cpu:", flags
+        return "Use --backend cpu, or rebuild it for this machine:", flags
+    return "Use --backend cpu, or reinstall it:", flags
 
 
 def _has_amx(root: Path = Path("/")) -> bool:

@@ -1,4 +1,4 @@
-"""The Python that runs this, and the libraries that llmrun cannot do without."""
+"""The doctor's checks of the Python interpreter and the libraries that llmrun requires."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def look_at_python(machine: Machine) -> Iterator[Finding]:
         "bits": bits,
         "virtual_environment": environment,
     }
-    where = f"in {shown_path(Path(environment))}" if environment else "in no virtual environment"
+    where = f"in {shown_path(Path(environment))}" if environment else "not in a virtual environment"
     words = f"{platform.python_implementation()} {platform.python_version()}, {bits}-bit, {where}"
     words = words.replace("CPython", "Python", 1)
     advice = ""
     if bits != 64:
-        advice = "Install a 64-bit Python: models and their memory do not fit into 32 bits."
+        advice = "Install a 64-bit Python, because models need more than 4 GB of address space."
     elif not _OLDEST <= sys.version_info[:2] <= _NEWEST:
-        advice = f"Use Python 3.{_OLDEST[1]} to 3.{_NEWEST[1]}: no other is tried."
+        advice = f"Use Python 3.{_OLDEST[1]} to 3.{_NEWEST[1]}. Other versions are not tested."
     yield Finding(SECTION, "python", PROBLEM if advice else OK, words, advice, facts=facts)
     yield _libraries()
 
@@ -49,8 +49,8 @@ def _libraries() -> Finding:
     facts = {"version": __version__, **{name.replace("-", "_"): version for name, version in versions.items()}}
     if missing:
         command = shell.words([sys.executable, "-m", "pip", "install", *missing])
-        words = f"llmrun {__version__} without {', '.join(missing)}"
-        return Finding(SECTION, "llmrun", PROBLEM, words, "Install what is missing:", command, facts)
+        words = f"llmrun {__version__}, missing {', '.join(missing)}"
+        return Finding(SECTION, "llmrun", PROBLEM, words, "Install the missing packages:", command, facts)
     names = ", ".join(f"{name} {versions[name] or '?'}" for name in ("numba", "llvmlite", "numpy"))
     return Finding(SECTION, "llmrun", OK, f"llmrun {__version__} with {names}", facts=facts)
 

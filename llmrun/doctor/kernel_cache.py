@@ -1,4 +1,4 @@
-"""The folder of compiled kernels: what is in it, whether it is whole, and whether more can be kept."""
+"""The doctor's check of the cache of compiled kernels: its contents, damaged entries, and whether it is writable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrun.doctor.machine import Machine
 from llmrun.doctor.shell import another_folder, remove
 
 SECTION = "Files"
-_ELSEWHERE = "Every start compiles its kernels again, unless they are kept elsewhere:"
+_ELSEWHERE = "Without this cache, every start compiles its kernels again. To use another folder:"
 
 
 def look_at_kernels(machine: Machine) -> Iterator[Finding]:
@@ -35,11 +35,11 @@ def look_at_kernels(machine: Machine) -> Iterator[Finding]:
     what = f"{counted(found.entries, 'compiled kernel')}, {format_bytes(found.n_bytes)},"
     words = f"{what if found.entries else 'no compiled kernels'} in {shown_path(found.folder)}"
     if not writable:
-        words += ", which cannot be written"
+        words += ", which is not writable"
         yield Finding(SECTION, "kernels", NOTE, words, _ELSEWHERE, another_folder("LLMRUN_CACHE_DIR"), facts)
     elif found.damaged:
-        words += f"; {found.damaged} of them damaged"
-        advice = "Damaged ones are never used, and compiled again when they are needed. To remove all:"
+        words += f"; {found.damaged} damaged"
+        advice = "Damaged kernels are not used; llmrun compiles them again. To clear the cache:"
         yield Finding(SECTION, "kernels", NOTE, words, advice, remove(found.folder), facts)
     else:
         yield Finding(SECTION, "kernels", OK, words, facts=facts)

@@ -1,4 +1,4 @@
-"""What several checks ask of the machine, found out when the first of them does."""
+"""Facts about the machine that several checks need, looked up on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Machine:
-    """`offline`: the network is not asked."""
+    """The machine to examine. If `offline` is set, no check uses the network."""
 
     offline: bool = False
 

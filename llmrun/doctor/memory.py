@@ -1,4 +1,4 @@
-"""Memory: how much there is, and how fast it is read; what the integer units can do is measured by the way."""
+"""The doctor's checks of memory: its size, its bandwidth, and along with it the integer throughput of the processor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrun.kernel_warnings import kernel_warnings_told
 
 SECTION = "Memory"
 _GIB = 1 << 30
-_LEAST_READ = 1 << 26  # less than this would be read from the cache
+_LEAST_READ = 1 << 26  # smaller buffers would be read from the processor's cache
 _LITTLE = 2 * _GIB
 _TIMES = 3
 _MOST_SECONDS = 0.5
@@ -25,19 +25,21 @@ def look_at_memory(machine: Machine) -> Iterator[Finding]:
     facts = {name: system.get(name) for name in names}
     total, free = system.get("memory_bytes"), system.get("memory_free")
     if not total or free is None:
-        yield Finding(SECTION, "memory", NOTE, "the system does not tell how much there is", facts=facts)
+        yield Finding(SECTION, "memory", NOTE, "the system does not report the amount of memory", facts=facts)
         return
     words = f"{format_bytes(free)} of {format_bytes(total)} free"
     if system.get("memory_type") and system.get("memory_mts"):
         words += f", {system['memory_modules']}× {system['memory_type']}-{system['memory_mts']}"
     little = free < min(_LITTLE, total // 8)
-    advice = "Close other programs, or take a smaller model: what is swapped out is slow." if little else ""
+    advice = "Close other programs or use a smaller model, because swapping is slow." if little else ""
     yield Finding(SECTION, "memory", NOTE if little else OK, words, advice, facts=facts)
 
 
 def measure_speed(machine: Machine) -> Iterator[Finding]:
-    """Half a second, mostly to fill the memory. The best counts: a neighbour on the machine makes it slower, nothing
-    makes it faster."""
+    """Measure memory bandwidth and int8 throughput. This takes half a second, mostly to fill the buffer.
+
+    The best run counts, because other processes can only make a measurement slower.
+    """
     threads, free = machine.system["threads"], machine.system["memory_free"]
     n_bytes = _GIB if free is None else min(_GIB, free // 4)
     if n_bytes < _LEAST_READ:
@@ -50,21 +52,21 @@ def measure_speed(machine: Machine) -> Iterator[Finding]:
         with kernel_warnings_told(trouble.append):
             measured = limits.MachineLimits(threads, n_bytes)
     except UsageError:
-        words = "not measured: no instruction level is chosen"
+        words = "not measured: no valid instruction level is selected"
         yield Finding(SECTION, "speed", NOTE, words, facts=_speeds(threads))
         return
     except LlmrunError as error:
-        words = f"a kernel could not be made: {error}"
+        words = f"a kernel could not be compiled: {error}"
         yield Finding(SECTION, "speed", PROBLEM, words, advice_of(error), facts=_speeds(threads))
         return
     read, multiply = _best(measured.read_bandwidth), _best(measured.multiply_rate)
-    words = f"read at {format_bandwidth(read)}; {format_number(multiply / 1e9)} billion int8 products a second"
+    words = f"{format_bandwidth(read)} read bandwidth; {format_number(multiply / 1e9)} billion int8 products per second"
     words += f" ({counted(threads, 'thread')})"
     yield Finding(SECTION, "speed", OK, words, facts=_speeds(threads, read, multiply))
 
 
 def _best(measure: Callable[[], float]) -> float:
-    """Of three measurements, or of as many as half a second has room for."""
+    """Return the best of three measurements, or of as many as fit into half a second."""
     started, seen = time.monotonic(), [measure()]
     while len(seen) < _TIMES and time.monotonic() - started < _MOST_SECONDS:
         seen.append(measure())

@@ -1,4 +1,4 @@
-"""Whether models can be downloaded. Those that are here run without any network."""
+"""The doctor's check of the network. Only downloads need it; local models run without it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _hub(reach: Ping) -> Finding:
     }
     name = urlsplit(reach.endpoint).netloc or "the Hugging Face Hub"
     proxies = [variable for variable in reach.proxies if not variable.lower().startswith("no_")]
-    through = f" by way of {proxies[0]}" if proxies else ""
+    through = f" through {proxies[0]}" if proxies else ""
     if reach.seconds is not None:
         return Finding(SECTION, "hub", OK, f"{name} answers in {format_seconds(reach.seconds)}{through}", facts=facts)
     if reach.offline:
-        return Finding(SECTION, "hub", NOTE, f"{name} is not asked: offline mode", facts=facts)
-    words = f"{name} is not reached{through}: {reach.trouble}"
-    advice = "Downloads need it; models that are on this machine do not."
+        return Finding(SECTION, "hub", NOTE, f"{name} was not contacted: offline mode", facts=facts)
+    words = f"{name} cannot be reached{through}: {reach.trouble}"
+    advice = "Downloads do not work, but the models on this machine do."
     return Finding(SECTION, "hub", NOTE, words, advice, facts=facts)

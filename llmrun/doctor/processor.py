@@ -1,4 +1,4 @@
-"""The processor, and the instructions that the kernels use on it."""
+"""The doctor's checks of the processor and of the instruction level that kernels use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEVELS = {
     "avxvnni": "AVX2 with VNNI",
     "avx2": "AVX2",
     "neondot": "NEON with dot products",
-    "portable": "portable instructions, the slowest",
+    "portable": "portable instructions (slowest)",
 }
 
 
@@ -28,19 +28,19 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
     cores = system.get("cores_physical") or system.get("cores_logical") or 1
     words = f"{system['cpu']}: {counted(cores, 'core')}, {counted(system['threads'], 'thread')} used"
     if system.get("cpu_quota"):
-        words += f", {system['cpu_quota']:g} given to this container"
+        words += f", limited to {system['cpu_quota']:g} CPUs by this container"
     yield Finding(SECTION, "cpu", OK, words, facts=facts)
 
 
 def look_at_level(machine: Machine) -> Iterator[Finding]:
-    """The level that was chosen, after its trial; a level that failed its own is a note."""
+    """Check the chosen instruction level, which llmrun tests before use. A level that fails its test is a note."""
     del machine
     from llmrun.compiled.levels import PORTABLE, host_levels, host_target
 
     named = [one.name for one in host_levels()]
     forced = os.environ.get("LLMRUN_CPU_LEVEL", "")
     if forced and forced not in named:
-        words = f"LLMRUN_CPU_LEVEL: {forced!r} is no level of this processor, which runs {', '.join(named)}"
+        words = f"LLMRUN_CPU_LEVEL: this processor does not support {forced!r}, only {', '.join(named)}"
         advice = "Let llmrun choose the instructions:"
         yield Finding(SECTION, "kernels_level", PROBLEM, words, advice, unset("LLMRUN_CPU_LEVEL"))
         return
@@ -51,8 +51,8 @@ def look_at_level(machine: Machine) -> Iterator[Finding]:
     facts = {"level": level, "forced": bool(forced), "tried": tried, "named_by_processor": named, "refused": refused}
     words = f"kernels use {_LEVELS.get(level, level)}"
     if forced:
-        words += ", because LLMRUN_CPU_LEVEL says so"
-        advice = "This processor has faster ones:" if level != named[0] else ""
+        words += ", as set by LLMRUN_CPU_LEVEL"
+        advice = "This processor supports faster instructions. To use them:" if level != named[0] else ""
         command = unset("LLMRUN_CPU_LEVEL") if advice else ""
         yield Finding(SECTION, "kernels_level", NOTE if advice else OK, words, advice, command, facts)
     elif refused:
@@ -60,4 +60,4 @@ def look_at_level(machine: Machine) -> Iterator[Finding]:
     elif not tried:
         yield Finding(SECTION, "kernels_level", NOTE, words, facts=facts)
     else:
-        yield Finding(SECTION, "kernels_level", OK, f"{words}; tried, and they work here", facts=facts)
+        yield Finding(SECTION, "kernels_level", OK, f"{words}; tested on this machine", facts=facts)

@@ -1,4 +1,4 @@
-"""What nobody may read in a report that people paste into issues: tokens and passwords, wherever they turn up."""
+"""Redaction of tokens and passwords, because people paste the doctor's report into public issues."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from llmrun.hub.remote.ping import hub_token
 
 _NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL|AUTHORIZATION")
 _USER = re.compile(r"(?<=://)[^/?#\s]*@")
-_SHORTEST = 6  # what is shorter would blot out words
-_INSTEAD = "[hidden]"
+_SHORTEST = 6  # characters; redacting shorter values would also hide ordinary words
+_REDACTED = "[hidden]"
 
 
 class Secrets:
-    """The secrets of this process, as they are known when it is made."""
+    """The secrets in the environment, collected on creation."""
 
     def __init__(self) -> None:
         found = [value for name, value in os.environ.items() if _NAMES.search(name.upper())]
         found.append(hub_token() or "")
-        # The longest first: one may be the beginning of another.
+        # Replace the longest first, because one secret may be the beginning of another.
         self._values = sorted({value for value in found if len(value) >= _SHORTEST}, key=len, reverse=True)
 
     def hidden(self, text: str) -> str:
-        """The text without them, and without the names and passwords of URLs."""
+        """Redact the secrets in a text, and the user names and passwords in its URLs."""
         for value in self._values:
-            text = text.replace(value, _INSTEAD)
-        return _USER.sub(f"{_INSTEAD}@", text)
+            text = text.replace(value, _REDACTED)
+        return _USER.sub(f"{_REDACTED}@", text)
 
     def hidden_in(self, finding: Finding) -> Finding:
         return replace(

@@ -1,4 +1,4 @@
-"""Commands as the user's shell takes them: PowerShell on Windows, else any that is POSIX's."""
+"""Commands in the syntax of the user's shell: PowerShell on Windows, POSIX sh elsewhere."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ def words(command: Sequence[str]) -> str:
 
 
 def with_variable(name: str, value: str, command: Sequence[str]) -> str:
-    """A command that is run with a variable set. The value is one of ours: nothing in it means anything in quotes."""
+    """Return a command that runs with an environment variable set.
+
+    The value must come from llmrun itself: double quotes do not escape special characters in it.
+    """
     if sys.platform != "win32":
         return f'{name}="{value}" {words(command)}'
     return f'$env:{name}="{value}"; {words(command)}'
 
 
 def another_folder(variable: str) -> str:
-    """Moves what a variable names to a new folder for this session, which nobody else can write to: machine code will
-    lie there."""
+    """Return a command that points a variable to a new private folder for this session.
+
+    The folder must not be writable by other users, because it may hold machine code.
+    """
     if sys.platform != "win32":
         return f'export {variable}="$(mktemp -d)"'
-    return f'$env:{variable}="$env:TEMP\\llmrun"'  # the user's own
+    return f'$env:{variable}="$env:TEMP\\llmrun"'  # TEMP is private to the user
 
 
 def unset(variable: str) -> str:

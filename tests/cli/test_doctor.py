@@ -77,9 +77,9 @@ def test_what_is_broken_is_exit_code_1_and_no_secret_is_told(tmp_path: Path) -> 
     done = llmrun("doctor", "-v", "--debug", env=environment(LLMRUN_CONFIG=str(config), **secrets))
     assert done.returncode == 1
     text = done.stdout.decode()
-    assert f"✗ refused: config: {config}: thread: no such setting" in " ".join(text.split())
+    assert f"✗ invalid: config: {config}: thread: no such setting" in " ".join(text.split())
     assert "Did you mean threads?" in text
-    assert text.endswith("1 problem to mend, 1 note.\n")
+    assert text.endswith("1 problem to fix, 1 note.\n")
     assert "\x1b" not in text
     assert "a Hugging Face token is set up" in text
     for secret in ("verysecret", "alsosecret", "proxypass", "hubpass"):
@@ -115,7 +115,7 @@ def test_a_llama_cpp_that_dies_while_it_multiplies_is_named_and_ends_nothing(nam
 def test_ctrl_c_ends_it_at_once_while_llama_cpp_hangs(tmp_path: Path) -> None:
     fake = fake_llama(tmp_path, when_decoding=HANGS)
     process = on_terminal("doctor", HF_ENDPOINT=NOWHERE, PYTHONPATH=f"{fake}:{ROOT}")
-    process.expect_exact("looking at llama.cpp")
+    process.expect_exact("checking llama.cpp")
     time.sleep(1)  # it hangs by now
     started = time.monotonic()
     process.sendintr()
@@ -157,7 +157,7 @@ def test_long_lines_are_wrapped_under_themselves_and_commands_are_not(capsys: py
     findings = [
         Finding("Python", "a", OK, "short"),
         Finding("Python", "b", NOTE, "word " * 20, "advice " * 20 + "end:", command),
-        Finding("GPU", "c", PROBLEM, "bad \x1b[31m name\n", "Mend it."),
+        Finding("GPU", "c", PROBLEM, "bad \x1b[31m name\n", "Fix it."),
     ]
     show(Report(findings))
     assert capsys.readouterr().out.splitlines() == [
@@ -166,14 +166,14 @@ def test_long_lines_are_wrapped_under_themselves_and_commands_are_not(capsys: py
         "          " + " ".join(["word"] * 10),
         "GPU     ✗ bad ␛[31m name",
         "",
-        "✗ GPU: Mend it.",
+        "✗ GPU: Fix it.",
         "",
         "• Python: " + " ".join(["advice"] * 7),
         "  " + " ".join(["advice"] * 8),
         "  " + " ".join(["advice"] * 5) + " end:",
         f"  {command}",
         "",
-        "1 problem to mend, 1 note.",
+        "1 problem to fix, 1 note.",
     ]
 
 
@@ -210,8 +210,8 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, *, columns: str = "100", **variab
         ({}, OK, "100 columns, colors, UTF-8"),
         ({"LANG": "de_DE.UTF-8", "NO_COLOR": "1"}, OK, "100 columns, no colors, UTF-8"),
         ({"LANG": "de_DE.utf8", "LC_ALL": "C"}, OK, "100 columns, colors, UTF-8"),
-        ({"LANG": "de_DE.ISO-8859-1"}, NOTE, "100 columns, colors, not set to UTF-8"),
-        ({"columns": "40"}, NOTE, "40 columns, colors, UTF-8; tables need 60"),
+        ({"LANG": "de_DE.ISO-8859-1"}, NOTE, "100 columns, colors, not UTF-8"),
+        ({"columns": "40"}, NOTE, "40 columns, colors, UTF-8; tables need at least 60"),
     ],
 )
 def test_what_a_terminal_can_show_is_told(

@@ -173,7 +173,7 @@ def test_what_does_not_fit_says_by_how_much_and_exits_with_7(environment: dict[s
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["nonsense-model"], 4, "not"),
+        (["nonsense-model"], 4, "neither a model in the catalogue nor a file"),
         (["hf:o/gone"], 4, "no such repository"),
         (["./gone.gguf"], 4, "no such file"),
         (["toy:1b-q8_0", "--kv-type", "q3"], 2, "kv-type"),

@@ -47,7 +47,7 @@ def test_a_check_that_fails_is_a_note_and_the_next_one_runs() -> None:
     before, failed, after = report.findings
     assert (before.name, after.name) == ("before", "good")
     assert (failed.section, failed.name, failed.status) == ("A", "failed_ill", NOTE)
-    assert failed.words == "cannot be looked at: RuntimeError: no such luck"
+    assert failed.words == "this check failed: RuntimeError: no such luck"
     (trace,) = report.traces
     assert 'raise RuntimeError("no such luck")' in trace
     assert report.works
@@ -67,7 +67,7 @@ def test_a_check_whose_import_fails_is_a_line_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(examining, "_CHECKS", (("A", "a thing", "no_such_module", "look"),))
     (found,) = examine(Machine(), told.append).findings
     assert "ModuleNotFoundError" in found.words
-    assert told == ["looking at a thing"]
+    assert told == ["checking a thing"]
 
 
 def test_no_secret_is_in_a_report(monkeypatch: pytest.MonkeyPatch) -> None:

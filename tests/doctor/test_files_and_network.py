@@ -47,7 +47,7 @@ def test_damaged_kernels_are_a_note_with_the_command_that_removes_all(
     folder = tmp_path / "with blank"
     found = kernels(monkeypatch, folder, entries=3, damaged=1, writable=True)
     assert found.status == NOTE
-    assert found.words.endswith("; 1 of them damaged")
+    assert found.words.endswith("; 1 damaged")
     assert shlex.split(found.command) == ["rm", "-r", str(folder)]
 
 
@@ -56,7 +56,7 @@ def test_a_cache_that_cannot_be_written_is_a_note_with_another_folder(
 ) -> None:
     found = kernels(monkeypatch, tmp_path, entries=0, damaged=0, writable=False)
     assert found.status == NOTE
-    assert found.words.endswith("which cannot be written")
+    assert found.words.endswith("which is not writable")
     assert found.command.startswith("export LLMRUN_CACHE_DIR=")
 
 
@@ -84,7 +84,7 @@ def models(monkeypatch: pytest.MonkeyPatch, use: Use, *, writable: bool = True) 
     ("use", "status", "words"),
     [
         (Use(2, 10**9, 10**11, True), OK, "models: 1.00 GB in {}, 100 GB free"),
-        (Use(0, 0, None, True), OK, "models: nothing in {}"),
+        (Use(0, 0, None, True), OK, "models: no files in {}"),
         (Use(2, 10**9, 10**11, False), OK, "models: more than 1.00 GB in {}, 100 GB free"),
         (Use(2, 10**9, 10**9, True), NOTE, "models: 1.00 GB in {}, 1.00 GB free"),
     ],
@@ -100,7 +100,7 @@ def test_a_folder_is_told_with_what_it_holds_and_what_is_left(
 
 def test_a_folder_that_cannot_be_written_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     found = models(monkeypatch, Use(0, 0, 10**12, True), writable=False)
-    assert (found.status, found.words[-17:]) == (NOTE, "cannot be written")
+    assert (found.status, found.words[-12:]) == (NOTE, "not writable")
     assert found.command.startswith("export LLMRUN_DATA_DIR=")
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_is_right_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("text", "advice"),
-    [("thread = 2", "Did you mean threads?"), ("threads = 'two'", "Mend {}."), ("threads = [", "Mend {}.")],
+    [("thread = 2", "Did you mean threads?"), ("threads = 'two'", "Fix {}."), ("threads = [", "Fix {}.")],
 )
 def test_a_file_that_is_refused_is_a_problem(
     text: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,22 +156,22 @@ def hub(monkeypatch: pytest.MonkeyPatch, reach: Ping) -> tuple[Finding, Finding]
 
 def test_a_hub_that_answers_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     found, token = hub(monkeypatch, Ping(HUB, 0.12, "", False, True, ("https_proxy", "no_proxy")))
-    assert (found.status, found.words) == (OK, "huggingface.co answers in 120 ms by way of https_proxy")
+    assert (found.status, found.words) == (OK, "huggingface.co answers in 120 ms through https_proxy")
     assert (token.status, token.words) == (OK, "a Hugging Face token is set up")
 
 
 def test_a_hub_that_does_not_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     found, token = hub(monkeypatch, Ping(HUB, None, "Connection refused", False, False, ("no_proxy",)))
-    assert (found.status, found.words) == (NOTE, "huggingface.co is not reached: Connection refused")
+    assert (found.status, found.words) == (NOTE, "huggingface.co cannot be reached: Connection refused")
     assert found.advice
     assert token.status == OK
 
 
 def test_a_hub_without_an_address_has_a_name_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = hub(monkeypatch, Ping("", None, "huggingface_hub cannot be imported: HF_ENDPOINT", False, False, ()))
-    assert found.words.startswith("the Hugging Face Hub is not reached: huggingface_hub cannot be imported")
+    assert found.words.startswith("the Hugging Face Hub cannot be reached: huggingface_hub cannot be imported")
 
 
 def test_offline_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = hub(monkeypatch, Ping(HUB, None, "", True, False, ()))
-    assert (found.status, found.words) == (NOTE, "huggingface.co is not asked: offline mode")
+    assert (found.status, found.words) == (NOTE, "huggingface.co was not contacted: offline mode")

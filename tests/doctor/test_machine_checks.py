@@ -49,13 +49,13 @@ def test_a_python_of_32_bits_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_python_that_nobody_has_tried_is_a_problem(version: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", version)
     python, _ = look_at_python(Machine())
-    assert (python.status, python.advice) == (PROBLEM, "Use Python 3.11 to 3.14: no other is tried.")
+    assert (python.status, python.advice) == (PROBLEM, "Use Python 3.11 to 3.14. Other versions are not tested.")
 
 
 def test_outside_of_any_environment_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     python, _ = look_at_python(Machine())
-    assert python.words.endswith("in no virtual environment")
+    assert python.words.endswith("not in a virtual environment")
 
 
 def test_a_missing_library_is_a_problem_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_a_missing_library_is_a_problem_with_the_command(monkeypatch: pytest.Mon
 
 def test_cores_threads_and_a_containers_share_are_told() -> None:
     (found,) = look_at_processor(machine(cpu_quota=1.5, threads=1))
-    assert found.words == "A processor: 2 cores, 1 thread used, 1.5 given to this container"
+    assert found.words == "A processor: 2 cores, 1 thread used, limited to 1.5 CPUs by this container"
     (found,) = look_at_processor(machine(cores_physical=None, cores_logical=None))
     assert found.words == "A processor: 1 core, 2 threads used"
 
@@ -90,7 +90,7 @@ def trial_says(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
 def test_the_level_that_worked_when_it_was_tried_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     trial_says(monkeypatch, True)
     (found,) = look_at_level(Machine())
-    assert (found.status, found.words) == (OK, "kernels use AVX2; tried, and they work here")
+    assert (found.status, found.words) == (OK, "kernels use AVX2; tested on this machine")
     levels.host_target.cache_clear()
 
 
@@ -143,7 +143,7 @@ def test_little_free_memory_is_a_note() -> None:
 @pytest.mark.parametrize("known", [{}, {"memory_bytes": GB, "memory_free": None}])
 def test_a_system_that_does_not_tell_is_a_note(known: dict[str, Any]) -> None:
     (found,) = look_at_memory(machine(**known))
-    assert (found.status, found.words) == (NOTE, "the system does not tell how much there is")
+    assert (found.status, found.words) == (NOTE, "the system does not report the amount of memory")
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_without_a_level_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) ->
     levels.host_target.cache_clear()
     monkeypatch.setenv("LLMRUN_CPU_LEVEL", "avx3")
     (found,) = measure_speed(machine(memory_free=None))
-    assert (found.status, found.words) == (NOTE, "not measured: no instruction level is chosen")
+    assert (found.status, found.words) == (NOTE, "not measured: no valid instruction level is selected")
 
 
 def test_the_best_of_three_counts_or_of_as_many_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:

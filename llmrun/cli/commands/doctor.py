@@ -1,6 +1,6 @@
-"""Look at this machine: what works, and what to do where something does not.
+"""Check this machine and explain how to fix problems.
 
-The exit code is 1 if something that llmrun needs is broken; anything missing but not needed is a note.
+The exit code is 1 if something that llmrun needs does not work. Missing optional parts are only notes.
 
 Examples:
     llmrun doctor
@@ -21,7 +21,7 @@ LISTING = {"place": 150}
 
 @dataclass(frozen=True, slots=True)
 class DoctorFlags:
-    """What was typed, in the order of --help."""
+    """The flags of `llmrun doctor`, in the order of --help."""
 
     json: options.Json = False
     offline: options.Offline = False
@@ -30,7 +30,7 @@ class DoctorFlags:
     debug: options.Debug = False
 
     def settings(self) -> Settings:
-        """Return this run's settings, and apply them to `out`. The report names those that are wrong."""
+        """Return the settings of this run, and apply them to `out`. The report lists any invalid settings."""
         given: dict[str, object] = {"offline": self.offline or None, "quiet": self.quiet or None}
         settings, _ = load_sound_settings(given)
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color

@@ -1,4 +1,4 @@
-"""A report on the screen, or as JSON."""
+"""Output of the doctor's report, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MARKS = {OK: Text("✓", "green"), NOTE: Text("•", "yellow"), PROBLEM: Text("
 
 
 def show_json(report: Report) -> None:
-    """One object. Names and their meaning stay; more may come."""
+    """Print the report as a JSON object. Later versions may add keys, but do not rename or redefine them."""
     out.json(
         {
             "schema": SCHEMA,
@@ -44,19 +44,19 @@ def _as_json(finding: Finding) -> dict[str, Any]:
 
 
 def show(report: Report) -> None:
-    """A line for each finding, what to do beneath, and the verdict. With --verbose every fact goes to stderr first."""
+    """Print a line for each finding, then the advice, then the verdict. With --verbose, print all facts to stderr."""
     for finding in report.findings:
         out.detail(f"{finding.name}: {json.dumps(dict(finding.facts), ensure_ascii=False)}")
     out.picture(_lines(report.findings))
     for finding in sorted(report.findings, key=lambda finding: finding.status != PROBLEM):  # problems first
         if finding.advice:
-            _tell_what_to_do(finding)
+            _print_advice(finding)
     out.answer("\n")
     out.picture(_verdict(report))
 
 
 def _lines(findings: list[Finding]) -> Text:
-    """Section, mark and words, which are wrapped under themselves."""
+    """Return the findings as lines of section, mark and text. Long text is wrapped with a hanging indent."""
     left = max(len(finding.section) for finding in findings) + 2
     lines, before = [], ""
     for finding in findings:
@@ -68,8 +68,8 @@ def _lines(findings: list[Finding]) -> Text:
     return Text("\n").join(lines)
 
 
-def _tell_what_to_do(finding: Finding) -> None:
-    """The command stands on a line of its own, however long: it is to be copied."""
+def _print_advice(finding: Finding) -> None:
+    """Print a finding's advice. The command goes on a line of its own, unwrapped, so that it can be copied."""
     out.answer("\n")
     words = wrapped(f"{finding.section}: {finding.advice}", columns() - 2)
     out.picture(Text.assemble(_MARKS[finding.status], " ", "\n  ".join(words)))
@@ -82,4 +82,4 @@ def _verdict(report: Report) -> Text:
     if report.works:
         return Text.assemble(("Everything that llmrun needs works", "green"), f"; {notes}.")
     problems = counted(report.count(PROBLEM), "problem")
-    return Text.assemble((f"{problems}", "bold red"), f" to mend, {notes}.")
+    return Text.assemble((f"{problems}", "bold red"), f" to fix, {notes}.")

@@ -1,4 +1,4 @@
-"""What the terminal can show, as llmrun judges it."""
+"""The doctor's check of the terminal: its width, colors and encoding, as llmrun detects them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NARROW = 60
 
 def look_at_terminal(machine: Machine) -> Iterator[Finding]:
     del machine
-    terminal, color, utf8 = is_terminal(sys.stdout), can_color(sys.stdout, out.color), _takes_utf8()
+    terminal, color, utf8 = is_terminal(sys.stdout), can_color(sys.stdout, out.color), _locale_is_utf8()
     facts = {
         "stdout_is_terminal": terminal,
         "stdin_is_terminal": is_terminal(sys.stdin),
@@ -27,20 +27,22 @@ def look_at_terminal(machine: Machine) -> Iterator[Finding]:
         "term": os.environ.get("TERM"),
     }
     if not terminal:
-        yield Finding(SECTION, "terminal", OK, "the output goes to a file or a pipe: plain text", facts=facts)
+        yield Finding(SECTION, "terminal", OK, "the output goes to a file or a pipe, so it is plain text", facts=facts)
         return
-    words = f"{columns()} columns, {'colors' if color else 'no colors'}, {'UTF-8' if utf8 else 'not set to UTF-8'}"
+    words = f"{columns()} columns, {'colors' if color else 'no colors'}, {'UTF-8' if utf8 else 'not UTF-8'}"
     if not utf8:
-        advice = "Text that is not ASCII may look wrong, until the locale is UTF-8:"
+        advice = "Text other than ASCII may look wrong. To use a UTF-8 locale:"
         yield Finding(SECTION, "terminal", NOTE, words, advice, "export LC_ALL=C.UTF-8", facts)
     elif columns() < _NARROW:
-        yield Finding(SECTION, "terminal", NOTE, f"{words}; tables need {_NARROW}", facts=facts)
+        yield Finding(SECTION, "terminal", NOTE, f"{words}; tables need at least {_NARROW}", facts=facts)
     else:
         yield Finding(SECTION, "terminal", OK, words, facts=facts)
 
 
-def _takes_utf8() -> bool:
-    """By the locale's variables: Python itself writes UTF-8 whatever they say, and where none is set a terminal of
-    today takes it."""
+def _locale_is_utf8() -> bool:
+    """Return whether the locale's variables allow UTF-8.
+
+    Python writes UTF-8 whatever they say. If none is set, UTF-8 is assumed, since today's terminals support it.
+    """
     named = next((os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(name)), "")
     return named in ("", "C", "POSIX") or "utf8" in named.lower().replace("-", "")

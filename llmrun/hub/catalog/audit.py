@@ -1,4 +1,4 @@
-"""Whether the Hub still has what the catalogue promises, and the exact sizes and sha256 that nobody had quoted yet."""
+"""Comparison of the catalogue with the Hub: missing or changed files, and exact sizes and sha256 to fill in."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ANSWER_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class CatalogFinding:
-    """What the Hub says of one quantization of one model.
+    """The result of comparing one quantization of a model with the Hub.
 
-    wrong    what does not hold, in a few words; "" where all does
-    files    as the Hub has them; () where it does not
+    wrong    what differs from the catalogue, in a few words; "" if nothing does
+    files    the files as the Hub lists them; () if it does not have them
     lacking  whether the catalogue lacks a size or a sha256 that the Hub knows
     """
 
@@ -33,8 +33,10 @@ class CatalogFinding:
 
 
 def check_entry(entry: CatalogEntry, listings: dict[str, Mapping[str, RemoteFile] | str]) -> Iterator[CatalogFinding]:
-    """A finding for each file of the Hub. `listings` keeps what was asked for: a repository's files, or why there are
-    none. Raises NetworkError when the Hub cannot be reached."""
+    """Yield a finding for each source on the Hub. Raises NetworkError if the Hub cannot be reached.
+
+    listings  a cache that this function fills: repository -> its files, or the reason why it has none
+    """
     for quant in entry.quants.values():
         for source in quant.sources:
             if isinstance(source, HubSource):
@@ -44,12 +46,15 @@ def check_entry(entry: CatalogEntry, listings: dict[str, Mapping[str, RemoteFile
 
 
 def ask_hub(repository: str) -> Mapping[str, RemoteFile]:
-    """The GGUF files of a repository by their paths. Raises ModelNotFound for one that is not there (or not for us),
-    and NetworkError for a Hub that cannot be reached or does not answer as one."""
+    """Return the GGUF files of a repository by path.
+
+    Raises ModelNotFound if the repository does not exist or access is denied, and NetworkError if the Hub cannot be
+    reached or sends an invalid answer.
+    """
     try:
         from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
         from huggingface_hub.hf_api import HfApi
-    except ValueError as error:  # it takes HF_ENDPOINT apart while it is imported
+    except ValueError as error:  # huggingface_hub parses HF_ENDPOINT on import
         raise NetworkError(f"network settings: {error}", hint="check HF_ENDPOINT") from error
     import httpx2
 
@@ -57,15 +62,15 @@ def ask_hub(repository: str) -> Mapping[str, RemoteFile]:
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="llmrun")
         info = api.model_info(repository, files_metadata=True, timeout=ANSWER_SECONDS)
     except RepositoryNotFoundError as error:
-        raise ModelNotFound("no such repository, or not a public one") from error
+        raise ModelNotFound("the repository does not exist or is private") from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403, 404):
-            raise ModelNotFound(f"not for us (HTTP {status})") from error
-        raise NetworkError(f"the Hub refused (HTTP {status})") from error
+            raise ModelNotFound(f"not accessible (HTTP {status})") from error
+        raise NetworkError(f"the Hub refused the request (HTTP {status})") from error
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:
         words = "".join(letter for letter in str(error).split("\n")[0] if letter.isprintable())
-        raise NetworkError(f"the Hub is not reached: {words[:160] or type(error).__name__}") from error
+        raise NetworkError(f"cannot reach the Hub: {words[:160] or type(error).__name__}") from error
     return {
         sibling.rfilename: RemoteFile(sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else None)
         for sibling in info.siblings or ()
@@ -85,7 +90,7 @@ def _compare(entry: str, quant: Quant, source: HubSource, listing: Mapping[str, 
         return CatalogFinding(entry, quant.name, source, listing)
     paths = shards_of(source.file or "")
     if missing := [path for path in paths if path not in listing]:
-        return CatalogFinding(entry, quant.name, source, f"no file {missing[0]}")
+        return CatalogFinding(entry, quant.name, source, f"{missing[0]} is missing on the Hub")
     files = tuple(listing[path] for path in paths)
     pairs = list(zip(quant.files, files, strict=True))
     wrong = "; ".join(filter(None, (_difference(expected, file) for expected, file in pairs)))
@@ -95,15 +100,17 @@ def _compare(entry: str, quant: Quant, source: HubSource, listing: Mapping[str, 
 
 def _difference(expected: Expected, file: RemoteFile) -> str:
     if expected.size is not None and expected.size != file.size:
-        return f"{file.size:,} bytes there, {expected.size:,} here"
+        return f"{file.size:,} bytes on the Hub, {expected.size:,} in the catalogue"
     if expected.sha256 is not None and file.sha256 is not None and expected.sha256 != file.sha256:
-        return f"sha256 {file.sha256[:12]}... there, {expected.sha256[:12]}... here"
+        return f"sha256 {file.sha256[:12]}... on the Hub, {expected.sha256[:12]}... in the catalogue"
     return ""
 
 
 def with_facts(text: str, finding: CatalogFinding) -> str:
-    """The text of a models.toml with the sizes and sha256 of a finding written into its line. Raises LlmrunError where
-    there is no such line: one `quants.NAME = { ... }` under a heading of its own."""
+    """Return the text of a models.toml with the sizes and sha256 of a finding filled in.
+
+    Raises LlmrunError unless the quantization is a single line `quants.NAME = { ... }` under its model's heading.
+    """
     name = re.escape(finding.entry)
     heading = re.search(rf'^\[models\.(?:"{name}"|{name})\]$', text, re.MULTILINE)
     line = re.compile(rf"^quants\.{re.escape(finding.quant)} = \{{ (?P<facts>[^\n]*) \}}$", re.MULTILINE)

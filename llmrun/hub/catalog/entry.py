@@ -1,4 +1,4 @@
-"""What the catalogue says about a model, and what a name means before any server is asked."""
+"""Data classes for the catalogue's entries, and for a name that was resolved without asking a server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """One quantization of a model: a file, or several if it has shards.
+    """One quantization of a model, in one file or in shards.
 
-    files    what is known about each; an unknown size or sha256 is None
-    sources  where to look, in this order
-    about    the rounded size that its source quotes: "2.3 GiB"; "" if none is quoted or the exact size is known
+    files    the known facts about each file; an unknown size or sha256 is None
+    sources  where to look, in order of preference
+    about    the rounded size that its source gives: "2.3 GiB"; "" if there is none or the exact size is known
     """
 
     name: str  # "Q4_K_M"
@@ -28,13 +28,13 @@ class Quant:
 
     @property
     def size(self) -> int | None:
-        """Bytes of all files, or None unless every size is known exactly."""
+        """The size of all files in bytes, or None unless every size is known exactly."""
         sizes = [file.size for file in self.files]
         return sum(size for size in sizes if size is not None) if None not in sizes else None
 
     @property
     def estimated_size(self) -> int | None:
-        """Bytes: exact if known, else as quoted (within a few percent), else None."""
+        """The size in bytes: exact if known, else the rounded size (within a few percent), else None."""
         if self.size is not None or not self.about:
             return self.size
         match = QUOTED_SIZE.fullmatch(self.about)
@@ -44,17 +44,17 @@ class Quant:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model that has a name: what it is, and its quantizations.
+    """A model in the catalogue, with its quantizations.
 
-    name         "qwen3:4b": the family, and which of its models
+    name         "qwen3:4b": the family, and the model within it
     parameters   the number of weights; None if unknown
-    context      tokens that it was trained for; None if unknown
-    quants       by name, in the order of models.toml
-    default      the name of the quantization to use if none is given
-    sampling     recommended values, by the names of SamplingParams
-    end_of_turn  texts of the tokens that end an answer; () if only the GGUF file says
+    context      the context length that the model was trained for, in tokens; None if unknown
+    quants       the quantizations by name, in the order of models.toml
+    default      the quantization to use if the user names none
+    sampling     recommended values, keyed by the names in SamplingParams
+    end_of_turn  texts of the tokens that end an answer; () if only the GGUF file knows them
     thinking     the tags around the model's thinking; () if it does not think; None if the catalogue does not say
-    seen         who quoted its files, and when
+    seen         the source of the facts about its files, and the date
     """
 
     name: str
@@ -75,7 +75,7 @@ class CatalogEntry:
         return self.name.partition(":")[0]
 
     def name_with(self, quant: str) -> str:
-        """Return the name of one quantization: "qwen3:4b" for the default, else "qwen3:4b-q8_0"."""
+        """Return the full name of a quantization: "qwen3:4b" for the default, "qwen3:4b-q8_0" for another."""
         return self.name if quant == self.default else f"{self.name}-{quant.lower()}"
 
 
@@ -83,11 +83,11 @@ class CatalogEntry:
 class Wanted:
     """A model that the user asked for.
 
-    name      what to call it in a message: "qwen3:4b", "qwen3:4b-q8_0", "hf:owner/name:Q5_K_M", a URL
-    sources   where to look, in this order
-    expected  its files, one per shard, as the catalogue knows them; () if a server must be asked
-    entry     what the catalogue says about the model; None if it does not know it
-    is_exact  whether the user named the quantization; only for models of the catalogue
+    name      the name to show in messages: "qwen3:4b", "qwen3:4b-q8_0", "hf:owner/name:Q5_K_M", a URL
+    sources   where to look, in order of preference
+    expected  its files, one per shard, as the catalogue describes them; () if a server must be asked
+    entry     the model's entry in the catalogue, or None
+    is_exact  whether the user named the quantization; set only for models in the catalogue
     """
 
     name: str

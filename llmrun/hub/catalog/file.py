@@ -1,7 +1,7 @@
-"""models.toml as it is written: read key by key, so that every refusal can say where it stands.
+"""Parsing of models.toml, key by key, so that every error can name the file, the entry and the key.
 
-What a key means is told at the top of models.toml. The file that comes with llmrun has hundreds of entries, and one is
-asked for: an entry is read when it is asked for (a test reads them all), the user's own file as a whole.
+The top of models.toml documents the keys. The file that ships with llmrun has hundreds of entries and a run needs one
+of them, so entries are parsed on demand; a test parses them all. The user's own file is always parsed completely.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CatalogFile:
-    """The tables of one file, not yet read further.
+    """The tables of one file, before their entries are parsed.
 
-    aliases       other names, and whose they are
-    repositories  of the Hub, and the names of the models that have files there
+    aliases       alias -> model name
+    repositories  repository on the Hub -> names of the models with files there
     """
 
     path: Path
@@ -46,7 +46,7 @@ class CatalogFile:
 
 
 def read_file(path: Path) -> CatalogFile:
-    """Raises UsageError naming the file, and the table that does not belong there."""
+    """Read the tables of a models.toml. Raises UsageError for invalid TOML and for unknown tables."""
     import tomllib
 
     try:
@@ -73,7 +73,7 @@ def read_text(path: Path) -> str:
 
 
 def read_shortnames(file: CatalogFile) -> dict[str, str]:
-    """Names, lower case, and what each stands for."""
+    """Return the short names, in lower case, and the model that each stands for."""
     shortnames = {}
     for name, target in file.shortnames.items():
         if not isinstance(target, str) or not target or not target.isprintable():
@@ -83,7 +83,7 @@ def read_shortnames(file: CatalogFile) -> dict[str, str]:
 
 
 class _Keys:
-    """The keys of one table, taken one after the other."""
+    """A reader for the keys of one table. Each method removes the key that it returns."""
 
     def __init__(self, path: Path, name: str, table: object) -> None:
         self.path, self.name = path, name
@@ -154,19 +154,22 @@ class _Keys:
 
 
 def read_family(path: Path, name: str, table: object) -> dict[str, Any]:
-    """Facts that the models of a family share, by the names of CatalogEntry, and `usual`."""
+    """Return the facts that all models of a family share, keyed by the field names of CatalogEntry, and `usual`."""
     keys = _Keys(path, f"families.{name}", table)
     if not _FAMILY.fullmatch(name):
         raise keys.wrong("name", name, "lower-case letters, digits, . _ -")
     facts = _shared_facts(keys)
     if "usual" in keys.left:
-        facts["usual"] = keys.matched("usual", _FAMILY, "what follows the : in the name of a model")[0]
+        facts["usual"] = keys.matched("usual", _FAMILY, "the part after the : in a model's name")[0]
     keys.finish()
     return facts
 
 
 def read_entry(path: Path, name: str, table: object, family: Mapping[str, Any]) -> CatalogEntry:
-    """`family` is what `read_family` gave. Raises UsageError naming the file, the entry and the key."""
+    """Parse the entry of one model. Raises UsageError with the file, the entry and the key.
+
+    family  the result of `read_family`
+    """
     keys = _Keys(path, name, table)
     if not NAME.fullmatch(name):
         raise keys.wrong("name", name, "lower-case letters, digits, . _ - and at most one :")
@@ -192,7 +195,7 @@ def read_entry(path: Path, name: str, table: object, family: Mapping[str, Any]) 
 
 
 def _shared_facts(keys: _Keys) -> dict[str, Any]:
-    """What a family or one of its models can say."""
+    """Return the facts that may be given for a family or for a single model."""
     facts: dict[str, Any] = {}
     if "license" in keys.left:
         facts["license"] = keys.line("license")
@@ -203,7 +206,7 @@ def _shared_facts(keys: _Keys) -> dict[str, Any]:
     if "end_of_turn" in keys.left:
         facts["end_of_turn"] = tuple(keys.lines("end_of_turn", "a list of tokens, as text"))
     if "thinking" in keys.left:
-        rule = "two tags, or none: []"
+        rule = "a list of two tags, or []"
         tags = keys.lines("thinking", rule)
         if len(tags) not in (0, 2):
             raise keys.wrong("thinking", tags, rule)
@@ -254,7 +257,7 @@ def _quants(keys: _Keys, repository: str | None) -> dict[str, Quant]:
 def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Quant:
     keys = _Keys(entry.path, f"{entry.name}: quants.{name}", table)
     if quantization_named(name) != name:
-        raise keys.wrong("name", name, "a quantization, as file names have it: Q4_K_M, IQ4_XS, MXFP4, F16")
+        raise keys.wrong("name", name, "a quantization as in file names: Q4_K_M, IQ4_XS, MXFP4, F16")
     first: Source
     if "url" in keys.left:
         url = keys.matched("url", _URL, "https://.../name.gguf")
@@ -264,7 +267,7 @@ def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Qu
         if "repository" in keys.left:
             repository = keys.repository()
         if repository is None:
-            raise keys.refusal("repository", "missing, here and in the entry")
+            raise keys.refusal("repository", "missing both here and in the entry")
         first = HubSource(repository, file)
     sources: list[Source] = [first]
     if "pypi" in keys.left:
@@ -277,7 +280,7 @@ def _quant(entry: _Keys, name: str, table: object, repository: str | None) -> Qu
 
 
 def _gguf_file(keys: _Keys) -> str:
-    rule = "a path in the repository that ends in .gguf; of shards, the first"
+    rule = "a path in the repository that ends in .gguf (for a sharded model, the first shard)"
     file = keys.path_inside("file", rule)
     try:
         shards_of(file)
@@ -289,7 +292,7 @@ def _gguf_file(keys: _Keys) -> str:
 
 
 def _expected(keys: _Keys, file: str) -> tuple[Expected, ...]:
-    """The files, with the sizes and sha256 that are written down: one value, or a list with one for each shard."""
+    """Return the files with their sizes and sha256, where given: one value, or a list with one per shard."""
     names = [path.rsplit("/", 1)[-1] for path in shards_of(file)]
     sizes: list[int | None] = [None] * len(names)
     digests: list[str | None] = [None] * len(names)
@@ -305,7 +308,7 @@ def _one_for_each(keys: _Keys, key: str, count: int, kind: type[T], holds: Any, 
     value = keys.left.pop(key)
     values = value if isinstance(value, list) else [value]
     if len(values) != count:
-        raise keys.refusal(key, f"{len(values)} given, the model has {count} files")
+        raise keys.refusal(key, f"{len(values)} given, {count} expected")
     for one in values:
         if type(one) is not kind or not holds(one):
             raise keys.wrong(key, one, rule)

@@ -1,8 +1,9 @@
-"""The models llmrun knows by name.
+"""The models that llmrun knows by name.
 
-A name is a family (`qwen3`, its usual size), a model (`qwen3:4b`, its usual quantization) or one of its files
-(`qwen3:4b-q8_0`); upper and lower case are the same. The names come from models.toml, and from a `models.toml` next to
-the user's `config.toml`: a model there replaces ours of that name, a family there changes single facts of ours.
+A name is a family (`qwen3`, which means its usual size), a model (`qwen3:4b`, which means its usual quantization) or a
+quantization of a model (`qwen3:4b-q8_0`). Case does not matter. The names come from the models.toml that ships with
+llmrun and from a `models.toml` next to the user's `config.toml`. In the user's file, a model replaces ours of the same
+name, and a family overrides only the facts that it lists.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from llmrun.hub.names.model_order import bits_of, nearest_in_bits
 from llmrun.hub.names.model_sources import HubSource
 
 _MOST_QUANTS = 4  # in a hint
-# What Ollama's names say of every model that answers rather than continues: "llama3.2:3b-instruct-q4_K_M".
+# Suffixes that Ollama's names have for models tuned to answer: "llama3.2:3b-instruct-q4_K_M".
 _ANSWERING = ("-instruct", "-it", "-chat", "-text")
 
 
 class Catalog:
-    """Models by name; an entry is read when it is asked for.
+    """The models by name. Entries are parsed on demand.
 
-    shortnames  the user's own, lower case, and what each stands for
+    shortnames  the user's short names, in lower case, and the model that each stands for
     """
 
     def __init__(self, *files: CatalogFile) -> None:
-        """Later files win over earlier ones."""
+        """Merge the files. Later files take precedence."""
         self._models: dict[str, CatalogFile] = {}
         self._families: dict[str, list[CatalogFile]] = {}
         self._aliases: dict[str, str] = {}
@@ -54,36 +55,36 @@ class Catalog:
                 self._families.setdefault(name, []).append(file)
 
     def names(self) -> tuple[str, ...]:
-        """Of all models, a family after the other."""
+        """Return the names of all models, grouped by family."""
         return tuple(self._models)
 
     def other_names(self) -> tuple[str, ...]:
-        """Aliases and the user's shortnames."""
+        """Return the aliases and the user's short names."""
         return (*self._aliases, *self.shortnames)
 
     def entry(self, name: str) -> CatalogEntry:
-        """The model of exactly this name. Raises KeyError, and UsageError for an entry that is wrong."""
+        """Return the model with exactly this name. Raises KeyError, and UsageError if its entry is invalid."""
         if name not in self._entries:
             file = self._models[name]
             self._entries[name] = read_entry(file.path, name, file.models[name], self._family(name.partition(":")[0]))
         return self._entries[name]
 
     def entries(self) -> Iterator[CatalogEntry]:
-        """All of them: 40 ms."""
+        """Yield all models. Parsing them takes 40 ms."""
         return (self.entry(name) for name in self._models)
 
     def sizes(self, family: str) -> tuple[str, ...]:
-        """The names of a family's models."""
+        """Return the names of a family's models."""
         return tuple(name for name in self._models if name.partition(":")[0] == family)
 
     def find(self, name: str) -> Wanted:
-        """What a name means. Raises ModelNotFound with the closest names, or with the quantizations there are."""
+        """Resolve a name. Raises ModelNotFound and suggests the closest names, or the available quantizations."""
         entry, named = self._chosen(name)
         chosen = entry.quants[named or entry.default]
         return Wanted(entry.name_with(chosen.name), chosen.sources, chosen.files, entry, is_exact=named is not None)
 
     def name_of(self, repository: str, file: str) -> str | None:
-        """What to ask for to get this file of the Hub (any shard of it); None for one that has no name here."""
+        """Return the catalogue's name for a file on the Hub (any shard of it), or None."""
         for entry in self._with_repository(repository):
             for quant in entry.quants.values():
                 for source in _hub_sources(quant):
@@ -92,21 +93,21 @@ class Catalog:
         return None
 
     def entry_of(self, repository: str) -> CatalogEntry | None:
-        """The model that a repository of the Hub holds, if it is one of ours."""
+        """Return the catalogue's model in a repository of the Hub, or None."""
         return next(self._with_repository(repository), None)
 
     def repositories(self) -> tuple[str, ...]:
-        """All that an entry names, each once."""
+        """Return every repository that an entry names, without duplicates."""
         return tuple(self._repositories)
 
     def _with_repository(self, repository: str) -> Iterator[CatalogEntry]:
         for name in dict.fromkeys(self._repositories.get(repository, ())):
-            # The user's entry of that name may have other repositories, and an alias of theirs may be that name.
+            # The user's catalogue may list other repositories for this name, or use it as an alias.
             if name in self._models and repository in _repositories_of(self.entry(name)):
                 yield self.entry(name)
 
     def _chosen(self, name: str) -> tuple[CatalogEntry, str | None]:
-        """Return the model that a name means, and the quantization that it names, if any."""
+        """Return the model that a name refers to, and the quantization in the name, if any."""
         wanted = name.lower()
         found = self._model_named(wanted)
         if found is not None:
@@ -119,7 +120,7 @@ class Catalog:
         raise self._not_found(name)
 
     def _model_named(self, wanted: str) -> str | None:
-        """The model of a name without a quantization."""
+        """Return the model that a name without a quantization refers to, or None."""
         if wanted in self._models:
             return wanted
         if wanted in self._aliases:
@@ -130,12 +131,12 @@ class Catalog:
         for ending in _ANSWERING:
             plain = wanted.removesuffix(ending)
             if plain != wanted and plain in self._models:
-                # Where `qwen3:4b-instruct` is a model of its own, `qwen3:8b-instruct` is not the plain `qwen3:8b`.
+                # If `qwen3:4b-instruct` is a separate model, `qwen3:8b-instruct` must not mean `qwen3:8b`.
                 return None if any(name.endswith(ending) for name in self.sizes(family)) else plain
         return None
 
     def _usual(self, family: str) -> str | None:
-        """Which model a family alone means. Raises ModelNotFound where that is open."""
+        """Return the model that a family's name refers to, or None. Raises ModelNotFound if it is ambiguous."""
         usual = self._family(family).get("usual")
         if usual is not None and f"{family}:{usual}" in self._models:
             return f"{family}:{usual}"
@@ -143,8 +144,8 @@ class Catalog:
         if len(sizes) > 1:
             from llmrun.hub.names.suggestions import sizes_near
 
-            hint = f"say one of {sizes_near(family, sizes)}"
-            raise ModelNotFound(f"model: {family!r}: names {len(sizes)} models", hint=hint)
+            hint = f"choose one of {sizes_near(family, sizes)}"
+            raise ModelNotFound(f"model: {family!r}: the name matches {len(sizes)} models", hint=hint)
         return sizes[0] if sizes else None
 
     def _family(self, name: str) -> dict[str, Any]:
@@ -158,25 +159,25 @@ class Catalog:
             return entry, quant
         near = nearest_in_bits(quant, entry.quants)[:_MOST_QUANTS]
         near.sort(key=lambda name: (bits_of(name), entry.quants[name].estimated_size or 0))
-        hint = f"it comes as {', '.join(near)}"
+        hint = f"it is available as {', '.join(near)}"
         if len(entry.quants) > _MOST_QUANTS:
             hint += f"; `llmrun fit {entry.name}` lists all {len(entry.quants)}"
         repository = next((source.repository for source in _hub_sources(entry.quants[entry.default])), None)
         if repository:
             hint += f"; its repository may have more: hf:{repository}:{quant}"
-        raise ModelNotFound(f"model: {name!r}: {entry.name} is not listed as {quant}", hint=hint)
+        raise ModelNotFound(f"model: {name!r}: the catalogue does not list {quant} for {entry.name}", hint=hint)
 
     def _not_found(self, name: str) -> ModelNotFound:
         from llmrun.hub.names.suggestions import for_name
 
         return ModelNotFound(
-            f"model: {name[:300]!r}: not a name in the catalogue and not a file",
+            f"model: {name[:300]!r}: neither a model in the catalogue nor a file",
             hint=for_name(name, self.names(), self.other_names()),
         )
 
 
 def load_catalog() -> Catalog:
-    """Our catalogue, extended by the user's own. Raises UsageError naming the file, the entry and the key."""
+    """Return our catalogue merged with the user's. Raises UsageError with the file, the entry and the key."""
     ours, own = _shipped(shipped_catalog()), own_catalog()
     if not own.is_file():
         return Catalog(ours)
@@ -185,21 +186,21 @@ def load_catalog() -> Catalog:
 
 
 def own_catalog() -> Path:
-    """The user's models.toml, which need not exist."""
+    """Return the path of the user's models.toml, which need not exist."""
     return config_file().with_name("models.toml")
 
 
 def shipped_catalog() -> Path:
-    """models.toml: beside the package's modules in a wheel, above the package in a source tree."""
+    """Return the path of our models.toml: inside the package in a wheel, above it in a source tree."""
     package = Path(llmrun.__file__).resolve().parent
     inside = package / "models.toml"
     return inside if inside.is_file() else package.parent / "models.toml"
 
 
 def read_whole(file: CatalogFile) -> dict[str, CatalogEntry]:
-    """Every entry of one file. Raises UsageError for the first that is wrong, and for an alias that names two models.
+    """Parse every entry of one file. Raises UsageError for an invalid entry, or an alias that two models share.
 
-    A model may belong to a family of our own catalogue, whose facts it then shares.
+    A model that belongs to a family of our own catalogue inherits that family's facts.
     """
     ours = _shipped(shipped_catalog()) if file.path != shipped_catalog() else file
     families: dict[str, dict[str, Any]] = {}

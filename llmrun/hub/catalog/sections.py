@@ -1,8 +1,8 @@
-"""Our own models.toml, a section at a time.
+"""Lazy parsing of our own models.toml, one section at a time.
 
-Every start looks up one name, and the file has a hundred and more models: parsed as a whole it takes 23 ms of every
-start, cut at its headings 5 ms. That asks for headings on lines of their own, which ours has (a test compares both
-readings); the user's own file may be any TOML, and is parsed as a whole.
+A run usually looks up one name among more than a hundred models. Parsing the whole file takes 23 ms; splitting it at
+its headings takes 5 ms. Splitting needs every heading on a line of its own, which is true of our file (a test compares
+the two methods). The user's file may be any valid TOML and is parsed as a whole.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REPOSITORY = re.compile(r'\brepository = "([^"]+)"')
 
 
 class Sections(Mapping[str, Any]):
-    """Tables by name; each is parsed when it is asked for."""
+    """A mapping of table names to tables. Each table is parsed on access."""
 
     def __init__(self, kind: str, texts: Mapping[str, str]) -> None:
         self._kind, self._texts = kind, texts
@@ -38,7 +38,7 @@ class Sections(Mapping[str, Any]):
         return len(self._texts)
 
     def aliases(self) -> dict[str, str]:
-        """Of all tables, with the name of each."""
+        """Return the aliases in all tables: alias -> table name."""
         found: dict[str, str] = {}
         for name, text in self._texts.items():
             for line in _ALIASES.findall(text):
@@ -46,7 +46,7 @@ class Sections(Mapping[str, Any]):
         return found
 
     def repositories(self) -> dict[str, list[str]]:
-        """Those that tables mention, with the names of these."""
+        """Return the repositories in all tables: repository -> table names."""
         found: dict[str, list[str]] = {}
         for name, text in self._texts.items():
             for repository in dict.fromkeys(_REPOSITORY.findall(text)):

@@ -1,7 +1,7 @@
-"""What lies in the cache that all Hugging Face tools share, read without them (importing theirs takes 0.4 s).
+"""A reader for the cache that all Hugging Face tools share. It avoids huggingface_hub, whose import takes 0.4 s.
 
-models--OWNER--NAME/refs/main                     the commit that a branch or a tag was when it was last asked for
-models--OWNER--NAME/snapshots/COMMIT/FILE         a link to its blob; a file where links cannot be made
+models--OWNER--NAME/refs/main                     the commit that a branch or a tag last pointed to
+models--OWNER--NAME/snapshots/COMMIT/FILE         a link to its blob, or a regular file where links are not supported
 models--OWNER--NAME/blobs/SHA256                  the bytes
 """
 
@@ -19,17 +19,17 @@ from llmrun.hub.local.scandir import entries, is_file, read_small
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REPOSITORY = "models--"
-_DEEPEST = 8  # folders below a snapshot, or below refs; paths.py takes no more
+_DEEPEST = 8  # folders below a snapshot, or below refs; paths.py allows no more
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository of which something is here.
+    """A repository in the cache.
 
     name       "owner/name"
-    folder     of it in the cache
-    refs       a branch or tag -> commit
-    snapshots  commit -> its GGUF files: path inside the repository, with "/" -> where it is
+    folder     its folder in the cache
+    refs       branch or tag -> commit
+    snapshots  commit -> its GGUF files; a file's path inside the repository, with "/" -> its path on disk
     """
 
     name: str
@@ -38,13 +38,13 @@ class Repository:
     snapshots: Mapping[str, Mapping[str, Path]]
 
     def revision_of(self, commits: Sequence[str]) -> str:
-        """How to name one of these commits: "main", another branch or tag, or the first itself."""
+        """Return a revision that refers to one of these commits: "main", another branch or tag, or the first commit."""
         named = [revision for revision, commit in self.refs.items() if commit in commits]
         return "main" if "main" in named else next(iter(named), commits[0])
 
 
 def repositories() -> Iterator[Repository]:
-    """Those that hold a GGUF file in a snapshot, or may be going to."""
+    """Yield every model repository in the cache, even those without a GGUF file."""
     for entry in entries(paths.hub_cache()):
         name = repository_name(entry.name)
         if name:
@@ -52,7 +52,7 @@ def repositories() -> Iterator[Repository]:
 
 
 def repository_name(folder: str) -> str:
-    """ "models--owner--name" -> "owner/name"; "" for any other folder."""
+    """Convert a folder's name to a repository's: "models--owner--name" -> "owner/name"; "" for any other folder."""
     name = folder.removeprefix(_REPOSITORY).replace("--", "/", 1)
     try:
         return name if paths.repository_folder(name).name == folder else ""
@@ -61,7 +61,7 @@ def repository_name(folder: str) -> str:
 
 
 def read_repository(name: str) -> Repository:
-    """An empty one where nothing is. Raises UsageError for a name that cannot be."""
+    """Read a repository, which is empty if it is not in the cache. Raises UsageError for an invalid name."""
     folder = paths.repository_folder(name)
     snapshots = {
         entry.name: dict(_model_files(Path(entry.path)))
@@ -93,5 +93,5 @@ def _refs(folder: Path, above: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a file, links followed, lies in this folder, links followed."""
+    """Return whether a file is inside a folder after links in both paths are resolved."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

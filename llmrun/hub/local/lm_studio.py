@@ -1,6 +1,7 @@
-"""Models that LM Studio keeps on this machine, read where they are. Nothing of LM Studio's is ever written or removed.
+"""Discovery of the models that LM Studio stores on this machine. LM Studio's files are never changed or removed.
 
-models/OWNER/MODEL/FILE.gguf; which folder `models` is stands in LM Studio's settings, if it was moved.
+The models are at `models/OWNER/MODEL/FILE.gguf`. If the user moved the `models` folder, LM Studio's settings have its
+new path.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ HOLDER = "lmstudio"
 
 
 def models() -> dict[str, Path]:
-    """The first file of every whole model, by "OWNER/MODEL/FILE.gguf"."""
+    """Return the first file of every complete model, keyed by "OWNER/MODEL/FILE.gguf"."""
     found: dict[str, Path] = {}
     for folder in dict.fromkeys(_folders()):
         for owner in entries(folder):
@@ -27,7 +28,7 @@ def models() -> dict[str, Path]:
 
 
 def find(name: str) -> Path | None:
-    """The file of a model, by its place in LM Studio's folder."""
+    """Return the first file of a model named "OWNER/MODEL/FILE.gguf" in any case, or None."""
     return next((path for known, path in models().items() if known.lower() == name.lower()), None)
 
 
@@ -36,14 +37,14 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _folders() -> list[Path]:
-    """The one that the settings name, and the two where versions of LM Studio have theirs."""
+    """Return the folder in LM Studio's settings, then the default folders of its newer and older versions."""
     homes = [home for home in (_pointed_home(), expanded("~/.lmstudio"), expanded("~/.cache/lm-studio")) if home]
     moved = [folder for folder in map(_moved_models, homes) if folder]
     return [*moved, *(home / "models" for home in homes)]
 
 
 def _pointed_home() -> Path | None:
-    """LM Studio leaves a note of one line where it keeps its files."""
+    """Return the home folder that LM Studio writes to `~/.lmstudio-home-pointer`, or None."""
     try:
         text = read_small(expanded("~/.lmstudio-home-pointer")).decode("utf-8").strip()
     except (OSError, ValueError):
@@ -60,7 +61,7 @@ def _moved_models(home: Path) -> Path | None:
 
 
 def _absolute(text: object) -> Path | None:
-    """A folder, if that is what a file of LM Studio's names."""
+    """Return a value from LM Studio's files as a path if it is an absolute one, else None."""
     if not isinstance(text, str) or not text.isprintable() or not Path(text).is_absolute():
         return None
     return Path(text)

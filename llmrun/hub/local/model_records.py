@@ -1,11 +1,11 @@
-"""What llmrun remembers of each model it has fetched, checked or run: one small JSON file a model.
+"""Records of the models that llmrun has downloaded, verified or run: one small JSON file per model.
 
-A record says under which name the model was asked for, which files it has, that their sha256 was seen to be right
-(and for which size and time of change that holds), and when it was last used. It is a memory, not a truth: a model
-without one is read once, and gets one; a record whose file is gone means nothing.
+A record has the name that the user asked for, the model's files, the sha256 of each file (with the size and the
+modification time at which it was computed) and the time of last use. Records are only a cache: a model without one is
+hashed once and gets one, and a record whose file was deleted is ignored.
 
-A record belongs to the file itself, links followed: a new snapshot of a repository that links to the same bytes has
-the record of the old one.
+A record belongs to the file that links resolve to, so a new snapshot of a repository that links to the same bytes
+shares the old snapshot's record.
 """
 
 from __future__ import annotations
@@ -26,46 +26,49 @@ from llmrun.hub.local import paths
 from llmrun.hub.names.file_names import first_shard
 
 _VERSION = 1
-_MOST_BYTES = 1 << 20  # a thousand shards are a quarter of it
-_MOST_TEXT = 8192  # characters; a path and a URL may be long
+_MOST_BYTES = 1 << 20  # records of a thousand shards take a quarter of this
+_MOST_TEXT = 8192  # characters; paths and URLs may be long
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file as it was at one moment. size and modified (whole seconds) are those of that moment."""
+    """The state of a file when it was recorded. `modified` is in whole seconds."""
 
     path: str  # absolute
     size: int
     modified: int
-    sha256: str  # "": its bytes were not hashed
+    sha256: str  # "" if the file was not hashed
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """A model on this machine; `files[0]` is the one that is opened."""
+    """A model on this machine. `files[0]` is the file to open."""
 
-    name: str  # as it was asked for: "qwen3:4b", "hf:owner/name:Q5_K_M"; "" when only its path was given
+    name: str  # as the user typed it: "qwen3:4b", "hf:owner/name:Q5_K_M"; "" if only its path was given
     source: str  # the text of a Source
-    commit: str  # of the repository; "" for sources that have none
+    commit: str  # the repository's commit; "" for sources without commits
     files: tuple[FileRecord, ...]
-    fetched: float  # seconds since 1970; 0.0: not by llmrun
-    used: float  # 0.0: never
+    fetched: float  # download time in seconds since 1970; 0.0 if llmrun did not download it
+    used: float  # time of last use in seconds since 1970; 0.0 if never used
 
 
 def file_record(path: Path, sha256: str = "") -> FileRecord:
-    """Of a file as it is now. Whole seconds: archives and container images keep no finer time. Raises OSError."""
+    """Return a record of a file's current state. Raises OSError.
+
+    The time is in whole seconds because archives and container images do not store a finer one.
+    """
     status = path.stat()
     return FileRecord(os.path.abspath(path), status.st_size, int(status.st_mtime), sha256)  # noqa: PTH100
 
 
 def record_path(model: Path) -> Path:
-    """Where the record of this model lies, or would lie."""
+    """Return the path of a model's record, which need not exist."""
     return paths.record_file(Path(os.path.realpath(model)))
 
 
 def read_record(model: Path) -> ModelRecord | None:
-    """Of the model whose first file is at this path; None where there is none, or one that cannot be read."""
+    """Return the record of the model whose first file is `model`, or None if there is no readable record."""
     try:
         with record_path(model).open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -77,7 +80,7 @@ def read_record(model: Path) -> ModelRecord | None:
 
 
 def write_record(record: ModelRecord) -> None:
-    """Put a record in place, in one step. A folder that cannot be written costs a check at the next start, no more."""
+    """Write a record atomically. Errors are ignored: without a record, the next start only has to verify the model."""
     path = record_path(Path(record.files[0].path))
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     with contextlib.suppress(OSError):
@@ -90,32 +93,34 @@ def write_record(record: ModelRecord) -> None:
 
 
 def mark_used(model: Path) -> None:
-    """Remember that the model is being opened now."""
+    """Record that the model is being opened now."""
     record = read_record(model)
     if record is None:
         try:
             record = ModelRecord("", "", "", (file_record(model),), fetched=0.0, used=0.0)
         except OSError:
-            return  # it is not there: whoever opens it says so
+            return  # the code that opens the file reports that it is missing
     write_record(replace(record, used=time.time()))
 
 
 def remember_digests(
     files: Sequence[Path], digests: Sequence[str], *, name: str, source: str, commit: str = ""
 ) -> None:
-    """Remember that these files of a model were hashed just now. What is known of it otherwise stays; its name, source
-    and commit are taken where there is no record yet."""
+    """Record the digests of a model's files, which were hashed just now.
+
+    An existing record keeps its other facts. `name`, `source` and `commit` are used only if it has no name yet.
+    """
     known = read_record(files[0]) or ModelRecord(name, source, commit, (), fetched=0.0, used=0.0)
     if not known.name:
         known = replace(known, name=name, source=source, commit=commit)
-    with contextlib.suppress(OSError):  # one of them has gone
+    with contextlib.suppress(OSError):  # one of the files was deleted
         write_record(replace(known, files=tuple(map(file_record, files, digests))))
 
 
 def known_digest(path: Path) -> str | None:
-    """The sha256 that this file had when it was last hashed, if it was not written to since. No bytes are read.
+    """Return the recorded sha256 of a file if it has not changed since, else None. The file's bytes are not read.
 
-    A shard's is in the record of its model.
+    The sha256 of a shard is in the record of its model.
     """
     real = os.path.realpath(path)
     for record in map(read_record, dict.fromkeys((path, path.with_name(first_shard(path.name))))):
@@ -126,7 +131,7 @@ def known_digest(path: Path) -> str | None:
 
 
 def _is_same_file(file: FileRecord, real: str) -> bool:
-    # A blob is named by its sha256: it is known again when the snapshot that it was found through is gone.
+    # A blob's name is its sha256, which identifies it even after the recorded snapshot was removed.
     return file.sha256 == os.path.basename(real) or os.path.realpath(file.path) == real  # noqa: PTH119
 
 
@@ -139,7 +144,10 @@ def _is_unchanged(file: FileRecord, real: str) -> bool:
 
 
 def _record(table: Any) -> ModelRecord | None:
-    """From what was read, each value of the type it must have. Raises what a wrong shape raises; None for a value."""
+    """Convert parsed JSON to a record and check every type. Returns None if a value is invalid.
+
+    Raises KeyError, TypeError, ValueError or OverflowError for data of the wrong shape.
+    """
     files = tuple(
         FileRecord(_text(file["path"]), _count(file["size"]), _count(file["modified"]), _text(file["sha256"]))
         for file in table["files"]

@@ -1,9 +1,9 @@
-"""Models that Ollama keeps on this machine, read where they are. Nothing of Ollama's is ever written or removed.
+"""Discovery of the models that Ollama stores on this machine. Ollama's files are never changed or removed.
 
-    models/manifests/registry.ollama.ai/library/qwen3/4b    JSON: the layers of qwen3:4b, each by its digest
-    models/blobs/sha256-0123...                             a layer; the one of the type `model` is a GGUF file
+    models/manifests/registry.ollama.ai/library/qwen3/4b    JSON with the layers of qwen3:4b and their digests
+    models/blobs/sha256-0123...                             a layer; the layer of type `model` is a GGUF file
 
-A manifest is a file that anybody may have put there: it is read within limits, and what it names is a blob or nothing.
+Manifests are untrusted input: their size and number are limited, and they can only refer to files in `blobs`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ HOLDER = "ollama"
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:(?P<digits>[0-9a-f]{64})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_REGISTRY, _LIBRARY = "registry.ollama.ai", "library"  # of a name that says neither
+_REGISTRY, _LIBRARY = "registry.ollama.ai", "library"  # the defaults, which names omit
 _LEVELS = 4  # registry, owner, model, tag
 _MOST_MANIFESTS = 10_000
 
 
 def models() -> dict[str, Path]:
-    """The model file of every name, such as "qwen3:4b", that is there. A name counts where it is found first."""
+    """Return the GGUF file of every model, keyed by names such as "qwen3:4b". The first folder with a name wins."""
     found: dict[str, Path] = {}
     for folder in _folders():
         for count, (name, manifest) in enumerate(_manifests(folder / "manifests")):
@@ -40,13 +40,13 @@ def models() -> dict[str, Path]:
 
 
 def find(name: str) -> Path | None:
-    """The file of a model as Ollama would name it; without a tag it is `latest`."""
+    """Return the GGUF file of a model by its name in Ollama, or None. The default tag is `latest`."""
     wanted = (name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest").lower()
     return next((path for known, path in models().items() if known.lower() == wanted), None)
 
 
 def _folders() -> list[Path]:
-    """OLLAMA_MODELS moves the folder; without it there is the user's own, and the one of the service on Linux."""
+    """Return the folder in OLLAMA_MODELS, or the default folders of the user and of the Linux service."""
     named = os.environ.get("OLLAMA_MODELS")
     return [expanded(named)] if named else [expanded("~/.ollama/models"), Path("/usr/share/ollama/.ollama/models")]
 
@@ -69,7 +69,7 @@ def _name(registry: str, owner: str, model: str, tag: str) -> str:
 
 
 def _model_blob(folder: Path, manifest: Path) -> Path | None:
-    """The one GGUF file of a model; None for a model of several, and for a manifest that is not one."""
+    """Return the GGUF file of a model, or None if it has several files or its manifest is invalid."""
     try:
         layers: Any = json.loads(read_small(manifest))["layers"]
         digests = [layer["digest"] for layer in layers if layer["mediaType"] == _MODEL_LAYER]

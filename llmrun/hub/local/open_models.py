@@ -1,7 +1,7 @@
-"""Which models are open now: whoever opens one says so, and whoever removes one asks.
+"""Locks that keep `llmrun rm` and `llmrun prune` from removing a model that a process has open.
 
-A lock on the open file itself says it (flock): it ends with the process, however that ends, and it needs no file of its
-own. Windows needs none of this: an open file cannot be removed there.
+The locks are flocks on the model files themselves: they need no lock files, and they end with the process even if it
+crashes. On Windows there are no locks because open files cannot be removed there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmrun.hub.local.scandir import model_files
 
 @contextmanager
 def in_use(model: Path) -> Iterator[None]:
-    """Keep `llmrun rm` and `llmrun prune` off a model, all of its shards, while the block runs."""
+    """Protect a model and all its shards from `llmrun rm` and `llmrun prune` while the block runs."""
     with ExitStack() as held:
         for path in model_files(model):
             _lock(held, path, shared=True)
@@ -25,13 +25,19 @@ def in_use(model: Path) -> Iterator[None]:
 
 @contextmanager
 def alone_with(paths: Iterable[Path]) -> Iterator[Path | None]:
-    """Gives the first of these files that somebody has open, or None: then nobody opens them while the block runs."""
+    """Lock these files exclusively while the block runs, and yield None.
+
+    If another process has some of them open, yield the first such file instead.
+    """
     with ExitStack() as held:
         yield next((path for path in paths if not _lock(held, path, shared=False)), None)
 
 
 def _lock(held: ExitStack, path: Path, *, shared: bool) -> bool:
-    """Whether nobody is in the way. A file that cannot be locked, on a file system that knows no locks, is free."""
+    """Lock a file and return True, or return False if another process holds a conflicting lock.
+
+    A file that cannot be locked, as on file systems without locks, counts as free.
+    """
     if os.name != "posix":
         return True
     import fcntl

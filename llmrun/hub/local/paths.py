@@ -1,7 +1,7 @@
-"""Where models lie on this machine: every path that is built from a name that somebody else chose is built here.
+"""Paths of models on this machine. Every path that contains an untrusted name is built here.
 
-A name from a catalogue, a server or a command line goes through `safe_segments` first: no path built here leaves the
-folder it belongs to.
+Names from a catalogue, a server or the command line go through `safe_segments` first, so a path that is built here
+cannot leave its folder.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from llmrun.folders import data_folder
 from llmrun.hub.local.scandir import expanded
 from llmrun.hub.names.file_names import safe_segments
 
-PARTIAL = ".llmrun.incomplete"  # suffix of a file on its way into the shared cache
+PARTIAL = ".llmrun.incomplete"  # suffix of partial downloads in the shared cache
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def models_folder() -> Path:
-    """llmrun's own models, and what it remembers of those elsewhere."""
+    """Return the folder of llmrun's own models and of its records of all models."""
     return data_folder() / "models"
 
 
 def own_model(file: str) -> Path:
-    """A file that is not shared with other tools."""
+    """Return the path of a file that is not shared with other tools."""
     return models_folder() / _name(file)
 
 
 def web_file(url: str, file: str) -> Path:
-    """A file that a web server has. Each address has a folder: two may end in the same name."""
+    """Return the path of a file from a web server. Each URL has its own folder because file names may collide."""
     return models_folder() / "web" / _hashed(url)[:32] / _name(file)
 
 
 def work_folder(key: str) -> Path:
-    """For half-done work; swept before the next download. `key` is any text: it is hashed."""
+    """Return a folder for partial downloads, which the next download cleans up. `key` is any text; it is hashed."""
     return models_folder() / ".partial" / _hashed(key)
 
 
 def lock_file(key: str) -> Path:
-    """Held by the process that downloads or removes what `key` names."""
+    """Return the path of the lock that a process holds while it downloads or removes the model called `key`."""
     return models_folder() / ".locks" / f"{_hashed(key)}.lock"
 
 
 def record_file(model: Path) -> Path:
-    """What llmrun remembers of the model at this path (model_records.py)."""
+    """Return the path of the record (see model_records.py) of the model at this path."""
     return models_folder() / ".records" / f"{_hashed(os.fspath(model))}.json"
 
 
 def hub_cache() -> Path:
-    """The cache shared by all Hugging Face tools, found as huggingface_hub finds it but without importing it."""
+    """Return the cache that all Hugging Face tools share, by huggingface_hub's rules but without importing it."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
         return expanded(named)
@@ -64,13 +64,13 @@ def hub_cache() -> Path:
 
 def repository_folder(repository: str) -> Path:
     segments = safe_segments(repository)
-    if len(segments) != 2 or "--" in repository:  # the Hub has none with "--", and two would share a folder
-        raise UsageError(f"repository: {repository[:300]!r}: not owner/name")
+    if len(segments) != 2 or "--" in repository:  # the Hub forbids "--", which would make folder names ambiguous
+        raise UsageError(f"repository: {repository[:300]!r}: not in the form owner/name")
     return hub_cache() / ("models--" + "--".join(segments))
 
 
 def blob(repository: str, sha256: str) -> Path:
-    """The file itself: named by its sha256, linked to from the snapshots that hold it."""
+    """Return the path of a file's bytes in the shared cache. Its name is its sha256; snapshots link to it."""
     if not _SHA256.fullmatch(sha256):
         raise UsageError(f"sha256: {sha256[:100]!r}: not 64 lower-case hexadecimal digits")
     return repository_folder(repository) / "blobs" / sha256
@@ -81,7 +81,7 @@ def partial_blob(repository: str, sha256: str) -> Path:
 
 
 def partial_of(final: Path) -> Path:
-    """Where a file is while it is on its way to this place."""
+    """Return the path of the partial file that becomes `final` when its download is complete."""
     return final.with_name(final.name + PARTIAL)
 
 
@@ -92,20 +92,20 @@ def snapshot_file(repository: str, commit: str, file: str) -> Path:
 
 
 def reference_file(repository: str, revision: str) -> Path:
-    """Which commit a branch or a tag was when it was last asked for."""
+    """Return the path of the file with the commit that a branch or a tag last pointed to."""
     return (repository_folder(repository) / "refs").joinpath(*safe_segments(revision))
 
 
 def shared_lock(repository: str, sha256: str) -> Path:
-    """The lock that huggingface_hub takes for a blob."""
+    """Return the path of the lock that huggingface_hub uses for a blob."""
     name = blob(repository, sha256).name
     return hub_cache() / ".locks" / repository_folder(repository).name / f"{name}.lock"
 
 
 def _name(file: str) -> str:
-    """A file's name without folders. Raises UsageError for any other."""
+    """Return `file` if it is a safe file name without folders. Raises UsageError otherwise."""
     if len(safe_segments(file)) != 1:
-        raise UsageError(f"file name: {file[:300]!r}: in a folder")
+        raise UsageError(f"file name: {file[:300]!r}: must not contain a folder")
     return file
 
 

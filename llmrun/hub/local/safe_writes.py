@@ -1,4 +1,4 @@
-"""Writing safely: room before the first byte, the system's refusals in a sentence, names that appear in one step."""
+"""Safe writing of files: free-space checks, readable errors, protection against links, and atomic renames."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from llmrun.hub.progress_reporter import Reporter
 
 CHUNK = 1 << 20  # bytes read and hashed at a time
-SPARE = 64 << 20  # bytes that stay free: a disk filled to the last byte hurts every other program
+SPARE = 64 << 20  # bytes to leave free, because a full disk disturbs every other program
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_ANOTHER_FOLDER = "set LLMRUN_DATA_DIR or HF_HOME to a folder you may write to"
+_ANOTHER_FOLDER = "set LLMRUN_DATA_DIR or HF_HOME to a folder that you can write to"
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusals to write below `path` into one sentence with the numbers."""
+    """Convert an OSError from writing to `path` to an LlmrunError that says what to do."""
     try:
         yield
     except BrokenPipeError:
-        raise  # from a reporter whose reader has gone: not about this file
+        raise  # the reader of a reporter's pipe has exited; this is not about the file
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise DoesNotFit(
-                f"disk: {path}: larger than this file system takes", hint="set HF_HOME to a folder on another disk"
+                f"disk: {path}: too large for this file system", hint="set HF_HOME to a folder on another disk"
             ) from error
         if error.errno in _FULL:
             raise DoesNotFit(
                 f"disk: {path.parent}: full, {_free_text(path.parent)}",
-                hint="make room: the download goes on from where it is, or set HF_HOME to a larger disk",
+                hint="free up space and retry to resume the download, or set HF_HOME to a folder on a larger disk",
             ) from error
         raise LlmrunError(
             f"disk: {error.filename or path}: cannot be written: {error.strerror or error}", hint=_ANOTHER_FOLDER
@@ -44,15 +44,15 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
-    """Raise DoesNotFit unless `needed` bytes, and SPARE more, are free where `folder` is, or will be."""
+    """Raise DoesNotFit unless the disk of `folder` has `needed` bytes free, plus SPARE. The folder need not exist."""
     if needed <= 0:
         return
     with writing(folder / "x"):
         free = shutil.disk_usage(_existing(folder)).free
     if free < needed + SPARE:
         raise DoesNotFit(
-            f"disk: {folder}: {what} needs {needed:,} bytes and {SPARE:,} to spare, {free:,} are free",
-            hint="make room, or set LLMRUN_DATA_DIR and HF_HOME to folders on a larger disk",
+            f"disk: {folder}: {what} needs {needed:,} bytes plus {SPARE:,} in reserve, but {free:,} are free",
+            hint="free up space, or set LLMRUN_DATA_DIR and HF_HOME to folders on a larger disk",
         )
 
 
@@ -64,16 +64,16 @@ def _existing(folder: Path) -> Path:
 
 def _free_text(folder: Path) -> str:
     try:
-        return f"{shutil.disk_usage(_existing(folder)).free:,} bytes are free"
+        return f"{shutil.disk_usage(_existing(folder)).free:,} bytes free"
     except OSError as error:
-        return f"free bytes unknown ({error.strerror})"
+        return f"free space unknown ({error.strerror})"
 
 
 def make_folder(folder: Path, root: Path) -> None:
-    """`folder`, below `root`, and all above it. Raises LlmrunError for one that is a link out of `root`.
+    """Create `folder` below `root`, and its parents. Raises LlmrunError if a link below `root` leads out of it.
 
-    `root` itself may be a link: people keep their caches on other disks. Below it nothing leads outside, so that a
-    link which somebody put there cannot have us write elsewhere.
+    `root` itself may be a link because people keep their caches on other disks. Links below it that lead outside are
+    refused, so that a planted link cannot redirect our writes.
     """
     with writing(folder):
         root.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def make_folder(folder: Path, root: Path) -> None:
                 current.mkdir()
             if not Path(os.path.realpath(current)).is_relative_to(inside):
                 raise LlmrunError(
-                    f"disk: {current}: a link that leads out of {root}: not written through",
+                    f"disk: {current}: this link leads out of {root}, so nothing is written to it",
                     hint="move the whole folder with HF_HOME or LLMRUN_DATA_DIR, or remove the link",
                 )
             if not current.is_dir():
@@ -93,7 +93,7 @@ def make_folder(folder: Path, root: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut. Windows does not let a folder be opened, and needs none."""
+    """Make renames in this folder survive a power cut. Windows needs no such step and cannot open folders."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -104,14 +104,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def put_in_place(partial: Path, final: Path) -> None:
-    """Give a whole file its name, in one step that survives a power cut; a link of that name is replaced."""
+    """Rename a complete file to its final name atomically and durably. A link with that name is replaced."""
     with writing(final):
         partial.replace(final)
         sync_folder(final.parent)
 
 
 def digest(path: Path, reporter: Reporter, label: str) -> str:
-    """The sha256 of a file, in hexadecimal. Raises OSError."""
+    """Return the sha256 of a file in hexadecimal. Raises OSError."""
     import hashlib
 
     state, done, total = hashlib.sha256(), 0, path.stat().st_size

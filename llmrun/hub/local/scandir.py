@@ -1,4 +1,4 @@
-"""Looking into folders that others fill: what cannot be read is not there."""
+"""Reading of folders that other programs write to. Unreadable folders count as empty."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MOST_ENTRIES = 100_000
 
 
 def expanded(text: str) -> Path:
-    """A folder that a user named: `~` and variables replaced, absolute. Never raises."""
+    """Return an absolute path with `~` and environment variables expanded. Never raises."""
     return Path(os.path.expandvars(os.path.expanduser(text))).absolute()  # noqa: PTH111
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder holds, by name; nothing for one that is not there or cannot be read."""
+    """Return the entries of a folder, sorted by name. A missing or unreadable folder has none."""
     try:
         with os.scandir(folder) as found:
             some = [entry for entry, _ in zip(found, range(_MOST_ENTRIES), strict=False)]
@@ -27,14 +27,14 @@ def entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Real folders: what is behind a link is somebody else's."""
+    """Return the folders inside a folder. Links are skipped because their targets are not ours."""
     if folder.is_symlink():
         return []
     return [Path(entry.path) for entry in entries(folder) if entry.is_dir(follow_symlinks=False)]
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether a file is there, at the end of a link too."""
+    """Return whether an entry is a file or a link to one."""
     try:
         return entry.is_file()
     except OSError:
@@ -42,13 +42,13 @@ def is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def model_files(first: Path) -> tuple[Path, ...]:
-    """All files of the model that begins with this one, beside it; itself alone where some are missing."""
+    """Return all files of the model whose first file is `first`, or only `first` if a shard is missing."""
     siblings = models_among([entry.name for entry in entries(first.parent)])
     return tuple(first.with_name(name) for name in siblings.get(first.name, (first.name,)))
 
 
 def read_small(path: Path) -> bytes:
-    """A file of at most a megabyte. Raises OSError, and ValueError for a larger one."""
+    """Read a file of at most 1 MiB. Raises OSError, and ValueError if it is larger."""
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:

@@ -1,8 +1,8 @@
-"""Finding a model on this machine: in the cache shared with other tools, in our own folder, in another program's.
+"""Finding a model on this machine: in the Hugging Face cache, in our own folder, or in another program's.
 
-A file is trusted once its sha256 has been verified. The expected sha256 stands in the catalogue, or in the blob's own
-name: the shared cache and Ollama name a file by its sha256. A record (model_records.py) spares the next start from
-reading gigabytes. No network is used here.
+A file is trusted once its sha256 has been verified. The expected sha256 comes from the catalogue or from the blob's
+name, since the Hugging Face cache and Ollama name blobs by their sha256. The result is recorded (model_records.py), so
+the next start need not read gigabytes. Nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ABBREVIATED = re.compile(r"[0-9a-f]{7,40}")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """All files of a model that is here; expected says what they must be, as far as that is known."""
+    """The files of a model on this machine, with their expected sizes and digests where known."""
 
     source: Source
     files: tuple[Path, ...]
@@ -45,13 +45,13 @@ class Candidate:
 
 
 def find(wanted: Wanted, reporter: Reporter) -> Path | None:
-    """The first file of a whole model. Nothing is hashed that was hashed before; a damaged file is not used."""
+    """Return the first file of a complete, undamaged model, or None. Files hashed before are not hashed again."""
     found = find_sound(wanted, reporter)
     return found.files[0] if found is not None else None
 
 
 def find_sound(wanted: Wanted, reporter: Reporter) -> Candidate | None:
-    """Return the first candidate with the bytes that it must have. Damaged files are noted, and skipped."""
+    """Return the first candidate with the right sha256, or None. Damaged files are reported and skipped."""
     for candidate in candidates(wanted):
         if _is_sound(candidate, wanted.name, reporter):
             return candidate
@@ -59,7 +59,7 @@ def find_sound(wanted: Wanted, reporter: Reporter) -> Candidate | None:
 
 
 def candidates(wanted: Wanted) -> Iterator[Candidate]:
-    """Models that are here by name and size, the likeliest first. No bytes are read."""
+    """Yield the local models that match by name and size, the likeliest first. No file contents are read."""
     for source in wanted.sources:
         for candidate in _of_source(source, wanted.expected):
             if _have_expected_sizes(candidate):
@@ -67,14 +67,14 @@ def candidates(wanted: Wanted) -> Iterator[Candidate]:
 
 
 def models_of(source: HubSource) -> list[OfferedModel]:
-    """The models of a repository that are here, in the revision that is meant; of their sizes nothing is said: 0."""
+    """Return the models of a repository that are on this machine at the source's revision. Their sizes are 0."""
     repository = read_repository(source.repository)
     commit = commit_of(repository, source.revision)
     return _offered(models_among(repository.snapshots[commit])) if commit else []
 
 
 def expected_digest(path: Path, expected: Expected | None = None) -> str | None:
-    """What a file's sha256 must be: as the catalogue says, or as its own name says; None where nobody says."""
+    """Return the sha256 that a file should have according to the catalogue or its own name, or None if unknown."""
     if expected is not None and expected.sha256 is not None:
         return expected.sha256
     match = _BLOB.fullmatch(path.resolve().name)
@@ -90,10 +90,10 @@ def _is_sound(candidate: Candidate, name: str, reporter: Reporter) -> bool:
             try:
                 known, hashed = digest(path, reporter, f"checking {name}"), True
             except OSError as error:
-                reporter.note(f"{path}: cannot be read: {error.strerror}; not used")
+                reporter.note(f"{path}: ignored because it cannot be read: {error.strerror}")
                 return False
         if must_be is not None and known != must_be:
-            reporter.note(f"{path}: damaged: sha256 {known}, expected {must_be}; not used")
+            reporter.note(f"{path}: ignored because it is damaged: its sha256 is {known}, expected {must_be}")
             return False
         seen.append(known or "")
     if hashed:
@@ -118,7 +118,7 @@ def _of_source(source: Source, expected: tuple[Expected, ...]) -> Iterator[Candi
 
 
 def _together(source: Source, expected: tuple[Expected, ...], place: Callable[[str], Path]) -> Iterator[Candidate]:
-    with contextlib.suppress(UsageError):  # a name that no file of ours can have
+    with contextlib.suppress(UsageError):  # not a valid name for one of our files
         files = tuple(place(file.file) for file in expected)
         if files and all(path.is_file() for path in files):
             yield Candidate(source, files, expected)
@@ -128,7 +128,7 @@ def _in_hub_cache(source: HubSource, expected: tuple[Expected, ...]) -> Iterator
     repository = read_repository(source.repository)
     current = commit_of(repository, source.revision)
     commits = [current] if current else []
-    if expected and all(file.sha256 for file in expected):  # the bytes are known: any commit that has them will do
+    if expected and all(file.sha256 for file in expected):  # with known digests, any commit with the same bytes will do
         commits += [commit for commit in repository.snapshots if commit != current]
     for commit in commits:
         snapshot = repository.snapshots[commit]
@@ -141,7 +141,7 @@ def _in_hub_cache(source: HubSource, expected: tuple[Expected, ...]) -> Iterator
 
 
 def commit_of(repository: Repository, revision: str) -> str | None:
-    """The snapshot that a branch, a tag or a commit (its beginning is enough) means, of those that are here."""
+    """Return the local snapshot that a branch, a tag or an abbreviated commit refers to, or None."""
     commit = repository.refs.get(revision)
     if commit in repository.snapshots:
         return commit
@@ -160,7 +160,7 @@ def _named_files(snapshot: Mapping[str, Path], source: HubSource) -> tuple[str, 
 
 
 def _best_of(models: Mapping[str, Sequence[str]], quantization: str | None) -> str | None:
-    """Which of the models that are here a name means that leaves the file open; None where that cannot be told."""
+    """Return the model to use if the source does not name a file, or None if the choice is ambiguous."""
     from llmrun.hub.remote.quantization_choice import choose
 
     try:
@@ -179,7 +179,10 @@ def _offered(models: Mapping[str, Sequence[str]]) -> list[OfferedModel]:
 
 
 def _may_be(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
-    """Whether no blob's name says that it is another file than the catalogue means: a newer one, not a damaged one."""
+    """Return whether the blobs' names are compatible with the expected digests.
+
+    A blob with another name is a different version of the file, not a damaged one.
+    """
     names = map(expected_digest, files)
     return all(known.sha256 in (None, name or known.sha256) for name, known in zip(names, expected, strict=True))
 

@@ -1,4 +1,4 @@
-"""Addresses of the web: pages and files of the Hub become a HubSource, other .gguf files a UrlSource."""
+"""Parsing of web addresses: URLs of the Hub become a HubSource, URLs of other .gguf files a UrlSource."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _NOT_MODELS = frozenset({"datasets", "spaces", "docs", "models", "collections", 
 
 
 def hub_source_of(url: str) -> HubSource | None:
-    """`/owner/name`, `/owner/name/blob/main/file.gguf` (or resolve, raw) and `/owner/name/tree/main` of the Hub, or of
-    the host in HF_ENDPOINT; None for another host. Raises UsageError for a page of the Hub that is no model."""
+    """Parse the URL of a model or file on the Hub, or on the host in HF_ENDPOINT; return None for other hosts.
+
+    The path is `/owner/name`, `/owner/name/tree/main` or `/owner/name/blob/main/file.gguf`, where `resolve` and `raw`
+    may replace `blob`. Raises UsageError for any other page of the Hub.
+    """
     from urllib.parse import unquote
 
     split = _split(url)
@@ -35,7 +38,7 @@ def hub_source_of(url: str) -> HubSource | None:
     else:
         repository, revision, file = parts, "main", []
     wrong = UsageError(
-        f"model: {url[:300]!r}: not the page of a model, or of a file in one", hint="say hf:owner/name/file.gguf"
+        f"model: {url[:300]!r}: not the URL of a model or a model file", hint="use hf:owner/name/file.gguf"
     )
     if len(repository) != 2 or repository[0] in _NOT_MODELS:
         raise wrong
@@ -52,20 +55,23 @@ def hub_source_of(url: str) -> HubSource | None:
 
 
 def url_source_of(url: str) -> tuple[UrlSource, str]:
-    """A file of any web server, and its name. Raises UsageError for what is not the address of a .gguf file, and for
-    http:// to another machine: nothing would say that the bytes are the server's."""
+    """Parse the URL of a .gguf file on any web server, and return its source and file name.
+
+    Raises UsageError if the URL is not that of a .gguf file, or uses http:// to another machine: without TLS, nothing
+    shows that the bytes come from that server.
+    """
     from urllib.parse import unquote
 
     split = _split(url)
     if split.scheme != "https" and not LOOPBACK.fullmatch(split.hostname or ""):
-        raise UsageError(f"model: {url[:300]!r}: http:// is for this machine only", hint="say https://")
+        raise UsageError(f"model: {url[:300]!r}: http:// is only allowed for this machine", hint="use https://")
     file = unquote(split.path.rpartition("/")[2])
     if not file.lower().endswith(".gguf"):
-        raise UsageError(f"model: {url[:300]!r}: not the address of a .gguf file")
+        raise UsageError(f"model: {url[:300]!r}: not the URL of a .gguf file")
     try:
         safe_segments(file)
     except UsageError:
-        raise UsageError(f"model: {url[:300]!r}: {file[:300]!r} is not a name that a file can be kept under") from None
+        raise UsageError(f"model: {url[:300]!r}: {file[:300]!r} is not a safe file name") from None
     return UrlSource(split._replace(fragment="").geturl()), file
 
 
@@ -74,14 +80,14 @@ def _split(url: str) -> SplitResult:
 
     try:
         if not url.isascii() or not url.isprintable() or any(letter in url for letter in ' \\"<>^`{|}'):
-            raise ValueError("a letter that addresses do not have: write it as %XX")
+            raise ValueError("it contains a character that must be written as %XX")
         split = urlsplit(url)
         if split.username is not None or split.password is not None:
-            raise ValueError("a name and a password do not belong into it")
+            raise ValueError("it must not contain a user name or password")
         if not split.hostname or split.port == 0:
-            raise ValueError("no host")
+            raise ValueError("it has no host name")
     except ValueError as error:
-        raise UsageError(f"model: {_without_password(url)[:300]!r}: not an address: {error}") from error
+        raise UsageError(f"model: {_without_password(url)[:300]!r}: not a valid URL: {error}") from error
     return split
 
 

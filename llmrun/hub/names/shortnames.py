@@ -1,7 +1,7 @@
-"""RamaLama's short names: a table `[shortnames]`, each a name and what it stands for.
+"""RamaLama's short names: a table `[shortnames]` that maps each short name to a model.
 
-They are accepted in the user's own models.toml, where they win over the catalogue, and read from RamaLama's own files
-for names that the catalogue does not know: what is installed beside llmrun changes no name of ours.
+A `[shortnames]` table in the user's own models.toml takes precedence over the catalogue. RamaLama's own files are read
+only for names that the catalogue does not know, so installing RamaLama never changes the meaning of our names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ _WINDOWS = os.name == "nt"
 
 
 def ramalama_folders() -> Iterator[Path]:
-    """Where RamaLama looks, the last one winning; none need exist. Its `shortnames.py` has the same list."""
+    """Yield the folders that RamaLama reads, in the order of its `shortnames.py`. Later folders take precedence.
+
+    The folders need not exist.
+    """
     yield Path(sys.prefix, "share")
     if _WINDOWS:
         for variable, usual in (("LOCALAPPDATA", "~/AppData/Local"), ("APPDATA", "~/AppData/Roaming")):
@@ -28,8 +31,7 @@ def ramalama_folders() -> Iterator[Path]:
 
 
 def ramalama_target(name: str) -> str | None:
-    """What a name stands for in RamaLama's files; None where it is in none of them. A file that RamaLama could not
-    read either has no names."""
+    """Return the model that a name stands for in RamaLama's files, or None. Unreadable files are ignored."""
     found = None
     for folder in ramalama_folders():
         found = _read(folder / "ramalama" / "shortnames.conf").get(name.lower(), found)
@@ -37,7 +39,7 @@ def ramalama_target(name: str) -> str | None:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """As RamaLama reads it: an INI file, its quotes stripped. Names are lower case."""
+    """Read a file the way RamaLama does: as INI, with quotes stripped. Names are in lower case."""
     import configparser
 
     parser = configparser.ConfigParser(delimiters="=", interpolation=None, strict=False)

@@ -1,4 +1,4 @@
-"""What to try instead of a name that means nothing here: one line, and never an empty one."""
+"""Hints for unknown model names. Each is one line of text."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from llmrun.hub.names.file_names import quantization_named
 from llmrun.hub.names.model_order import nearest_in_size, smallest_first
 
 _MOST = 3  # names in a hint
-_MOST_SIZES = 5  # of a family, in a hint
-_LONGEST = 100  # characters of a name that are worth comparing
-_LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # one that there is not: "-q9"
+_MOST_SIZES = 5  # sizes of a family in a hint
+_LONGEST = 100  # characters of a name to compare
+_LIKE_A_QUANTIZATION = r"[-:](?:i?q|tq|b?f|fp|mxfp)\d"  # also matches nonexistent ones, such as "-q9"
 
 
 def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> str:
-    """For a name of no model. `models` are those there are ("qwen3:4b"), `others` their aliases."""
+    """Return a hint for an unknown model name. `models` are the known names ("qwen3:4b"), `others` their aliases."""
     if _is_file(name):
-        return f"to run the file of that name, say ./{name}"
+        return f"to run the file with that name, use ./{name}"
     wanted = name.lower()[:_LONGEST]
     families = list(dict.fromkeys(model.partition(":")[0] for model in models))
     all_names = [*models, *others, *families]
@@ -32,20 +32,22 @@ def for_name(name: str, models: Sequence[str], others: Sequence[str] = ()) -> st
         if begun := [size for size in sizes if re.match(re.escape(size) + _LIKE_A_QUANTIZATION, wanted)]:
             model = max(begun, key=len)
             return f"did you mean {model}? `llmrun fit {model}` lists its quantizations"
-        return f"{family} comes as {sizes_near(wanted, sizes)}"
+        return f"{family} is available as {sizes_near(wanted, sizes)}"
     related = [family for family in families if len(wanted) > 2 and (wanted in family or family in wanted)]
     more = f" `llmrun search {wanted}` lists all" if sum(wanted in family for family in related) > _MOST else ""
     if near := _near(wanted, all_names) or related[:_MOST]:
         return _did_you_mean(near) + more
     return (
         f"`llmrun search` lists the models of all {len(families)} families; "
-        "hf:owner/name is any repository of the Hub, ./NAME.gguf a file"
+        "use hf:owner/name for a repository on the Hub, or ./NAME.gguf for a file"
     )
 
 
 def sizes_near(wanted: str, sizes: Sequence[str]) -> str:
-    """List the models of a family, the smallest first: all of a few, else those whose names or sizes are near `wanted`,
-    and the command that lists all."""
+    """Return a list of a family's models as text, the smallest first.
+
+    A long list is cut to the models whose names or sizes are closest to `wanted`, plus the command that lists all.
+    """
     likely = dict.fromkeys([*_near(wanted, sizes)[:2], *nearest_in_size(wanted, sizes)])
     listed = ", ".join(smallest_first(list(likely)[:_MOST_SIZES]))
     if len(sizes) <= _MOST_SIZES:
@@ -54,9 +56,9 @@ def sizes_near(wanted: str, sizes: Sequence[str]) -> str:
 
 
 def for_repository(repository: str, known: Iterable[str]) -> str:
-    """For a repository that the Hub does not have, or a name without an owner. "" if nothing is near."""
+    """Return a hint for a repository that is not on the Hub or lacks an owner; "" if no known name is close."""
     wanted = repository.lower()[:_LONGEST]
-    repositories = [name for name in known if name.lower() != wanted]  # the Hub may hide one that we know
+    repositories = [name for name in known if name.lower() != wanted]  # the Hub may hide a repository that we know
     own_name = _own_name(wanted)
     same = [name for name in repositories if own_name and _own_name(name.lower()) == own_name]
     found = same or _near(wanted, repositories) or _near(own_name, repositories, _own_name)
@@ -68,7 +70,7 @@ def _did_you_mean(names: Sequence[str]) -> str:
 
 
 def _same_letters(wanted: str, names: Iterable[str]) -> list[str]:
-    """Those that differ in nothing but what stands between letters: `qwen3-4b`, `llama3:2`."""
+    """Return the names that differ from `wanted` only in punctuation, as "qwen3-4b" and "qwen3:4b" do."""
     letters = _letters(wanted)
     return [name for name in dict.fromkeys(names) if letters and _letters(name) == letters][:_MOST]
 
@@ -93,5 +95,5 @@ def _near(wanted: str, names: Sequence[str], compared: Callable[[str], str] = st
 def _is_file(name: str) -> bool:
     try:
         return Path(name).is_file()
-    except (OSError, ValueError):  # a name the system cannot even look up
+    except (OSError, ValueError):  # a name that the system cannot look up
         return False

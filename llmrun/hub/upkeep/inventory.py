@@ -1,7 +1,8 @@
-"""Every GGUF model on this machine, whoever fetched it, each under a name that finds it again.
+"""A list of every GGUF model on this machine, whichever program downloaded it, under a name that llmrun accepts.
 
-A model of the shared cache is called as the catalogue calls it, or `hf:owner/name:QUANTIZATION`, or by its file; one
-that a newer revision has replaced is called with its commit. Only `facts_of` opens a model's file.
+The name of a model in the Hugging Face cache is its catalogue name, `hf:owner/name:QUANTIZATION` or
+`hf:owner/name/FILE`. If a newer revision has replaced the model, the name includes its commit. Only `facts_of` opens
+model files.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from llmrun.hub.names.model_sources import Expected, HeldSource, HubSource
 if TYPE_CHECKING:
     from llmrun.hub.catalog.lookup import Catalog
 
-SHARED = "hub"  # the cache of all Hugging Face tools
+SHARED = "hub"  # the cache that all Hugging Face tools share
 OWN = "llmrun"
-USERS = "user"  # a file by its path: nobody keeps it but the user
+USERS = "user"  # a file that the user named by its path
 _SHORT = 10  # digits of a commit
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A whole model, in one file or in shards.
+    """A complete model, in one file or in shards.
 
-    name      finds it again: `-m NAME`, `llmrun rm NAME`
-    holder    whose folder it is in: SHARED, OWN, "ollama" or "lmstudio"; USERS for a file alone
-    files     the first one is opened
-    size      bytes of all files
-    modified  when the first file was written, seconds since 1970
-    record    what llmrun remembers of it
-    source    where its like can be had; None where that is not known
-    commits   snapshots of the shared cache that hold just these bytes under this name, the one that is named first
-    current   False where a newer revision has taken its place
+    name      the name to use in commands: `-m NAME`, `llmrun rm NAME`
+    holder    the owner of its folder: SHARED, OWN, "ollama" or "lmstudio"; USERS for a file named by its path
+    files     its files; the first one is the file to open
+    size      the size of all files in bytes
+    modified  when the first file was last written, in seconds since 1970
+    record    llmrun's record of the model, if any
+    source    where the same model can be downloaded; None if unknown
+    commits   the snapshots in the shared cache with the same bytes and name; the first is the one in `name`
+    current   False if a newer revision has replaced it
     """
 
     name: str
@@ -64,17 +65,17 @@ class Model:
 
     @property
     def used(self) -> float:
-        """When it was last opened, seconds since 1970; 0.0: never, as far as llmrun knows."""
+        """When llmrun last opened it, in seconds since 1970; 0.0 if never."""
         return self.record.used if self.record else 0.0
 
     @property
     def repository(self) -> str:
-        """ "owner/name" on the Hub, "" elsewhere."""
+        """The repository on the Hub, "owner/name"; "" for other sources."""
         return self.source.repository if isinstance(self.source, HubSource) else ""
 
 
 def models() -> list[Model]:
-    """All of them: the shared cache, our own folder, then what other programs hold. Each name is there once."""
+    """Return all models: the Hugging Face cache first, then our own folder, then other programs. Names are unique."""
     catalogue = functools.cache(_catalogue)
     found = [model for repository in repositories() for model in models_of(repository, catalogue)]
     found += _own({model.name.lower() for model in found})
@@ -84,9 +85,9 @@ def models() -> list[Model]:
 
 
 def select(name: str, among: Sequence[Model]) -> Model:
-    """The model that a name means: as `models` calls it, or as it may be called anywhere else, or its path.
+    """Return the model that a name refers to: a name from `models`, any other name of the model, or its path.
 
-    Raises ModelNotFound, and UsageError for a name that cannot be one.
+    Raises ModelNotFound, and UsageError for an invalid name.
     """
     for model in among:
         if name.lower() == model.name.lower():
@@ -104,14 +105,14 @@ def select(name: str, among: Sequence[Model]) -> Model:
         for model in among:
             if os.path.abspath(path) in map(os.path.abspath, model.files):  # noqa: PTH100
                 return model
-    hint = f"did you mean {hub_name}?" if hub_name else "see llmrun list"
+    hint = f"did you mean {hub_name}?" if hub_name else "`llmrun list` shows the models on this machine"
     raise ModelNotFound(f"model: {name!r}: not on this machine", hint=hint)
 
 
 def of_path(path: Path) -> Model:
-    """A file that the user names, wherever it lies, and its other shards. Its name is the path.
+    """Return the model at a path that the user gave, with its other shards. The model's name is the path.
 
-    Raises ModelNotFound, and ModelFileError for a shard that is not the first.
+    Raises ModelNotFound, and ModelFileError if the file is a shard but not the first one.
     """
     from llmrun.hub.resolve.model_file import existing
     from llmrun.hub.resolve.model_name import LocalPath
@@ -126,7 +127,7 @@ def of_path(path: Path) -> Model:
 
 
 def facts_of(model: Model) -> tuple[Glance, str]:
-    """What the header says, and what is wrong with it, or ""."""
+    """Read the header of a model's file. Returns the facts in it, and the error message or ""."""
     named = bool(quantization_of(model.path.name))
     try:
         return glance(model.path, needs_file_type=not named), ""
@@ -135,22 +136,25 @@ def facts_of(model: Model) -> tuple[Glance, str]:
 
 
 def quantization(model: Model, facts: Glance) -> str:
-    """As the file's name has it, which tells more ("UD-Q4_K_XL") than the header; "" where neither says."""
+    """Return the quantization in the file's name, else the one in its header, else "".
+
+    File names are more specific than headers: "UD-Q4_K_XL".
+    """
     return quantization_of(model.path.name) or facts.file_type
 
 
 def total_size(files: Iterable[Path]) -> int:
-    """Bytes on disk: what is linked to twice counts once."""
+    """Return the number of bytes on disk. Files with several links count once."""
     found = {}
     for path in files:
-        with contextlib.suppress(OSError):  # it went while we looked
+        with contextlib.suppress(OSError):  # deleted in the meantime
             status = path.stat()
             found[status.st_dev, status.st_ino] = status.st_size
     return sum(found.values())
 
 
 def models_of(repository: Repository, catalogue: Callable[[], Catalog | None]) -> list[Model]:
-    """The models of one repository: the same bytes under one name are one, in however many snapshots."""
+    """Return the models in one repository. Snapshots with the same bytes under the same name give one model."""
     commits_of: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for commit, snapshot in repository.snapshots.items():
         for first, files in models_among(snapshot).items():
@@ -168,7 +172,7 @@ def _shared(
     snapshot = repository.snapshots[named]
     files = tuple(snapshot[each] for each in models_among(snapshot)[file])
     record = read_record(files[0])
-    # A commit that no branch or tag names is named by its beginning, which is enough to find it here.
+    # A commit without a branch or tag is abbreviated; the first digits are enough to find it in the cache.
     source = HubSource(repository.name, file, revision=revision if revision in repository.refs else revision[:_SHORT])
     name = _name(source, snapshot, files, catalogue)
     is_current = not repository.refs or not set(commits).isdisjoint(repository.refs.values())
@@ -179,7 +183,7 @@ def _shared(
 def _name(
     source: HubSource, snapshot: Mapping[str, Path], files: Sequence[Path], catalogue: Callable[[], Catalog | None]
 ) -> str:
-    """The catalogue's, where it means these bytes; else by repository, and as shortly as it still means this file."""
+    """Return the catalogue's name if it means the same bytes, else the shortest unambiguous `hf:` name."""
     assert source.file is not None
     loaded = catalogue() if source.revision == "main" else None
     known = loaded.name_of(source.repository, source.file) if loaded else None
@@ -193,14 +197,14 @@ def _name(
 
 
 def are_blobs_of(files: Sequence[Path], expected: Sequence[Expected]) -> bool:
-    """Whether no file's name says that it is another one than the catalogue means."""
+    """Return whether these files are blobs with the expected sha256, as far as it is known."""
     wanted = [file.sha256 for file in expected]
     names = [os.path.basename(os.path.realpath(path)) for path in files]  # noqa: PTH119
     return len(wanted) == len(names) and all(sha256 in (None, name) for sha256, name in zip(wanted, names, strict=True))
 
 
 def _catalogue() -> Catalog | None:
-    """None where the user's own is broken: a list is no place to say so."""
+    """Return the catalogue, or None if the user's part of it is invalid, which must not make a listing fail."""
     from llmrun.hub.catalog.lookup import load_catalog
 
     try:
@@ -210,7 +214,7 @@ def _catalogue() -> Catalog | None:
 
 
 def _own(taken: Collection[str]) -> Iterator[Model]:
-    """Of our folder, and of those for web addresses in it. A model is called as its record does, or by its path."""
+    """Yield the models in our own folder and its `web` folders, named by their records or else by their paths."""
     folders = [places.models_folder(), *folders_in(places.models_folder() / "web")]
     for folder in folders:
         present = {entry.name: Path(entry.path) for entry in entries(folder) if is_file(entry)}
@@ -224,7 +228,7 @@ def _own(taken: Collection[str]) -> Iterator[Model]:
 
 
 def _finds_it_again(record: ModelRecord) -> bool:
-    """Not of an address with a signature, which is no part of the name."""
+    """Return whether a record's name identifies its file. A signed URL does not, because names omit the query."""
     if record.source.startswith("pypi:"):
         return True
     first = Path(record.files[0].path)
@@ -236,7 +240,7 @@ def _held(holder: str, name: str, path: Path) -> Model | None:
     try:
         for part in name.split(":"):
             safe_segments(part)
-    except UsageError:  # a name that nobody can type, by its path
+    except UsageError:  # not a name that a user could type, so use the path
         return _model(str(path), holder, model_files(path), read_record(path), source)
     return _model(str(source), holder, model_files(path), read_record(path), source)
 
@@ -250,7 +254,7 @@ def _model(
     commits: tuple[str, ...] = (),
     current: bool = True,
 ) -> Model | None:
-    """None for one that went while we looked."""
+    """Return a Model, or None if a file was deleted in the meantime."""
     try:
         statuses = [path.stat() for path in files]
     except OSError:

@@ -1,8 +1,8 @@
-"""What the shared cache holds that newer downloads have replaced, or that no download will go on with.
+"""Finding files to prune: superseded models in the Hugging Face cache, and downloads that will not be resumed.
 
-A file of a snapshot is superseded when no branch and no tag points at that commit any more, and a commit that one does
-point at has a file of the same name here. Repositories without a GGUF model are other tools', and are left alone unless
-they are named.
+A file in a snapshot is superseded if no branch or tag points to the snapshot's commit any more, and a commit that one
+does point to has a local file of the same name. Repositories without a GGUF model belong to other tools and are left
+alone unless the user names them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload, partials
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
 _MAGIC = b"GGUF"
-STALE_DAYS = 7  # after which nobody is thought to go on with a download
+STALE_DAYS = 7  # age at which a partial download counts as abandoned
 
 
 def prunings(named: Collection[str] = ()) -> Iterator[Removal | LlmrunError]:
-    """One for each repository that has something to prune, and one for what is left of downloads elsewhere; an error
-    for a repository that cannot be pruned.
+    """Yield a removal for each repository with something to prune, and for each stale download outside the cache.
 
-    named  "owner/name": these only, whatever they hold
+    For a repository that cannot be pruned, yield the error instead.
+
+    named  "owner/name" of the repositories to prune, whatever they contain; () for all model repositories
     """
     chosen = [read_repository(name) for name in named] if named else [each for each in repositories() if _is_ours(each)]
     for repository in chosen:
@@ -47,7 +48,7 @@ def prunings(named: Collection[str] = ()) -> Iterator[Removal | LlmrunError]:
 
 
 def superseded(repository: Repository) -> list[Path]:
-    """Files of snapshots whose like is in a current one."""
+    """Return the files in old snapshots that also exist, under the same name, in a current snapshot."""
     current = set(repository.refs.values()) & set(repository.snapshots)
     if not current:
         return []
@@ -65,7 +66,7 @@ def superseded(repository: Repository) -> list[Path]:
 
 
 def _is_ours(repository: Repository) -> bool:
-    """Whether it holds a GGUF model, or once held one of which only bytes are left."""
+    """Return whether a repository has a GGUF model, or an old GGUF blob without links."""
     return any(repository.snapshots.values()) or bool(_orphans(repository, of_any_kind=False))
 
 
@@ -76,8 +77,10 @@ def _pruning_of(repository: Repository, *, of_any_kind: bool) -> Removal:
 
 
 def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
-    """Blobs that no snapshot links to: a process died before it could, or while it removed them. Not those of this
-    week, which may be the first shards of a model whose others are to come."""
+    """Return the old blobs that no snapshot links to because a process died while it added or removed them.
+
+    Blobs younger than STALE_DAYS may be the first shards of a download in progress, and are left out.
+    """
     blobs = [entry for entry in entries(repository.folder / "blobs") if entry.is_file(follow_symlinks=False)]
     kept = referenced(repository)
     return [
@@ -89,7 +92,7 @@ def _orphans(repository: Repository, *, of_any_kind: bool) -> list[Path]:
 
 
 def _dead_partials(repository: Repository) -> Iterator[Path]:
-    """Downloads of ours that are whole elsewhere, or that cannot be gone on with, or that nobody went on with."""
+    """Yield the files of our partial downloads that are already complete, cannot be resumed, or are stale."""
     for partial in partials():
         path = partial.files[0]
         if path.parent == repository.folder / "blobs" and (
@@ -113,7 +116,7 @@ def _is_old(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime > STALE_DAYS * 86_400
     except OSError:
-        return False  # it went while we looked
+        return False  # deleted in the meantime
 
 
 def _begins_with_magic(path: Path) -> bool:

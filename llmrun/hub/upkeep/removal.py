@@ -1,8 +1,8 @@
-"""Taking models off this machine: the links of a snapshot, and the bytes that nothing links to any more.
+"""Removal of models from this machine: the links in a snapshot, and the blobs that nothing links to any more.
 
-Only what lies in the shared cache or in our own folder is removed, never what a link there points to elsewhere. The
-order is such that a process killed at any moment leaves a cache that Hugging Face's own tools find whole: links go
-before their blobs, and a reference before its snapshot.
+Only files in the Hugging Face cache or in our own folder are removed, never the targets of links that lead outside.
+Links are removed before their blobs, and references before their snapshots, so that a process killed at any moment
+leaves a cache that Hugging Face's own tools consider intact.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from llmrun.hub.upkeep.unfinished_downloads import UnfinishedDownload
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is to go.
+    """The files to remove.
 
-    name        what it is the removal of
-    repository  the one of the shared cache that it is in; None elsewhere
-    links       of snapshots; files themselves where links cannot be made
-    blobs       that nothing else links to
-    records     what llmrun remembers of them
-    notes       what stays, and why
+    name        the model or download that they belong to
+    repository  their repository in the Hugging Face cache; None elsewhere
+    links       links in snapshots, or regular files where links are not supported
+    blobs       blobs that nothing else links to
+    records     llmrun's records of the models
+    notes       messages about files that stay, with the reason
     """
 
     name: str
@@ -46,17 +46,22 @@ class Removal:
 
     @property
     def freed(self) -> int:
-        """Bytes on disk."""
+        """The number of bytes that the removal frees on disk."""
         return total_size(path for path in (*self.links, *self.blobs) if not path.is_symlink())
 
 
 def removal_of(model: Model) -> Removal:
-    """What goes with a model. Raises UsageError for one that another program keeps, LlmrunError for a folder that is a
-    link: what is behind it is not ours."""
+    """Return the files to remove for a model.
+
+    Raises UsageError if another program stores the model, and LlmrunError if one of the repository's folders is a link,
+    because the files behind the link are not ours.
+    """
     if model.holder == OWN:
         return Removal(model.name, None, model.files, (), (record_path(model.path),))
     if model.holder != SHARED:
-        raise UsageError(f"{model.name}: not llmrun's to remove: {model.path}", hint=_how_they_remove(model))
+        raise UsageError(
+            f"{model.name}: llmrun does not remove other programs' models: {model.path}", hint=_how_they_remove(model)
+        )
     assert isinstance(model.source, HubSource)
     assert model.source.file is not None
     repository = read_repository(model.source.repository)
@@ -66,13 +71,13 @@ def removal_of(model: Model) -> Removal:
         link
         for commit in model.commits
         for file in files
-        if (link := repository.snapshots.get(commit, {}).get(file)) is not None  # another rm may have been quicker
+        if (link := repository.snapshots.get(commit, {}).get(file)) is not None  # a concurrent `rm` may have removed it
     ]
     return removal_of_links(model.name, repository, links)
 
 
 def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -> Removal:
-    """What goes with these files of snapshots. Raises LlmrunError for a folder that is a link."""
+    """Return the files to remove for these links. Raises LlmrunError if one of the repository's folders is a link."""
     refuse_linked_folders(repository)
     blobs, notes = [], []
     for link in links:
@@ -82,7 +87,7 @@ def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -
         if blob.parent == Path(os.path.realpath(repository.folder / "blobs")):
             blobs.append(blob)
         elif not is_inside(link, repository.folder):
-            notes.append(f"{link}: points out of the store: only the link is removed, {blob} stays")
+            notes.append(f"{link}: only the link is removed; its target {blob} is outside the cache and stays")
     kept = referenced(repository, except_for=frozenset(links))
     free = tuple(dict.fromkeys(blob for blob in blobs if blob not in kept))
     records = [record_path(link) for link in links if not link.is_symlink() or Path(os.path.realpath(link)) in free]
@@ -90,17 +95,17 @@ def removal_of_links(name: str, repository: Repository, links: Sequence[Path]) -
 
 
 def removal_of_partial(partial: UnfinishedDownload) -> Removal:
-    """What a download that did not end has left."""
+    """Return the files to remove for an unfinished download."""
     return Removal(partial.name, None, partial.files, ())
 
 
 def remove(removal: Removal) -> int:
-    """Do it, and say how many bytes it freed.
+    """Remove the files and return the number of bytes freed.
 
-    Raises LlmrunError for a model that is in use or being downloaded, and for a file that cannot be removed; nothing is
-    half-removed then that could be taken for whole.
+    Raises LlmrunError if the model is in use or being downloaded, or if a file cannot be removed. Even then, no partly
+    removed model looks complete.
     """
-    # Each file once, whatever links to it: a second lock on it would find the first.
+    # Lock each file once, even if several links lead to it: a second lock would conflict with the first.
     files = dict.fromkeys(os.path.realpath(path) for path in (*removal.links, *removal.blobs))
     with alone_with(map(Path, files)) as busy, _not_being_downloaded(removal) as lock:
         if busy is not None or lock is not None:
@@ -112,33 +117,34 @@ def remove(removal: Removal) -> int:
             _unlink(removal.blobs)
         except OSError as error:
             raise LlmrunError(
-                f"{removal.name}: {error.filename}: cannot be removed: {error.strerror}", hint="whose file is it?"
+                f"{removal.name}: {error.filename}: cannot be removed: {error.strerror}",
+                hint="check the file's owner and permissions",
             ) from error
         finally:
             if removal.repository is not None:
                 tidy(removal.repository)
-    with contextlib.suppress(OSError):  # a record without its model means nothing
+    with contextlib.suppress(OSError):  # a record without its model does no harm
         _unlink(removal.records)
     return freed
 
 
 def refuse_linked_folders(repository: Repository) -> None:
-    """Raise LlmrunError where removing would follow a link."""
+    """Raise LlmrunError if one of a repository's folders is a link, which removal would follow."""
     for folder in (repository.folder, *(repository.folder / name for name in ("snapshots", "blobs", "refs"))):
         if folder.is_symlink():
-            raise LlmrunError(f"{folder}: a link to a folder: what is behind it is not removed")
+            raise LlmrunError(f"{folder}: this folder is a link, so nothing in it is removed")
 
 
 def referenced(repository: Repository, *, except_for: frozenset[Path] = frozenset()) -> set[Path]:
-    """Where the links of all snapshots lead to, whatever the kind of file."""
+    """Return the targets of all links in all snapshots, whatever their file type."""
     return {
         Path(os.path.realpath(path)) for path in files_below(repository.folder / "snapshots") if path not in except_for
     }
 
 
 def tidy(repository: Repository) -> None:
-    """Remove what nothing needs any more: references to snapshots without files, and empty folders."""
-    with contextlib.suppress(OSError):  # another user's, or a read-only disk: empty folders harm nobody
+    """Remove references to snapshots without files, and empty folders."""
+    with contextlib.suppress(OSError):  # another user's files or a read-only disk; empty folders do no harm
         empty = {commit for commit in repository.snapshots if not _has_files(_snapshots(repository) / commit)}
         for revision, commit in repository.refs.items():
             if commit in empty:
@@ -146,7 +152,7 @@ def tidy(repository: Repository) -> None:
         for commit in sorted(empty):
             _remove_empty_folders(_snapshots(repository) / commit)
         if not _has_files(_snapshots(repository)) and not _has_files(repository.folder / "blobs"):
-            _unlink(files_below(repository.folder / ".no_exist"))  # notes of what the Hub does not have
+            _unlink(files_below(repository.folder / ".no_exist"))  # markers for files that the Hub does not have
             _unlink(files_below(repository.folder / "refs"))
             _remove_empty_folders(repository.folder)
 
@@ -156,7 +162,7 @@ def _snapshots(repository: Repository) -> Path:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Files and links of every kind; no folder that is a link is entered."""
+    """Yield all files and links below a folder. Linked folders are yielded but not entered."""
     for above, folders, files in os.walk(folder):
         yield from (Path(above, name) for name in files)
         yield from (path for name in folders if (path := Path(above, name)).is_symlink())
@@ -179,7 +185,11 @@ def _unlink(paths: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def _not_being_downloaded(removal: Removal) -> Iterator[Path | None]:
-    """Gives the lock of a blob that somebody holds, or None: then no Hugging Face tool fetches them meanwhile."""
+    """Hold the download locks of the files to remove while the block runs, and yield None.
+
+    While they are held, no Hugging Face tool downloads these files. If another process holds some of them, yield one
+    of those instead.
+    """
     import filelock
 
     with contextlib.ExitStack() as held:
@@ -190,12 +200,12 @@ def _not_being_downloaded(removal: Removal) -> Iterator[Path | None]:
             except filelock.Timeout:
                 busy = lock
             except OSError:
-                continue  # another user's
+                continue  # the lock belongs to another user
         yield busy
 
 
 def _locks(removal: Removal) -> set[Path]:
-    """Those that are there of the blobs, each once: a half-done file and its journal share one."""
+    """Return the existing lock files of a removal, without duplicates: a partial file and its journal share a lock."""
     locks = set()
     for path in (*removal.links, *removal.blobs):
         name = hub_cache.repository_name(path.parent.parent.name) if path.parent.name == "blobs" else ""
@@ -203,7 +213,7 @@ def _locks(removal: Removal) -> set[Path]:
             with contextlib.suppress(UsageError):  # not the name of a blob
                 locks.add(places.shared_lock(name, path.name[:64]))
     if removal.repository is not None:
-        locks.add(places.lock_file(removal.repository.name))  # held while a pull puts links in place
+        locks.add(places.lock_file(removal.repository.name))  # `pull` holds it while it creates links
     return {lock for lock in locks if lock.exists()}
 
 

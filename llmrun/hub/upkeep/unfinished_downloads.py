@@ -1,4 +1,4 @@
-"""Downloads that were begun and not ended: what their journals say."""
+"""Discovery of unfinished downloads. Their journals say how far they got."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from llmrun.hub.transfer.partial_file import JOURNAL, understood
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedDownload:
-    """What is here of a file that is on its way, or was.
+    """A file whose download is in progress or was interrupted.
 
-    name   of the repository; by its path, where that is all there is
-    files  the half-done file and what lies beside it
-    done   bytes that are here
-    total  bytes of the whole; 0: not known
+    name   the repository, as `hf:owner/name`; the file's path outside the Hugging Face cache
+    files  the partial file, its journal and other files with its prefix
+    done   the number of bytes on disk
+    total  the size of the complete file; 0 if unknown
     """
 
     name: str
@@ -30,7 +30,10 @@ class UnfinishedDownload:
 
 
 def partials() -> list[UnfinishedDownload]:
-    """Those of ours, in the shared cache and elsewhere; other tools' cannot be gone on with."""
+    """Return llmrun's unfinished downloads, in the Hugging Face cache and in our own folder.
+
+    Those of other tools are left out because we cannot resume them.
+    """
     return [*_shared(), *_own()]
 
 
@@ -57,7 +60,7 @@ def _in_folder(folder: Path, name: str) -> Iterator[UnfinishedDownload]:
 
 
 def _journal(path: Path) -> tuple[dict[str, Any], int]:
-    """Its first line, and how many bytes the others say are here; nothing of what is not a journal."""
+    """Read a journal: the facts on its first line, and the number of bytes on disk. An invalid journal is empty."""
     try:
         told, runs = understood(read_small(path))
         return told, sum(max(written - start, 0) for start, written, _ in runs)

@@ -1,7 +1,7 @@
-"""Reading a model from end to end: are these the bytes that were promised, and are they numbers.
+"""Verification of a model: its sha256 matches, its header is valid, and its weights are finite.
 
-The sha256 is held against what the catalogue says, or the blob's own name, or what was recorded when it was fetched.
-The header is read as if the model were opened, and the scales of every block are looked at.
+The expected sha256 comes from the catalogue, the blob's name or the record of the download. The header is parsed as if
+the model were opened, and the scales of every block are checked for NaN and infinity.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from llmrun.gguf.reader import GGUFFile
     from llmrun.gguf.tensors import TensorInfo
 
-_CHUNK = 1 << 23  # bytes of a tensor looked at together, or a little less
-_MOST_PROBLEMS = 20  # that are told of one model
+_CHUNK = 1 << 23  # bytes of a tensor to check at a time, rounded down to whole blocks
+_MOST_PROBLEMS = 20  # reported tensors per model
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """What reading a model found.
+    """The result of verifying a model.
 
-    digests   of its files; "" for one that cannot be read
-    expected  what they had to be; "" where nobody says
-    tensors   how many were looked at
-    problems  a line each: what is damaged
-    missing   files that are not there
-    unread    a line for each file that is there but does not let itself be read: nothing is known of its bytes
+    digests   the sha256 of each file; "" if it could not be read
+    expected  the expected sha256 of each file; "" if unknown
+    tensors   the number of tensors that were checked
+    problems  a message for each damaged file or tensor
+    missing   files that do not exist
+    unread    a message for each file that exists but could not be read
     """
 
     name: str
@@ -59,14 +59,16 @@ class VerificationResult:
 
     @property
     def has_other_bytes(self) -> bool:
-        """Whether fetching it again would help."""
+        """Whether a file has the wrong sha256, so that downloading the model again would help."""
         return any(seen != wanted for seen, wanted in zip(self.digests, self.expected, strict=True) if seen and wanted)
 
 
 def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> VerificationResult:
-    """Read all of it. What was seen is recorded, for good and for ill: the next start goes by it. Of USERS nothing is.
+    """Verify a model completely, and record the digests, even wrong ones, so that the next start can rely on them.
 
-    promised  what the catalogue says of its files; () where it says nothing
+    Digests of files that the user named by path (USERS) are not recorded.
+
+    promised  the facts about its files in the catalogue; () if there are none
     """
     known = promised if len(promised) == len(model.files) else (None,) * len(model.files)
     said = [expected_digest(path, one) for path, one in zip(model.files, known, strict=True)]
@@ -76,16 +78,17 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
     unread: list[str] = []
     digests = [_digest(path, model.name, reporter, missing, unread) for path in model.files]
     problems = [
-        f"{path}: sha256 {seen}, must be {wanted}"
+        f"{path}: sha256 is {seen}, expected {wanted}"
         for path, seen, wanted in zip(model.files, digests, expected, strict=True)
         if wanted and seen and seen != wanted
     ]
-    # A file of the user's is theirs to change; elsewhere the record may be all that tells what the bytes had to be.
+    # Users may change their own files at any time. Elsewhere, do not overwrite a record that is the only source of an
+    # expected digest.
     if all(digests) and model.holder != USERS and (all(said) or not any(expected)):
         remember_digests(model.files, digests, name=model.name, source=str(model.source or model.path))
     tensors = 0
     if all(digests):
-        tensors, unsound = _looked_at(model, reporter)
+        tensors, unsound = _check_tensors(model, reporter)
         problems += unsound
     return VerificationResult(
         model.name, tuple(digests), expected, tensors, tuple(problems), tuple(missing), tuple(unread)
@@ -94,7 +97,7 @@ def verify(model: Model, promised: Sequence[Expected], reporter: Reporter) -> Ve
 
 def _digest(path: Path, name: str, reporter: Reporter, missing: list[Path], unread: list[str]) -> str:
     try:
-        return digest(path, reporter, f"{name}: bytes")
+        return digest(path, reporter, f"hashing {name}")
     except FileNotFoundError:
         missing.append(path)
     except OSError as error:
@@ -102,8 +105,8 @@ def _digest(path: Path, name: str, reporter: Reporter, missing: list[Path], unre
     return ""
 
 
-def _looked_at(model: Model, reporter: Reporter) -> tuple[int, list[str]]:
-    """(number of tensors, what is wrong with the header or with them)"""
+def _check_tensors(model: Model, reporter: Reporter) -> tuple[int, list[str]]:
+    """Return the number of tensors, and the problems in the header or the tensors."""
     problems: list[str] = []
     tensors = 0
     try:
@@ -116,26 +119,26 @@ def _looked_at(model: Model, reporter: Reporter) -> tuple[int, list[str]]:
 
 
 def _unsound_tensors(file: GGUFFile, name: str, reporter: Reporter) -> Iterator[str]:
-    """A line for each tensor in which something is not a number. Raises ModelFileError."""
+    """Yield a message for each tensor with a NaN or an infinity. Raises ModelFileError."""
     done, total = 0, sum(tensor.nbytes for tensor in file.tensors.values())
     for tensor in file.tensors.values():
         count, first = 0, -1
         for start, unsound in _checked_blocks(file, tensor):
             done += len(unsound) * tensor.type.block_bytes
-            reporter.progress(f"{name}: tensors", done, total)
+            reporter.progress(f"checking the tensors of {name}", done, total)
             if unsound.any():
                 first = first if count else start + int(np.argmax(unsound))
                 count += int(unsound.sum())
         if count:
             what = "weights" if tensor.type.block_weights == 1 else f"blocks of {tensor.type.name}"
             of = tensor.nbytes // tensor.type.block_bytes
-            yield f"{shown(tensor.name)}: {count:,} of {of:,} {what} hold a NaN or an infinity, the first is {first:,}"
+            yield f"{shown(tensor.name)}: {count:,} of {of:,} {what} contain NaN or infinity, first at {first:,}"
 
 
 def _checked_blocks(
     file: GGUFFile, tensor: TensorInfo
 ) -> Iterator[tuple[int, np.ndarray[tuple[int], np.dtype[np.bool_]]]]:
-    """(number of the first block, bool[n]: which of n blocks are unsound)"""
+    """Yield (index of the first block, bool[n] that marks the unsound blocks among the next n) for each chunk."""
     size = tensor.type.block_bytes
     step = max(_CHUNK // size, 1) * size
     buffer = np.empty(min(step, tensor.nbytes), np.uint8)

@@ -111,7 +111,7 @@ def test_the_hub_tells_sizes_and_sha256(hub: CatalogHub) -> None:
 
 
 def test_a_repository_that_is_not_there_and_a_hub_that_is_broken_are_two_things(hub: CatalogHub) -> None:
-    with pytest.raises(ModelNotFound, match="no such repository"):
+    with pytest.raises(ModelNotFound, match="does not exist or is private"):
         ask_hub("gone/repo")
     with pytest.raises(NetworkError, match="HTTP 500"):
         ask_hub("broken/repo")
@@ -129,11 +129,11 @@ def test_every_file_is_held_against_the_hub_and_each_repository_asked_once(hub: 
         "fine:1b-Q4_K_M": ("", False),
         "fine:1b-Q8_0": ("", True),
         "fine:2b-Q8_0": ("", True),
-        "larger-Q8_0": ("1,234 bytes there, 99 here", True),
-        "other-Q8_0": ("sha256 111111111111... there, 222222222222... here", True),
-        "moved-Q8_0": ("no file whole.gguf", False),
-        "gone-Q8_0": ("no such repository, or not a public one", False),
-        "gated-Q8_0": ("not for us (HTTP 403)", False),
+        "larger-Q8_0": ("1,234 bytes on the Hub, 99 in the catalogue", True),
+        "other-Q8_0": ("sha256 111111111111... on the Hub, 222222222222... in the catalogue", True),
+        "moved-Q8_0": ("whole.gguf is missing on the Hub", False),
+        "gone-Q8_0": ("the repository does not exist or is private", False),
+        "gated-Q8_0": ("not accessible (HTTP 403)", False),
     }
     assert sorted(hub.asked) == ["gated/repo", "gone/repo", "good/repo", "moved/repo"]
 
@@ -189,7 +189,7 @@ def test_a_hub_that_is_not_there_is_one_line(hub: CatalogHub, tmp_path: Path, mo
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     done = run(path)
     assert (done.returncode, done.stdout) == (5, "")
-    assert done.stderr.startswith("error: the Hub is not reached: ")
+    assert done.stderr.startswith("error: cannot reach the Hub: ")
     assert done.stderr.count("\n") == 1
 
 
@@ -204,7 +204,7 @@ def test_the_script_refuses_a_wrong_file_and_a_name_that_is_not_in_it(tmp_path: 
 
 def test_a_hub_that_is_away_is_one_line(hub: CatalogHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(NetworkError, match=r"the Hub is not reached: .*refused"):
+    with pytest.raises(NetworkError, match=r"cannot reach the Hub: .*refused"):
         ask_hub("good/repo")
 
 

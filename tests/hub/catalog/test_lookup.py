@@ -187,21 +187,23 @@ def test_a_file_of_the_hub_has_its_name() -> None:
         ("qwen3-4b", "did you mean qwen3:4b?"),
         ("llama3:2", "did you mean llama3.2?"),
         ("smolm2:135", "did you mean smollm2:135m or"),
-        ("qwen3:5b", "qwen3 comes as qwen3:"),
-        ("qwen3:8b-instruct", "qwen3 comes as qwen3:4b, qwen3:4b-instruct, "),
+        ("qwen3:5b", "qwen3 is available as qwen3:"),
+        ("qwen3:8b-instruct", "qwen3 is available as qwen3:4b, qwen3:4b-instruct, "),
         ("zzzzz", "`llmrun search` lists the models of all "),
     ],
 )
 def test_an_unknown_name_gets_the_closest(ours: Catalog, typed: str, hint: str) -> None:
-    with pytest.raises(ModelNotFound, match="not a name in the catalogue and not a file") as caught:
+    with pytest.raises(ModelNotFound, match="neither a model in the catalogue nor a file") as caught:
         ours.find(typed)
     assert caught.value.hint.startswith(hint)
 
 
 def test_an_unknown_quantization_gets_those_there_are(ours: Catalog) -> None:
-    with pytest.raises(ModelNotFound, match="'qwen3:4b-q2_k': qwen3:4b is not listed as Q2_K") as caught:
+    with pytest.raises(ModelNotFound, match="'qwen3:4b-q2_k': the catalogue does not list Q2_K for qwen3:4b") as caught:
         ours.find("qwen3:4b-q2_k")
-    assert caught.value.hint.startswith("it comes as IQ4_XS, Q4_0, Q4_K_M, Q5_K_M; `llmrun fit qwen3:4b` lists all 6; ")
+    assert caught.value.hint.startswith(
+        "it is available as IQ4_XS, Q4_0, Q4_K_M, Q5_K_M; `llmrun fit qwen3:4b` lists all 6; "
+    )
     assert "hf:Qwen/Qwen3-4B-GGUF:Q2_K" in caught.value.hint
 
 
@@ -216,9 +218,9 @@ def test_a_family_of_one_needs_no_variant(own: Path) -> None:
 def test_a_family_of_two_is_asked_about_until_one_is_usual(own: Path) -> None:
     path = written(own, "pair:1b")
     path.write_text(path.read_text() + "\n" + path.read_text().replace("pair:1b", "pair:2b"))
-    with pytest.raises(ModelNotFound, match="names 2 models") as caught:
+    with pytest.raises(ModelNotFound, match="the name matches 2 models") as caught:
         load_catalog().find("pair")
-    assert caught.value.hint == "say one of pair:1b, pair:2b"
+    assert caught.value.hint == "choose one of pair:1b, pair:2b"
     path.write_text(path.read_text() + '\n[families.pair]\nusual = "2b"\n')
     assert load_catalog().find("pair").name == "pair:2b"
 
@@ -388,7 +390,7 @@ def test_a_wrong_value_is_named_with_file_entry_and_key(own: Path, key: str, val
         (f"{QUANT}, size = 0", "size"),
         (f"{QUANT}, size = '12'", "size"),
         (f"{QUANT}, size = true", "size"),
-        (f"{QUANT}, size = [1, 2]", "size: 2 given, the model has 1 files"),
+        (f"{QUANT}, size = [1, 2]", "size: 2 given, 1 expected"),
         (f"{QUANT}, sha256 = ''", "sha256"),
         (f"{QUANT}, sha256 = '{'0' * 63}'", "sha256"),
         (f"{QUANT}, sha256 = '{'A' * 64}'", "sha256"),
@@ -518,9 +520,9 @@ license = "MIT"
 quants.Q8_0 = { url = "https://example.org/m.gguf" }
 """
     )
-    with pytest.raises(ModelNotFound, match="toy:1b is not listed as Q4_0") as caught:
+    with pytest.raises(ModelNotFound, match="the catalogue does not list Q4_0 for toy:1b") as caught:
         Catalog(read_file(path)).find("toy:1b-q4_0")
-    assert caught.value.hint == "it comes as Q8_0"
+    assert caught.value.hint == "it is available as Q8_0"
 
 
 def test_a_catalogue_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.support.hub.fetching import Said
     [
         (errno.ENOSPC, DoesNotFit, "full, "),
         (errno.EDQUOT, DoesNotFit, "full, "),
-        (errno.EFBIG, DoesNotFit, "larger than this file system takes"),
+        (errno.EFBIG, DoesNotFit, "too large for this file system"),
         (errno.EROFS, LlmrunError, "cannot be written: Read-only file system"),
         (errno.EACCES, LlmrunError, "cannot be written: Permission denied"),
     ],
@@ -46,7 +46,7 @@ def test_how_much_is_free_may_be_unknown(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(shutil, "disk_usage", refuse)
-    with pytest.raises(DoesNotFit, match=r"free bytes unknown \(Input/output error\)"), writing(tmp_path / "x"):
+    with pytest.raises(DoesNotFit, match=r"free space unknown \(Input/output error\)"), writing(tmp_path / "x"):
         raise OSError(errno.ENOSPC, "full")
 
 

@@ -62,7 +62,9 @@ def test_a_damaged_file_is_told_and_not_used_and_not_read_again(stores: Stores) 
     link.resolve().write_bytes(TWO)
     heard = Heard()
     assert find(wanted(HubSource("org/name", "m-Q4_0.gguf")), heard) is None
-    assert heard.notes == [f"{link}: damaged: sha256 {sha256(TWO)}, expected {sha256(ONE)}; not used"]
+    assert heard.notes == [
+        f"{link}: ignored because it is damaged: its sha256 is {sha256(TWO)}, expected {sha256(ONE)}"
+    ]
     assert link.exists()
 
 
@@ -187,7 +189,7 @@ def test_a_file_that_cannot_be_read_is_told_and_the_next_one_is_taken(
     sources = (HubSource("org/name", "m.gguf"), PypiSource("pack", "1.0", 1))
     heard = Heard()
     assert find(Wanted("it", sources, (Expected("m.gguf", len(ONE), sha256(ONE)),)), heard) == own
-    assert heard.notes[0].endswith("m.gguf: cannot be read: Permission denied; not used")
+    assert heard.notes[0].endswith("m.gguf: ignored because it cannot be read: Permission denied")
 
 
 def test_a_file_that_goes_while_its_size_is_asked_for(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

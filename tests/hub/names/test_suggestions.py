@@ -25,8 +25,8 @@ REPOSITORIES = ("Qwen/Qwen3-4B-GGUF", "unsloth/Qwen3-4B-GGUF", "bartowski/gemma-
         ("llama32:3b", "did you mean llama3.2:3b?"),
         ("deepseekr1", "did you mean deepseek-r1?"),
         ("myown", "did you mean my-own?"),
-        ("qwen3:5b", "qwen3 comes as qwen3:4b, qwen3:8b"),
-        ("llama3.2:90b", "llama3.2 comes as llama3.2:1b, llama3.2:3b"),
+        ("qwen3:5b", "qwen3 is available as qwen3:4b, qwen3:8b"),
+        ("llama3.2:90b", "llama3.2 is available as llama3.2:1b, llama3.2:3b"),
         ("qwen3:4b-q9", "did you mean qwen3:4b? `llmrun fit qwen3:4b` lists its quantizations"),
         ("qwn3:4b", "did you mean qwen3:4b or qwen3:8b"),
         ("minstral", "did you mean ministral"),
@@ -47,9 +47,10 @@ def test_where_nothing_is_near_the_command_that_lists_all_is_named() -> None:
 def test_of_a_large_family_the_nearest_sizes_are_named_the_smallest_first() -> None:
     sizes = [f"qwen3:{size}" for size in ("8b", "4b", "32b", "0.6b", "1.7b", "14b", "30b", "4b-instruct")]
     assert for_name("qwen3:5b", sizes) == (
-        "qwen3 comes as qwen3:1.7b, qwen3:4b, qwen3:4b-instruct, qwen3:8b, qwen3:14b; `llmrun search qwen3` lists all 8"
+        "qwen3 is available as qwen3:1.7b, qwen3:4b, qwen3:4b-instruct, qwen3:8b, qwen3:14b; "
+        "`llmrun search qwen3` lists all 8"
     )
-    assert for_name("qwen3:0.5b", sizes).startswith("qwen3 comes as qwen3:0.6b, qwen3:1.7b, qwen3:4b, ")
+    assert for_name("qwen3:0.5b", sizes).startswith("qwen3 is available as qwen3:0.6b, qwen3:1.7b, qwen3:4b, ")
     families = [f"qwen{number}:4b" for number in range(5)]
     assert for_name("qwen", families).endswith("? `llmrun search qwen` lists all")
     many = [f"qwen-of-another-name-{number}:4b" for number in range(5)]
@@ -59,7 +60,7 @@ def test_of_a_large_family_the_nearest_sizes_are_named_the_smallest_first() -> N
 def test_a_file_of_that_name_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mymodel").touch()
     monkeypatch.chdir(tmp_path)
-    assert for_name("mymodel", MODELS) == "to run the file of that name, say ./mymodel"
+    assert for_name("mymodel", MODELS) == "to run the file with that name, use ./mymodel"
 
 
 @pytest.mark.parametrize(
@@ -95,4 +96,4 @@ def test_a_name_that_no_system_can_look_up_is_no_file() -> None:
 def test_a_file_of_that_name_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zzzz").touch()
-    assert for_name("zzzz", MODELS) == "to run the file of that name, say ./zzzz"
+    assert for_name("zzzz", MODELS) == "to run the file with that name, use ./zzzz"

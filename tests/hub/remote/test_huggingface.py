@@ -120,7 +120,7 @@ def test_the_listing_has_every_model_with_size_and_sha256(hub: FakeHub) -> None:
         (
             "m-00002-of-00003.gguf",
             None,
-            "a model is named by its first shard",
+            "name the first shard instead",
             "name the first shard (-00001-of-) or only the quantization",
         ),
     ],

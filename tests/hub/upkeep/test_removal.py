@@ -96,7 +96,7 @@ def test_a_link_out_of_the_store_goes_and_what_it_points_at_stays(stores: Stores
     link.unlink()
     link.symlink_to(outside)
     planned = removal_of(models()[0])
-    assert planned.notes == (f"{link}: points out of the store: only the link is removed, {outside} stays",)
+    assert planned.notes == (f"{link}: only the link is removed; its target {outside} is outside the cache and stays",)
     assert remove(planned) == 0
     assert not link.is_symlink()
     assert outside.read_bytes() == ONE
@@ -123,7 +123,7 @@ def test_a_folder_that_is_a_link_is_refused(stores: Stores, tmp_path: Path, fold
     linked.rename(tmp_path / "elsewhere")
     linked.symlink_to(tmp_path / "elsewhere")
     before = stores.everything()
-    with pytest.raises(LlmrunError, match="a link to a folder: what is behind it is not removed"):
+    with pytest.raises(LlmrunError, match="this folder is a link, so nothing in it is removed"):
         removal_of(named)
     assert stores.everything() == before
 

@@ -70,7 +70,7 @@ def test_a_flipped_bit_is_found_though_time_and_size_are_the_same_and_the_model_
     assert find(asked, Silent()) == link  # nobody looked
     found = verdict()
     assert found.has_other_bytes
-    assert found.problems == (f"{link}: sha256 {sha256(bytes(data))}, must be {sha256(ONE)}",)
+    assert found.problems == (f"{link}: sha256 is {sha256(bytes(data))}, expected {sha256(ONE)}",)
     assert find(asked, Silent()) is None
 
 
@@ -105,7 +105,7 @@ def test_weights_that_are_no_numbers_are_counted(stores: Stores) -> None:
     stores.shared("org/name", {"m.gguf": with_weights(weights.tobytes(), 0, (64,))})
     found = verdict()
     assert not found.has_other_bytes
-    assert found.problems == (r"a\x1b[31m.weight: 2 of 64 weights hold a NaN or an infinity, the first is 5",)
+    assert found.problems == (r"a\x1b[31m.weight: 2 of 64 weights contain NaN or infinity, first at 5",)
 
 
 def test_blocks_are_counted_over_the_parts_that_are_read(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_blocks_are_counted_over_the_parts_that_are_read(stores: Stores, monkeyp
     for index in (33, 60):
         blocks[18 * index : 18 * index + 2] = struct.pack("<H", 0x7C00)
     stores.shared("org/name", {"m.gguf": with_weights(bytes(blocks), 2, (32, 64))})
-    line = r"a\x1b[31m.weight: 2 of 64 blocks of Q4_0 hold a NaN or an infinity, the first is 33"
+    line = r"a\x1b[31m.weight: 2 of 64 blocks of Q4_0 contain NaN or infinity, first at 33"
     assert verdict().problems == (line,)
     for size in (1, 18, 100, 18 * 34):
         monkeypatch.setattr(verification, "_CHUNK", size)
@@ -161,4 +161,7 @@ def test_progress_ends_at_its_total(stores: Stores) -> None:
 
     verify(models()[0], (), Watching())
     size = len(ONE)
-    assert seen == {"hf:org/name/m.gguf: bytes": (size, size), "hf:org/name/m.gguf: tensors": (128, 128)}
+    assert seen == {
+        "hashing hf:org/name/m.gguf": (size, size),
+        "checking the tensors of hf:org/name/m.gguf": (128, 128),
+    }
