@@ -40,7 +40,8 @@ def test_experts_of_mxfp4_predict_what_llama_cpp_predicts(tmp_path: Path) -> Non
     check_quantized(tmp_path, "gpt-oss", "MXFP4_MOE")
 
 
-WIDTHS = ("attention.q_lora_rank", "embedding_length_per_layer_input", "expert_shared_feed_forward_length")  # or 0
+# Keys whose value is a width, if a row has them at all.
+WIDTHS = ("attention.q_lora_rank", "embedding_length_per_layer_input", "expert_shared_feed_forward_length")
 # Narrower than a block, as in published models: a head has 128 or 192 features that are not rotated.
 NARROW = {"attn_k_b"}
 

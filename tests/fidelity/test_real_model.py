@@ -32,7 +32,7 @@ from tests.support.models.prompts import long_text, prompts
 from tests.support.models.real_weights import RealWeights, real_weights
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 
-# Number of prompts, and positions compared per prompt. The downloaded file gets 50 prompts; types derived from it get
+# Number of prompts, and of positions compared in each. The downloaded file gets 50 prompts; types derived from it get
 # fewer, and `scripts/fidelity` covers those fully. In Q4_0, one position (the first token "#!/", whose activations are
 # huge) contributes a tenth of the sum over 64 positions: a change of 1e-6 in its activations moves the type's
 # divergence between 0.4 and 1.9. So Q4_0 gets more positions than the others.
@@ -82,8 +82,10 @@ def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(
 def test_a_cache_of_8_bits_costs_no_more_than_llama_cpps(
     weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary
 ) -> None:
-    """Use float32 weights, so that only the cache is rounded. A float16 cache costs 1e-5 nats, which would be
-    hidden."""
+    """Use float32 weights, so that only the cache is rounded.
+
+    A float16 cache costs about 1e-5 nats, which is too little to pass the lower bound.
+    """
     _, files = weights
     n_prompts, n_tokens = PROMPTS["F32"]
     with (

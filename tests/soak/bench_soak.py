@@ -55,7 +55,7 @@ class Quiet:
 def known_runs(
     path: str, backend: str, workload: Workload, *, count: int, seconds: float, slowed_by: float = 1.0
 ) -> Iterator[Known]:
-    """Compare the same model in two processes, the second one slowed down. Repeats `count` times."""
+    """Compare a model with itself in two processes, the second slowed down by a factor. Repeats `count` times."""
 
     def start(target: BenchTarget, reporter: BenchReporter) -> WorkerProcess:
         if target.model == PLAIN or slowed_by == 1.0:

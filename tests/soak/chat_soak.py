@@ -303,7 +303,7 @@ def _letters(text: str) -> str:
 
 
 Action = Callable[[Person], None]
-ACTIONS: dict[str, tuple[Action, int]] = {  # with relative frequencies
+ACTIONS: dict[str, tuple[Action, int]] = {  # with their relative frequencies
     "ask": (Person.ask, 20),
     "ask in lines": (ask_in_lines, 6),
     "paste of 10,000 characters": (paste, 2),

@@ -54,7 +54,7 @@ class Tally:
 
 @dataclass
 class Soak:
-    """Every case has its own Hub and folders. `seed` and `case` reproduce it exactly."""
+    """A soak of downloads. Every case has its own Hub and folders, and `seed` and `case` reproduce it exactly."""
 
     seed: int
     tally: Tally = field(default_factory=Tally)

@@ -11,7 +11,7 @@ from llmrun.backends.cpu.kv_pool import BlockPool
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.layouts.kv_blocks import BLOCK
 
-GROUPS, LAYERS = 2, 2  # for each window
+GROUPS, LAYERS = 2, 2  # per window
 
 
 class PagedCache:

@@ -216,7 +216,7 @@ REALISTIC = {
 
 
 def documents() -> st.SearchStrategy[Document]:
-    """Generate any valid document, including those that no benchmark would produce."""
+    """Generate arbitrary documents, including those that no benchmark would produce."""
     text = st.text(max_size=30)
     number = st.floats() | st.floats(min_value=0, max_value=1e4)
     maybe = st.none() | number

@@ -19,7 +19,7 @@ class Gathered:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     progress: list[PrefillProgress] = field(default_factory=list)
     last: Finished | Failed | None = None
-    ended_in: int = 0  # the step that returned the last event
+    ended_in: int = 0  # the number of the step that returned the last event
 
     @property
     def finished(self) -> Finished:

@@ -17,7 +17,7 @@ DRAWN = SamplingParams(seed=42)
 
 
 def noisy(**options: int) -> ScriptedBackend:
-    """Return a model that generates random tokens. Use `endless` requests to keep it from ending early."""
+    """Return a model that generates random tokens. It never ends by itself if the request is `endless`."""
     return ScriptedBackend(None, **options)  # type: ignore[arg-type]
 
 

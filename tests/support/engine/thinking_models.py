@@ -1,4 +1,4 @@
-"""Scripted thinking models and their templates, modelled on several families."""
+"""Scripted thinking models and their templates, modeled on several families."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CHANNELS = """\
 CHANNEL_TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 
 TURN = "assistant\n"
-ENDED = "\n</think>\n\n"  # how the engine closes thinking on the model's behalf, too
+ENDED = "\n</think>\n\n"  # the engine also inserts this to end thinking
 
 
 def answers(thought: str = THOUGHT, answer: str = ANSWER) -> list[tuple[str, str]]:

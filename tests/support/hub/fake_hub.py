@@ -9,7 +9,7 @@ Starting the Hub takes a millisecond.
         made = hub.add("org/repo", {"model.gguf": data, "README.md": b"..."})      # computes commit, sha256 and sizes
         hub.add("org/repo", {"model.gguf": other})                                # a new commit on `main`
         hub.add("org/private", files, token="hf_x")                               # 401 without the token
-        hub.add("org/gated", files, gated=True)                                   # 403 GatedRepo, except the API
+        hub.add("org/gated", files, gated=True)                                   # 403 GatedRepo for its files
         monkeypatch.setenv("HF_ENDPOINT", hub.url)                                # before huggingface_hub is imported
         hub.faults.append(Fault(cut_after=1000))                                  # the next file from storage
         hub.faults.append(Fault(on="hub", status=503, times=2))                   # the next two requests for a file

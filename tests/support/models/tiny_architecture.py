@@ -119,7 +119,7 @@ class TinyArchitecture:
             elif name.startswith("rope"):
                 factors = random.uniform(1.0, 8.0, shape).astype(np.float32)
                 if self.architecture == "gemma4":
-                    factors[len(factors) // 4 :] = 1e30  # how its converter marks pairs that are not rotated
+                    factors[len(factors) // 4 :] = 1e30  # its converter marks unrotated pairs like this
                 made[f"{name}.weight"] = ("F32", factors)
             elif self.architecture == "gemma4" and name.endswith(("attn_q_norm", "attn_k_norm")):
                 # Gemma 4 does not divide scores by sqrt(head size); the weights of trained models compensate.

@@ -66,9 +66,10 @@ _YARN = {
     "rope.freq_base": 1e6,
 }
 _LOG_YARN = _YARN | {"rope.scaling.yarn_log_multiplier": 0.0707}
-_OF_LATENT = {"attention.kv_lora_rank": 0} | dict.fromkeys(LENGTHS, 0) | {"rope.dimension_count": 32}  # filled in
+# The zeros are placeholders for the row's own sizes.
+_OF_LATENT = {"attention.kv_lora_rank": 0} | dict.fromkeys(LENGTHS, 0) | {"rope.dimension_count": 32}
 _ABSORBED = _OF_LATENT | {f"{name}_mla": 0 for name in LENGTHS} | {"attention.q_lora_rank": 64}
-_OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, EXPERT_SIZE: 0}  # the size is filled in
+_OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, EXPERT_SIZE: 0}
 _LONG = "rope_factors_long:r rope_factors_short:r"
 
 TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
