@@ -143,7 +143,7 @@ class StopStringContract(OverOneBackend):
         return request, self.alone(backend, request).text
 
     def assert_stops(self, backend: Backend, request: Request, text: str, stops: tuple[str, ...]) -> None:
-        forget_all(backend)  # runs the same passes again, even if the backend rounds differently for other shapes
+        forget_all(backend)  # forces the same passes, because rounding may depend on their shapes
         stopping = Request(request.prompt, request.max_tokens, stops, request.sampling)
         [gathered] = answer_all(Engine(backend), [stopping])
         before, stop = cut_by_stop(text, stops)
@@ -207,7 +207,7 @@ class CompanyContract(OverOneBackend):
             self.assert_kept(gathered.finished.timings.cached_tokens, 40, of=45)
 
     def assert_kept(self, cached: int, n: int, *, of: int) -> None:
-        """Check how many cached tokens were reused. `n` of the `of` cached tokens match the prompt."""
+        """Check the number of reused tokens, given that `n` of the `of` tokens in the cache match the prompt."""
         assert cached == n
 
 

@@ -126,7 +126,7 @@ class Folders:
         return kept | own
 
     def use(self, monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> None:
-        """Point this process at these folders and this Hub, with retry delays short enough for tests."""
+        """Point this process at these folders and this Hub, with timeouts and retry delays short enough for tests."""
         from huggingface_hub import constants
 
         for name, value in self.environment(hub).items():
@@ -162,8 +162,8 @@ class Folders:
     def wrong(self, artifact: Artifact, *, whole: bool) -> list[str]:
         """Return a list of problems with the folders; empty if all is well.
 
-        If `whole`, the model must be complete; otherwise it must be absent. Locks, records and the branch are always
-        allowed. If not `whole`, a partial file with its journal is allowed too.
+        If `whole`, all files of the model must be in place. Otherwise the model must not be listed yet, and partial
+        files with their journals are allowed. Locks, records and the branch are always allowed.
         """
         assert isinstance(artifact.source, HubSource)
         home = self.cache / ("models--" + artifact.source.repository.replace("/", "--"))

@@ -41,7 +41,7 @@ def likely_character(source: random.Random) -> str:
 
 
 def random_text(source: random.Random, special: Sequence[str] = ()) -> str:
-    """Return a string of up to 12 parts. `special` strings appear complete and truncated."""
+    """Return a string of up to 12 parts. `special` strings may be truncated."""
     parts = []
     for _ in range(source.randrange(13)):
         choice = source.random()
