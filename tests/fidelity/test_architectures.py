@@ -1,4 +1,4 @@
-"""Every architecture with quantized weights predicts what llama.cpp predicts."""
+"""Compare the predictions of every architecture with llama.cpp's, on quantized weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_arc
 # The first row of each architecture, and variants with matrices that no first row has.
 NAMES = list({row.architecture: name for name, row in reversed(TINY_ARCHITECTURES.items())}.values())
 NAMES += ["gemma4 E2B", "gemma4 26B", "deepseek2 V2 Lite, older"]
-# llama.cpp's GELU is a table of float16.
+# llama.cpp computes GELU with a float16 table, so the bound is larger.
 GELU, GELU_BOUND = ("gemma", "gemma2", "gemma3", "gemma4", "starcoder2"), 1e-6
-# Wide enough for Q4_K_M, whose blocks are of 256.
+# Wide enough for Q4_K_M, which has blocks of 256.
 WIDE: dict[str, Any] = {
     "width": 256,
     "heads": 8,
@@ -36,17 +36,18 @@ def test_twin_and_engine_predict_what_llama_cpp_predicts(tmp_path: Path, name: s
 
 
 def test_experts_of_mxfp4_predict_what_llama_cpp_predicts(tmp_path: Path) -> None:
-    """As gpt-oss is published: everything else is of Q8_0."""
+    """The published gpt-oss files keep everything except the experts in Q8_0."""
     check_quantized(tmp_path, "gpt-oss", "MXFP4_MOE")
 
 
-WIDTHS = ("attention.q_lora_rank", "embedding_length_per_layer_input", "expert_shared_feed_forward_length")  # or 0
-# Narrower than a block, as it is in published models: a head's features that are not turned, 128 or 192 of them.
+# Keys whose value is a width, if a row has them at all.
+WIDTHS = ("attention.q_lora_rank", "embedding_length_per_layer_input", "expert_shared_feed_forward_length")
+# Narrower than a block, as in published models: a head has 128 or 192 features that are not rotated.
 NARROW = {"attn_k_b"}
 
 
 def sizes_of(row: TinyArchitecture) -> dict[str, Any]:
-    """Those that are a row's own are as wide as blocks too."""
+    """Return sizes with which the row's own widths are also multiples of a block."""
     sizes: dict[str, Any] = {"keys": {**row.keys, **{key: 256 for key in WIDTHS if row.keys.get(key)}}}
     if row.kv_heads == row.heads:
         sizes["kv_heads"] = WIDE["heads"]
@@ -68,7 +69,8 @@ def check_quantized(tmp_path: Path, name: str, weight_type: str) -> None:
 
 
 def made_for_want_of_width(path: Path) -> set[str]:
-    """Matrices of types that llama.cpp takes only where a row is no whole number of blocks of 256; without layers."""
+    """Return the matrices of types that llama.cpp uses only if rows are not multiples of 256, without their layer
+    numbers."""
     with open_gguf(path) as file:
         narrow = [name for name, tensor in file.tensors.items() if tensor.type.name in ("Q5_0", "Q5_1")]
     return {name.removesuffix(".weight").rpartition(".")[2] for name in narrow}

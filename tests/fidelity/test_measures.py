@@ -1,4 +1,4 @@
-"""The measures are right where the answer is known."""
+"""Test the measurements on cases with known results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_kl_divergence_sees_no_constant_added_to_all_logits_but_every_other_chan
     x = random.standard_normal((3, 1000)).astype(np.float32)
     assert kl_divergence(x, [x + np.float32(8)])[0] == pytest.approx(0, abs=1e-12)
     noise = (1e-4 * random.standard_normal(x.shape)).astype(np.float32)
-    # To second order the divergence is half the variance of the change: 5e-9 here.
+    # To second order, the divergence is half the variance of the change, here 5e-9.
     assert kl_divergence(x, [x + noise])[0] == pytest.approx(5e-9, rel=0.2)
 
 
@@ -65,12 +65,12 @@ def test_divergences_ask_every_model_for_every_prompt() -> None:
 def test_perplexity_of_a_model_that_knows_nothing_is_the_size_of_its_vocabulary() -> None:
     measured = perplexities({"flat": lambda tokens: np.zeros((len(tokens), 7), np.float32)}, [1, 2, 3] * 400)
     assert measured["flat"].value == pytest.approx(7)
-    assert measured["flat"].predicted == 1200 - 3  # windows of 512, 512 and 176 tokens, each but its first
+    assert measured["flat"].predicted == 1200 - 3  # windows of 512, 512 and 176 tokens, without the first token of each
 
 
 def test_perplexity_is_of_the_token_that_follows() -> None:
     def next_is_one_more(tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Half a chance for the token after each."""
+        """Give a probability of about one half to the successor of each token."""
         chances = np.full((len(tokens), 9), 0.5 / 9, np.float32)
         chances[np.arange(len(tokens)), np.array(tokens) + 1] += 0.5
         return np.log(chances)

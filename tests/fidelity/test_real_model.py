@@ -1,7 +1,7 @@
-"""SmolLM2 predicts what llama.cpp predicts, in every weight type the CPU engine runs.
+"""Compare SmolLM2's predictions with llama.cpp's, in every weight type the CPU engine supports.
 
 The oracle is llama.cpp on the same weights dequantized to F32, with an F32 KV cache and plain attention.
-`scripts/fidelity` prints all the numbers, over more text.
+`scripts/fidelity` prints all measurements, on more text.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tests.support.models.prompts import long_text, prompts
 from tests.support.models.real_weights import RealWeights, real_weights
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 
-# Prompts, and the positions of each that are compared: 50 of the file as it is downloaded, fewer of what is made of it,
-# of which `scripts/fidelity` has the whole. One position of Q4_0 (the first token "#!/", whose activations are huge) is
-# a tenth of the sum over 64: a change of 1e-6 in its activations moves its divergence between 0.4 and 1.9. So Q4_0 gets
-# more positions than the others.
+# Number of prompts, and of positions compared in each. The downloaded file gets 50 prompts; types derived from it get
+# fewer, and `scripts/fidelity` covers those fully. In Q4_0, one position (the first token "#!/", whose activations are
+# huge) contributes a tenth of the sum over 64 positions: a change of 1e-6 in its activations moves the type's
+# divergence between 0.4 and 1.9. So Q4_0 gets more positions than the others.
 PROMPTS = {"Q4_1": (50, 64), "Q4_0": (16, 384), "Q8_0": (16, 64), "F16": (12, 64), "F32": (12, 64)}
-TWIN_PROMPTS = 2  # of every weight type: 640 positions in all, each with all its logits
+TWIN_PROMPTS = 2  # per weight type: 640 positions in all, each compared over all its logits
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def vocabulary() -> LlamaVocabulary:
 
 @pytest.fixture(scope="module", params=PROMPTS)
 def weights(request: pytest.FixtureRequest) -> Iterator[tuple[str, RealWeights]]:
-    """One weight type at a time; the files go at once, where pytest would keep those of three runs."""
+    """Yield one weight type at a time. Its files are deleted afterwards; pytest would keep those of three runs."""
     with tempfile.TemporaryDirectory(prefix="llmrun-fidelity-") as folder:
         yield request.param, real_weights(request.param, Path(folder))
 
@@ -82,7 +82,10 @@ def test_the_engine_is_as_close_to_the_oracle_as_llama_cpp(
 def test_a_cache_of_8_bits_costs_no_more_than_llama_cpps(
     weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary
 ) -> None:
-    """On weights of float32, where nothing but the cache is rounded: 1e-5 nats of a cache of float16 would not show."""
+    """Use float32 weights, so that only the cache is rounded.
+
+    A float16 cache costs about 1e-5 nats, which is too little to pass the lower bound.
+    """
     _, files = weights
     n_prompts, n_tokens = PROMPTS["F32"]
     with (
@@ -113,7 +116,7 @@ def test_the_perplexity_is_llama_cpps(vocabulary: LlamaVocabulary) -> None:
 def test_the_oracle_sees_rotations_off_by_a_thousandth(
     weights: tuple[str, RealWeights], vocabulary: LlamaVocabulary
 ) -> None:
-    """The bound on the twin is one that a small mistake breaks."""
+    """Show that even a small mistake exceeds the bound on the twin."""
     _, files = weights
     plan = plan_of(files.path)
     [rope] = plan.ropes

@@ -1,6 +1,6 @@
-"""What SmolLM2 is not: other shapes, ropes, vocabularies and weight types, with random weights.
+"""Test shapes, ropes, vocabularies and weight types that SmolLM2 does not have, with random weights.
 
-Over all of these the twin reads 2e-13 to 6e-13 nats.
+In all of these, the twin's divergence is 2e-13 to 6e-13 nats.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CASES += [(shape, weight_type) for shape in SHAPES if shape != "tied" for weight
 CASES += [(shape, weight_type) for shape in FLOAT_SHAPES for weight_type in FLOAT_TYPES]
 
 
-# Files as llama.cpp writes them, in mixtures of types. Those that it writes only with statistics of a text are missing.
+# Files as written by llama.cpp, with mixed types. Those that need an importance matrix are missing.
 K_QUANTS = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
 QUANTIZED = ("Q5_0", "Q5_1", *K_QUANTS, "IQ4_NL", "IQ4_XS", "IQ3_S", "TQ1_0", "TQ2_0")
 QUANTIZED_SHAPE: dict[str, Any] = {"width": 256, "heads": 4, "kv_heads": 2, "feed_forward": 512}

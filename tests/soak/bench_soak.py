@@ -1,4 +1,4 @@
-"""Verdicts of whole benchmarks whose answer is known: an engine beside itself, and beside itself slowed down."""
+"""Complete benchmarks with known verdicts: an engine against itself, and against a slowed-down copy of itself."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PLAIN, OTHER = "A", "B"
 
 @dataclass(frozen=True)
 class Known:
-    """One benchmark: its verdicts, and whether they are what they should be.
+    """The verdicts of one benchmark, and whether they are as expected.
 
-    rounds  how many it took
+    rounds  the number of rounds it took
     """
 
     verdicts: tuple[Verdict, ...]
@@ -33,7 +33,7 @@ class Known:
 
     @property
     def finds_it_slower(self) -> bool:
-        """In each of its metrics."""
+        """True if every metric is significantly slower."""
         return all(verdict.is_different and verdict.ratio < 1 for verdict in self.verdicts)
 
     def __str__(self) -> str:
@@ -43,10 +43,10 @@ class Known:
 
 class Quiet:
     def progress(self, words: str, share: float | None = None) -> None:
-        """Nobody watches."""
+        """Ignore progress."""
 
     def watch(self, tell: Callable[[], tuple[str, float | None]]) -> None:
-        """Nobody watches."""
+        """Ignore progress."""
 
     def note(self, words: str) -> None:
         sys.stderr.write(f"note: {words}\n")
@@ -55,7 +55,7 @@ class Quiet:
 def known_runs(
     path: str, backend: str, workload: Workload, *, count: int, seconds: float, slowed_by: float = 1.0
 ) -> Iterator[Known]:
-    """The same model in two processes, the second one slowed; again and again."""
+    """Compare a model with itself in two processes, the second slowed down by a factor. Repeats `count` times."""
 
     def start(target: BenchTarget, reporter: BenchReporter) -> WorkerProcess:
         if target.model == PLAIN or slowed_by == 1.0:

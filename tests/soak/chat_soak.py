@@ -1,4 +1,4 @@
-"""All that can be done in a chat at a terminal, each with what must come of it."""
+"""The actions of a simulated user in a chat at a terminal, each with a check of its result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ask_in_lines(person: Person) -> None:
 
 
 def type_ahead(person: Person) -> None:
-    """The next question, while the answer to the first one comes."""
+    """Type the next question while the first is being answered."""
     first, second = person.question(), person.question()
     person.act("type ahead", first + ENTER)
     time.sleep(person.chance.uniform(0.05, 0.3 * person.answer_seconds))
@@ -51,7 +51,7 @@ def type_ahead(person: Person) -> None:
 
 
 def paste(person: Person, characters: int = 10_000) -> None:
-    """Into an empty conversation, so that there is room."""
+    """Paste text into an empty conversation, so that it fits."""
     person.clear()
     text = text_of(person.chance, characters)
     person.mark = len(person.shell.stream)
@@ -63,7 +63,7 @@ def paste(person: Person, characters: int = 10_000) -> None:
 
 
 def search(person: Person) -> None:
-    """Find an old question with Ctrl-R, and ask it again."""
+    """Find an old question with Ctrl-R and ask it again."""
     if not person.sent:
         return
     question = person.chance.choice(person.sent[-30:])
@@ -93,17 +93,17 @@ def load(person: Person) -> None:
     name = person.chance.choice(list(person.copies))
     person.run_command(f"/load {name}", b"loaded")
     person.said = list(person.copies[name])
-    # It gets a journal of its own with the first new question or answer.
+    # The loaded conversation gets its own journal with the first new question or answer.
     person.chance.choice([Person.ask, regenerate])(person)
 
 
 def undo(person: Person) -> None:
-    """Take one or two questions back, and drop the last one or ask it again."""
+    """Undo one or two questions, then drop the last one or ask it again."""
     if not person.said:
         return
     question, _ = person.said.pop()
     person.run_command("/undo", b"taken back")
-    if person.said and person.chance.random() < 0.3:  # typed over the question that was put back
+    if person.said and person.chance.random() < 0.3:  # typed over the restored question
         question, _ = person.said.pop()
         person.run_command("/undo", b"taken back")
     person.agree()
@@ -140,10 +140,10 @@ def look_around(person: Person) -> None:
 
 
 def complete(person: Person) -> None:
-    """/sta and Tab: the rest comes by itself."""
+    """Type /sta and Tab, which completes to /stats."""
     person.act("complete", "/sta" + TAB)
     person.settle()
-    person.act("complete", ENTER)  # takes the completion when a menu is open, sends it otherwise
+    person.act("complete", ENTER)  # accepts the completion if a menu is open, otherwise sends the line
     if person.shell.stream.wait(PROMPT, person.mark, 1.0) is None:
         person.act("complete", ENTER)
     person.prompt("/stats")
@@ -151,7 +151,7 @@ def complete(person: Person) -> None:
 
 
 def interrupt(person: Person) -> None:
-    """Ctrl-C at a random moment: while nothing is typed, while something is, in prefill or in decode."""
+    """Press Ctrl-C at a random moment: at an empty prompt, while typing, in prefill or in decode."""
     kind = person.chance.choices(["answer", "prefill", "prompt", "typing", "at once"], [60, 15, 8, 12, 5])[0]
     if kind == "prompt":
         person.act("interrupt", CTRL_C)
@@ -194,19 +194,19 @@ def _interrupt_answer(person: Person, kind: str) -> None:
 
 
 def stopped(person: Person, question: str) -> None:
-    """After a stop: the question has an answer, as far as it came, or was taken back."""
+    """Check that a stopped question either has a partial answer or was undone."""
     exchanges = person.conversation().exchanges
     if exchanges and exchanges[-1].question == question and len(exchanges) == len(person.said) + 1:
         last = exchanges[-1]
         if last.ended is None:
             raise Trouble(f"a stopped answer has no end: {last!r:.300}")
         person.said.append((question, last.answer))
-    person.act("clear", CTRL_C)  # what was taken back stands at the prompt
+    person.act("clear", CTRL_C)  # clears a restored question from the prompt
     person.agree()
 
 
 def suspend(person: Person) -> None:
-    """Ctrl-Z at the prompt or in an answer, and back: the shell has its terminal meanwhile."""
+    """Press Ctrl-Z at the prompt or in an answer, and resume. The shell must get its terminal modes back meanwhile."""
     question = person.question(long=True)
     answering = person.chance.random() < 0.6
     if answering:
@@ -230,7 +230,7 @@ def suspend(person: Person) -> None:
 
 
 def kill(person: Person) -> None:
-    """kill -9 in the middle of an answer, then --continue: all that was seen is there."""
+    """Send SIGKILL in the middle of an answer and --continue. Everything shown before must still be there."""
     question = person.question(long=True)
     person.shell.resize(100, 30)
     person.act("kill", question + ENTER)
@@ -249,7 +249,7 @@ def kill(person: Person) -> None:
     person.act("sane", f"stty sane{ENTER}")
     person.modes = person.terminal_modes()
     person.begin("--continue")
-    person.act("clear", CTRL_C)  # a question without an answer is offered again
+    person.act("clear", CTRL_C)  # clears an unanswered question, which the chat offers again
 
 
 def _all_shown_is_kept(person: Person, question: str, answer: str) -> None:
@@ -264,7 +264,8 @@ def _all_shown_is_kept(person: Person, question: str, answer: str) -> None:
 
 
 def fill(person: Person, size: int) -> None:
-    """Until the context is full: it says so, nothing is cut in silence, and /undo makes room."""
+    """Fill the context. The chat must say so, never cut an answer without a message, and have room again after
+    /undo."""
     for _ in range(40):
         question = person.question(long=True)
         person.act("fill", question + ENTER)
@@ -297,12 +298,12 @@ def fill(person: Person, size: int) -> None:
 
 
 def _letters(text: str) -> str:
-    """What Markdown and wrapping leave of a text."""
+    """Return only the letters, which are unaffected by Markdown and wrapping."""
     return "".join(character for character in text if character.isalpha())
 
 
 Action = Callable[[Person], None]
-ACTIONS: dict[str, tuple[Action, int]] = {  # with how often each is done
+ACTIONS: dict[str, tuple[Action, int]] = {  # with their relative frequencies
     "ask": (Person.ask, 20),
     "ask in lines": (ask_in_lines, 6),
     "paste of 10,000 characters": (paste, 2),
@@ -319,13 +320,13 @@ ACTIONS: dict[str, tuple[Action, int]] = {  # with how often each is done
 
 
 def something(person: Person, chance: random.Random) -> None:
-    """One action, drawn."""
+    """Run one random action."""
     name = chance.choices(list(ACTIONS), [weight for _, weight in ACTIONS.values()])[0]
     person.findings.actions[name] += 1
     ACTIONS[name][0](person)
 
 
 def make_room(person: Person, size: int) -> None:
-    """Forget the conversation before the context is full, which is another test's."""
+    """Clear the conversation before the context is full, because another test covers that."""
     if person.conversation().context_used > 0.6 * size:
         person.clear()

@@ -1,4 +1,4 @@
-"""Downloads that are cut, killed, lied to, crowded and starved of room, by the thousand: what became of the model?"""
+"""Thousands of downloads with dropped connections, killed processes, bad servers, rivals and full disks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.support.hub.fetching import TOKEN, Folders, Said, artifact_of, outcom
 from tests.support.hub.small_disks import small_disk
 
 RIVALS = 8
-_TIMEOUT_S = 120.0  # for a process that is stuck
-_KILL_SPEED = 2e6  # bytes a second of a connection while clients are killed: about a second for a model
-# Python that makes a process take several connections for a small file.
+_TIMEOUT_S = 120.0  # for a stuck process
+_KILL_SPEED = 2e6  # bytes per second per connection in the kill cases, so that a model takes about a second
+# Python code that makes a process use several connections even for a small file.
 _SEVERAL = """
 import llmrun.hub.remote.backoff, llmrun.hub.transfer.connections
 llmrun.hub.remote.backoff.PROBE_S = llmrun.hub.remote.backoff.WORTH_S = 0.05
@@ -37,16 +37,16 @@ _SHARDS = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
 
 
 class Finding(Exception):
-    """Something ended otherwise than it should."""
+    """An unexpected outcome."""
 
 
 @dataclass
 class Tally:
-    """How often each thing was done and ended well, and a sentence for each that did not."""
+    """How often each kind of case succeeded, and a sentence for each failure."""
 
     done: dict[str, int] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
-    most_sent_twice: int = 0  # bytes, for one broken connection
+    most_sent_twice: int = 0  # bytes per broken connection
 
     def count(self, what: str, number: int = 1) -> None:
         self.done[what] = self.done.get(what, 0) + number
@@ -54,13 +54,13 @@ class Tally:
 
 @dataclass
 class Soak:
-    """Every case has a Hub and folders of its own; `case` and `seed` make it the same again."""
+    """A soak of downloads. Every case has its own Hub and folders, and `seed` and `case` reproduce it exactly."""
 
     seed: int
     tally: Tally = field(default_factory=Tally)
 
     def run(self, what: str, case: int) -> None:
-        """One case of `cuts`, `kills`, `lies`, `rivals` or `disk`; a failure is a finding."""
+        """Run one case of `cuts`, `kills`, `lies`, `rivals` or `disk`. A failure is recorded as a finding."""
         rng = random.Random(f"{self.seed} {what} {case}")
         doing: Callable[[_Case], None] = getattr(self, f"_{what}")
         with tempfile.TemporaryDirectory() as folder, fake_hub() as hub, pytest.MonkeyPatch.context() as patch:
@@ -71,15 +71,15 @@ class Soak:
             else:
                 self.tally.count(what)
 
-    # --- the kinds ----------------------------------------------------------------------------------------------------
+    # --- kinds of cases -----------------------------------------------------------------------------------------------
 
     def _cuts(self, case: _Case) -> None:
-        """Twenty connections end after any number of bytes; nothing is sent twice."""
+        """Drop twenty connections after random numbers of bytes. Nothing may be sent twice."""
         model = case.model()
         case.use()
         cuts = 20
         for _ in range(cuts):
-            # Fewer bytes than count as progress would be given up after some tries, as they should.
+            # Shorter answers do not count as progress, and a download rightly gives up after several of those.
             case.hub.faults.append(Fault(cut_after=case.rng.randrange(PROGRESS + 1, 250_000)))
         download(model, Said())
         case.require_whole(model)
@@ -88,14 +88,14 @@ class Soak:
         self.tally.count("connections cut", used)
 
     def _kills(self, case: _Case) -> None:
-        """A process is killed at any moment of its life until one gets through; the next goes on where it was."""
+        """Kill processes at random moments until one finishes. Each process must resume where the last one stopped."""
         model = case.model()
         case.hub.bytes_per_second = _KILL_SPEED
         kills, several = 0, case.rng.random() < 0.5
         while True:
             process = case.folders.start(model, case.hub, _SEVERAL if several else "")
             began = time.monotonic()
-            # Half of them while bytes come, and the others at any moment, from the first import to the last link.
+            # Half of the kills come during the transfer, the others at any time from the first import to the last link.
             downloads = case.hub.started()
             patience = case.rng.uniform(0.0, 0.4)
             if case.rng.random() < 0.5:
@@ -117,12 +117,13 @@ class Soak:
             case.require_path(process.returncode, out, complaints, model)
             break
         case.require_whole(model)
-        # Of several connections some are given back, with the bytes that were on their way.
+        # When several connections are used, some are closed early, which wastes the bytes in flight.
         self._require_sent_once(case, model, kills + MOST_CONNECTIONS * several)
         self.tally.count("processes killed", kills)
 
     def _lies(self, case: _Case) -> None:
-        """A server that stalls and lies: the model or one sentence, and the model when it has come to its senses."""
+        """Use a server that stalls and lies. The result is the model or a one-line error, and the model once the server
+        recovers."""
         model = case.model()
         case.use()
         for _ in range(case.rng.randrange(1, 9)):
@@ -143,7 +144,8 @@ class Soak:
             raise Finding("the token was told")
 
     def _rivals(self, case: _Case) -> None:
-        """Eight processes want the same model at once, one of them is killed: each byte is fetched by one of them."""
+        """Let eight processes pull one model at once, and sometimes kill one. Each byte must be fetched by only one of
+        them."""
         model = case.model(shards=2)
         case.hub.bytes_per_second = 4 * _KILL_SPEED
         processes = [case.folders.start(model, case.hub) for _ in range(RIVALS)]
@@ -162,11 +164,12 @@ class Soak:
         self.tally.count("of them killed", kills)
 
     def _disk(self, case: _Case) -> None:
-        """A disk that is full somewhere in the middle; with room the download goes on."""
+        """Fill the disk in the middle of a download. Once there is room, the download must resume."""
         model = case.model()
         case.use()
-        case.patch.setattr(safe_writes, "SPARE", -(1 << 40))  # the look before sees room, another program takes it
-        case.hub.bytes_per_second = 2e7  # what is on its way when the disk refuses is lost, and is to be little
+        # The check for free space passes, as if another program filled the disk afterwards.
+        case.patch.setattr(safe_writes, "SPARE", -(1 << 40))
+        case.hub.bytes_per_second = 2e7  # low, because the bytes in flight when the disk fills up are lost
         size = model.files[0].size
         with small_disk(case.folders.root / "small", case.rng.randrange(200_000, size), case.patch) as small:
             inner = Folders(small.folder / "home")
@@ -184,7 +187,7 @@ class Soak:
         self._require_sent_once(case, model, 1)
 
     def _require_sent_once(self, case: _Case, model: Artifact, broken: int) -> None:
-        """At most one chunk twice for each connection that broke, and no byte if none did."""
+        """Check that at most one chunk per broken connection was sent twice, and nothing if none broke."""
         twice = case.hub.sent() - model.size
         self.tally.most_sent_twice = max(self.tally.most_sent_twice, twice // max(1, broken))
         if not 0 <= twice <= broken * CHUNK:
@@ -202,13 +205,13 @@ class _Case:
         self.folders.use(self.patch, self.hub)
 
     def model(self, shards: int = 0) -> Artifact:
-        """One file or two shards, of one to three megabytes together."""
+        """Add a model of one file or two shards, one to three megabytes in total."""
         names = _SHARDS if shards or self.rng.random() < 0.3 else ("model.gguf",)
         files = {f"sub/{name}": b"GGUF" + self.rng.randbytes(self.rng.randrange(1 << 20, 2_500_000)) for name in names}
         return artifact_of(self.hub.add("org/repo", files), *files)
 
     def fault(self, size: int) -> Fault:
-        """Anything that a server may do wrong."""
+        """Return a random server error."""
         pick, at = self.rng.choice, self.rng.randrange(size)
         on: Place = "hub" if self.rng.random() < 0.5 else "storage"
         etag = pick(('"other"', 'W/"weak"', "", '"\x7f"', '"' + "e" * 999 + '"'))
@@ -239,7 +242,7 @@ class _Case:
             fault.times = pick((1, 1, 1, 2, 9))
         return fault
 
-    # --- judging ------------------------------------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------------------------------
 
     def is_listed(self, model: Artifact) -> bool:
         home = self.folders.cache / "models--org--repo"
@@ -266,7 +269,7 @@ def longer(body: bytes) -> bytes:
 
 
 def flipping(position: int) -> Callable[[bytes], bytes]:
-    """One wrong bit, if the position is among the bytes."""
+    """Return a function that flips one bit of the byte at this position, if there is one."""
 
     def flip(body: bytes) -> bytes:
         changed = bytearray(body)

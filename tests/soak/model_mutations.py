@@ -1,6 +1,6 @@
-"""Tiny models of several kinds, changed where it hurts: most changes pass the reader, and test what is behind it.
+"""Targeted mutations of several tiny models. Most pass the reader and test the code behind it.
 
-Case n of a seed is always the same bytes: a failure is repeated from the two numbers alone.
+A seed and a case number always give the same bytes, so these two numbers are enough to reproduce a failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.models.model_drafts import Draft, Value, Weights, draft_of
 
 Change = Callable[[Random, Draft], None]
 
-# Arguments of tiny_llama. One layer of 32 columns is a model: a case takes some milliseconds.
+# Arguments of tiny_llama. With one layer of 32 columns, a case takes a few milliseconds.
 _SMALL: dict[str, Any] = {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "feed_forward": 32}
 _BASES: tuple[dict[str, Any], ...] = (
     {"weight_type": "Q8_0"},
@@ -32,7 +32,7 @@ _BASES: tuple[dict[str, Any], ...] = (
     {"weight_type": "Q4_1", "layers": 2, "kv_heads": 2, "rope_scaling": "linear"},
     {"weight_type": "BF16", "vocabulary": tiny_spm_vocabulary(), "tied": False, "chat_template": None},
     {"weight_type": "F16", "feed_forward": 33, "head_size": 32},
-    # Wide enough for the types with blocks of 256, which only llama.cpp runs.
+    # Wide enough for types with blocks of 256, which only llama.cpp runs.
     {"weight_type": "Q8_0", "width": 256, "heads": 4, "kv_heads": 2, "feed_forward": 256},
 )
 
@@ -96,14 +96,14 @@ _BITS = {U32: 32, U64: 64, I32: 32, I64: 64, BOOL: 1}
 
 @functools.cache
 def bases() -> tuple[tuple[Draft, Layout], ...]:
-    """The correct models, and where their fields are."""
+    """Return the valid models and the positions of their fields."""
     with tempfile.TemporaryDirectory() as folder:
         drafts = [draft_of(tiny_llama(Path(folder) / "base.gguf", **(_SMALL | row))) for row in _BASES]
     return tuple((draft, layout_of(draft.build())) for draft in drafts)
 
 
 def mutant(seed: int, case: int) -> bytes:
-    """Case `case` of `seed`: one of the models with one to three changes."""
+    """Return case `case` of `seed`: one of the models with one to three mutations."""
     random = Random(seed << 40 | case)
     draft, layout = random.choices(bases(), weights=(4, 4, 3, 3, 3, 2, 1))[0]
     if random.random() < 0.1:
@@ -121,7 +121,7 @@ def mutant(seed: int, case: int) -> bytes:
 
 
 def _number(random: Random, type_id: int, near: Any = None) -> Any:
-    """A value that fits the type; half of them near the one that is there."""
+    """Return a random value of the type. Half of them are close to `near`, if given."""
     if type_id in (F32, F64):
         return random.choice(_FLOATS)
     value = random.choice(_NUMBERS)
@@ -133,7 +133,7 @@ def _number(random: Random, type_id: int, near: Any = None) -> Any:
 
 
 def _set_scalar(random: Random, draft: Draft) -> None:
-    """Another value of the same type, for a key that is there."""
+    """Replace the value of an existing key with another of the same type."""
     key = random.choice([key for key, value in draft.keys.items() if not isinstance(value.content, list)])
     value = draft.keys[key]
     content = _text(random) if value.type_id == STRING else _number(random, value.type_id, value.content)
@@ -151,7 +151,7 @@ def _add_scalar(random: Random, draft: Draft) -> None:
 
 
 def _change_type(random: Random, draft: Draft) -> None:
-    """A number of another type, or an array of it, one for each layer or more."""
+    """Replace a number with one of another type, or with an array of up to three."""
     key = random.choice([key for key, value in draft.keys.items() if isinstance(value.content, int | float)])
     type_id = random.choice((U32, I32, U64, I64, F32, F64))
     content = _number(random, type_id)
@@ -170,7 +170,7 @@ def _rename_key(random: Random, draft: Draft) -> None:
 
 
 def _change_architecture(random: Random, draft: Draft) -> None:
-    """With its own keys renamed half of the time, so that the loader gets further."""
+    """Change the architecture. Half of the time, rename its keys too, so that the loader gets further."""
     name = random.choice(_ARCHITECTURES)
     draft.keys["general.architecture"] = Value(STRING, name.encode())
     if random.random() < 0.5:
@@ -200,7 +200,7 @@ def _replace_tensor(draft: Draft, index: int, **changes: Any) -> None:
 
 
 def _noise(random: Random, draft: Draft) -> None:
-    """Some weights are other ones: a few bytes, a part, or everything."""
+    """Overwrite some weights with random bytes: a few bytes, a part of a tensor or all of it."""
     if not draft.tensors:
         return
     index = random.randrange(len(draft.tensors))
@@ -214,7 +214,7 @@ def _noise(random: Random, draft: Draft) -> None:
 
 
 def _poison(random: Random, draft: Draft) -> None:
-    """Not a number, infinite, huge or zero: at one place, or all through a tensor."""
+    """Insert NaN, infinity, huge values or zero into a tensor, in one place or everywhere."""
     if not draft.tensors:
         return
     index = random.randrange(len(draft.tensors))
@@ -228,7 +228,7 @@ def _poison(random: Random, draft: Draft) -> None:
 
 
 def _fit_data(random: Random, tensor: Weights) -> bytes | None:
-    """As many bytes as the type and shape ask for; None when no file can hold such a tensor."""
+    """Return the data resized for the tensor's type and shape, or None if no file can hold such a tensor."""
     type_ = BY_ID[tensor.type_id]
     if tensor.shape[0] % type_.block_weights:
         return None
@@ -239,7 +239,7 @@ def _fit_data(random: Random, tensor: Weights) -> bytes | None:
 
 
 def _change_weight_type(random: Random, draft: Draft) -> None:
-    """One tensor, or every matrix, in another type, with bytes that mean something else there."""
+    """Change the type of one tensor or of every matrix, which reinterprets their bytes."""
     type_id = random.choice(tuple(BY_ID))
     one = random.randrange(len(draft.tensors)) if draft.tensors else 0
     everywhere = random.random() < 0.5
@@ -283,7 +283,7 @@ def _rename_tensor(random: Random, draft: Draft) -> None:
 
 
 def _add_tensor(random: Random, draft: Draft) -> None:
-    """A tensor llama.cpp knows, made of another one's data, of the same shape or as a vector."""
+    """Add a tensor that llama.cpp knows, with another tensor's data, in the same shape or as a vector."""
     if not draft.tensors:
         return
     names = (

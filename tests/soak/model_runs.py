@@ -1,4 +1,4 @@
-"""What `llmrun generate --raw -n 4` does with a model file: open, answer, close, and say how it ended."""
+"""Run a model file as `llmrun generate --raw -n 4` does (open, answer, close) and report how it ends."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ from llmrun.engine.requests import Request, TextPrompt
 from llmrun.errors import BackendCrashed
 from llmrun.gguf.reader import open_gguf
 
-# Words, single bytes, control strings of both vocabularies, and one letter.
+# Words, single bytes, control tokens of both vocabularies, and one letter.
 PROMPTS = ("Hello world", "\n\t\x01\x7f é 日本 \U0001f600", "the <|im_end|> </s> <s>", "a")
-# 8: a file may say that its model was made for a context of three tokens.
+# Exit code 8 is allowed because a file may declare a context of three tokens.
 ALLOWED = (0, 3, 8)
 CONTEXT = 64
 TOKENS = 4
 
-# Context, prompt, threads and sampling differ from case to case; a case is the same every time.
+# Context, prompt, threads and sampling differ between cases, but each case is reproducible.
 
 
 def generate(path: Path, backend: str, case: int) -> tuple[int, str]:
-    """In this process. Exit code, and "answered", the type of an error, or its words where those tell more."""
+    """Run a case in this process. Returns the exit code and the outcome.
+
+    The outcome is "answered" or the type of the error, with its message if that says more.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # or NumPy would write one on the user's terminal
+            warnings.simplefilter("error")  # otherwise NumPy would print warnings on the user's terminal
             _answer(path, backend, case)
     except Exception as error:  # noqa: BLE001 - as the command's own main does
         message = message_for(error)
@@ -60,7 +63,8 @@ def _engine_on_cpu(path: Path, context: int | None, threads: int) -> Engine:
 
 
 def _engine_on_llama(path: Path, context: int | None, threads: int) -> Engine:
-    """In the process that ran the model before, as long as that lives: starting one takes a tenth of a second."""
+    """Open the model in the child process of the previous case if it still runs. Starting one takes a tenth of a
+    second."""
     with open_gguf(path) as file:
         process = _llama_process()
         backend = LlamaBackend(file, OpenOptions(context_size=context, threads=threads, gpu_layers=0), process=process)
@@ -88,7 +92,8 @@ def close_llama_process() -> None:
 
 
 def generate_in_new_process(path: Path, backend: str, case: int) -> tuple[int, str]:
-    """As a user does it, with what ends up on stderr checked: one line, and a hint. Exit code and the kind of end."""
+    """Run a case as a user does and check that stderr has one line and a hint. Returns the exit code and the
+    outcome."""
     command = [sys.executable, "-m", "llmrun", "generate", "--raw", "-m", str(path), "--backend", backend]
     command += ["-n", str(TOKENS), "--seed", str(case), "-t", str(_threads(backend, case))]
     context = _context(case)
@@ -110,7 +115,8 @@ def generate_in_new_process(path: Path, backend: str, case: int) -> tuple[int, s
 
 
 def _threads(backend: str, case: int) -> int:
-    """llama.cpp's threads spin while they wait: beside other programs, two of them take 50 ms for a token."""
+    """Return the number of threads. On a busy machine, two llama.cpp threads need 50 ms per token, because they
+    spin."""
     return 2 if case % (2 if backend == "cpu" else 50) == 1 else 1
 
 
@@ -119,12 +125,12 @@ def _context(case: int) -> int | None:
 
 
 def _general(words: str, path: Path) -> str:
-    """Without what differs from case to case, so that equal ends are counted together."""
+    """Remove case-specific details, so that equal outcomes are counted together."""
     return re.sub(r"\d+", "N", re.sub(r"\S*/[^:]*\.gguf", "FILE", words.replace(str(path), "FILE")))[:300]
 
 
 def write(folder: Path, data: bytes) -> Path:
-    """A file for one case; its name is as hostile as the rest."""
+    """Write a case's file. Its name is hostile, too."""
     path = folder / "mutant\x1b[31m.gguf"
     path.write_bytes(data)
     return path

@@ -1,4 +1,5 @@
-"""Thousands of model files through workers that may die or hang: each end is noticed, and the next case goes on."""
+"""Run thousands of model files in workers that may crash or hang. Each outcome is recorded and the next case
+continues."""
 
 from __future__ import annotations
 
@@ -22,16 +23,16 @@ from typing import Any, TextIO
 from tests.soak import model_runs
 from tests.soak.model_mutations import mutant
 
-CHUNK = 250  # cases that a worker is asked for at a time, and that a log remembers as done
-PROCESS_CHUNK = 10  # when each case is a process of its own
+CHUNK = 250  # cases per request to a worker, and per line of the log
+PROCESS_CHUNK = 10  # the same if each case has its own process
 HANG_SECONDS = 20.0
-MOST_MEMORY = 4 << 30  # bytes of address space of a worker, and of each process it starts
-MOST_FILES = 3  # saved of one kind of finding
+MOST_MEMORY = 4 << 30  # address space in bytes, per worker and per child process
+MOST_FILES = 3  # files saved per kind of finding
 
 
 @dataclass
 class Tally:
-    """How cases ended. `findings` are sentences; `worker_seconds` were spent by all workers together."""
+    """The outcomes of all cases. `findings` are sentences, and `worker_seconds` is the total over all workers."""
 
     outcomes: dict[str, int] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
@@ -48,12 +49,12 @@ class Tally:
 
 
 def work(requests: TextIO, answers: TextIO) -> None:
-    """In the worker: run the cases asked for, line by line, and tell of each when it is over."""
+    """Run the requested cases in the worker, one request per line, and report each when it ends."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     own = os.fdopen(os.dup(answers.fileno()), "w", buffering=1, encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), answers.fileno())  # what libraries print must not come between the answers
+    os.dup2(sys.stderr.fileno(), answers.fileno())  # keeps library output out of the answers
     with tempfile.TemporaryDirectory() as folder:
         for line in requests:
             asked = json.loads(line)
@@ -66,7 +67,7 @@ def work(requests: TextIO, answers: TextIO) -> None:
 
 
 class Worker:
-    """A worker process and what it says."""
+    """A worker process and its answers."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the worker
@@ -86,12 +87,12 @@ class Worker:
 
     def ask(self, request: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is dead: the next answer will tell
+        with contextlib.suppress(BrokenPipeError):  # the worker died; the next `answer` reports it
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
 
     def answer(self, seconds: float) -> tuple[int | None, str]:
-        """(exit code, outcome) of the next case; (None, what happened) when there will be none."""
+        """Return (exit code, outcome) of the next case, or (None, reason) if there is none."""
         try:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
@@ -106,7 +107,7 @@ class Worker:
         return None, f"DEATH by {how} {words}".strip()
 
     def end(self) -> None:
-        """Kill it and everything it started. Idempotent."""
+        """Kill the worker and everything it started. Idempotent."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -120,7 +121,7 @@ class Worker:
 
 
 def _last_words(text: str) -> str:
-    """The line in which a failed assertion or an exception says what it is, else the last one."""
+    """Return the line with the message of a failed assertion or exception, or else the last line."""
     lines = text.strip().splitlines()
     telling = [line for line in lines if re.search(r"assert|abort|what\(\)|Error:", line, re.IGNORECASE)]
     return re.sub(r"\d+", "N", (telling or lines or [""])[-1])[:200]
@@ -130,8 +131,8 @@ def _last_words(text: str) -> str:
 class Soak:
     """Cases `first` to `first + count` of a seed on one backend.
 
-    log       a line of JSON for every chunk that is done; what stands there already is not run again
-    findings  the folder for the files of findings
+    log       a JSON line per finished chunk; chunks already in the log are skipped
+    findings  the folder for files that cause findings
     command   starts a worker
     """
 
@@ -165,7 +166,7 @@ class Soak:
             while done < to_do:
                 result = finished.get()
                 if result is None:
-                    break  # a job ended early: its exception is raised below
+                    break  # a job ended early; its exception is raised below
                 first, last, tally = result
                 self._remember(first, last, tally)
                 total.add(tally)
@@ -181,7 +182,7 @@ class Soak:
         waiting: queue.SimpleQueue[tuple[int, int]],
         finished: queue.SimpleQueue[tuple[int, int, Tally] | None],
     ) -> None:
-        """Chunk after chunk with one worker, or with a new one after each that died."""
+        """Run chunks in one worker, replacing it whenever it dies."""
         worker = Worker(self.command)
         try:
             while True:
@@ -210,7 +211,8 @@ class Soak:
         worker.ask(request | {"first": first, "last": last})
 
     def _follow(self, worker: Worker, case: int, last: int, tally: Tally) -> tuple[int, bool]:
-        """Count outcomes up to the last one, or to the worker's end. (the next case, whether the worker lives)."""
+        """Count outcomes until the last case or the worker's death. Returns (the next case, whether the worker is
+        alive)."""
         while case < last:
             code, outcome = worker.answer(self.hang_seconds)
             tally.count(outcome if code is None else f"{code} {outcome}")

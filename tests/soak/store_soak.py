@@ -1,4 +1,4 @@
-"""A kernel cache that is damaged, shared by processes that start at once, or cannot be written: is the answer right?"""
+"""Test that answers stay correct if the kernel cache is damaged, shared by concurrent first runs, or unwritable."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from llmrun.folders import cache_folder
 from tests.support.cli.commands import ROOT
 from tests.support.gguf.gguf_files import tiny_llama
 
-_TIMEOUT_S = 300  # for eight first runs at once on a slow machine
-_VOCABULARY = 297  # of tiny_llama
+_TIMEOUT_S = 300  # for eight simultaneous first runs on a slow machine
+_VOCABULARY = 297  # tiny_llama's vocabulary size
 _DAMAGES = ("truncated", "emptied", "grown", "overwritten", "exchanged", "foreign", "folder", "litter")
 
 
 class Finding(Exception):
-    """Something ended otherwise than it should."""
+    """An unexpected outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a process of llmrun gave: the probability of every token at every place, and its notes."""
+    """The output of one llmrun process: the probability of every token at every position, and its notes."""
 
     body: str
     notes: tuple[str, ...]
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass
 class Tally:
-    """How often each thing was done and ended well, and a sentence for each that did not."""
+    """How often each kind of case succeeded, and a sentence for each failure."""
 
     done: dict[str, int] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Tally:
 
 
 class Soak:
-    """A tiny model, the cache that its first run made, and its answer; everything happens to copies of that cache."""
+    """A tiny model, the cache from its first run and its answer. Every case works on a copy of that cache."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,18 +79,18 @@ class Soak:
     # --- damage -------------------------------------------------------------------------------------------------------
 
     def flip_in_process(self, seed: int, case: int) -> None:
-        """One bit of one entry; the store of this process must compile again, link that, and warn once."""
+        """Flip one bit of one entry. This process's store must recompile the entry, link it and warn once."""
         with self._flipped(seed, case) as (cache, entry_name, where):
             self.tally.judge("bit flips in this process", where, lambda: self._expect_mended(cache, entry_name))
 
     def flip_with_process(self, seed: int, case: int) -> None:
-        """One bit of one entry, and the model runs in a new process."""
+        """Flip one bit of one entry, then run the model in a new process."""
         with self._flipped(seed, case) as (cache, _, where):
             self.tally.judge("bit flips, with a new process", where, lambda: self._expect_healed(cache))
 
     @contextmanager
     def _flipped(self, seed: int, case: int) -> Iterator[tuple[Path, str, str]]:
-        """(a cache with one bit flipped, the name of the entry that has it, where that is in words)."""
+        """Yield (a cache with one flipped bit, the name of the damaged entry, a description of the bit's position)."""
         choice = random.Random(f"{seed} {case}")
         entry_name = choice.choice(sorted(self._entries))
         bit = choice.randrange(8 * len(self._entries[entry_name]))
@@ -99,7 +99,7 @@ class Soak:
             yield cache, entry_name, f"case {case}: bit {bit} of {entry_name}"
 
     def other_damage(self, seed: int, case: int) -> None:
-        """Whatever else can happen to a file, and the model runs in a new process."""
+        """Damage a cache entry in some other way, then run the model in a new process."""
         choice = random.Random(f"{seed} other {case}")
         kind = _DAMAGES[case % len(_DAMAGES)]
         with self._copy() as cache:
@@ -123,18 +123,18 @@ class Soak:
         elif kind == "exchanged":
             victim.write_bytes(other.read_bytes())
             other.write_bytes(sound)
-        elif kind == "foreign":  # another processor's, with the checksum that it has there
+        elif kind == "foreign":  # for another processor, with a valid checksum
             victim.write_bytes(choice.choice(self._foreign))
         elif kind == "folder":
             victim.unlink()
             victim.mkdir()
         else:
             victim.unlink()
-            (victim.parent / f".{victim.stem}").write_bytes(sound[:1000])  # of a process that was killed
+            (victim.parent / f".{victim.stem}").write_bytes(sound[:1000])  # left behind by a killed process
             (victim.parent / "core").write_bytes(choice.randbytes(1000))
 
     def _expect_mended(self, cache: Path, entry_name: str) -> None:
-        """The rest of the store's work is done as ever, but for the compiler, which would take a second a case."""
+        """Run the store with a fake compiler, because real compilation would take a second per case."""
         name, image = self._names[entry_name], self._entries[entry_name][32:]
         compiler = mock.patch.object(store._Children, "compile", return_value=image)
         with _cache_at(cache), compiler as compiled, warnings.catch_warnings(record=True) as told:
@@ -159,10 +159,10 @@ class Soak:
         for _ in range(2):
             self._expect(self._answer(cache), least_notes=1, most_notes=1)
 
-    # --- many at once, and one that is killed -------------------------------------------------------------------------
+    # --- concurrent first runs and killed first runs ------------------------------------------------------------------
 
     def start_at_once(self, round_number: int, processes: int = 8) -> None:
-        """First runs on a cache that does not exist."""
+        """Start several first runs on a missing cache at once."""
         cache = self._folder / "shared"
 
         def check() -> None:
@@ -178,7 +178,7 @@ class Soak:
         shutil.rmtree(cache, ignore_errors=True)
 
     def kill(self, seed: int, case: int) -> None:
-        """A first run is killed at any moment, and the next one makes the cache whole."""
+        """Kill a first run at a random moment. The next run must complete the cache."""
         cache = self._folder / "killed"
 
         def check() -> None:
@@ -191,10 +191,10 @@ class Soak:
         self.tally.judge("first runs killed", f"case {case}", check)
         shutil.rmtree(cache, ignore_errors=True)
 
-    # --- a folder that cannot be written ------------------------------------------------------------------------------
+    # --- unwritable caches --------------------------------------------------------------------------------------------
 
     def cannot_write(self) -> None:
-        """Everything is compiled and nothing can be kept: one note, at every start."""
+        """Run with a cache that cannot be written. Each start compiles everything and prints one note."""
         blocked = self._folder / "a file"
         blocked.write_text("")
         for where, cache, before in (
@@ -210,7 +210,7 @@ class Soak:
         self.cannot_write_one_more()
 
     def cannot_write_one_more(self) -> None:
-        """The disk is full, and one entry is missing."""
+        """Remove one entry while the disk is full."""
         with self._copy() as cache:
             missing = sorted((cache / "kernels").iterdir())[0]
             missing.unlink()
@@ -222,7 +222,7 @@ class Soak:
 
             self.tally.judge("caches that cannot be written: no room for one more", missing.name, check)
 
-    # --- what is expected ---------------------------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------------------------------
 
     def _expect(self, answer: Answer, *, most_notes: int, least_notes: int = 0) -> None:
         if answer.body != self._right:
@@ -231,7 +231,7 @@ class Soak:
             raise Finding(f"{len(answer.notes)} notes: {' / '.join(answer.notes)}")
 
     def _expect_sound(self, cache: Path, litter: tuple[str, ...] = ()) -> None:
-        """The same entries to the bit, and nothing else."""
+        """Check that the cache holds exactly the original entries, bit for bit."""
         found = {path.name: path.read_bytes() for path in (cache / "kernels").iterdir() if path.name not in litter}
         if found != self._entries:
             different = sorted(set(found.items()) ^ set(self._entries.items()))
@@ -288,7 +288,7 @@ def _end(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def _no_room() -> None:
-    """In a child: no file may have a byte. Pipes are no files."""
+    """Forbid writing to files in a child process. Pipes are not affected."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
@@ -299,7 +299,7 @@ def _flip(path: Path, bit: int) -> None:
 
 
 def _foreign_entries() -> list[bytes]:
-    """Those of a processor with none of the instructions of this one."""
+    """Return entries compiled for a processor with only the portable instructions."""
     target = target_for(PORTABLE, host_levels()[0])
     object_images(TEAM_KERNELS, target)
     folder = cache_folder() / "kernels"

@@ -1,4 +1,4 @@
-"""One hostile answer on its way to the terminal, by each way there is, and what it may not do there."""
+"""Send hostile answers to the terminal in every possible way and check that they do no harm."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.cli.terminals import Terminal
 CANARY = "what stood here before"
 SIZES = ((80, 24), (40, 10), (20, 24), (11, 5))
 
-# All that may be written: characters that are seen, newlines, and of escape sequences our own colors and attributes,
-# the cursor going up, and erasing from it down. None of these makes a terminal answer.
+# The allowed output: visible characters, newlines, and four escape sequences (colors, attributes, cursor up, erase
+# below). None of these makes a terminal send a reply.
 _SEEN = r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\n|\r"
 _ATTRIBUTES = r"\x1b\[(?:[0123469]|3[1-6])(?:;(?:[123469]|3[1-6]))*m"
 _ALLOWED = re.compile(rf"(?:{_SEEN}|{_ATTRIBUTES}|\x1b\[[1-9]\d?A|\x1b\[J)*")
@@ -28,11 +28,11 @@ _FLOOD = re.compile("[\u0300-\u036f\u0489\u20dd\u0591\u0e47\u1ab0]{9}")
 
 
 class Breach(AssertionError):
-    """Something got through that must not."""
+    """Forbidden output reached the terminal."""
 
 
 class _TerminalStream(io.StringIO):
-    """A stream of the process that is a terminal, in memory."""
+    """A process's output stream that is an in-memory terminal."""
 
     encoding = "utf-8"
 
@@ -49,7 +49,7 @@ class _TerminalStream(io.StringIO):
 
 
 def by_markdown(source: random.Random, text: str, terminal: Terminal) -> None:
-    """As `chat` shows an answer."""
+    """Show an answer as `chat` does."""
     now = [0.0]
     step = source.choice((0.0, 0.01, 1.0))
     view = MarkdownView(color=source.random() < 0.7, write=terminal.write, size=terminal.size, clock=lambda: now[0])
@@ -60,7 +60,7 @@ def by_markdown(source: random.Random, text: str, terminal: Terminal) -> None:
 
 
 def by_answer(source: random.Random, text: str, terminal: Terminal) -> None:
-    """As `generate` and a plain terminal show one."""
+    """Show an answer as `generate` and plain terminals do."""
     with _streams(terminal):
         out = Output()
         for piece in in_pieces(source, text):
@@ -69,7 +69,8 @@ def by_answer(source: random.Random, text: str, terminal: Terminal) -> None:
 
 
 def by_messages(source: random.Random, text: str, terminal: Terminal) -> None:
-    """Names of models and tensors, metadata, paths: as notes, details, statistics, progress and errors show them."""
+    """Show the text as a model, tensor or metadata name or a path, in notes, details, statistics, progress and
+    errors."""
     with _streams(terminal):
         out = Output()
         out.verbose = True
@@ -96,9 +97,9 @@ WAYS: dict[str, tuple[Way, re.Pattern[str]]] = {
 
 
 def soak_case(seed: int, case: int) -> str:
-    """Show one answer; which one, in what pieces and by which way follows from the numbers. Returns the way's name.
+    """Show one random answer in one random way and return that way's name. Seed and case determine everything.
 
-    Raises Breach with what got through.
+    Raises Breach with the forbidden output.
     """
     source = random.Random(f"{seed}:{case}")
     way = "markdown" if source.random() < 0.8 else source.choice(("answer", "messages"))

@@ -1,4 +1,4 @@
-"""A minute of what scripts/soak_chat does for an hour: a whole chat on a terminal, with a shell around it."""
+"""Run for a minute what scripts/soak_chat runs for an hour: a complete chat in a terminal, inside a shell."""
 
 from __future__ import annotations
 

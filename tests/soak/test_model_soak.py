@@ -1,4 +1,4 @@
-"""Broken models from the file to the answer: exit code 0 or 3, and nobody dies."""
+"""Run broken models from opening to the answer. The exit code must be 0 or 3, and no process may crash."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_thousand_mutants_end_in_an_answer_or_in_words(backend: str, tmp_path:
     tally = soak(backend, CASES, tmp_path)
     assert tally.findings == []
     assert sum(tally.outcomes.values()) == CASES
-    # Mutations that break every file at its first byte, or none, would test nothing.
+    # Mutations would test nothing if they broke every file at its first byte, or no file at all.
     assert tally.outcomes["0 answered"] > CASES // 4
     assert tally.outcomes["3 BadGGUF"] > CASES // 10
     assert tally.outcomes["3 ModelFileError"] > CASES // 50
@@ -89,7 +89,7 @@ def test_a_case_is_the_same_bytes_in_every_process() -> None:
     assert digests != {hashlib.sha256().hexdigest()}
 
 
-# The driver, with workers made for it
+# The driver, with fake workers
 
 FAKE_WORKER = """
 import json, os, signal, sys, time
@@ -139,5 +139,5 @@ def test_a_log_is_gone_on_from(tmp_path: Path) -> None:
     log = tmp_path / "soak.jsonl"
     tally = fake_soak(tmp_path, FAKE_WORKER, log)
     with log.open("a") as file:
-        file.write('{"backend": "cpu", "seed"')  # the line that was being written when somebody pulled the plug
+        file.write('{"backend": "cpu", "seed"')  # an incomplete line, as left by a power failure
     assert fake_soak(tmp_path, "raise SystemExit('nothing is left to do')", log).outcomes == tally.outcomes

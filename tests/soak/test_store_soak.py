@@ -1,4 +1,4 @@
-"""A damaged or unwritable kernel cache costs one note and never a wrong answer: a little of scripts/soak_store."""
+"""A short version of scripts/soak_store. A damaged or unwritable kernel cache costs one note, never a wrong answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_processes_that_start_at_once_give_the_same_answer(soak: Soak) -> None:
 
 
 def test_a_wrong_answer_and_litter_are_findings(soak: Soak) -> None:
-    """The soak itself sees what it looks for."""
+    """Check that the soak detects what it looks for."""
     seen = copy(soak)
     seen.tally = Tally()
     seen._right = "another"

@@ -1,4 +1,4 @@
-"""Our ids beside llama.cpp's for the same text: what the tests and scripts/soak_tokenizers compare."""
+"""Compare our token ids with llama.cpp's for the same text. Used by the tests and by scripts/soak_tokenizers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,21 @@ class Mismatch:
 def compare(
     tokenizer: Tokenizer, oracle: LlamaVocabulary, text: str, *, add_special: bool, parse_special: bool
 ) -> Mismatch | None:
-    """llama.cpp is given a text with surrogates as UTF-16 would have it: pairs joined, lone ones U+FFFD."""
+    """Return the mismatch between our ids and llama.cpp's, or None.
+
+    For llama.cpp, surrogates are converted as in UTF-16: pairs are joined and lone ones become U+FFFD.
+    """
     ours = tokenizer.encode(text, add_special=add_special, parse_special=parse_special).tolist()
     whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     theirs = oracle.encode(whole, add_special=add_special, parse_special=parse_special)
     if add_special and oracle.add_bos and theirs[:2] == [oracle.bos_id] * 2:
-        theirs = theirs[1:]  # llama.cpp adds a BOS to a text that begins with one, and warns; we do not
+        theirs = theirs[1:]  # llama.cpp adds a BOS even if the text starts with one, and warns; we do not
     return None if ours == theirs else Mismatch(text, add_special, parse_special, ours, theirs)
 
 
 def soak_texts(seed: int, first: int, count: int, special: Sequence[str]) -> Iterator[tuple[str, bool, bool]]:
-    """(text, add_special, parse_special) of cases `first` on; a case depends on its seed and number only."""
+    """Yield (text, add_special, parse_special) of `count` cases, starting with `first`. Seed and number determine a
+    case."""
     for case in range(first, first + count):
         source = random.Random(seed << 32 | case)
         text = text_of_every_class(source) if case % 8 == 7 else harsh_text(source, special)

@@ -1,4 +1,4 @@
-"""Changes to a model's vocabulary, merges, special tokens and chat template."""
+"""Mutations of a model's vocabulary, merges, special tokens and chat template."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FLAGS = ("add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix",
 
 
 def _content(draft: Draft, key: str) -> list[object]:
-    """A copy of an array to change; empty when there is none."""
+    """Return a copy of an array to modify, empty if the key is missing."""
     value = draft.keys.get(key)
     return list(value.content) if value is not None and isinstance(value.content, list) else []
 
@@ -48,7 +48,7 @@ def _change_token(random: Random, draft: Draft) -> None:
 
 
 def _change_many_tokens(random: Random, draft: Draft) -> None:
-    """Every token another one: turned around, with a letter more, of random bytes, or cut short."""
+    """Change every token: reverse the order, append a letter, use random bytes, or truncate."""
     tokens = [bytes(token) for token in _content(draft, TOKENS) if isinstance(token, bytes)]
     kind = random.randrange(4)
     if kind == 0:
@@ -63,7 +63,7 @@ def _change_many_tokens(random: Random, draft: Draft) -> None:
 
 
 def _change_length(random: Random, draft: Draft) -> None:
-    """Fewer or more tokens than the embedding has rows, in all of the arrays or in one of them."""
+    """Use fewer or more tokens than the embedding has rows, in all arrays or in one of them."""
     keys = [key for key in (TOKENS, TYPES, SCORES) if key in draft.keys]
     if not keys:
         return

@@ -1,16 +1,18 @@
-"""How the work on an input grows with it: a ratio of two times tells what no time in seconds can, on any machine."""
+"""Measure how running time grows with input size. Unlike a time in seconds, the ratio is the same on any machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import thread_time
 
-TIMES = 8  # as large as the smaller input
+TIMES = 8  # ratio of the larger input's size to the smaller one's
 
 
 def growth(work: Callable[[int], object], size: int) -> float:
-    """CPU time of `work` on an input of `size` over that of an eighth: about 8 where every byte is looked at once, 64
-    where every byte is looked at for each. Of each the least of three."""
+    """Return the CPU time of `work` on an input of `size`, divided by its time on an eighth of that.
+
+    The ratio is about 8 if `work` is linear and 64 if it is quadratic. Each time is the minimum of three.
+    """
     smaller, larger = (min(_seconds(work, n) for _ in range(3)) for n in (size // TIMES, size))
     return larger / smaller
 

@@ -1,4 +1,4 @@
-"""A machine with GPUs, as far as this package can tell: what llama.cpp's process answers is made up."""
+"""Simulate a machine with GPUs by faking the answers of the llama.cpp child process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ GIB = 1 << 30
 
 
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, *free: int, total: int = 80 * GIB) -> None:
-    """A GPU for each number of free bytes. Layers given to them run on the CPU in truth: the build has no GPU."""
+    """Report one GPU per number of free bytes. Offloaded layers still run on the CPU, because the build has no GPU
+    support."""
     names = tuple(f"GPU {index}" for index in range(len(free)))
     devices = [{"description": name, "free": n, "total": total} for name, n in zip(names, free, strict=True)]
     ask = LlamaProcess.ask
@@ -29,7 +30,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, *free: int, total: int = 80 * 
 
 
 def pretend_answers(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """llama.cpp's answer to opening a model, with some fields of it made up; `log` is added to its own."""
+    """Replace fields of llama.cpp's answer to opening a model. A `log` is appended to the real one."""
     answer = LlamaProcess.answer
 
     def changed(process: LlamaProcess, number: int, *others: Any) -> dict[str, Any]:

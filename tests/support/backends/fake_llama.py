@@ -1,4 +1,5 @@
-"""llama-cpp-python as it is installed, but for a few lines of ours: a build that dies, hangs or answers nonsense."""
+"""The installed llama-cpp-python with a few lines of ours added, to simulate builds that crash, hang or return
+nonsense."""
 
 from __future__ import annotations
 
@@ -20,8 +21,12 @@ sys.meta_path.insert(0, Refuser())
 
 
 def fake_llama(folder: Path, *, when_imported: str = "", when_decoding: str = "", more: str = "") -> Path:
-    """A folder for the path of modules. The code runs when the library is loaded, in place of a pass (ending in what
-    llama_decode returns, 0), or after all declarations."""
+    """Create a package to put on the module path and return its folder.
+
+    when_imported  code that runs when the library is loaded
+    when_decoding  body of a fake llama_decode, which returns 0 afterwards
+    more           code that runs after all declarations
+    """
     real = _installed()
     package = folder / "llama_cpp"
     package.mkdir(parents=True)
@@ -29,7 +34,7 @@ def fake_llama(folder: Path, *, when_imported: str = "", when_decoding: str = ""
         if entry.name not in ("llama_cpp.py", "__pycache__"):
             (package / entry.name).symlink_to(entry)
     body = (real / "llama_cpp.py").read_text(encoding="utf-8")
-    # `from __future__` must stay first: what runs at the import stands behind the module's own imports.
+    # `from __future__` must stay first, so the code goes after the module's own imports.
     source = body.replace("\nimport ctypes\n", f"\nimport ctypes\n{when_imported}\n", 1) if when_imported else body
     if when_decoding:
         indented = "".join(f"    {line}\n" for line in when_decoding.splitlines())
@@ -39,7 +44,7 @@ def fake_llama(folder: Path, *, when_imported: str = "", when_decoding: str = ""
 
 
 def without_llama(folder: Path) -> Path:
-    """A folder for the path of modules, with which there is no llama-cpp-python."""
+    """Create a folder for the module path that hides llama-cpp-python."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(NOT_INSTALLED)
     return folder

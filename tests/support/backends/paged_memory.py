@@ -1,4 +1,4 @@
-"""A paged cache over memory in which a position is a number: what a kernel would write and read, without kernels."""
+"""A paged cache in which each position holds one number. It simulates what kernels write and read, without kernels."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from llmrun.backends.cpu.kv_pool import BlockPool
 from llmrun.backends.cpu.paged_kv import PagedKV
 from llmrun.layouts.kv_blocks import BLOCK
 
-GROUPS, LAYERS = 2, 2  # for each window
+GROUPS, LAYERS = 2, 2  # per window
 
 
 class PagedCache:
-    """PagedKV with so many blocks of each window. Each layer of each group holds tokens a little differently."""
+    """PagedKV with a given number of blocks per window. Each layer of each group stores tokens a little differently."""
 
     def __init__(self, n_blocks: Mapping[int, int], max_sequences: int, context: int) -> None:
         self.memory = {
@@ -25,7 +25,7 @@ class PagedCache:
         self.kv = PagedKV(self.memory, max_sequences, context)
 
     def step(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """What the engine does with a step: room for it, and each row written."""
+        """Extend the cache and write each row, as the engine does in a step."""
         starts = {seq: self.kv.lengths[seq] for seq in tokens}
         self.kv.extend({seq: len(new) for seq, new in tokens.items()})
         for seq, new in tokens.items():
@@ -35,7 +35,7 @@ class PagedCache:
                     layer[self._places(window, seq, positions)] = np.asarray(new) ^ number
 
     def read(self, window: int, seq: int, positions: range) -> list[int]:
-        """What all layers of a window hold there."""
+        """Return the tokens that all layers of a window hold at these positions."""
         places = self._places(window, seq, np.arange(positions.start, positions.stop))
         found = [layer[places] ^ number for number, layer in enumerate(self._layers(window))]
         for other in found[1:]:
@@ -46,7 +46,7 @@ class PagedCache:
         return self.kv._pools[list(self.memory).index(window)]
 
     def held_blocks(self, window: int, seq: int) -> list[int]:
-        """In order of positions."""
+        """Return the blocks of a sequence in order of position."""
         first = self.pool(window)._firsts[seq]
         return [int(block) for block in self._table(window, seq)[first : blocks_of(self.kv.lengths[seq])]]
 

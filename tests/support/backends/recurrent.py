@@ -1,4 +1,4 @@
-"""A tiny model with a recurrent state instead of a cache of keys and values, for llama.cpp: it cannot go back."""
+"""A tiny model for llama.cpp with a recurrent state instead of a KV cache, so it cannot be rewound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.gguf.gguf_files import CHATML, Tensor, tiny_vocabulary, write
 
 
 def tiny_recurrent(path: Path, *, layers: int = 2, width: int = 32, context: int = 2048) -> Path:
-    """Write a whole `mamba` model with random float32 weights."""
+    """Write a complete `mamba` model with random float32 weights."""
     vocabulary = tiny_vocabulary()
     inner, state, kernel, time_step_rank = 2 * width, 8, 4, 4
     metadata: dict[str, Any] = {
@@ -56,7 +56,7 @@ def tiny_recurrent(path: Path, *, layers: int = 2, width: int = 32, context: int
             f"blk.{layer}.ssm_x.weight": matrix(time_step_rank + 2 * state, inner),
             f"blk.{layer}.ssm_dt.weight": matrix(inner, time_step_rank),
             f"blk.{layer}.ssm_dt.bias": ("F32", (values(inner) - 2).astype(np.float32)),
-            f"blk.{layer}.ssm_a": ("F32", -np.exp(values(inner, state))),  # below 0: the state fades
+            f"blk.{layer}.ssm_a": ("F32", -np.exp(values(inner, state))),  # negative, so the state decays
             f"blk.{layer}.ssm_d": ("F32", values(inner)),
             f"blk.{layer}.ssm_out.weight": matrix(width, inner),
         }

@@ -1,4 +1,5 @@
-"""What every backend promises the engine. A test file for a backend subclasses SeamContract and says how to open it."""
+"""The contract between backends and the engine. Each backend's test file subclasses SeamContract to open the
+backend."""
 
 from __future__ import annotations
 
@@ -22,20 +23,23 @@ CONTEXT = 128
 
 
 def rows(seq: int, start: int, tokens: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(token, sequence, position) of consecutive rows."""
+    """Return (token, sequence, position) for consecutive rows."""
     return [(token, seq, start + offset) for offset, token in enumerate(tokens)]
 
 
 def batch_of(triples: Sequence[tuple[int, int, int]]) -> Batch:
-    """A batch that wants every row's logits."""
+    """Return a batch that requests the logits of every row."""
     columns = np.array(triples, np.int32).reshape(-1, 3)
     tokens, seq, pos = (np.ascontiguousarray(column) for column in columns.T)
     return Batch(tokens, seq, pos, np.ones(len(triples), np.bool_))
 
 
 class Comparison:
-    """`exact` is False for a backend whose floats depend on the batch: then they are held to half a percent of the
-    range of the logits (llama.cpp on tiny models: 0.05 %)."""
+    """Comparison of logits, exact or with a tolerance.
+
+    `exact` is False for backends whose results depend on the batch. They may differ by half a percent of the range of
+    the logits (llama.cpp on tiny models: 0.05 %).
+    """
 
     exact = True
 
@@ -48,8 +52,10 @@ class Comparison:
 
 
 class SeamContract(Comparison):
-    """Subclasses implement `open_backend`. `goes_back` is False for a model whose past is a state, or a window: of a
-    prefix it may keep less than is asked."""
+    """The contract. Subclasses implement `open_backend`.
+
+    `goes_back` is False for models with a recurrent state or a window, which may keep less of a prefix than requested.
+    """
 
     goes_back = True
 
@@ -68,7 +74,7 @@ class SeamContract(Comparison):
             backend.close()
 
     def tokens(self, backend: Backend, count: int, seed: int = 1) -> list[int]:
-        """Ids that are neither control tokens nor the end of anything."""
+        """Return ids of random tokens that are neither control tokens nor end-of-generation tokens."""
         usable = [i for i in range(backend.info.vocabulary_size) if backend.tokenizer.token_bytes(i)]
         return [usable[i] for i in np.random.default_rng(seed).integers(0, len(usable), count)]
 
@@ -138,7 +144,7 @@ class SeamContract(Comparison):
         with self.opened(max_sequences=2) as backend:
             prompt = self.tokens(backend, CONTEXT // 2)
             backend.forward(batch_of(rows(0, 0, prompt)))
-            for _ in range(8):  # eight copies would not fit beside each other
+            for _ in range(8):  # two copies fit in the cache, eight do not
                 kept = backend.kv.copy(0, 1, len(prompt) - 1)
                 backend.forward(batch_of(rows(1, kept, prompt[kept:])))
 
@@ -158,7 +164,8 @@ class SeamContract(Comparison):
             np.testing.assert_array_equal(first, copy)
 
     def test_a_cancel_with_nothing_running_stops_the_next_pass_and_no_other(self) -> None:
-        """It may have been meant for that one: who cancels cannot know how far the caller is."""
+        """The cancellation may have been meant for that pass: the caller of `cancel` cannot know whether it has
+        started."""
         with self.opened() as backend:
             batch = batch_of(rows(0, 0, self.tokens(backend, 10)))
             for _ in range(2):
@@ -168,7 +175,7 @@ class SeamContract(Comparison):
             backend.forward(batch)
 
     def test_cancel_leaves_no_trace(self) -> None:
-        """Whether it comes in time or not."""
+        """This holds whether the cancellation comes in time or not."""
         with self.opened() as backend:
             prompt, long = self.tokens(backend, 10), self.tokens(backend, 100, seed=2)
             expected = backend.forward(batch_of(rows(0, 0, prompt + long)))[10:]
@@ -193,7 +200,7 @@ class SeamContract(Comparison):
 
 
 class FullCacheContract(Comparison):
-    """For a backend whose cache can be made smaller than its sequences may grow."""
+    """For backends whose cache can be smaller than the longest sequence."""
 
     def open_with_capacity(self, capacity: int, *, context_size: int, max_sequences: int) -> Backend:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A tiny model whose layers look back a few tokens only, for llama.cpp: it drops what no layer can see any more."""
+"""A tiny model for llama.cpp whose layers attend to a few recent tokens. llama.cpp drops tokens outside all windows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from tests.support.gguf.gguf_files import CHATML, Tensor, tiny_vocabulary, write_gguf
 
-WINDOW = 16  # tokens; every fourth layer sees everything
+WINDOW = 16  # tokens; every fourth layer attends to everything
 
 
 def tiny_sliding_window(path: Path, *, layers: int = 4, width: int = 64, context: int = 2048) -> Path:
-    """Write a whole `cohere2` model with random float32 weights."""
+    """Write a complete `cohere2` model with random float32 weights."""
     vocabulary = tiny_vocabulary()
     heads, kv_heads, feed_forward = 4, 2, 96
     metadata: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Models whose layers look back a few tokens only, made of any model: its layers get windows as they are planned."""
+"""Give the layers of any model sliding windows when it is planned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmrun.plan.values import Value
 
 @contextmanager
 def windows_in_plans(*windows: int) -> Iterator[None]:
-    """Of the layers, in turns; 0: they see everything."""
+    """Give the layers these windows in turn; 0 means no window."""
     attend = Plan.attention
 
     def attention(
@@ -33,7 +33,7 @@ def windows_in_plans(*windows: int) -> Iterator[None]:
 
 @contextmanager
 def nothing_given_back() -> Iterator[None]:
-    """The cache has room for all positions, whatever the windows."""
+    """Give the cache room for all positions, regardless of windows."""
     with mock.patch.object(
         backend, "blocks_of_sequence", lambda window, context_size, max_rows: blocks_in(context_size)
     ):

@@ -1,4 +1,4 @@
-"""Pages in a real browser: Chromium, without a window. What it lays out, draws and complains about."""
+"""Open pages in headless Chromium and collect their layout, appearance and console messages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MEASURE = (Path(__file__).parent / "measure_page.js").read_text(encoding="utf-8"
 @dataclass(frozen=True, slots=True)
 class Launch:
     dom: str
-    complaints: tuple[str, ...]  # what the console heard
+    complaints: tuple[str, ...]  # console messages
 
 
 def launch(page: Path, *options: str, is_dark: bool = False) -> Launch:
-    """Open a page, wait until it is at rest and end. Needs Chromium."""
+    """Open a page, wait until it has loaded and close the browser. Needs Chromium."""
     scheme = ["--blink-settings=preferredColorScheme=0"] if is_dark else []
     done = subprocess.run(
         [
@@ -53,7 +53,10 @@ def launch(page: Path, *options: str, is_dark: bool = False) -> Launch:
 def measured_pages(
     pages: Mapping[str, str], widths: Sequence[int], folder: Path, *, is_dark: bool
 ) -> dict[tuple[str, int], dict[str, Any]]:
-    """What measure_page.js finds on each page at each width. The pages are as they are: a frame looks at them."""
+    """Return what measure_page.js finds on each page at each width.
+
+    The pages are not modified; the script inspects them in iframes.
+    """
     frames = "".join(
         f'<iframe title="{name} {width}" style="width:{width}px;height:800px;border:0" srcdoc="{html.escape(text)}">'
         "</iframe>"
@@ -87,14 +90,14 @@ class Picture:
 
 
 def picture(page: Path, width: int, height: int, *, is_dark: bool = False) -> tuple[Picture, Launch]:
-    """A page as it looks."""
+    """Return a screenshot of a page."""
     target = page.with_suffix(".dark.png" if is_dark else ".light.png")
     done = launch(page, f"--screenshot={target}", f"--window-size={width},{height}", is_dark=is_dark)
     return _decoded(target.read_bytes()), done
 
 
 def _decoded(data: bytes) -> Picture:
-    """A PNG of 8-bit RGB or RGBA, as Chromium writes it."""
+    """Decode a PNG of 8-bit RGB or RGBA, as written by Chromium."""
     at, packed, header = 8, b"", (0, 0, 0, 0)
     while at < len(data):
         length, kind = struct.unpack(">I4s", data[at : at + 8])

@@ -1,4 +1,4 @@
-"""Documents as benchmarks find them, and as somebody would write them who wants to get at the reader."""
+"""Benchmark documents: realistic ones, and malicious ones that try to attack the reader."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def measured(
     repetitions: int = 10,
     roofline: bool = True,
 ) -> Result:
-    """A configuration that decodes and prefills about so many tokens a second. The same arguments: the same result."""
+    """Return a result with about these decode and prefill speeds in tokens per second. Equal arguments give equal
+    results."""
     noise = random.Random(f"{name} {decode} {prompt} {concurrency}")
     decodes = [decode * noise.gauss(1, 0.015) for _ in range(repetitions)]
     prefills = [prefill * noise.gauss(1, 0.02) for _ in range(repetitions)]
@@ -142,7 +143,7 @@ def two_backends() -> Document:
 
 
 def sweep() -> Document:
-    """Twelve configurations: four prompt lengths, three ways to run each."""
+    """Return twelve configurations: four prompt lengths, each run in three ways."""
     results = [
         measured(name, decode / (1 + prompt / 20_000), prefill / (1 + prompt / 30_000), prompt=prompt, backend=backend)
         for prompt in (128, 512, 2048, 8192)
@@ -158,7 +159,7 @@ def sweep() -> Document:
 
 
 def large_sweep() -> Document:
-    """24 configurations, the most that are compared."""
+    """Return 24 configurations, the largest number that is compared."""
     results = [
         measured(f"cpu, {threads} threads", 40.0 * threads**0.7, 500.0 * threads, prompt=prompt, concurrency=at_once)
         for threads in (1, 2, 4, 8)
@@ -179,14 +180,14 @@ def all_failed() -> Document:
 
 
 def without_samples() -> Document:
-    """Interrupted before the first repetition was over."""
+    """Return a document of a run interrupted before the end of its first repetition."""
     return document(
         replace(measured("cpu", 152.0, 2210.0), figures={}, samples={}, timeline=(), gaps=()), interrupted=True
     )
 
 
 def hostile() -> Document:
-    """Every text of a document tries to be more than text."""
+    """Return a document in which every text tries to inject markup."""
     subject = Subject(HOSTILE, HOSTILE, HOSTILE, 2, HOSTILE, HOSTILE, HOSTILE, {HOSTILE: HOSTILE, "list": [HOSTILE]})
     good = measured("cpu", 152.0, 2210.0)
     workload = replace(good.workload, kind=HOSTILE, label=HOSTILE)
@@ -215,7 +216,7 @@ REALISTIC = {
 
 
 def documents() -> st.SearchStrategy[Document]:
-    """Any document at all, those included that no benchmark would write."""
+    """Generate arbitrary documents, including those that no benchmark would produce."""
     text = st.text(max_size=30)
     number = st.floats() | st.floats(min_value=0, max_value=1e4)
     maybe = st.none() | number

@@ -1,4 +1,4 @@
-// Runs beside the frames that hold pages, looks at each from outside, and writes what it finds as JSON.
+// Inspects the pages in all iframes from the outside and writes the findings as JSON.
 "use strict";
 
 function rgb(color) {
@@ -31,7 +31,7 @@ function box(rect) {
   return [rect.left, rect.top, rect.right, rect.bottom].map((value) => Math.round(value * 10) / 10);
 }
 
-// The boxes of all text that is drawn, one a line.
+// Returns the bounding boxes of all visible text, one per line.
 function texts(page, view) {
   const walker = page.createTreeWalker(page.body, NodeFilter.SHOW_TEXT);
   const found = [];
@@ -57,7 +57,7 @@ function texts(page, view) {
   return found;
 }
 
-// Pairs of lines of text that lie on each other. A line's box is higher than its letters: a quarter may be shared.
+// Returns pairs of text lines that overlap. A line's box is taller than its letters, so a quarter may overlap.
 function overlaps(lines) {
   const sorted = [...lines].sort((a, b) => a.box[1] - b.box[1]);
   const found = [];

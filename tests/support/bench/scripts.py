@@ -1,4 +1,4 @@
-"""Targets of the scripted backend for a benchmark: steps that take the time they are told to."""
+"""Scripted-backend targets for benchmarks, with steps of a given duration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def configuration_of(target: BenchTarget, workload: Workload = SHORT) -> Configu
 
 
 class Notes:
-    """A reporter that remembers."""
+    """A reporter that records its calls."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -1,5 +1,7 @@
-"""A benchmark's worker whose engine takes longer for each pass: `slowed_worker 1.05`. It waits without sleeping, as a
-sleep of microseconds takes much longer than it was asked for."""
+"""A benchmark worker whose engine is slowed down: `slowed_worker 1.05`.
+
+It waits in a busy loop, because a sleep of microseconds takes much longer than requested.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from llmrun.bench.measuring import worker
 
 
 class Slowed:
-    """A backend, each pass of which takes `factor` times as long."""
+    """A backend whose every pass takes `factor` times as long."""
 
     def __init__(self, backend: Any, factor: float) -> None:
         self._backend, self._factor = backend, factor

@@ -1,4 +1,4 @@
-"""Documents of a benchmark: one to read, and any that can be."""
+"""Benchmark documents: a typical one, and a strategy for arbitrary ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def subject(backend: str = "cpu", threads: int = 2) -> Subject:
 
 
 def result(backend: str = "cpu", speeds: tuple[float, ...] = (60.0, 62.0, 61.0)) -> Result:
-    """512 tokens in, 128 out, over a cache of 100; decode at `speeds`, prefill ten times as fast."""
+    """Return a result for 512 tokens in and 128 out at depth 100. Prefill is ten times as fast as decode."""
     return Result(
         subject=subject(backend),
         workload=WorkloadFacts("synthetic", "512 in, 128 out", prompt=512, generate=128, depth=100),
@@ -60,7 +60,7 @@ def result(backend: str = "cpu", speeds: tuple[float, ...] = (60.0, 62.0, 61.0))
 
 
 def document(*results: Result, identity: str = "20260101-120000-abcd") -> Document:
-    """A run of `results`, the second of which was compared with the first."""
+    """Return a document with these results, the second of which was compared with the first."""
     made = results or (result(), result("llama", (50.0, 51.0, 52.0)))
     verdicts = (Verdict("decode", of=1, against=0, ratio=0.836, low=0.81, high=0.87),) if len(made) > 1 else ()
     return Document(

@@ -1,8 +1,8 @@
-"""A person who chats at a terminal, and checks what comes of it. What there is to do is in chat_soak.py.
+"""A simulated user who chats at a terminal and checks the results. chat_soak.py has the actions.
 
-What was asked and answered is known twice: by what was typed, and by the journal that the chat writes. After each
-action the two must agree, no journal may have lost a byte, the process must be alive, and nothing may have been
-written that only a bug writes.
+Questions and answers are known from two sources: what the user typed, and the journal that the chat writes. After each
+action, the two must agree, no journal may have lost a byte, the process must be alive, and the screen must show no
+signs of a bug.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from llmrun.cli.chatting.conversation import Conversation, new_conversation
 from llmrun.cli.chatting.store import Store, read_conversation
 from tests.support.cli.shells import READY, Shell
 
-PROMPT = rb"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # a prompt is drawn; pastes are bracketed before that, too
-PATIENCE_S = 180  # for anything at all: a busy machine is no bug, a chat that hangs is
+PROMPT = rb"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # a prompt is drawn; bracketed paste is enabled before that, too
+PATIENCE_S = 180  # for any single step: a busy machine is not a bug, a chat that hangs is
 ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _BUGS = re.compile(
     r"Traceback \(most recent call last\)|internal: \w|Unhandled exception|Press ENTER to continue|"
@@ -40,7 +40,7 @@ def words(chance: random.Random, count: int) -> str:
 
 
 def text_of(chance: random.Random, characters: int) -> str:
-    """Lines of words, exactly so many characters."""
+    """Return lines of words with exactly this many characters in total."""
     lines = []
     left = characters
     while left > 0:
@@ -51,13 +51,17 @@ def text_of(chance: random.Random, characters: int) -> str:
 
 
 class Trouble(AssertionError):
-    """Something that must not happen did."""
+    """A failed check of the chat's behavior."""
 
 
 @dataclass
 class Findings:
-    """What a soak saw. Seconds from a Ctrl-C to the prompt, by where the chat was; bytes of
-    memory of each process, with the second; modes of the terminal after kill -9."""
+    """The observations of a soak.
+
+    stops       seconds from Ctrl-C to the prompt, by where the chat was
+    memory      (second, bytes) samples of each process
+    after_kill  how often the terminal's modes were right or wrong after kill -9
+    """
 
     actions: Counter[str] = field(default_factory=Counter)
     stops: dict[str, list[float]] = field(default_factory=dict)
@@ -71,7 +75,7 @@ class Findings:
         return sum(map(len, self.stops.values()))
 
     def growth(self, after: float) -> int:
-        """Bytes that the process with most samples grew by, from so many seconds on."""
+        """Return by how many bytes the process with the most samples grew after this many seconds."""
         samples = max(self.memory.values(), key=len, default=[])
         warm = [used for moment, used in samples if moment >= after]
         return max(warm) - warm[0] if warm else 0
@@ -81,7 +85,7 @@ class Findings:
 
 
 class Person:
-    """One chat in one shell. `command` is what to type to begin it, without --continue."""
+    """One chat in one shell. `command` starts the chat, without --continue."""
 
     def __init__(
         self,
@@ -93,15 +97,15 @@ class Person:
         *,
         answer_seconds: float = 1.5,
     ) -> None:
-        """`answer_seconds` is about how long a long answer takes: interruptions come within it."""
+        """`answer_seconds` is roughly how long a long answer takes. Interruptions happen within that time."""
         self.shell, self.data, self.command, self.answer_seconds = shell, data, command, answer_seconds
         self.findings, self.chance = findings, chance
         self.store = Store(data / "conversations")
-        self.said: list[tuple[str, str]] = []  # question and answer, as the journal has them
-        self.sent: list[str] = []  # questions on one line, for the search in the history
+        self.said: list[tuple[str, str]] = []  # questions and answers, as in the journal
+        self.sent: list[str] = []  # single-line questions, to find in the history search
         self.copies: dict[str, list[tuple[str, str]]] = {}
         self.pid = 0
-        self._left: Path | None = None  # the conversation that /clear left, until the next one has a file
+        self._left: Path | None = None  # the conversation before /clear, until the new one has a file
         self._journals: dict[Path, bytes] = {}
         self._scanned = 0
         self._number = 0
@@ -110,17 +114,17 @@ class Person:
         self.wait_for(rb"\nbegun", "the shell")
         self.modes = self.terminal_modes()
 
-    # What it takes to talk with a chat
+    # Basic interaction
 
     def wait_for(self, pattern: bytes, what: str, seconds: float = PATIENCE_S) -> int:
-        """Wait for something in what was written since the last `act`; where its end is, in the stream."""
+        """Wait for a pattern in the output since the last `act`. Returns the position of its end in the stream."""
         found = self.shell.stream.wait(pattern, self.mark, seconds)
         if found is None:
             raise Trouble(f"{what}: nothing like {pattern!r} within {seconds:.0f} s")
         return self.mark + found.end()
 
     def act(self, name: str, keys: str) -> float:
-        """Type something; when that began."""
+        """Type something and return the time just before."""
         self.mark = len(self.shell.stream)
         moment = time.monotonic()
         self.findings.note(f"{name}: {keys[:200]!r}")
@@ -128,7 +132,7 @@ class Person:
         return moment
 
     def prompt(self, what: str) -> float:
-        """Wait for the prompt; when it came. The window changes its size meanwhile, now and then."""
+        """Wait for the prompt and return when it appeared. Meanwhile, the window is resized now and then."""
         deadline = time.monotonic() + PATIENCE_S
         resized = False
         while (found := self.shell.stream.wait(PROMPT, self.mark, self.chance.uniform(0.05, 1.0))) is None:
@@ -148,14 +152,14 @@ class Person:
         self.shell.resize(columns, lines)
 
     def settle(self) -> None:
-        """Wait until nothing is written: a prompt is drawn anew, its beginning too, when the window changes."""
+        """Wait until the output stops, because a resize redraws the prompt, including its start."""
         seen = -1
         while seen != len(self.shell.stream):
             seen = len(self.shell.stream)
             time.sleep(0.2)
 
     def check(self) -> None:
-        """Nothing that only a bug writes, a living process, and journals that have only grown."""
+        """Check that the screen shows no signs of a bug, the process is alive and journals have only grown."""
         data = self.shell.stream.since(self._scanned)
         self._scanned += len(data)
         if bug := _BUGS.search(ESCAPES.sub(b"", data).decode("utf-8", "replace")):
@@ -173,12 +177,12 @@ class Person:
             self.findings.memory.setdefault(self.pid, []).append(used)
 
     def conversation(self) -> Conversation:
-        """As the journal has it; one is begun with the first question."""
+        """Return the conversation from the journal, or an empty one before the first question."""
         newest = next(iter(self.store.journals()), None)
         return new_conversation("none") if newest in (None, self._left) else read_conversation(newest).conversation
 
     def clear(self) -> None:
-        """Begin a new conversation, and find the old one untouched."""
+        """Start a new conversation and check that the old one is unchanged."""
         before = self.said
         self.run_command("/clear", b"cleared")
         self.said = []
@@ -190,7 +194,7 @@ class Person:
         self._left = next(iter(self.store.journals()), None)
 
     def agree(self) -> None:
-        """The journal holds what was said, no more and no less."""
+        """Check that the journal holds exactly the conversation so far."""
         found = [(one.question, one.answer) for one in self.conversation().exchanges]
         if found != self.said:
             differ = next((i for i, pair in enumerate(zip(found, self.said, strict=False)) if pair[0] != pair[1]), None)
@@ -201,13 +205,13 @@ class Person:
             )
         self.check()
 
-    # Beginning and ending
+    # Start and exit
 
     def begin(self, more: str = "") -> None:
         if more == "--continue":
             self._left = None
             latest = self.store.latest()
-            if not self.said and latest is not None:  # nothing was said since /clear: the one before is taken up
+            if not self.said and latest is not None:  # resumes the conversation before /clear
                 exchanges = read_conversation(latest).conversation.exchanges
                 self.said = [(one.question, one.answer) for one in exchanges if one.began is not None]
         self.act("begin", f"{self.command} {more}{ENTER}")
@@ -216,7 +220,7 @@ class Person:
         self.agree()
 
     def leave(self) -> None:
-        """By /exit or by Ctrl-D; the terminal is as it was before."""
+        """Leave with /exit or Ctrl-D and check that the terminal's modes are restored."""
         self.act("leave", self.chance.choice([f"/exit{ENTER}", CTRL_D]))
         self.wait_for(re.escape(READY.encode()), "leaving")
         self.pid = 0
@@ -233,12 +237,12 @@ class Person:
         return _SIZE.sub("", target.read_text())
 
     def _child(self) -> int:
-        """The process the shell runs."""
+        """Return the id of the shell's child process."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     status = (entry / "stat").read_text()
-                except OSError:  # ended since it was listed
+                except OSError:  # exited after it was listed
                     continue
                 if int(status.rpartition(")")[2].split()[1]) == self.shell.pid:
                     return int(entry.name)
@@ -260,7 +264,7 @@ class Person:
         self.sent.append(question)
 
     def answered(self, question: str) -> None:
-        """The question stands in the journal as it was meant, with an answer that came to its end."""
+        """Wait for the answer and check that the journal holds the exact question with a finished answer."""
         self.prompt("an answer")
         last = self.conversation().exchanges[-1:]
         if not last or last[0].question != question:
@@ -272,17 +276,17 @@ class Person:
 
     def run_command(self, line: str, answer: bytes) -> None:
         self.act("command", line + ENTER)
-        self.wait_for(answer.replace(b" ", rb"\s+"), line)  # wrapped, on a narrow window
+        self.wait_for(answer.replace(b" ", rb"\s+"), line)  # the text may wrap in a narrow window
         self.prompt(line)
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory of a process and its children."""
+    """Return the resident memory of a process and its children in bytes."""
     total = 0
     for entry in [Path(f"/proc/{pid}"), *_children(pid)]:
         try:
             total += int(re.search(r"VmRSS:\s+(\d+)", (entry / "status").read_text())[1]) * 1024  # type: ignore[index]
-        except (OSError, TypeError):  # ended since it was listed, or a zombie
+        except (OSError, TypeError):  # exited after it was listed, or a zombie
             continue
     return total
 

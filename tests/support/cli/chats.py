@@ -1,4 +1,4 @@
-"""Chats for tests: the real process on the scripted backend, or the session alone with its turns from a list."""
+"""Chats for tests: the real process on the scripted backend, or a session in this process with listed turns."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def environment(data: Path, **more: str) -> dict[str, str]:
 
 
 def chat(data: Path, *arguments: str, turns: str | bytes = "", **more: str) -> subprocess.CompletedProcess[bytes]:
-    """`llmrun chat` on the scripted backend, its turns from a pipe, its conversations under `data`."""
+    """Run `llmrun chat` on the scripted backend, with turns from a pipe and conversations under `data`."""
     stdin = turns.encode() if isinstance(turns, str) else turns
     return llmrun("chat", "--backend", "scripted", *arguments, stdin=stdin, env=environment(data, **more))
 
 
 @contextmanager
 def open_chat(data: Path, *arguments: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The same, while it runs; killed at the end."""
+    """Run the same chat while the block runs, then kill it."""
     process = subprocess.Popen(
         [*LLMRUN, "chat", "--backend", "scripted", *arguments],
         stdin=subprocess.PIPE,
@@ -63,12 +63,12 @@ def say(process: subprocess.Popen[bytes], turn: str) -> None:
 
 
 def journals(data: Path) -> list[Path]:
-    """The files of the conversations, the one written to last at the end."""
+    """Return the conversations' files, least recently written first."""
     return sorted((data / "conversations").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def answering_files(data: Path) -> list[Path]:
-    """The files of answers under way."""
+    """Return the files of unfinished answers."""
     return sorted((data / "conversations").glob("*.answering"))
 
 
@@ -78,11 +78,11 @@ def events_in(path: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class ListedTurns:
-    """Turns from a list; a function in it is called for its effect when its turn comes, and may return a text."""
+    """Turns from a list. A function in the list is called when its turn comes, and its text, if any, is the turn."""
 
     turns: list[str | Callable[[], str | None]]
     interactive: bool = True
-    drafts: list[str] = field(default_factory=list)  # what each `read` was offered
+    drafts: list[str] = field(default_factory=list)  # the draft passed to each `read`
     meters: list[Meter] = field(default_factory=list)
     lent_count: int = 0  # how often the terminal was lent
 
@@ -112,7 +112,7 @@ class ListedTurns:
 
 @dataclass
 class ListedView:
-    """Answers into a list. `on_text` is called after every piece."""
+    """A view that collects answers in a list. `on_text` is called after every piece."""
 
     answers: list[str] = field(default_factory=list)
     on_text: Callable[[str], None] = lambda piece: None
@@ -135,10 +135,10 @@ class ListedView:
 
 @dataclass
 class ScriptedOpener:
-    """ModelOpener: scripted models by name, or the error that opening one raises. `opened` has every try.
+    """A ModelOpener with scripted models by name, or the errors that opening them raises. `opened` lists every attempt.
 
-    templates         whether models other than "scripted" have a chat template
-    lose_after_first  whether a model can be opened only once
+    templates         True if models other than "scripted" have a chat template
+    lose_after_first  True if a model can be opened only once
     """
 
     models: Mapping[str, ScriptedBackend | LlmrunError]
@@ -197,8 +197,10 @@ def session(
     interactive: bool = True,
     others: Mapping[str, ScriptedBackend | LlmrunError] | None = None,
 ) -> Iterator[Session]:
-    """A session on a scripted backend that echoes (or on the one given), its conversations under `data`. `others` are
-    the models that /model finds, and those that cannot be opened."""
+    """Yield a session on a scripted backend that echoes (or on `backend`), with conversations under `data`.
+
+    `others` are the models that /model finds, or errors for those that cannot be opened.
+    """
     backend = backend or ScriptedBackend(echo)
     store = Store(data / "conversations")
     record = record or ConversationRecord(store, new_conversation("scripted"))
@@ -223,5 +225,5 @@ def session(
 
 
 def words(turns: Sequence[str]) -> str:
-    """Turns as a pipe brings them."""
+    """Return the turns as they would arrive from a pipe."""
     return "".join(f"{turn}\n" for turn in turns)

@@ -1,4 +1,4 @@
-"""Run the real `llmrun` process, with pipes or on a terminal, and write scripts for its scripted backend."""
+"""Run the real `llmrun` process, with pipes or in a terminal, and write scripts for its scripted backend."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ import pexpect
 
 ROOT = Path(__file__).resolve().parents[3]
 LLMRUN = (sys.executable, "-m", "llmrun")
-TIMEOUT_S = 120  # for a stuck process; nothing is meant to come near it
+TIMEOUT_S = 120  # for a stuck process; normal runs are far quicker
 
 
 def llmrun(
     *arguments: str | bytes, stdin: bytes | None = b"", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """One run with pipes for all three streams. `env` replaces the environment."""
+    """Run llmrun with pipes for all three streams. `env` replaces the environment."""
     return subprocess.run(
         [*LLMRUN, *arguments], input=stdin, capture_output=True, check=False, cwd=ROOT, env=env, timeout=TIMEOUT_S
     )
 
 
 def scripted(*arguments: str | bytes, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """`llmrun generate` on the scripted backend, which answers "You said: " and the prompt."""
+    """Run `llmrun generate` on the scripted backend, which answers "You said: " and the prompt."""
     return llmrun("generate", "--backend", "scripted", *arguments, **options)
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    """A line of bash in which $LLMRUN is the command; its exit code is that of the last pipe's first process."""
+    """Run a line of bash in which $LLMRUN is the command. The exit code is that of the first process in the last
+    pipeline."""
     return subprocess.run(
         ["bash", "-c", command + "; exit ${PIPESTATUS[0]}"],
         capture_output=True,
@@ -45,7 +46,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes
 
 
 def on_terminal(*arguments: str, columns: int = 100, **environment: str) -> pexpect.spawn[bytes]:
-    """A run whose three streams are a terminal."""
+    """Start llmrun with all three streams connected to a terminal."""
     env = {"TERM": "xterm-256color", **os.environ, **environment}
     return pexpect.spawn(
         LLMRUN[0],
@@ -58,7 +59,7 @@ def on_terminal(*arguments: str, columns: int = 100, **environment: str) -> pexp
 
 
 def screen_of(*arguments: str, columns: int = 100, **environment: str) -> tuple[str, int]:
-    """Everything a run writes to its terminal, with plain newlines, and its exit code."""
+    """Return everything a run writes to its terminal, with plain newlines, and its exit code."""
     process = on_terminal(*arguments, columns=columns, **environment)
     written = process.read().decode().replace("\r\n", "\n")
     process.close()
@@ -67,7 +68,8 @@ def screen_of(*arguments: str, columns: int = 100, **environment: str) -> tuple[
 
 
 def script_file(folder: Path, answers: Sequence[tuple[str, str]], **options: Any) -> str:
-    """A model for the scripted backend: says each answer after its cue. `options` are ScriptedBackend's own."""
+    """Write a script for the scripted backend, as (cue, answer) pairs, and return its path. `options` go to
+    ScriptedBackend."""
     path = folder / "script.json"
     path.write_text(json.dumps({"answers": answers, **options}))
     return str(path)

@@ -1,4 +1,4 @@
-"""Events and whole conversations drawn at random."""
+"""Strategies for random events and complete conversations."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def events() -> st.SearchStrategy[Event]:
 
 @st.composite
 def histories(draw: st.DrawFn, most: int = 30) -> list[Event]:
-    """Events that can happen one after the other, a beginning first."""
+    """Draw a valid sequence of events, starting with the beginning of a conversation."""
     began = draw(_began)
     conversation = Conversation(began, began.model)
     history: list[Event] = [began]
@@ -105,5 +105,5 @@ def folded(history: list[Event]) -> Conversation:
 
 
 def told(conversation: Conversation) -> list[Event]:
-    """What a conversation comes to, however many pieces its answers came in."""
+    """Return the conversation's history, in which the pieces of each answer are joined."""
     return list(conversation.history())

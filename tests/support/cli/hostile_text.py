@@ -1,5 +1,7 @@
-"""Answers as a model would write them that wants to get at the terminal: control sequences of every family, raw and
-as HTML entities, alone and hidden in every construct of Markdown."""
+"""Answers of a malicious model that attacks the terminal.
+
+They contain control sequences of every family, raw and as HTML entities, alone and hidden in every Markdown construct.
+"""
 
 from __future__ import annotations
 
@@ -79,9 +81,9 @@ _NAMED = {
 
 
 def _control(source: random.Random) -> str:
-    """One sequence, most often a whole one."""
+    """Return one control sequence, usually a complete one."""
     numbers = ";".join(source.choice(_NUMBERS) for _ in range(source.randrange(4)))
-    begin = source.choice(("\x1b", "\x1b", "\x1b", ""))  # "": the 8-bit form
+    begin = source.choice(("\x1b", "\x1b", "\x1b", ""))  # "" selects the 8-bit form
 
     def opened(seven: str, eight: str) -> str:
         return f"\x1b{seven}" if begin else eight
@@ -104,7 +106,7 @@ def _control(source: random.Random) -> str:
 
 
 def _entities(source: random.Random, text: str) -> str:
-    """Text whose characters are written as HTML entities, in any of their forms."""
+    """Encode characters as HTML entities, in any of their forms."""
     forms: Sequence[Callable[[str], str]] = (
         lambda c: f"&#{ord(c)};",
         lambda c: f"&#x{ord(c):x};",
@@ -120,7 +122,7 @@ def _hostile(source: random.Random) -> str:
 
 
 def _inline(source: random.Random) -> str:
-    """A few words with something in them."""
+    """Return a few words with a hostile sequence in between."""
     parts = [source.choice(_WORDS) for _ in range(source.randrange(1, 6))]
     parts.insert(source.randrange(len(parts) + 1), _hostile(source))
     return source.choice((" ", " ", "", "\\")).join(parts)
@@ -151,7 +153,7 @@ _CONSTRUCTS: Sequence[Callable[[random.Random, str, str], str]] = (
 
 
 def hostile_answer(source: random.Random) -> str:
-    """One answer of one to four blocks."""
+    """Return an answer of one to four blocks."""
     blocks = [
         source.choice(_CONSTRUCTS)(source, _inline(source), _inline(source)) for _ in range(source.choice((1, 1, 2, 4)))
     ]
@@ -159,7 +161,7 @@ def hostile_answer(source: random.Random) -> str:
 
 
 def in_pieces(source: random.Random, text: str) -> list[str]:
-    """The text as tokens: cut anywhere, also in the middle of a sequence."""
+    """Split the text into token-like pieces, possibly in the middle of a sequence."""
     pieces = []
     at = 0
     while at < len(text):

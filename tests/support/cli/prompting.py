@@ -1,5 +1,7 @@
-"""A program that reads turns at a terminal and writes each as a line of JSON to a file; after each one it "answers"
-for a while. SIGTERM ends it as it ends a chat. Run as `python tests/support/cli/prompting.py FILE [SECONDS]`."""
+"""Read turns at a terminal, append each to a file as JSON and pretend to answer it for a while.
+
+SIGTERM ends the program as it ends a chat. Run it as `python tests/support/cli/prompting.py FILE [SECONDS]`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A terminal that breaks its lines anew when its width changes, as most do today and pyte does not. It knows what an
-answer's view writes: text, newlines, colors, the cursor going up, and erasing from it down."""
+"""A terminal that rewraps its lines when its width changes, as most do today but pyte does not.
+
+It supports what an answer's view writes: text, newlines, colors, cursor up, and erasing below the cursor.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ _WRITTEN = re.compile(r"\x1b\[(?P<count>\d*)(?P<letter>[A-Za-z])|(?P<control>[\r
 
 
 class ReflowingTerminal:
-    """Lines as they were ended by newlines, each as many rows as the width makes of it. One column a character.
+    """A terminal that stores unwrapped lines and wraps them at the current width. Every character is one column wide.
 
-    The cursor stands in a line, at an offset that may lie in any of its rows.
+    The cursor is at an offset in a line, which may be in any of that line's rows.
     """
 
     def __init__(self, columns: int, lines: int = 24) -> None:
@@ -51,7 +53,7 @@ class ReflowingTerminal:
         assert at == len(text)
 
     def _column(self) -> int:
-        """A line that fills its last row leaves the cursor at that row's end."""
+        """Return the cursor's column. At the end of a line that fills its last row, the cursor stays in that row."""
         if self._offset and self._offset % self.columns == 0 and self._offset == len(self.lines[self._line]):
             return self.columns
         return self._offset % self.columns

@@ -1,4 +1,4 @@
-"""A shell on a real terminal, to run programs in as a person does: on a pseudo-terminal of ours, or inside tmux."""
+"""A shell on a real terminal, to run programs as a user does: in our own pseudo-terminal or in tmux."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BASH = ("bash", "--norc", "--noprofile", "-i")
 
 
 class Stream:
-    """Everything a terminal was sent, each piece with the moment it came. Written by one thread, read by another."""
+    """A terminal's complete output with arrival times. One thread writes it and another reads it."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -46,12 +46,12 @@ class Stream:
             return bytes(self._data[start:])
 
     def moment_of(self, position: int) -> float:
-        """When the byte at a position came."""
+        """Return when the byte at a position arrived."""
         with self._grown:
             return self._moments[bisect.bisect_right(self._ends, position)]
 
     def wait(self, pattern: bytes, start: int, seconds: float) -> re.Match[bytes] | None:
-        """The first match from `start` on, its positions counted from there; None when none came in time."""
+        """Return the first match at or after `start`, with positions relative to `start`, or None on timeout."""
         compiled = re.compile(pattern, re.DOTALL)
         deadline = time.monotonic() + seconds
         with self._grown:
@@ -64,34 +64,35 @@ class Stream:
 
 
 class Shell(Protocol):
-    """What a person can do at a terminal. `pid` is the shell's."""
+    """A user's view of a shell in a terminal. `pid` is the shell's process."""
 
     stream: Stream
     pid: int
 
     def send(self, text: str) -> None:
-        """Type it: control characters are keys."""
+        """Type the text. Control characters act as keys."""
 
     def paste(self, text: str) -> None:
-        """As one bracketed paste."""
+        """Paste the text as one bracketed paste."""
 
     def resize(self, columns: int, lines: int) -> None: ...
 
     def rows(self) -> list[str]:
-        """Scrollback and screen, from top to bottom."""
+        """Return the rows of scrollback and screen, from top to bottom."""
 
     def close(self) -> None: ...
 
 
 def _environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
-    """A shell that asks for no bracketed pastes itself, so that only the program in it does."""
+    """Return an environment that disables bracketed paste in the shell, so that only the program under test enables
+    it."""
     settings = folder / "inputrc"
     settings.write_text("set enable-bracketed-paste off\n")
     return {**os.environ, "PS1": READY, "INPUTRC": str(settings), "HISTFILE": "", **more}
 
 
 class PtyShell:
-    """On a pseudo-terminal; the screen is kept by pyte."""
+    """A shell in a pseudo-terminal, with a screen emulated by pyte."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], columns: int = 100, lines: int = 30) -> None:
         self.stream = Stream()
@@ -111,7 +112,7 @@ class PtyShell:
         while True:
             try:
                 data = os.read(self._process.child_fd, 1 << 16)
-            except OSError:  # the shell has gone
+            except OSError:  # the shell exited
                 return
             if not data:
                 return
@@ -139,7 +140,7 @@ class PtyShell:
 
 
 class TmuxShell:
-    """In a tmux server of its own; what the program writes is piped to us as it comes."""
+    """A shell in its own tmux server. The program's output is piped to us as it arrives."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], columns: int = 100, lines: int = 30) -> None:
         self.stream = Stream()

@@ -1,4 +1,4 @@
-"""Answers on a terminal in memory, drawn piece by piece."""
+"""Answers on an in-memory terminal, drawn piece by piece."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ plain   code, with    blanks
 
 
 class Answer:
-    """An answer on a terminal. `pause`: seconds between two pieces; with one second, every piece is drawn."""
+    """An answer on a terminal. `pause` is the number of seconds between pieces; at one second, every piece is drawn."""
 
     def __init__(self, terminal: Terminal | ReflowingTerminal, *, color: bool = False, pause: float = 1.0) -> None:
         self._now = 0.0
@@ -63,7 +63,7 @@ class Answer:
 
 
 def shown(pieces: Sequence[str], *, columns: int = 100, lines: int = 30, color: bool = False) -> Terminal:
-    """A whole answer, every piece of it drawn, on a terminal of its own."""
+    """Show a complete answer on a new terminal, drawing every piece."""
     terminal = Terminal(columns, lines)
     answer = Answer(terminal, color=color)
     answer.add(*pieces)

@@ -1,4 +1,4 @@
-"""A terminal in memory, by pyte: what is on its screen and in its scrollback, and every mode it is in."""
+"""An in-memory terminal, based on pyte, with its screen, scrollback and modes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import pyte
 
-# pyte drops the rest of what it is given after a character without a width (a joiner between emoji).
+# pyte drops all input after a zero-width character, such as a joiner between emoji.
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060-\u2064\ufeff\ufe00-\ufe0f\U000e0000-\U000e007f]")
 
 
 class Terminal:
-    """Takes what a program writes. `\\n` goes to the first column, as on a terminal in its usual mode."""
+    r"""A terminal that receives a program's output. `\n` also returns to the first column, as in a terminal's usual
+    mode."""
 
     def __init__(self, columns: int = 100, lines: int = 30, scrollback: int = 100_000) -> None:
         self.screen = pyte.HistoryScreen(columns, lines, history=scrollback, ratio=0.5)
@@ -30,14 +31,14 @@ class Terminal:
         self.screen.resize(lines or self.screen.lines, columns)
 
     def rows(self) -> list[str]:
-        """Scrollback and screen from top to bottom, without blanks at the ends; blank rows at the end left out."""
+        """Return scrollback and screen from top to bottom, without trailing blanks and trailing blank rows."""
         rows = ["".join(cell.data for cell in row).rstrip() for row in self.cells()]
         while rows and not rows[-1]:
             rows.pop()
         return rows
 
     def cells(self) -> list[list[Any]]:
-        """The same with every cell's color and attributes."""
+        """Return the same rows as cells with colors and attributes."""
         columns = range(self.screen.columns)
         kept = [*self.screen.history.top, *(self.screen.buffer[line] for line in range(self.screen.lines))]
         cells = [[row[column] for column in columns] for row in kept]
@@ -46,7 +47,7 @@ class Terminal:
         return cells
 
     def modes(self) -> dict[str, Any]:
-        """Everything about the terminal that is neither text nor where the cursor is."""
+        """Return the terminal's entire state except its text and the cursor's position."""
         screen = self.screen
         return {
             "mode": frozenset(screen.mode),

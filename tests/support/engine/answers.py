@@ -1,4 +1,4 @@
-"""Runs requests through an engine and gathers what each of them came to."""
+"""Run requests through an engine and collect their events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrun.engine.requests import Event, Failed, Finished, PrefillProgress, Req
 
 @dataclass
 class Gathered:
-    """The events of one request."""
+    """The events of one request, collected."""
 
     text: str = ""
     reasoning: str = ""
@@ -19,7 +19,7 @@ class Gathered:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     progress: list[PrefillProgress] = field(default_factory=list)
     last: Finished | Failed | None = None
-    ended_in: int = 0  # the number of the step that brought the last event
+    ended_in: int = 0  # the number of the step that returned the last event
 
     @property
     def finished(self) -> Finished:
@@ -35,7 +35,10 @@ class Gathered:
 def run_to_the_end(
     engine: Engine, ids: Sequence[int], most_steps: int = 5000, *, events: Sequence[Event] = ()
 ) -> list[Gathered]:
-    """Step until the engine is idle; what came of the requests, in the order of ids. `events` came before."""
+    """Step the engine until it is idle. Return what each request produced, in the order of `ids`.
+
+    `events` are events that the engine returned earlier.
+    """
     answers = {request_id: Gathered() for request_id in ids}
     for step in range(most_steps):
         for event in [*events, *engine.step()]:

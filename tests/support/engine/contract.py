@@ -1,7 +1,7 @@
-"""What the engine promises over any backend. tests/engine/test_engine_backends.py subclasses these for each of them.
+"""The engine's contract over any backend. tests/engine/test_engine_backends.py subclasses these classes per backend.
 
-A contract runs on one backend that its class opens once; every test begins with all sequences freed. Prompts are
-random tokens: what a model says to them does not matter, only that it says the same whatever else goes on.
+Each contract class opens its backend once, and every test starts with all sequences freed. Prompts are random tokens:
+the content of an answer does not matter, only that it is the same whatever else the engine is doing.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ SEQUENCES = 8
 
 
 def plain_tokens(backend: Backend, count: int, seed: int) -> list[int]:
-    """Ids that are neither control tokens nor the end of anything."""
+    """Return ids of random tokens that are neither control tokens nor end-of-generation tokens."""
     tokenizer = backend.tokenizer
     usable = [i for i in range(tokenizer.vocabulary_size) if tokenizer.token_bytes(i)]
     return [usable[i] for i in np.random.default_rng(seed).integers(0, len(usable), count)]
 
 
 def cut_by_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The text before the stop string that is whole first, the longer of two; the specification, character by
-    character."""
+    """Return the text before the first complete stop string, and that stop string; of two that end together, the longer
+    one.
+
+    This is the specification, checked character by character.
+    """
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -51,10 +54,11 @@ def cut_by_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 
 
 class OverOneBackend:
-    """Subclasses implement `open_backend` and say what may be asked of it.
+    """A contract over one backend. Subclasses implement `open_backend` and set these attributes.
 
-    exact      the same tokens in any company, chunk and with any known prefix; else only as good ones
-    tolerance  for a backend that is not exact: how far, in logits, a greedy token may be below the best
+    exact      True if answers do not depend on other requests, chunk sizes or cached prefixes;
+               False if they only have to be equally good
+    tolerance  for backends that are not exact: how many logits a greedy token may be below the best one
     """
 
     exact = True
@@ -83,13 +87,14 @@ class OverOneBackend:
         return opened
 
     def request(self, backend: Backend, prompt: Sequence[int], max_tokens: int | None = None, seed: int = 0) -> Request:
-        """One that ends by its length; greedy where another draw might follow from a rounding."""
+        """Build a request that ends by its length. It is greedy on inexact backends, where rounding might change a
+        draw."""
         never = dict.fromkeys(backend.tokenizer.end_of_generation, -math.inf)
         sampling = SamplingParams(temperature=0.8 if self.exact else 0, seed=seed, logit_bias=never)
         return Request(TokenPrompt(prompt), max_tokens or self.answer_tokens, sampling=sampling)
 
     def alone(self, backend: Backend, request: Request) -> Gathered:
-        """What the request comes to with nothing before it and nothing beside it."""
+        """Run the request alone, with an empty cache, and return its events."""
         assert isinstance(request.prompt, TokenPrompt)
         key = (tuple(request.prompt.tokens), request.max_tokens, request.sampling.seed, backend.info.context_size)
         if key not in self._known:
@@ -99,8 +104,11 @@ class OverOneBackend:
         return self._known[key]
 
     def assert_answers(self, backend: Backend, request: Request, gathered: Gathered) -> None:
-        """The tokens are those the request comes to alone, or as good ones: each is the best, or nearly, when prompt
-        and answer are run again in one go. Leaves the cache empty."""
+        """Check that the tokens equal those of the request run alone, or are equally good.
+
+        Equally good means that every token is the best one, or nearly, when prompt and answer run again in one pass.
+        The cache is empty afterwards.
+        """
         if self.exact:
             expected = self.alone(backend, request).tokens
             if gathered.finished.reason is FinishReason.CANCELLED:
@@ -126,16 +134,16 @@ def forget_all(backend: Backend) -> None:
 
 
 class StopStringContract(OverOneBackend):
-    """Stop strings cut out of answers as the model really gives them: they begin and end anywhere in its tokens."""
+    """Stop strings taken from real answers of the model, so that they start and end anywhere in its tokens."""
 
-    places = 1000  # how many places of the answer are tried, at most
+    places = 1000  # most places of the answer to try
 
     def answer(self, backend: Backend) -> tuple[Request, str]:
         request = self.request(backend, plain_tokens(backend, 20, seed=3))
         return request, self.alone(backend, request).text
 
     def assert_stops(self, backend: Backend, request: Request, text: str, stops: tuple[str, ...]) -> None:
-        forget_all(backend)  # so that the same passes are run, whatever a backend makes of another shape
+        forget_all(backend)  # forces the same passes, because rounding may depend on their shapes
         stopping = Request(request.prompt, request.max_tokens, stops, request.sampling)
         [gathered] = answer_all(Engine(backend), [stopping])
         before, stop = cut_by_stop(text, stops)
@@ -166,7 +174,7 @@ class StopStringContract(OverOneBackend):
 
 
 class CompanyContract(OverOneBackend):
-    """Requests at once, and in pieces."""
+    """Several requests at once, with prompts split over steps."""
 
     @pytest.mark.parametrize("rows_per_step", [1, 7, 256])
     def test_eight_at_once_answer_as_each_alone(self, backend: Backend, rows_per_step: int) -> None:
@@ -199,12 +207,12 @@ class CompanyContract(OverOneBackend):
             self.assert_kept(gathered.finished.timings.cached_tokens, 40, of=45)
 
     def assert_kept(self, cached: int, n: int, *, of: int) -> None:
-        """How much a cache keeps that is told to keep n of so many tokens."""
+        """Check the number of reused tokens, given that `n` of the `of` tokens in the cache match the prompt."""
         assert cached == n
 
 
 class PrefixContract(CompanyContract):
-    """What a conversation does: go on, take back, change what was said."""
+    """Prefix reuse in conversations: a new turn, a removed turn, an edited turn."""
 
     def test_a_conversation_runs_only_what_is_new(self, backend: Backend) -> None:
         question = plain_tokens(backend, 60, seed=1)
@@ -215,22 +223,22 @@ class PrefixContract(CompanyContract):
             return request, answer_all(engine, [request])[0]
 
         def ask_knowing(prompt: list[int], n: int, of: int) -> None:
-            """When the cache holds so many tokens, of which the prompt begins with the first n."""
+            """Ask while `of` tokens are cached, of which the first `n` also begin the prompt."""
             request, gathered = ask(prompt)
             self.assert_kept(gathered.finished.timings.cached_tokens, n, of=of)
             answers.append((request, gathered))
 
         answers = [ask(question)]
         history = question + answers[0][1].tokens
-        held = len(history) - 1  # the last token was drawn, but never run
+        held = len(history) - 1  # the last token was sampled but never run
         next_turn = history + plain_tokens(backend, 15, seed=2)
         ask_knowing(next_turn, held, of=held)
         held = len(next_turn) + 9
-        ask_knowing(next_turn, len(next_turn) - 1, of=held)  # once more
+        ask_knowing(next_turn, len(next_turn) - 1, of=held)  # the same turn again
         other = [token for token in plain_tokens(backend, 15, seed=3) if token != next_turn[len(history)]]
-        ask_knowing(history + other, len(history), of=held)  # the last turn taken back
+        ask_knowing(history + other, len(history), of=held)  # replaces the last turn
         held = len(history) + len(other) + 9
-        ask_knowing(question[:50] + other, 50, of=held)  # the middle of the first question changed
+        ask_knowing(question[:50] + other, 50, of=held)  # edits the middle of the first question
         for request, gathered in answers:
             self.assert_answers(backend, request, gathered)
 
@@ -248,7 +256,7 @@ class PrefixContract(CompanyContract):
             self.assert_answers(backend, request, gathered)
 
 
-# Something that calls a function after so many seconds, while the block runs.
+# Calls a function after the given number of seconds while the block runs.
 Later = Callable[[float, Callable[[], None]], AbstractContextManager[None]]
 
 
@@ -264,7 +272,7 @@ def by_thread(seconds: float, act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def by_signal(seconds: float, act: Callable[[], None]) -> Iterator[None]:
-    """In this very thread, between two instructions of whatever it is doing."""
+    """Call `act` in the main thread, between any two of its instructions."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         act()
@@ -283,7 +291,8 @@ class CancelContract(OverOneBackend):
 
     @pytest.mark.parametrize("later", [by_thread, by_signal])
     def test_a_cancel_at_any_moment_keeps_the_text_and_the_engine(self, backend: Backend, later: Later) -> None:
-        """In a prefill of several passes, between passes, in decode; three requests at once and one that waits."""
+        """Cancel during a prefill of several passes, between passes and in decode, with three active requests and one
+        waiting."""
         requests = [
             self.request(backend, plain_tokens(backend, 100, seed), self.answer_tokens, seed) for seed in range(3)
         ]
@@ -311,7 +320,7 @@ class CancelContract(OverOneBackend):
                 self.assert_answers(backend, request, gathered)
 
     def test_a_cancel_just_before_a_pass_stops_that_pass(self, backend: Backend) -> None:
-        """Prefill and decode: the engine has looked, the pass has not begun."""
+        """The engine has already checked for cancellation, and the prefill or decode pass has not started."""
         request = self.request(backend, plain_tokens(backend, 100, seed=1), 5)
         for number in range(6):
             forget_all(backend)
@@ -347,7 +356,7 @@ class CancelContract(OverOneBackend):
 
 
 class CancelledBefore:
-    """A backend that cancels everything just before pass number `number` begins."""
+    """A backend that cancels all requests just before pass `number` begins."""
 
     def __init__(self, backend: Backend, number: int) -> None:
         self._backend, self._number = backend, number
@@ -366,7 +375,10 @@ class CancelledBefore:
 
 
 def assert_books_agree(engine: Engine) -> None:
-    """What the engine believes to be in the cache is there. (No exception but Cancelled and KVFull came by.)"""
+    """Check that the cache holds the tokens the engine believes it holds.
+
+    This is only valid if the backend raised no exceptions other than Cancelled and KVFull.
+    """
     kv = engine._backend.kv
     for slot in engine._slots._slots:
         if hasattr(kv, "sequences"):
@@ -376,7 +388,7 @@ def assert_books_agree(engine: Engine) -> None:
 
 
 class CrowdedContract(OverOneBackend):
-    """A cache with room for fewer tokens than the requests need together. Subclasses open it."""
+    """A cache that is too small for all requests together. Subclasses implement `open_crowded`."""
 
     @classmethod
     def open_crowded(cls, *, capacity: int, context_size: int, max_sequences: int) -> Backend:
@@ -398,12 +410,12 @@ class CrowdedContract(OverOneBackend):
         requests = [self.request(crowded, plain_tokens(crowded, 30, seed), 40, seed) for seed in range(6)]
         engine = Engine(crowded)
         ids = [engine.submit(request) for request in requests]
-        together = run_to_the_end(engine, ids, most_steps=6 * 45)  # one after the other would take 6 * 40
+        together = run_to_the_end(engine, ids, most_steps=6 * 45)  # running them one by one would take 6 * 40 steps
         assert_books_agree(engine)
         for request, gathered in zip(requests, together, strict=True):
             assert gathered.finished.reason is FinishReason.LENGTH
             self.assert_answers(crowded, request, gathered)
-        # Nobody is overtaken by one who came after him.
+        # Requests finish in the order in which they were submitted.
         ends = [gathered.ended_in for gathered in together]
         assert ends == sorted(ends)
 

@@ -1,4 +1,4 @@
-"""Everything that can happen to an engine, in any order, against what must hold after each of it."""
+"""A Hypothesis state machine that applies random operations to an engine and checks its invariants after each one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Expected:
-    """A request under way, as the model of the machine knows it."""
+    """The state of an active request according to the machine's model."""
 
     request: Request
     tokens: list[int] = field(default_factory=list)
@@ -36,11 +36,12 @@ class Expected:
 
 
 class Machine(RuleBasedStateMachine):
-    """`backend` is the one under test, its cache small; `solitary` answers a request with nobody else around."""
+    """The state machine. `backend` is under test and has a small cache; `solitary` returns the answer of a request run
+    alone."""
 
     def __init__(self, backend: Backend, solitary: Callable[[Request], list[int]] | None) -> None:
         super().__init__()
-        with contextlib.suppress(Cancelled):  # a wish that the machine before left over is not for this one's passes
+        with contextlib.suppress(Cancelled):  # consumes a cancellation left over from the previous machine
             forget_all(backend)
             backend.forward(batch_of(rows(0, 0, plain_tokens(backend, 1, seed=0))))
         forget_all(backend)
@@ -67,7 +68,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(stem=st.integers(0, 2), seed=st.integers(0, 3))
     def submit_a_long_one(self, stem: int, seed: int) -> None:
-        """Most of the context: more than a sliding window keeps."""
+        """Submit a prompt that fills most of the context, which is more than a sliding window keeps."""
         length = self.backend.info.context_size - 10 * stem - 8
         prompt = plain_tokens(self.backend, 10 * stem, seed=0) + plain_tokens(self.backend, length, seed=seed + 1)
         self.submitted(self.request(prompt, 5, seed))
@@ -158,8 +159,10 @@ def _prompt(request: Request) -> list[int]:
 
 
 def run_engine_machine(backend: Backend, *, alone: Backend | None, examples: int, steps: int = 30) -> None:
-    """Many random operations on the engine over `backend`. `alone` is the same model with room for one, or None when
-    answers may depend on company."""
+    """Run many random operations on the engine over `backend`.
+
+    `alone` is the same model with room for one sequence, or None if answers may depend on other requests.
+    """
     known: dict[tuple[Any, ...], list[int]] = {}
 
     def solitary(request: Request) -> list[int]:

@@ -1,4 +1,4 @@
-"""The CPU engine on one sequence, in steps of any size."""
+"""Run the CPU engine on one sequence, in steps of any size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.backends.seam_contract import batch_of, rows
 def logits_in_steps(
     path: Path, tokens: Sequence[int], steps: Sequence[int], threads: int, context_size: int = 512
 ) -> NDArray[np.float32]:
-    """float32[tokens, vocabulary]; `steps` are their numbers of tokens."""
+    """Return the logits, float32[tokens, vocabulary]. `steps` gives the number of tokens in each step."""
     assert sum(steps) == len(tokens)
     with open_gguf(path) as file:
         backend = CpuBackend(file, OpenOptions(context_size=context_size, threads=threads))

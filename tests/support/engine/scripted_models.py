@@ -1,4 +1,4 @@
-"""Scripted models, and requests for them, that tests of the engine share."""
+"""Scripted models and requests for the engine tests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DRAWN = SamplingParams(seed=42)
 
 
 def noisy(**options: int) -> ScriptedBackend:
-    """A model that says anything at all, but never ends by itself (see `endless`)."""
+    """Return a model that generates random tokens. It never ends by itself if the request is `endless`."""
     return ScriptedBackend(None, **options)  # type: ignore[arg-type]
 
 
 def endless(request: Request) -> Request:
-    """The request with the end-of-generation tokens banned."""
+    """Return the request with the end-of-generation tokens banned."""
     return replace(request, sampling=replace(request.sampling, logit_bias={257: -math.inf, IM_END: -math.inf}))
 
 

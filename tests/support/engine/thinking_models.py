@@ -1,4 +1,4 @@
-"""Scripted models that think, and their templates, in the ways of several families."""
+"""Scripted thinking models and their templates, modeled on several families."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.cli.commands import script_file
 THOUGHT = "hm, let me see.\n\nIt is so."
 ANSWER = "Yes, `</think>` it is."
 
-# As Qwen3's: thinks unless told not to, and forgets what it thought before.
+# Like Qwen3: thinks unless told not to, and drops earlier thoughts from the prompt.
 SWITCHED = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\\n' }}
@@ -23,14 +23,14 @@ SWITCHED = """\
 {%- if enable_thinking is defined and enable_thinking is false -%}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}
 {%- endif -%}
 """
-# As DeepSeek-R1's: the prompt begins the thinking, and knows no switch.
+# Like DeepSeek-R1: the prompt opens the thinking block, and thinking cannot be switched off.
 OPENED = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\\n' + message.content.split('</think>')[-1] + '<|im_end|>\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n<think>\\n' }}{%- endif -%}
 """
-# As gpt-oss's: every message says what it is, in control tokens.
+# Like gpt-oss: control tokens name the channel of every message.
 CHANNELS = """\
 {%- for message in messages -%}
 {{ '<|start|>' + message.role }}
@@ -44,7 +44,7 @@ CHANNELS = """\
 CHANNEL_TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 
 TURN = "assistant\n"
-ENDED = "\n</think>\n\n"  # with which thinking is closed for the model, too
+ENDED = "\n</think>\n\n"  # the engine also inserts this to end thinking
 
 
 def answers(thought: str = THOUGHT, answer: str = ANSWER) -> list[tuple[str, str]]:
@@ -56,7 +56,7 @@ def answers(thought: str = THOUGHT, answer: str = ANSWER) -> list[tuple[str, str
 
 
 def thinking_script(folder: Path, template: str = SWITCHED, **options: Any) -> str:
-    """A model for `-m`, with `--backend scripted`."""
+    """Write a script to pass as `-m` with `--backend scripted`."""
     return script_file(folder, answers(), chat_template=template, **options)
 
 

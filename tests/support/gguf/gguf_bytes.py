@@ -1,4 +1,4 @@
-"""A GGUF file put together field by field, so that a test can break one rule and no other."""
+"""GGUF files built field by field, so that a test can break a single rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text(value: str | bytes) -> bytes:
 
 
 def scalar(type_id: int, value: float) -> bytes:
-    """A value with its type in front."""
+    """Return a value, preceded by its type id."""
     return u32(type_id) + struct.pack("<" + CODES[type_id], value)
 
 
@@ -42,7 +42,10 @@ def strings(values: Sequence[str | bytes]) -> bytes:
 
 @dataclass
 class RawTensor:
-    """A tensor's description. `nbytes` is what follows in the data; `offset` None is where the one before ends."""
+    """A tensor's description.
+
+    `nbytes` is the size of its data. If `offset` is None, the data follows the previous tensor's.
+    """
 
     name: str | bytes
     type_id: int = 0
@@ -53,7 +56,7 @@ class RawTensor:
 
 @dataclass
 class RawGGUF:
-    """A whole file; `build` writes what it is told, right or wrong."""
+    """A GGUF file. `build` writes the given fields without checking them."""
 
     keys: dict[str | bytes, bytes] = field(default_factory=dict)
     tensors: list[RawTensor] = field(default_factory=list)
@@ -62,7 +65,7 @@ class RawGGUF:
     key_count: int | None = None
     tensor_count: int | None = None
     alignment: int = 32
-    more_keys: bytes = b""  # records after `keys`, for names that are there twice
+    more_keys: bytes = b""  # records after `keys`, for duplicate names
 
     def header(self) -> bytes:
         n_tensors = len(self.tensors) if self.tensor_count is None else self.tensor_count
@@ -92,7 +95,7 @@ BPE_MERGES = ("Ġ a", "a b", "ab c", "  b")
 
 
 def bpe_vocabulary() -> dict[str | bytes, bytes]:
-    """The keys of a small `gpt2` tokenizer, every optional one included."""
+    """Return the metadata of a small `gpt2` tokenizer, including every optional key."""
     n = len(BPE_TOKENS)
     keys: dict[str | bytes, bytes] = {
         "tokenizer.ggml.model": string("gpt2"),
@@ -112,7 +115,7 @@ def bpe_vocabulary() -> dict[str | bytes, bytes]:
 
 
 def spm_vocabulary() -> dict[str | bytes, bytes]:
-    """The keys of a small `llama` (SentencePiece) tokenizer with all 256 byte tokens."""
+    """Return the metadata of a small `llama` (SentencePiece) tokenizer with all 256 byte tokens."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁a"]
     return {
         "tokenizer.ggml.model": string("llama"),
@@ -125,7 +128,7 @@ def spm_vocabulary() -> dict[str | bytes, bytes]:
 
 
 def every_value() -> dict[str | bytes, bytes]:
-    """A key of each type of value the format has, and an array of each."""
+    """Return metadata with one scalar and one array of each value type."""
     keys: dict[str | bytes, bytes] = {
         "general.architecture": string("llama"),
         "general.alignment": scalar(U32, 32),
@@ -143,7 +146,7 @@ def every_value() -> dict[str | bytes, bytes]:
 
 
 def whole_file() -> RawGGUF:
-    """A correct file with a bit of everything: it opens, and so does llama.cpp's own parser."""
+    """Return a valid file with most features of the format. llama.cpp's own parser opens it too."""
     tensors = [
         RawTensor("token_embd.weight", 8, (64, 3), 2 * 34 * 3),
         RawTensor("blk.0.attn_norm.weight", 0, (5,), 20),

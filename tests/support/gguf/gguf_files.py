@@ -1,4 +1,4 @@
-"""GGUF files made for tests, written by gguf-py: any metadata, any tensors, and tiny whole llama models."""
+"""GGUF files written by gguf-py for tests: any metadata, any tensors, and complete tiny llama models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmrun.gguf.reader import GGUFFile, open_gguf
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-# A tensor is (weight type, float32 values) or (weight type, raw bytes, shape); a shape is NumPy's, rows last.
+# A tensor is (weight type, float32 values) or (weight type, raw bytes, shape). Shapes are in NumPy's order.
 Tensor = tuple[str, NDArray[np.float32]] | tuple[str, bytes, tuple[int, ...]]
 
 CHATML = (
@@ -44,8 +44,8 @@ _VALUE_TYPES = {
 def write_gguf(path: Path | str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
     """Write one file and return its path.
 
-    A Python int becomes u32 (i32 when negative, u64 when large), a float f32, a list of ints i32, a list of
-    floats f32; NumPy scalars and arrays keep their own type. `general.alignment` is obeyed.
+    A Python int becomes u32 (i32 if negative, u64 if large), a float f32, a list of ints i32 and a list of floats f32.
+    NumPy scalars and arrays keep their own type. `general.alignment` is respected.
     """
     with _quiet_writer():
         writer = gguf.GGUFWriter(path, "")
@@ -62,7 +62,7 @@ def write_gguf(path: Path | str, metadata: Mapping[str, Any], tensors: Mapping[s
 
 
 def gguf_about_attention(folder: Path, architecture: str, layers: int, **attention: Any) -> GGUFFile:
-    """A file, open, of a header that says this of so many layers; its one tensor is no layer's."""
+    """Open a file whose header has these attention keys and this many layers. Its only tensor belongs to no layer."""
     metadata = {f"{architecture}.attention.{name}": value for name, value in attention.items()}
     metadata |= {"general.architecture": architecture, f"{architecture}.block_count": layers}
     tensors = {"token_embd.weight": ("F32", np.zeros((1, 32), np.float32))}
@@ -101,7 +101,7 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor) -> None:
 
 @contextmanager
 def _quiet_writer() -> Iterator[None]:
-    """gguf-py logs every file it writes; tests that look at stderr must not see it."""
+    """Silence gguf-py, which logs every file it writes and would disturb tests that check stderr."""
     logger = logging.getLogger("gguf.gguf_writer")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -113,7 +113,7 @@ def _quiet_writer() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer as its GGUF metadata: `tokenizer.ggml.*`."""
+    """A tokenizer in the form of its `tokenizer.ggml.*` metadata."""
 
     tokens: tuple[str, ...]
     types: tuple[int, ...]
@@ -144,7 +144,7 @@ class Vocabulary:
 
 
 def byte_characters() -> tuple[str, ...]:
-    """The 256 printable characters by which GPT-2's byte-level BPE spells the bytes 0 to 255."""
+    """Return the 256 printable characters that stand for the bytes 0 to 255 in GPT-2's byte-level BPE."""
     plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     spare = iter(range(256, 512))
     return tuple(chr(byte) if byte in plain else chr(next(spare)) for byte in range(256))
@@ -174,7 +174,7 @@ _MERGES = (
 
 
 def tiny_vocabulary() -> Vocabulary:
-    """Byte-level BPE with 256 byte tokens, a few merges and SmolLM2's control tokens in SmolLM2's order."""
+    """Return a byte-level BPE vocabulary: 256 byte tokens, a few merges, and SmolLM2's control tokens in its order."""
     controls = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     merged = tuple(merge.replace(" ", "") for merge in _MERGES)
     tokens = controls + byte_characters() + merged
@@ -183,7 +183,8 @@ def tiny_vocabulary() -> Vocabulary:
 
 
 def tiny_spm_vocabulary() -> Vocabulary:
-    """SentencePiece with byte fallback in Llama 2's order: three controls, 256 bytes, pieces with scores."""
+    """Return a SentencePiece vocabulary with byte fallback, in Llama 2's order: 3 control tokens, 256 bytes, scored
+    pieces."""
     pieces = (
         "▁",
         "▁t",
@@ -229,11 +230,11 @@ def tiny_llama(
     seed: int = 0,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a whole llama model with random weights; llama.cpp runs it as well.
+    """Write a complete llama model with random weights. llama.cpp can run it too.
 
-    `rope_scaling` is None, "linear" (factor 4) or "llama3" (a `rope_freqs.weight` tensor, as Llama 3.1 has).
-    `head_size` other than width / heads is written as key_length, value_length and the rope dimension.
-    `extra` is metadata to add or to replace.
+    `rope_scaling` is None, "linear" (factor 4) or "llama3" (adds a `rope_freqs.weight` tensor, as in Llama 3.1). If
+    `head_size` differs from width / heads, it is written as key_length, value_length and the rope dimension. `extra` is
+    metadata to add or replace.
     """
     vocabulary = vocabulary or tiny_vocabulary()
     if pre is not None:
@@ -303,7 +304,7 @@ class RandomWeights:
         self._weight_type = weight_type
 
     def matrix(self, *shape: int) -> Tensor:
-        """Of (rows, columns), or (matrices, rows, columns)."""
+        """Return random weights of shape (rows, columns) or (matrices, rows, columns)."""
         # 1 / sqrt(columns) keeps activations near 1.
         values = self._random.standard_normal(shape) / np.sqrt(shape[-1])
         return (self._weight_type, values.astype(np.float32))
@@ -321,10 +322,10 @@ def llama3_rope_factors(
     high: float = 4.0,
     original_context: int = 8192,
 ) -> NDArray[np.float32]:
-    """What each rotary frequency is divided by in a Llama 3.1 file; float32[head_size / 2].
+    """Return the divisor of each rotary frequency in a Llama 3.1 file, float32[head_size / 2].
 
-    Short wavelengths stay, long ones are stretched by `factor`, those between are blended.
-    Source: Llama 3.1's published rope scaling.
+    Short wavelengths stay as they are, long ones are stretched by `factor`, and those in between are blended. Source:
+    Llama 3.1's published rope scaling.
     """
     wavelength = 2 * np.pi * base ** (np.arange(0, head_size, 2) / head_size)
     blend = np.clip((original_context / wavelength - low) / (high - low), 0.0, 1.0)

@@ -1,6 +1,6 @@
-"""Correct GGUF files, broken at random by somebody who knows where their fields are.
+"""Random mutations of valid GGUF files that target known field positions.
 
-Case n of a seed is always the same bytes: a failure is repeated from the two numbers alone.
+A seed and a case number always give the same bytes, so these two numbers are enough to reproduce a failure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Span:
-    """Some bytes of a file that mean one thing."""
+    """The byte range of one field."""
 
     start: int
     end: int
@@ -49,15 +49,13 @@ class Span:
 
 @dataclass
 class Layout:
-    """A correct file and where its fields are."""
+    """A valid file and the positions of its fields."""
 
     data: bytes
-    integers: list[Span] = field(
-        default_factory=list
-    )  # of 2, 4 or 8 bytes: counts, lengths, types, dimensions, offsets
+    integers: list[Span] = field(default_factory=list)  # 2, 4 or 8 bytes: counts, lengths, types, dimensions, offsets
     texts: list[Span] = field(default_factory=list)  # strings without their lengths
-    keys: list[Span] = field(default_factory=list)  # a name and its value
-    tensors: list[Span] = field(default_factory=list)  # a description
+    keys: list[Span] = field(default_factory=list)  # names with their values
+    tensors: list[Span] = field(default_factory=list)  # tensor descriptions
     header_end: int = 0
 
 
@@ -65,7 +63,7 @@ TENSOR_COUNT, KEY_COUNT = Span(8, 16), Span(16, 24)
 
 
 def layout_of(data: bytes) -> Layout:
-    """Walk through a correct file."""
+    """Parse a valid file and record the position of every field."""
     layout = Layout(data, [Span(4, 8), TENSOR_COUNT, KEY_COUNT])
     position = 24
     for _ in range(_integer(data, KEY_COUNT)):
@@ -119,7 +117,7 @@ def _walk_element(layout: Layout, position: int, type_id: int) -> int:
     return position + size
 
 
-# What can go wrong in place: the file keeps its length.
+# Mutations in place, which keep the file's length.
 
 
 def _set_integer(random: Random, layout: Layout, data: bytearray) -> None:
@@ -145,7 +143,7 @@ def _exchange(random: Random, layout: Layout, data: bytearray) -> None:
         data[a.start : a.end], data[b.start : b.end] = data[b.start : b.end], data[a.start : a.end]
 
 
-# What can go wrong with its parts: the file changes its length, lengths and counts are mostly mended.
+# Mutations that add, remove or resize fields. Most of them correct the affected lengths and counts.
 
 
 def _change_text(random: Random, layout: Layout, data: bytearray) -> None:
@@ -206,8 +204,10 @@ OF_PARTS: tuple[Change, ...] = (
 
 
 def base_files() -> list[Layout]:
-    """The correct files that are broken, the smallest first. Each has bytes to spare at the end, so that a record more
-    does not end in the one message that the file is cut off."""
+    """Return the valid files to mutate, smallest first.
+
+    Each has spare bytes at the end, so that an added record does not always lead to the same "truncated file" error.
+    """
     small = RawGGUF(
         {
             "general.architecture": gguf_bytes.string("llama"),
@@ -220,13 +220,13 @@ def base_files() -> list[Layout]:
 
 
 def mutant(bases: list[Layout], seed: int, case: int) -> bytes:
-    """Case `case` of `seed`: one of the files with one to three changes."""
+    """Return case `case` of `seed`: one of the files with one to four mutations."""
     random = Random(seed << 40 | case)
     return broken(random, random.choices(bases, weights=(5, 12, 1))[0])
 
 
 def broken(random: Random, layout: Layout) -> bytes:
-    """A correct file with one to four changes of any kind."""
+    """Return the file with one to four random mutations."""
     data = bytearray(layout.data)
     if random.random() < 0.6:
         for _ in range(random.choice((1, 1, 2, 3))):
@@ -237,12 +237,12 @@ def broken(random: Random, layout: Layout) -> bytes:
 
 
 def shard_bases() -> list[Layout]:
-    """The files of one correct model, in order, with bytes to spare."""
+    """Return the files of one valid split model, in order, with spare bytes at the end."""
     return [layout_of(data + bytes(1024)) for data in gguf_shards.built(gguf_shards.raw_shards()).values()]
 
 
 def shard_mutant(bases: list[Layout], seed: int, case: int) -> dict[str, bytes]:
-    """Case `case` of `seed`: the files of the model by name, one or two of them changed, missing or exchanged."""
+    """Return case `case` of `seed`: the model's files by name, with one or two mutated, missing or swapped."""
     random = Random(seed << 40 | case)
     parts = [base.data for base in bases]
     for index in random.sample(range(len(bases)), random.choice((1, 1, 2))):
@@ -257,15 +257,15 @@ def shard_mutant(bases: list[Layout], seed: int, case: int) -> dict[str, bytes]:
 
 
 def outcome(data: bytes) -> str:
-    """What reading ends in: the name of a ModelFileError, or "opened" when all of the file could then be used.
+    """Return how reading ends: the name of a ModelFileError, or "opened" if the whole file could be used.
 
-    Any other exception is a bug in the reader and comes through.
+    Any other exception is a bug in the reader and propagates.
     """
     return _outcome(lambda: read_gguf(data, Path("mutant.gguf")))
 
 
 def outcome_of_shards(files: Mapping[str, bytes]) -> str:
-    """The same for a model in several files, one of which may be missing."""
+    """Return the outcome for a split model that may lack some of its files."""
     try:
         return _outcome(lambda: gguf_shards.read_shards(files))
     except ModelNotFound:
@@ -285,7 +285,7 @@ def _outcome(read: Callable[[], GGUFFile]) -> str:
 
 
 def use(file: GGUFFile) -> None:
-    """Do with an open file what a backend does. Raises AssertionError where it does not hold what it promised."""
+    """Use an open file as a backend does. Raises AssertionError if the file breaks the reader's guarantees."""
     end = 0
     for tensor in file.tensors.values():
         assert tensor.offset >= end

@@ -1,4 +1,4 @@
-"""Models in several files: put together field by field, or split by gguf-py's writer."""
+"""Split models, built field by field or written by gguf-py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = Path("folder")
 
 
 def name_of(number: int, count: int = 3) -> str:
-    """The name of file `number`, from 0."""
+    """Return the name of file `number`, counted from 0."""
     return f"model-{number + 1:05d}-of-{count:05d}.gguf"
 
 
@@ -31,7 +31,7 @@ def split_keys(number: int, count: int = 3, tensors: int = 6) -> dict[str | byte
 
 
 def raw_shards() -> list[RawGGUF]:
-    """A correct model in three files: the metadata in the first, two tensors in each."""
+    """Return a valid model in three files: metadata in the first, two tensors in each."""
     first = {"general.architecture": gguf_bytes.string("llama")} | gguf_bytes.bpe_vocabulary()
     return [
         RawGGUF(first | split_keys(0), [RawTensor("a"), RawTensor("b", 2, (32, 2), 36)]),
@@ -45,7 +45,7 @@ def built(shards: list[RawGGUF]) -> dict[str, bytes]:
 
 
 def read_shards(files: Mapping[str, bytes], first: str = name_of(0)) -> GGUFFile:
-    """Open a model whose files are in memory, as any source of bytes is opened."""
+    """Open a split model from memory."""
 
     def open_shard(name: str) -> Source:
         if name not in files:
@@ -56,7 +56,7 @@ def read_shards(files: Mapping[str, bytes], first: str = name_of(0)) -> GGUFFile
 
 
 def split_by_gguf_py(whole: Path, folder: Path, *, tensors_each: int, small_first: bool = False) -> Path:
-    """Write the same model once more, split; returns its first file."""
+    """Write a copy of the model, split into several files, and return the path of the first."""
     logging.getLogger("gguf.gguf_writer").setLevel(logging.ERROR)
     reader = gguf.GGUFReader(whole)
     writer = gguf.GGUFWriter(folder / "split.gguf", "", split_max_tensors=tensors_each, small_first_shard=small_first)

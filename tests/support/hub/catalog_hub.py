@@ -1,4 +1,4 @@
-"""The Hub's API of repositories on 127.0.0.1: what files a repository has, their sizes and sha256."""
+"""A fake of the Hub's repository API on 127.0.0.1, which lists files with their sizes and sha256."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-# Files of a repository by their paths, with size and sha256; or the status that it is refused with.
+# For each repository, its files (path: size and sha256), or the HTTP status of the refusal.
 Repositories = dict[str, Mapping[str, tuple[int, str]] | int]
 
 
 @dataclass
 class CatalogHub:
     port: int
-    asked: list[str] = field(default_factory=list)  # repositories
+    asked: list[str] = field(default_factory=list)  # repositories, in the order of the requests
 
     @property
     def url(self) -> str:
@@ -50,7 +50,7 @@ def catalog_hub(repositories: Repositories) -> Iterator[CatalogHub]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
-            """Quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub = CatalogHub(server.server_address[1])

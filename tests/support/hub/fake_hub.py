@@ -1,25 +1,25 @@
-"""A Hugging Face Hub on this machine: repositories made by a test, in memory, that go wrong when the test says so.
+"""A fake Hugging Face Hub on this machine, with in-memory repositories and faults that tests can inject.
 
-It speaks what the real huggingface_hub client asks for: the files (`/ORG/REPO/resolve/REV/FILE`, HEAD and GET), their
-redirect to a storage that is another host and another port, Range and If-Range, and the API (`/api/models?search=`,
-`/api/models/ORG/REPO`, `/revision/REV`, `/tree/REV`, `/paths-info/REV`, `/refs`). Threads, one a connection; a start
-takes a millisecond.
+It implements what the real huggingface_hub client uses: files (`/ORG/REPO/resolve/REV/FILE`, HEAD and GET), their
+redirect to a storage with another host name and port, Range and If-Range, and the API (`/api/models?search=`,
+`/api/models/ORG/REPO`, `/revision/REV`, `/tree/REV`, `/paths-info/REV`, `/refs`). Each connection has its own thread.
+Starting the Hub takes a millisecond.
 
     with fake_hub() as hub:
-        made = hub.add("org/repo", {"model.gguf": data, "README.md": b"..."})      # commit, sha256 and sizes follow
-        hub.add("org/repo", {"model.gguf": other})                                # a new commit; `main` moves to it
-        hub.add("org/private", files, token="hf_x")                               # 401 for everybody else
-        hub.add("org/gated", files, gated=True)                                   # files are 403 GatedRepo; API answers
+        made = hub.add("org/repo", {"model.gguf": data, "README.md": b"..."})      # computes commit, sha256 and sizes
+        hub.add("org/repo", {"model.gguf": other})                                # a new commit on `main`
+        hub.add("org/private", files, token="hf_x")                               # 401 without the token
+        hub.add("org/gated", files, gated=True)                                   # 403 GatedRepo for its files
         monkeypatch.setenv("HF_ENDPOINT", hub.url)                                # before huggingface_hub is imported
-        hub.faults.append(Fault(cut_after=1000))                                  # befalls the next file from storage
-        hub.faults.append(Fault(on="hub", status=503, times=2))                   # the next two questions for a file
+        hub.faults.append(Fault(cut_after=1000))                                  # the next file from storage
+        hub.faults.append(Fault(on="hub", status=503, times=2))                   # the next two requests for a file
         ...
         assert [asked.range for asked in hub.asked if asked.at == "storage"] == ["bytes=0-", "bytes=1000-"]
 
-`hub.asked` has every request, with the bytes of the file that were sent; looking at it waits for the answers under way,
-but for those that stall. Files that end in
-.gguf are large files (LFS: sha256, redirect to the storage); all others are sent by the Hub itself. A process that must
-use this Hub gets `HF_ENDPOINT=hub.url`, and `NO_PROXY=*` where the machine has a proxy.
+`hub.asked` lists every request and how many bytes of the file were sent. Reading it waits for answers in progress,
+except stalled ones. Files that end in .gguf are large files (LFS: sha256, redirect to the storage). The Hub itself
+sends all others. A child process that should use this Hub gets `HF_ENDPOINT=hub.url`, and `NO_PROXY=*` if the machine
+has a proxy.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from functools import cached_property
 from http.server import ThreadingHTTPServer
 from typing import Literal
 
-MODEL = b"GGUF" + random.Random(1).randbytes(2_500_000)  # three chunks
+MODEL = b"GGUF" + random.Random(1).randbytes(2_500_000)  # spans three chunks
 SHA256 = hashlib.sha256(MODEL).hexdigest()
 HALF = len(MODEL) // 2
 
-STALL_TICK_S = 0.01  # how often a stall looks whether its client has left
+STALL_TICK_S = 0.01  # seconds between checks for a disconnected client during a stall
 
-Place = Literal["hub", "storage", "api"]  # questions for a file; the file's bytes; questions about a repository
+Place = Literal["hub", "storage", "api"]  # requests for a file, for its bytes, or about a repository
 
 
 @dataclass
 class Fault:
-    """What goes wrong with the next request `at` a place; after `times` requests it is gone.
+    """An error in the answers to the next `times` requests at `on`.
 
-    skip          requests that are answered well before it begins
-    status        this instead of the answer, with no body and with `headers`
-    headers       in place of those of the answer; an empty text leaves one out
-    cut_after     bytes of the body, then the connection ends
-    stall_after   bytes of the body, then silence until the client leaves or `hub.release` is set
-    alter         changes the body's bytes; the headers stay as they were
-    ignore_range  200 and the whole file for a request of a range
-    first         is run before the answer: `lambda: hub.add(...)` is a file that changes
+    skip          number of requests to answer normally first
+    status        HTTP status to send instead of the answer, with no body and with `headers`
+    headers       override the answer's headers; an empty value removes a header
+    cut_after     bytes of the body to send before closing the connection
+    stall_after   bytes of the body to send before stalling until the client leaves or `hub.release` is set
+    alter         changes the body's bytes but not the headers
+    ignore_range  answer range requests with 200 and the whole file
+    first         runs before the answer; `lambda: hub.add(...)` changes the file mid-download
     """
 
     on: Place = "storage"
@@ -72,12 +72,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, and how it was answered. Header values are "" where the request had none."""
+    """One request and its answer. Missing headers are ""."""
 
     at: Place
     method: str
-    path: str  # with the query
-    host: str  # with the port
+    path: str  # including the query
+    host: str  # including the port
     authorization: str
     range: str
     if_range: str
@@ -100,7 +100,7 @@ class FakeFile:
 
     @property
     def etag(self) -> str:
-        """As the Hub gives it: the sha256 of a large file, git's name of any other."""
+        """The ETag, as the Hub computes it: sha256 for large files, git's blob hash for all others."""
         if self.large:
             return self.sha256
         return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content, usedforsecurity=False).hexdigest()
@@ -108,17 +108,17 @@ class FakeFile:
 
 @dataclass
 class FakeRepository:
-    """`commits` holds the files of each commit, `branches` the commit of each branch and tag."""
+    """A repository. `commits` holds the files of each commit, `branches` the commit of each branch and tag."""
 
     name: str
     gated: bool = False
-    token: str | None = None  # that a question must bring; None: public
+    token: str | None = None  # required from clients; None if public
     commits: dict[str, dict[str, FakeFile]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
 
     @property
     def commit(self) -> str:
-        """Of `main`."""
+        """The commit of `main`."""
         return self.branches["main"]
 
     def commit_of(self, revision: str) -> str | None:
@@ -129,18 +129,20 @@ class FakeRepository:
 
 
 class FakeHub:
-    """`url` is the Hub, `storage_url` where it keeps large files: another host name and another port.
+    """A running fake Hub.
 
-    faults            what is to go wrong, in this order; the first that fits a request is taken
-    release           ends every stall
-    bytes_per_second  limit of one connection; None: as fast as it goes
-    total_per_second  limit of all connections together
+    `url` is the address of the Hub. `storage_url`, where it keeps large files, has another host name and port.
+
+    faults            errors to apply, in order; each request takes the first that fits
+    release           ends every stall when set
+    bytes_per_second  limit per connection, or None
+    total_per_second  limit for all connections together, or None
     latency           seconds before each answer
     """
 
     def __init__(self) -> None:
         self.repositories: dict[str, FakeRepository] = {}
-        self.moved: dict[str, str] = {}  # old name of a repository -> its name; answered with a redirect
+        self.moved: dict[str, str] = {}  # old repository name -> new name; old names redirect
         self.faults: list[Fault] = []
         self._asked: list[tuple[int, Asked]] = []
         self._begun = 0
@@ -151,10 +153,10 @@ class FakeHub:
         self.bytes_per_second: float | None = None
         self.total_per_second: float | None = None
         self.latency = 0.0
-        self.objects: dict[str, FakeFile] = {}  # sha256 -> what the storage has
-        self.busy_until = 0.0  # of the line that all connections share
+        self.objects: dict[str, FakeFile] = {}  # the storage's files by sha256
+        self.busy_until = 0.0  # when the bandwidth shared by all connections is free again
         self.pacing = threading.Lock()
-        self.oldest_signature = 0  # of an address at the storage; older ones are answered with 403
+        self.oldest_signature = 0  # URLs with an older signature are answered with 403
         self._signature = 0
         self._ports = (0, 0)
         self._lock = threading.Lock()
@@ -165,22 +167,22 @@ class FakeHub:
 
     @property
     def asked(self) -> list[Asked]:
-        """Every request in the order in which they came; answers under way are waited for, for a while."""
+        """Every request in order of arrival. Waits up to two seconds for answers in progress."""
         if self._stalled:
-            time.sleep(5 * STALL_TICK_S)  # one whose client has left is about to notice it
+            time.sleep(5 * STALL_TICK_S)  # a stalled answer whose client has left notices it within one tick
         with self._quiet:
             self._quiet.wait_for(lambda: self._answering <= 0, timeout=2.0)
             return [asked for _, asked in sorted(self._asked, key=lambda pair: pair[0])]
 
     def begin(self) -> int:
-        """An answer is under way. Its number."""
+        """Count an answer as in progress and return its number."""
         with self._quiet:
             self._answering += 1
             self._begun += 1
             return self._begun
 
     def write_down(self, number: int, asked: Asked) -> None:
-        """The answer has ended."""
+        """Record a finished answer."""
         with self._quiet:
             self._answering -= 1
             self._asked.append((number, asked))
@@ -188,7 +190,7 @@ class FakeHub:
 
     @contextlib.contextmanager
     def stalling(self) -> Iterator[None]:
-        """The answer is silent meanwhile, and not waited for."""
+        """Exclude a stalled answer from those that `asked` waits for."""
         with self._quiet:
             self._answering -= 1
             self._stalled += 1
@@ -213,7 +215,7 @@ class FakeHub:
         gated: bool = False,
         token: str | None = None,
     ) -> FakeRepository:
-        """A commit with exactly these files; the branch moves to it. The repository is made if it is new."""
+        """Commit exactly these files and move the branch to the commit. Creates the repository if it is new."""
         with self._lock:
             made = self.repositories.setdefault(repository, FakeRepository(repository))
             made.gated, made.token = gated, token
@@ -227,13 +229,13 @@ class FakeHub:
             return made
 
     def public(self, content: bytes, name: str = "model.gguf") -> str:
-        """The address of a file that the storage gives to everybody, as any web server would."""
+        """Add a file that needs no signature, as on any web server, and return its URL."""
         file = FakeFile(name, content)
         self.objects[file.sha256] = file
         return f"{self.storage_url}/public/{file.sha256}/{name}"
 
     def expire(self) -> None:
-        """No address at the storage that was given out until now is good any more."""
+        """Expire every storage URL handed out so far."""
         with self._lock:
             self.oldest_signature = self._signature + 1
 
@@ -243,7 +245,7 @@ class FakeHub:
             return self._signature
 
     def next_fault(self, at: Place) -> Fault | None:
-        """What befalls a request; every call is a request."""
+        """Return the fault for one request, if any. Each call counts as a request."""
         with self._lock:
             for fault in self.faults:
                 if fault.on != at:
@@ -258,16 +260,16 @@ class FakeHub:
             return None
 
     def started(self) -> int:
-        """Requests that were begun, of every kind."""
+        """Return the number of requests received, of every kind."""
         with self._quiet:
             return self._begun
 
     def sent(self) -> int:
-        """Bytes of large files that were sent so far."""
+        """Return the number of bytes of large files sent so far."""
         return sum(asked.sent for asked in self.asked if asked.at == "storage")
 
     def downloads(self) -> int:
-        """Requests for the bytes of large files."""
+        """Return the number of GET requests for large files."""
         return sum(asked.at == "storage" and asked.method == "GET" for asked in self.asked)
 
     def hear(self, hub_port: int, storage_port: int) -> None:
@@ -276,7 +278,7 @@ class FakeHub:
 
 @contextlib.contextmanager
 def fake_hub() -> Iterator[FakeHub]:
-    """A Hub without repositories, until the block ends."""
+    """Run a Hub without repositories until the block ends."""
     from tests.support.hub.fake_hub_server import HubHandler, StorageHandler
 
     hub = FakeHub()
@@ -299,4 +301,4 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that was killed in the middle of an answer is what the tests are about."""
+        """Ignore errors, because the tests kill clients in the middle of answers."""

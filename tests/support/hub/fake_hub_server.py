@@ -1,4 +1,4 @@
-"""How the fake Hub and its storage answer (fake_hub.py says how to use them)."""
+"""The request handlers of the fake Hub and its storage. See fake_hub.py for how to use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.support.hub.fake_hub import STALL_TICK_S, Asked, FakeFile, FakeHub, FakeRepository, Fault, Place
 
-_PIECE = 1 << 16  # bytes sent at a time
+_PIECE = 1 << 16  # bytes per write
 _LONGEST_STALL_S = 60.0
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 _RESOLVE = re.compile(r"/(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
@@ -39,7 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._handle()
 
     def _handle(self) -> None:
-        """Answer, and write down how; a fault that is an answer of its own comes first."""
+        """Answer the request and record the answer. A fault that replaces the answer takes precedence."""
         number = self.hub.begin()
         self._status, self._sent = 0, 0
         path = urlsplit(self.path).path
@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(self._fault.status)
             else:
                 self.answer(unquote(path))
-        except OSError:  # the client has gone
+        except OSError:  # the client disconnected
             self.close_connection = True
         finally:
             self._write_down(number)
@@ -72,7 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _answer(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
-        """`Content-Length` is the body's unless the headers say another."""
+        """Send a response. `Content-Length` is the length of the body unless the headers override it."""
         said = {"Content-Length": str(len(body))} | dict(headers or {}) | dict(self._fault.headers)
         self._status = status
         self.send_response(status)
@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(max(0.0, started + self._sent / rate - time.monotonic()))
 
     def _wait_for_the_end(self) -> None:
-        """Until `release`, or until the client has closed its end."""
+        """Wait until `release` is set or the client disconnects."""
         until = time.monotonic() + _LONGEST_STALL_S
         while time.monotonic() < until and not self.hub.release.wait(STALL_TICK_S):
             readable, _, _ = select.select([self.connection], [], [], 0)
@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise ConnectionResetError
 
     def _send_file(self, file: FakeFile, headers: Mapping[str, str]) -> None:
-        """The file, or the range of it that was asked for."""
+        """Send the file, or the requested range of it."""
         whole, size = file.content, len(file.content)
         said = {"ETag": f'"{file.etag}"', "Accept-Ranges": "bytes"} | dict(headers)
         asked = None if self._fault.ignore_range else _RANGE.fullmatch(self.headers.get("Range") or "")
@@ -140,7 +140,7 @@ class StorageHandler(_Handler):
     place: Place = "storage"
 
     def answer(self, path: str) -> None:
-        """/objects/SHA256/NAME, with the signature that the Hub gave; /public/SHA256/NAME needs none."""
+        """Answer /objects/SHA256/NAME, which needs a valid signature, and /public/SHA256/NAME, which does not."""
         _, kind, sha256, *_ = [*path.split("/"), "", ""]
         signature = int(parse_qs(urlsplit(self.path).query).get("signature", ["-1"])[0])
         file = self.hub.objects.get(sha256)
@@ -179,7 +179,7 @@ class HubHandler(_Handler):
             self._answer_resolve(repository, found["revision"], found["file"])
 
     def _answer_search(self) -> None:
-        """The repositories with GGUF files whose names hold the text, in the order in which they were added."""
+        """List the repositories that have GGUF files and whose names contain the search text, oldest first."""
         query = parse_qs(urlsplit(self.path).query)
         assert query["filter"] == ["gguf"]
         assert query["sort"] == ["downloads"]
@@ -244,7 +244,7 @@ class HubHandler(_Handler):
 
 
 def _entry(file: FakeFile) -> dict[str, Any]:
-    """A file of a tree, as the Hub's API tells it."""
+    """Return a file's entry in the API's tree listing."""
     entry: dict[str, Any] = {"type": "file", "oid": file.etag[:40], "size": len(file.content), "path": file.path}
     if file.large:
         entry["lfs"] = {"oid": file.sha256, "size": len(file.content), "pointerSize": 135}

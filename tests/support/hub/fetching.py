@@ -1,4 +1,4 @@
-"""Downloads of one test, here or in a process of their own: folders, an Artifact, and what was said."""
+"""Downloads for one test, in this process or in a child process, with their folders and recorded output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ except LlmrunError as error:
 
 @dataclass
 class Said:
-    """A reporter that remembers, or what a process said."""
+    """A reporter that records its calls, or the recorded output of a child process."""
 
     notes: list[str] = field(default_factory=list)
     steps: list[tuple[str, int, int]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Said:
 
 @contextlib.contextmanager
 def held_for(lock: Path, seconds: float) -> Iterator[None]:
-    """Another thread, which filelock takes for another process, holds the lock so long."""
+    """Hold the lock in another thread for this many seconds. To filelock, the thread is like another process."""
     taken = threading.Event()
 
     def hold() -> None:
@@ -90,7 +90,7 @@ def held_for(lock: Path, seconds: float) -> Iterator[None]:
 
 
 def artifact_of(made: FakeRepository, *paths: str, name: str = "tiny") -> Artifact:
-    """What `huggingface.pin` would say of these files."""
+    """Return the artifact that `huggingface.pin` would return for these files."""
     held = [made.file(path) for path in paths]
     files = tuple(RemoteFile(file.path, len(file.content), file.sha256) for file in held)
     return Artifact(name, HubSource(made.name, paths[0]), files, made.commit)
@@ -98,7 +98,7 @@ def artifact_of(made: FakeRepository, *paths: str, name: str = "tiny") -> Artifa
 
 @dataclass(frozen=True)
 class Folders:
-    """A user's folders below `root`, for this process (`use`) or another (`start`)."""
+    """A user's folders below `root`, for this process (`use`) or a child process (`start`)."""
 
     root: Path
 
@@ -126,7 +126,7 @@ class Folders:
         return kept | own
 
     def use(self, monkeypatch: pytest.MonkeyPatch, hub: FakeHub) -> None:
-        """This process has these folders and this Hub, and waits no longer than a test may."""
+        """Point this process at these folders and this Hub, with timeouts and retry delays short enough for tests."""
         from huggingface_hub import constants
 
         for name, value in self.environment(hub).items():
@@ -141,7 +141,7 @@ class Folders:
         monkeypatch.setattr("llmrun.hub.remote.backoff.FIRST_WAIT_S", 0.001)
 
     def start(self, artifact: Artifact, hub: FakeHub, prelude: str = "") -> subprocess.Popen[str]:
-        """A process that downloads; `prelude` is Python to run in it first."""
+        """Start a child process that downloads the artifact. `prelude` is Python code to run in it first."""
         assert isinstance(artifact.source, HubSource)
         files = [(file.path, file.size, file.sha256) for file in artifact.files]
         told = {"name": artifact.name, "repository": artifact.source.repository, "commit": artifact.commit}
@@ -155,14 +155,15 @@ class Folders:
         )
 
     def files(self) -> Iterator[Path]:
-        """Everything that lies in the folders and is no folder."""
+        """Yield all files and links in the folders."""
         for folder in (self.root / "data", self.root / "hf"):
             yield from (path for path in sorted(folder.rglob("*")) if path.is_symlink() or path.is_file())
 
     def wrong(self, artifact: Artifact, *, whole: bool) -> list[str]:
-        """What is not as it must be, of the model that is `whole`, or not here; [] if all is well.
+        """Return a list of problems with the folders; empty if all is well.
 
-        Locks, records and the branch may lie there; of a model that is not whole, a partial file with its journal.
+        If `whole`, all files of the model must be in place. Otherwise the model must not be listed yet, and partial
+        files with their journals are allowed. Locks, records and the branch are always allowed.
         """
         assert isinstance(artifact.source, HubSource)
         home = self.cache / ("models--" + artifact.source.repository.replace("/", "--"))
@@ -186,7 +187,7 @@ class Folders:
 
 
 def outcome(lines: str) -> Said:
-    """Read back what a process said; a last line that it did not finish is nothing."""
+    """Parse a child's output. An incomplete last line is ignored."""
     said = Said()
     for line in lines.splitlines(keepends=True):
         if not line.endswith("\n"):

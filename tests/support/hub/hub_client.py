@@ -1,4 +1,4 @@
-"""The real huggingface_hub of this process, pointed at another Hub."""
+"""Point the real huggingface_hub in this process at another Hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.support.hub.fake_hub import Asked, FakeHub
 
 
 def at_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """HF_ENDPOINT is read when huggingface_hub is imported, which may have been long ago: set what it was made into."""
+    """Replace the constants that huggingface_hub derived from HF_ENDPOINT at import, because it may be imported
+    already."""
     from huggingface_hub import constants
 
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
@@ -25,7 +26,10 @@ def at_hub(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 
 
 def settled(hub: FakeHub) -> list[Asked]:
-    """Every request so far. The Hub writes one down after its answer: the client may be a moment ahead of that."""
+    """Return every request so far.
+
+    The Hub records a request after answering it, so this waits until the count stops growing.
+    """
     seen = -1
     while seen != len(hub.asked):
         seen = len(hub.asked)
@@ -34,7 +38,7 @@ def settled(hub: FakeHub) -> list[Asked]:
 
 
 def refuse_import(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Importing this module fails as huggingface_hub's do with an HF_ENDPOINT that is no URL."""
+    """Make importing the module fail, as huggingface_hub's modules do if HF_ENDPOINT is not a URL."""
     imported = builtins.__import__
 
     def refusing(module: str, *rest: Any, **others: Any) -> Any:

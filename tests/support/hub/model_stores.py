@@ -1,4 +1,4 @@
-"""A machine's folders of models, laid down as the programs that own them do."""
+"""A machine's model folders, laid out as the programs that own them do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.gguf.gguf_bytes import F32, U32, RawGGUF, RawTensor, numbers,
 def gguf(
     *, name: str = "test", architecture: str = "llama", context: int = 8192, file_type: int | None = None, salt: int = 0
 ) -> bytes:
-    """A small file that opens; `salt` makes it another one."""
+    """Return a small file that opens. A different `salt` gives a different file."""
     keys: dict[str | bytes, bytes] = {
         "general.architecture": string(architecture),
         "general.name": string(name),
@@ -38,7 +38,7 @@ def commit(number: int) -> str:
 
 
 class Stores:
-    """Everything below one folder, which is also the user's home."""
+    """All the model folders below one root, which is also the user's home."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -66,7 +66,7 @@ class Stores:
         return self.cache / ("models--" + name.replace("/", "--"))
 
     def shared(self, name: str, files: Mapping[str, bytes], *, number: int = 1, ref: str | None = "main") -> list[Path]:
-        """A snapshot in the shared cache; its links."""
+        """Add a snapshot to the shared cache and return its links."""
         folder = self.repository(name)
         links = []
         for file, data in files.items():
@@ -91,7 +91,7 @@ class Stores:
         return path
 
     def ollama(self, data: bytes, *parts: str, folder: Path | None = None) -> Path:
-        """A model of Ollama's; parts are registry, owner, name and tag, or the last two."""
+        """Add a model to Ollama's store. `parts` are registry, owner, name and tag, or only the last two."""
         folder = folder or self.root / ".ollama" / "models"
         blob = folder / "blobs" / f"sha256-{sha256(data)}"
         blob.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class Stores:
         return path
 
     def everything(self) -> dict[str, str]:
-        """Each file below the root and a digest of it, each link and where it leads to."""
+        """Return a digest of each file below the root and the target of each link."""
         found = {}
         for above, folders, files in os.walk(self.root):
             for name in [*files, *folders]:
@@ -130,7 +130,7 @@ class Stores:
 
 
 def long_header(*, type_last: bool, tokens: int = 3000) -> bytes:
-    """A header whose vocabulary is longer than what is read at once, with the file's type behind it or before it."""
+    """Return a header with a vocabulary longer than one read, and the file type after or before it."""
     vocabulary: dict[str | bytes, bytes] = {
         "tokenizer.ggml.tokens": strings([f"token {number}" for number in range(tokens)]),
         "tokenizer.ggml.scores": numbers(F32, [0.0] * tokens),

@@ -1,4 +1,4 @@
-"""Disks that are full soon: a file system of a few megabytes, or the system's device that is always full."""
+"""Disks that fill up quickly: a tmpfs of a few megabytes, or /dev/full."""
 
 from __future__ import annotations
 
@@ -20,22 +20,26 @@ _SIZE = 8 << 20
 
 @dataclass
 class SmallDisk:
-    """`folder` lies on it. `mounted`: a disk of its own, so that other processes find it full too."""
+    """A nearly full disk that holds `folder`. If `mounted`, it is a real file system, so other processes see it full
+    too."""
 
     folder: Path
     mounted: bool
-    allowance: int  # bytes that may still be written, where nothing could be mounted
+    allowance: int  # bytes that may still be written if mounting failed
 
     def make_room(self) -> None:
-        """As much as a test needs."""
+        """Free as much space as any test needs."""
         self.allowance = 1 << 40
         (self.folder / "ballast").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def small_disk(folder: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
-    """A disk on which about `room` bytes are free. Mounting needs a privilege: without it every write of a download
-    beyond the room goes to /dev/full, which refuses as a full disk does."""
+    """Yield a disk with about `room` bytes free.
+
+    Mounting needs a privilege. Without it, all writes of a download beyond `room` go to /dev/full, which fails like a
+    full disk.
+    """
     folder.mkdir()
     if mount(folder, _SIZE):
         try:
@@ -63,7 +67,7 @@ def small_disk(folder: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def mount(folder: Path, size: int) -> bool:
-    """Put a disk of this size there, if this user may."""
+    """Mount a tmpfs of this size at the folder and return True, or return False if this user may not."""
     try:
         command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""A store of models that anything may happen to, beside a plain model of what must be in it then."""
+"""A Hypothesis state machine for the model store, checked against a simple model of its expected contents."""
 
 from __future__ import annotations
 
@@ -32,18 +32,21 @@ from tests.support.hub.model_stores import gguf, sha256
 
 REPOSITORIES = ("org/one", "org/two")
 FILES = ("m-Q4_0.gguf", "m-Q8_0.gguf")
-SHORT = 10  # digits of a commit in a name
+SHORT = 10  # digits of a commit in a model's name
 
 Repositories = st.sampled_from(REPOSITORIES)
 Files = st.sampled_from(FILES)
-Salts = st.integers(0, 3)  # few: the same bytes come back
+Salts = st.integers(0, 3)  # few values, so that the same bytes recur
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`snapshots` says which bytes each snapshot links to, `main` which commit the branch is here, `damaged` which
-    blobs were written to. Everything else follows."""
+    """The store and a simple model of it.
 
-    kill_delay = 0.6  # seconds, at most, that a child has before it is killed
+    `snapshots` maps each file of a snapshot to its sha256, `main` maps each repository to the local commit of its
+    branch, and `damaged` lists corrupted blobs. Everything else follows from these.
+    """
+
+    kill_delay = 0.6  # seconds before a child process is killed, at most
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +71,7 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.closing.close()
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- operations ---------------------------------------------------------------------------------------------------
 
     @rule(repository=Repositories, salts=st.tuples(Salts, Salts))
     def publish(self, repository: str, salts: tuple[int, int]) -> None:
@@ -117,12 +120,12 @@ class StoreMachine(RuleBasedStateMachine):
         self._killed(moment, "rm", model.name)
         self.the_hubs_own_tool_finds_nothing_wrong()
         file = getattr(model.source, "file", "")
-        for each in models():  # some of its links may have gone, and its name with them
+        for each in models():  # some of its links may be gone, which changes its name
             if each.repository == model.repository and self._digest(each) == digest and each.path.name == file:
                 remove(removal_of(each))
         self._removed(model, digest)
         if not any((key[0], held) == (model.repository, digest) for key, held in self.snapshots.items()):
-            # Bytes that nothing links to: prune takes them after a week.
+            # Nothing links to these bytes any more; prune would remove them after a week.
             self._blob(model.repository, digest).unlink(missing_ok=True)
 
     @rule(dry=st.booleans())
@@ -144,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert done.returncode in (2, 4)
         assert b"\x1b" not in done.stderr
 
-    # --- what is seen -------------------------------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------------------------
 
     @invariant()
     def the_list_is_the_models(self) -> None:
@@ -195,7 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             assert expected
 
-    # --- the plain model ----------------------------------------------------------------------------------------------
+    # --- simple model of the store ------------------------------------------------------------------------------------
 
     def _linked(self, repository: str, file: str) -> None:
         made = self.hub.repositories[repository]
@@ -221,7 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
         return os.path.basename(os.path.realpath(model.path))  # noqa: PTH119
 
     def _removed(self, model: Model, digest: str) -> int:
-        """Bytes that must have been freed."""
+        """Forget the model's files and return the number of bytes that must have been freed."""
         keys = [key for key, held in self.snapshots.items() if key[0] == model.repository and held == digest]
         for key in keys:
             if key[1] in model.commits and key[2] == getattr(model.source, "file", ""):
@@ -231,7 +234,7 @@ class StoreMachine(RuleBasedStateMachine):
         return model.size if freed else 0
 
     def _forget_what_is_gone(self) -> None:
-        """A reference goes with the last file of its snapshot, and damage with its blob."""
+        """Drop references whose snapshot has no files left, and damage records whose blob is gone."""
         commits = {(key[0], key[1]) for key in self.snapshots}
         self.main = {name: commit for name, commit in self.main.items() if (name, commit) in commits}
         self.damaged &= {(key[0], digest) for key, digest in self.snapshots.items()}

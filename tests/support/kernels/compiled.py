@@ -1,6 +1,6 @@
-"""Compile every kernel the tests look at into their cache: `python -m tests.support.kernels.compiled [--beside]`.
+"""Compile every kernel that the tests use into the cache: `python -m tests.support.kernels.compiled [--beside]`.
 
-Five minutes of one processor. Tests that run meanwhile wait a third of their time.
+This takes five minutes on one processor. Tests that run at the same time spend a third of their time waiting.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from llmrun.compiled.store import KernelName, object_images
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, TARGETS, own_kernels, target_of
 
-AttentionKind = tuple[int, int, int, str]  # (heads of a group, head size, value size, type of the cache)
+AttentionKind = tuple[int, int, int, str]  # (query heads per KV head, head size, value size, cache type)
 
-# Of the attention tests: those that tiny models have too, and more. Each is four seconds of compiling at a level.
+# The shapes of the attention tests, which include those of the tiny models. Each takes four seconds to compile per
+# level.
 SHAPES: tuple[AttentionKind, ...] = (
     (2, 16, 16, "f16"),
     (3, 64, 64, "f16"),

@@ -1,9 +1,9 @@
-"""Run kernels on buffers that end, or begin, at a guard page: `python -m tests.support.kernels.guard_pages LEVEL END`.
+"""Run kernels on buffers next to a guard page: `python -m tests.support.kernels.guard_pages LEVEL END`.
 
-Each kernel's name is printed before it runs, and a checksum of all results at the end: a process that dies has said in
-which kernel. Buffers are as large as the engine makes them. What it promises: memory of weights, activations and the
-cache begins on a cache line, and each row or group of theirs is a whole number of cache lines; the lists of a step
-(tokens, positions, block tables, rotations, wanted rows) have the length of the step, to the byte.
+The program prints each kernel's name before running it, and a checksum of all results at the end, so a crash shows
+which kernel caused it. Buffers have exactly the sizes that the engine allocates. The engine guarantees that memory for
+weights, activations and the cache starts on a cache line, and that each row or group is a whole number of cache lines.
+A step's lists (tokens, positions, block tables, rotations, wanted rows) are exactly as long as the step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tests.support.kernels.row_ops_plan import row_ops_plan
 from tests.support.kernels.runs import EXPERT_TYPES, WEIGHT_TYPES, at_level, random_matrix, width
 
 ENDS = ("start", "end")
-# Shapes that test_attention.py has too: each that it has not is five seconds to compile.
+# Shapes that test_attention.py uses too, because each additional shape takes five seconds to compile.
 SHAPES = (
     *((shape, kv_type) for shape in (AttentionShape(9, 3, 64), AttentionShape(3, 3, 48)) for kv_type in KV_TYPES),
     *((AttentionShape(22, 2, 16), kv_type) for kv_type in KV_TYPES),
@@ -61,17 +61,19 @@ SHAPES = (
     (AttentionShape(4, 1, 512), "f16"),
     (AttentionShape(16, 1, 576, value_size=512), "q8_0"),
 )
-AGAIN = 64  # head size of a shape whose layers are looked back on twice
-STEPS = (1, 3, 8, 17)  # rows: around the tiles of every level
-CAPPED = (48, 48, "f16")  # sizes and type of the cache of layers whose scores are capped
-POSITIONS = 5 * BLOCK  # more than a chunk of attention
+AGAIN = 64  # head size of the shape whose layers attend to their cache twice
+STEPS = (1, 3, 8, 17)  # rows, chosen around the tile sizes of every level
+CAPPED = (48, 48, "f16")  # head size, value size and cache type of the layers with a soft cap on scores
+POSITIONS = 5 * BLOCK  # more than one chunk of attention
 WINDOW = 40
-NOWHERE = np.int32(-(1 << 31))  # a block that is none
+NOWHERE = np.int32(-(1 << 31))  # an invalid block number
 
 
 class GuardedMemory:
-    """Buffers between two pages without access, flush against the one at their `end` ("start" or "end"), of which
-    `missing` bytes are cut off there."""
+    """Buffers between two inaccessible pages.
+
+    Each buffer touches the guard page at its `end` ("start" or "end") and is `missing` bytes too short on that side.
+    """
 
     def __init__(self, end: str, missing: int = 0) -> None:
         self._at_end = end == "end"
@@ -80,7 +82,7 @@ class GuardedMemory:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def take(self, n_bytes: int, what: str = "") -> NDArray[np.uint8]:
-        """uint8[n_bytes] of zeros: a stand-in for arena.allocate."""
+        """Return uint8[n_bytes] of zeros. Stands in for arena.allocate."""
         page = mmap.PAGESIZE
         inner = max(1, -(-n_bytes // page)) * page
         region = mmap.mmap(-1, inner + 2 * page)
@@ -98,15 +100,18 @@ class GuardedMemory:
         return copied
 
     def address(self, array: NDArray[np.generic]) -> int:
-        """A stand-in for arena.address_of: of a guarded copy, for what kernels read and nobody has guarded. Words of
-        records and counters stay where they are: they are read again after they were changed."""
+        """Return the address of an array, or of a guarded copy if it is not guarded yet. Stands in for
+        arena.address_of.
+
+        Record words and counters are not copied, because the test reads them again after kernels change them.
+        """
         here = array.ctypes.data
         inside = any(start <= here < start + len(region) for start, region in self._regions)
         return here if inside or array.dtype == np.int64 else self.copy(array).ctypes.data
 
 
 def run_plans(memory: GuardedMemory) -> bytes:
-    """A layer of a model for each weight type and shape, and all row ops; returns a checksum of the logits."""
+    """Run one layer per weight type and shape, and all row ops. Return a checksum of the logits."""
     checksum = hashlib.sha256()
     plans = [(row_ops_plan(), "f16")]
     for index, kind in enumerate(WEIGHT_TYPES):
@@ -120,7 +125,7 @@ def run_plans(memory: GuardedMemory) -> bytes:
             filling.fill({matrix.name: packed[matrix.name]}, 1)
         shapes = kv_shapes(plan, [POSITIONS // BLOCK] * len(plan.windows), kv_type)
         kv = [memory.take(prod(shape)).reshape(shape) for shape in shapes]
-        for rows in (POSITIONS, *STEPS):  # the first fills the cache
+        for rows in (POSITIONS, *STEPS):  # the first step fills the cache
             lowered = lower(plan, packed, kv, kv_type=kv_type, max_rows=rows, n_threads=1)
             lowered.link()
             checksum.update(_run(memory, plan, lowered, rows).tobytes())
@@ -128,7 +133,10 @@ def run_plans(memory: GuardedMemory) -> bytes:
 
 
 def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
-    """Widths that are no whole number of vectors where the type allows it; attention to all and to a window."""
+    """Return a one-layer plan with full and windowed attention.
+
+    Where the weight type allows it, widths are not multiples of a vector.
+    """
     columns = width(kind, 96 if kind not in ("f32", "f16", "bf16") else 75)
     heads, seen_width = shape.heads * shape.head_size, shape.heads * shape.value_size
     plan, rope = Plan(), Rope(10_000.0 ** -(np.arange(shape.head_size // 2) / shape.head_size))
@@ -162,7 +170,7 @@ def _plan(kind: str, shape: AttentionShape, kv_type: str) -> Plan:
 
 
 def _table(window: int, position: int) -> NDArray[np.int32]:
-    """Blocks that no row from `position` on sees point outside of the cache."""
+    """Return a block table whose blocks before the window of `position` point outside the cache."""
     table = np.arange(POSITIONS // BLOCK, dtype=np.int32)[::-1].copy()
     gone = max(0, position + 1 - window) // BLOCK if window else 0
     table[:gone] = NOWHERE
@@ -170,7 +178,7 @@ def _table(window: int, position: int) -> NDArray[np.int32]:
 
 
 def _experts(plan: Plan, kind: str, x: Value) -> None:
-    """Five experts, of which each row has two: so few that in the longest step each has its weights unpacked."""
+    """Add five experts with two active per row: so few that the longest step unpacks the weights of each."""
     n, columns, inner = 5, x.width // 16 * 16, width(kind, 48)
     h = plan.linear(x, random_matrix("f32", columns, x.width, name="to experts"))
     routing = plan.route(
@@ -194,7 +202,7 @@ def _experts(plan: Plan, kind: str, x: Value) -> None:
 
 
 def _heads(plan: Plan, kind: str, x: Value) -> None:
-    """Three heads, each times a matrix of its own."""
+    """Add three heads that are each multiplied by their own matrix."""
     columns = width(kind, 44)
     h = plan.linear(x, random_matrix("f32", 3 * columns, x.width, name="to heads"))
     y = plan.head_linear(h, random_matrix(kind, 3 * 32, columns, name="of heads"), heads=3)
@@ -202,7 +210,7 @@ def _heads(plan: Plan, kind: str, x: Value) -> None:
 
 
 def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDArray[np.generic]:
-    """The records one after the other in this thread; float32[1 or 2 wanted rows, padded vocabulary]."""
+    """Run the records in order in this thread. Returns logits, float32[1 or 2 wanted rows, padded vocabulary]."""
     positions = np.arange(POSITIONS - rows, POSITIONS, dtype=np.int32)
     wanted = np.unique([rows // 2, rows - 1]).astype(np.int32)
     tables = [memory.copy(_table(window, int(positions[0]))) for window in plan.windows]
@@ -233,12 +241,12 @@ def _run(memory: GuardedMemory, plan: Plan, lowered: Lowered, rows: int) -> NDAr
 
 
 class _GuardedVocabularyKernels:
-    """A stand-in for load_kernel: kernels on guarded copies of their arrays, which are written back afterwards."""
+    """A stand-in for load_kernel whose kernels run on guarded copies of their arrays. Results are copied back."""
 
     def __init__(self, memory: GuardedMemory) -> None:
         self._memory = memory
-        self._n_symbols = 0  # of the tables built last; a look-up is not told
-        self._n_special = self._tree_nodes = 0  # of the tree built last
+        self._n_symbols = 0  # for the last token table; lookups do not receive it
+        self._n_special = self._tree_nodes = 0  # for the last special-token tree
 
     def load(self, module: str, function: str) -> Callable[..., None]:
         name = KernelName.of(module, function)
@@ -265,7 +273,7 @@ class _GuardedVocabularyKernels:
 
         return run
 
-    # Bytes at each word that is an address, as the kernels' docstrings have them.
+    # The size in bytes behind each word that is an address, as given in the kernels' docstrings.
 
     def _table_sizes(self, words: Sequence[int]) -> dict[int, int]:
         n_tokens, mask, queries, merges, pair_mask = (words[index] for index in (2, 4, 7, 11, 13))
@@ -303,14 +311,14 @@ class _GuardedVocabularyKernels:
         return {0: n_bytes, 2: 8 * n_marks} | tree | {10: self._n_special, 11: 8 * n_bytes, 12: 4 * n_bytes, 13: 16}
 
     def _split_sizes(self, words: Sequence[int]) -> dict[int, int]:
-        """The stages' own tables are not guarded: nothing but the stages says where they lie."""
+        """Return sizes without the stages' own tables, whose addresses are inside the stage records."""
         n_bytes, n_parts, n_stages = words[1], words[3], words[7]
         stages = {4: N_CODE_POINTS, 6: 8 * STAGE_WORDS * n_stages}
         return {0: n_bytes, 2: 8 * n_parts} | stages | {8: n_bytes + 1, 9: 8 * n_bytes, 10: 8}
 
 
 def _text_sizes(words: Sequence[int]) -> tuple[dict[int, int], int, int]:
-    """Of the first six words, which both merges share; bytes of the text, and of its longest piece."""
+    """Return the sizes for the six words that both merges share, the text's bytes and its longest piece's bytes."""
     _, ends_address, n_pieces, _, _, n_inserts = words[:6]
     ends = np.array((ctypes.c_int64 * n_pieces).from_address(ends_address), np.int64)
     text_bytes = int(ends[-1]) if n_pieces else 0
@@ -319,7 +327,8 @@ def _text_sizes(words: Sequence[int]) -> tuple[dict[int, int], int, int]:
 
 
 def run_tokenizers(memory: GuardedMemory) -> bytes:
-    """Both kinds of vocabulary on texts of every length around the short and the long way; a checksum of the ids."""
+    """Run both kinds of vocabulary on texts of many lengths, short and long enough for either code path. Return a
+    checksum of the ids."""
     checksum = hashlib.sha256()
     kernels = _GuardedVocabularyKernels(memory)
     with TemporaryDirectory() as folder, ExitStack() as stack:
@@ -336,7 +345,7 @@ def run_tokenizers(memory: GuardedMemory) -> bytes:
 
 
 def run_machine() -> None:
-    """What measures the machine; its results are speeds."""
+    """Run the kernels that measure the machine. Their results are speeds, so there is no checksum."""
     _say("limits.read")
     here = limits.MachineLimits(1, memory_bytes=1 << 20)
     here.read_bandwidth()
@@ -350,7 +359,7 @@ def _say(words: str) -> None:
 
 
 def _users_of(name: str) -> list[ModuleType]:
-    """Of a function of arena.py."""
+    """Return the modules that import a function from arena.py."""
     modules = [module for key, module in sys.modules.items() if key.startswith("llmrun.")]
     return [module for module in modules if module is not arena and hasattr(module, name)]
 

@@ -1,4 +1,4 @@
-"""Which threads meet in memory while a lowered plan runs: by what its records read and write, and its barriers."""
+"""Find data races in a lowered plan from what its records read and write, and from its barriers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from llmrun.quants.packed import GROUP_ROWS
 class Uses:
     """The words of a kernel's op record that are addresses, by name.
 
-    second, third  inputs that are not the op's first: they have flags of their own
-    cache          in the KV cache, which all threads share
-    tables         tables of a routing, of which each thread has its own in a step of one row
+    second, third  inputs after the op's first, which have their own flags
+    cache          an address in the KV cache, which all threads share
+    tables         routing tables, private to each thread in a step of one row
     """
 
     words: type[Any]  # a NamedTuple
@@ -43,7 +43,7 @@ class Uses:
     tables: tuple[str, ...] = ()
 
     def flag(self, word: str) -> int:
-        """The flag that says whether an input is private."""
+        """Return the flag that marks this input as private."""
         if word == self.second:
             return records.FLAG_PRIVATE_SECOND
         return records.FLAG_PRIVATE_THIRD if word == self.third else records.FLAG_PRIVATE_INPUT
@@ -70,7 +70,7 @@ USES = {
     "concat": Uses(ConcatWords, ("a", "b"), ("out",), second="b"),
     "keep": Uses(ConvolutionWords, ("x",), ("cache",), cache="cache"),
     "convolve": Uses(ConvolutionWords, ("x", "cache"), ("out",), cache="cache"),
-    "soft_cap": Uses(SoftCapWords, (), ()),  # the logits
+    "soft_cap": Uses(SoftCapWords, (), ()),  # writes the logits only
     "route": Uses(RouteWords, ("logits",), ("chosen", "weights")),
     "group": Uses(GroupWords, ("chosen",), ("head", "slots", "sources", "experts"), tables=("chosen",)),
     "experts.int8": Uses(IntegerWords, _PRODUCT_INPUT + _EXPERT_TABLES, ("out",), tables=_EXPERT_TABLES),
@@ -83,18 +83,18 @@ GROUP_BYTES = 4 * GROUP_ROWS
 
 @dataclass(frozen=True)
 class Access:
-    """One record's use of one buffer, `offset` bytes behind its beginning at `address`."""
+    """One record's access to one buffer, at `offset` bytes from its start at `address`."""
 
     record: int
     address: int
     offset: int
     writes: bool
-    private: bool  # each thread has a copy in a step of one row
+    private: bool  # in a step of one row, each thread has its own copy
     replicated: bool  # every thread writes the same bytes
 
 
 def accesses(lowered: Lowered) -> Iterator[list[Access]]:
-    """What each record touches, in order."""
+    """Yield the accesses of each record, in order."""
     for index, name in enumerate(lowered.kernels):
         kernel = USES[_key(name)]
         flags = int(lowered.records[index, records.OP_FLAGS // records.WORD])
@@ -112,12 +112,12 @@ def accesses(lowered: Lowered) -> Iterator[list[Access]]:
                 bool(flags & records.FLAG_REPLICATED),
             )
             for word, writes, private in uses
-            if addresses[word]  # the logits' address comes with each step
+            if addresses[word]  # the step supplies the address of the logits
         ]
 
 
 def word_of(lowered: Lowered, record: int, word: str) -> int:
-    """One word of a record, by its name."""
+    """Return a record's word by name."""
     at = getattr(records.offsets(USES[_key(lowered.kernels[record])].words), word)
     return int(lowered.records[record, at // records.WORD])
 
@@ -127,7 +127,7 @@ def _key(name: KernelName) -> str:
 
 
 def offset_of_head(lowered: Lowered, record: int, address: int) -> int:
-    """How far into a buffer a product of one head among many reads or writes."""
+    """Return the byte offset in a buffer at which a per-head product reads or writes; 0 for other records."""
     of_the_same = [number for number, origin in enumerate(lowered.origins) if origin == lowered.origins[record]]
     products = [number for number in of_the_same if lowered.kernels[number].function == "linear"]
     if len(products) == 1 or record not in products:
@@ -137,7 +137,8 @@ def offset_of_head(lowered: Lowered, record: int, address: int) -> int:
 
 
 def races(lowered: Lowered, *, one_row: bool) -> list[tuple[Access, Access]]:
-    """Pairs of uses of one buffer, one of them writing, that no barrier keeps apart and no thread has for itself."""
+    """Return pairs of accesses to one buffer, at least one a write, with no barrier between them, unless each thread
+    has a private copy."""
     found = []
     since_barrier: list[Access] = []
     flags = lowered.records[:, records.OP_FLAGS // records.WORD].tolist()
@@ -159,7 +160,7 @@ def races(lowered: Lowered, *, one_row: bool) -> list[tuple[Access, Access]]:
 
 
 def needless_barriers(lowered: Lowered, *, one_row: bool) -> list[str]:
-    """Kernels whose barrier could be left out without a race, but for those that one row does without."""
+    """Return the kernels whose barrier could be removed without a race. Skips replicated ops in steps of one row."""
     found = []
     column = lowered.records[:, records.OP_FLAGS // records.WORD]
     for index in np.flatnonzero(column & records.FLAG_BARRIER)[:-1].tolist():
@@ -173,7 +174,7 @@ def needless_barriers(lowered: Lowered, *, one_row: bool) -> list[str]:
 
 
 def lie_beside(lowered: Lowered, a: Access, b: Access) -> bool:
-    """Outputs of two heads' products of one op, of which neither reaches into the other."""
+    """Return whether both accesses are outputs of per-head products of one op that do not overlap."""
     same_op = lowered.origins[a.record] == lowered.origins[b.record] and a.record != b.record
     if not same_op or any(lowered.kernels[use.record].function != "linear" for use in (a, b)):
         return False
@@ -182,7 +183,10 @@ def lie_beside(lowered: Lowered, a: Access, b: Access) -> bool:
 
 
 def shared_cache(lowered: Lowered, use: Access) -> bool:
-    """In a step of one row every thread stores the same keys and values, and reads back what it wrote itself."""
+    """Return whether the access is to the KV cache.
+
+    In a step of one row, this is no race: every thread stores the same keys and values and reads its own writes.
+    """
     return any(
         word_of(lowered, index, cache) == use.address
         for index, name in enumerate(lowered.kernels)

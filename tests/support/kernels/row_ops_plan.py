@@ -1,4 +1,4 @@
-"""A plan that has every op on whole rows, of float32 weights and of widths that are no whole number of vectors."""
+"""A plan with every row op, float32 weights, and widths that are not multiples of a vector."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from llmrun.plan.plan import Plan
 from llmrun.plan.values import Value
 from tests.support.kernels.runs import matrix_of
 
-TOKENS = 37  # of the vocabulary
+TOKENS = 37  # vocabulary size
 _WIDTH, _HEADS, _HEAD_SIZE, _HIDDEN, _CONVOLVED, _TAPS = 75, 4, 16, 101, 32, 3
 
 
 def row_ops_plan() -> Plan:
-    """A model of two sums, both added onto by row ops only: each thread has its own of one, the other is shared."""
+    """Return a plan with two residual streams that only row ops add to. One is private to each thread, the other
+    shared."""
     plan = Plan()
     x = plan.embed(_matrix("embedding", TOKENS, _WIDTH), scale=3.0)
     shared = plan.linear(x, _matrix("shared", _WIDTH, _WIDTH))
@@ -53,7 +54,7 @@ def row_ops_plan() -> Plan:
 
 
 def _other_heads(plan: Plan, heads: Value) -> Value:
-    """Of each head some features and some of all heads' own, times a matrix of its own."""
+    """Concatenate slices of each head with features shared by all heads, then multiply each head by its own matrix."""
     same = plan.slice(heads, 3, 7)
     some = plan.slice(heads, _HEAD_SIZE - 5, 5, groups=_HEADS)
     more = plan.concat(

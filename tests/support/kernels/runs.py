@@ -1,4 +1,4 @@
-"""Run kernels in tests: at a chosen instruction level, one by one or as a small plan with a team of threads."""
+"""Run kernels in tests at a chosen instruction level, alone or in a small plan with a team of threads."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ INTEGER_TYPES = (*(name for name in PACKED_NAMES if name != WIDE), *sorted(WIDEN
 FLOAT_TYPES = ("f32", "f16", "bf16")
 WEIGHT_TYPES = INTEGER_TYPES + FLOAT_TYPES
 
-# Of experts in tests: one scale a block, two levels with minimums, two sub-blocks, a table.
+# Expert types to test: one scale per block, two levels with minimums, two sub-blocks, a lookup table.
 EXPERT_TYPES = ("q8_0", "q4_k", "q6_k", "mxfp4")
 
 _HEAD = {"head_size": 48, "value_size": 48}
 
 LEVELS_HERE = tuple(level.name for level in host_levels())  # best first
 
-# Every kernel there is; test_instructions.py holds this list against the sources.
+# Every kernel. test_instructions.py compares this list with the sources.
 ALL_KERNELS = (
     *(KernelName.of("linear.int8", "linear", weight=kind) for kind in PACKED_NAMES),
     *(KernelName.of("linear.floats", "linear", weight=kind) for kind in FLOAT_TYPES),
@@ -80,16 +80,16 @@ ALL_KERNELS = (
     *(KernelName.of("limits", name) for name in ("read", "multiply")),
 )
 
-EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the most one float32 rounding is off, relatively
+EPSILON = 2.0**-24  # half a unit in the last place of 1.0: the largest relative error of one float32 rounding
 
 
 def target_of(level_name: str) -> Target:
-    """The target that `LLMRUN_CPU_LEVEL=level_name` gives on this processor."""
+    """Return the target that `LLMRUN_CPU_LEVEL=level_name` selects on this processor."""
     levels = host_levels()
     return target_for(next(level for level in levels if level.name == level_name), levels[0])
 
 
-# A plain processor of every level.
+# A generic processor for every level.
 X86_LINUX, ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 PLAIN_TARGETS = {
     "portable": Target(PORTABLE, X86_LINUX, "x86-64", ""),
@@ -98,7 +98,8 @@ PLAIN_TARGETS = {
     "avx512vnni": Target(AVX512_VNNI, X86_LINUX, AVX512_VNNI.baseline, ""),
     "neondot": Target(NEON_DOT, ARM_LINUX, NEON_DOT.baseline, ""),
 }
-# Those whose code is disassembled: this processor's own, whose objects other tests run, and plain ones of the rest.
+# The targets to disassemble: this processor where it supports the level (other tests run the same objects), and generic
+# processors otherwise.
 TARGETS = {
     name: target_of(name) if name in LEVELS_HERE and platform.machine() in ("x86_64", "AMD64") else plain
     for name, plain in PLAIN_TARGETS.items()
@@ -107,7 +108,7 @@ TARGETS = {
 
 @functools.cache
 def _takes_level(module: str, function: str) -> bool:
-    """Whether a kernel's source asks for the level: only families can."""
+    """Return whether a kernel's source asks for the level, which only families of kernels can do."""
     found = next(
         node
         for node in ast.parse(
@@ -119,10 +120,10 @@ def _takes_level(module: str, function: str) -> bool:
 
 
 def stand_in(name: KernelName, level: str) -> str:
-    """The level whose kernel does for this one's: compiling both would prove nothing more.
+    """Return the level to compile instead of `level`, where compiling both would prove nothing more.
 
-    A kernel that never asks for its level is compiled for the best here, the lowest and another architecture. AVX-VNNI
-    adds one instruction to AVX2, which kernels get from dots.py alone.
+    A kernel that never asks for its level is compiled for the best level here, the lowest and another architecture.
+    AVX-VNNI adds one instruction to AVX2, and kernels use it only through dots.py.
     """
     if level in (LEVELS_HERE[0], "portable", "neondot"):
         return level
@@ -134,13 +135,13 @@ def stand_in(name: KernelName, level: str) -> str:
 
 
 def own_kernels(names: Iterable[KernelName], level: str) -> list[KernelName]:
-    """Those for which no other level stands in."""
+    """Return the kernels that must be compiled at this level itself."""
     return [name for name in names if stand_in(name, level) == level]
 
 
 @contextmanager
 def at_level(level_name: str) -> Iterator[None]:
-    """Kernels loaded inside belong to another level that this processor runs, or to one that stands in for it."""
+    """Load kernels for another level that this processor supports, or for its stand-in, inside the block."""
     target, images, link = target_of(level_name), store._images, store._link
 
     def groups(names: Iterable[KernelName]) -> Iterator[tuple[list[KernelName], Target]]:
@@ -174,7 +175,7 @@ def run_kernel(
     threads: int = 1,
     flags: int = 0,
 ) -> None:
-    """One kernel over an op record with `words` as its arguments; `step` holds the words of the step record."""
+    """Run one kernel on an op record with `words` as its arguments. `step` holds the words of the step record."""
     kernel = load_kernels([name], target=target_of(stand_in(name, level)))[name]
     claim = np.zeros(8, np.int64)
     op = np.zeros(records.OP_WORDS, np.int64)
@@ -196,12 +197,12 @@ def run_kernel(
 
 
 def ulps(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """The largest distance in units of expected's last place."""
+    """Return the largest error in units of the last place of `expected`."""
     return float((np.abs(actual - expected) / np.spacing(np.abs(expected))).max())
 
 
 def padded_rows(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A copy whose rows end in zeros up to a whole number of vectors, as the kernels' buffers are."""
+    """Return a copy with rows zero-padded to a whole number of vectors, like the kernels' buffers."""
     rows, width = values.shape
     padded = allocate(rows * round_up(4 * width, records.CACHE_LINE), "rows of a test").view(np.float32)
     padded = padded.reshape(rows, -1)
@@ -210,14 +211,15 @@ def padded_rows(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def matrix_of(kind: str, values: NDArray[np.float32], name: str = "w") -> Matrix:
-    """float32[rows, columns] quantized by gguf-py."""
+    """Quantize float32[rows, columns] with gguf-py."""
     encoded = gguf.quants.quantize(np.ascontiguousarray(values), gguf.GGMLQuantizationType[kind.upper()])
     rows, columns = values.shape
     return Matrix.of_bytes(name, kind, rows, columns, np.ascontiguousarray(encoded).view(np.uint8).reshape(-1))
 
 
 def random_matrix(kind: str, rows: int, columns: int, seed: int = 0, name: str = "w") -> Matrix:
-    """Weights about as large as a standard normal's, for types that gguf-py cannot write too."""
+    """Return random weights of roughly standard normal size, for any type, including those that gguf-py cannot
+    write."""
     random = np.random.default_rng(seed)
     type_ = BY_NAME[kind.upper()]
     if type_.quantize is not None:
@@ -232,14 +234,16 @@ def with_factors(type_: WeightType, data: NDArray[np.uint8], halves: NDArray[np.
 
 
 def width(kind: str, at_least: int) -> int:
-    """A number of columns that a matrix of this type can have."""
+    """Return the smallest valid number of columns of this type that is at least `at_least`."""
     block = BY_NAME[kind.upper()].block_weights
     return -(-at_least // block) * block
 
 
 def whole_matrix(kind: str, rows: int, columns: int, seed: int, name: str = "w") -> Matrix:
-    """Any integers, and scales and mins of 1/2 and 1, or small integers times those: sums of their products with
-    integers are exact in float32."""
+    """Return a matrix whose products with integers sum exactly in float32.
+
+    It has random integers, and scales and minimums of 1/2 and 1, or small integer multiples of these.
+    """
     random = np.random.default_rng(seed)
     type_ = BY_NAME[kind.upper()]
     data = random.integers(0, 256, (rows, type_.row_bytes(columns)), np.uint8)
@@ -247,7 +251,7 @@ def whole_matrix(kind: str, rows: int, columns: int, seed: int, name: str = "w")
     if kind == "mxfp4":
         blocks[:, 0] = random.integers(127, 129, len(blocks))
     if kind == "nvfp4":
-        blocks[:, :4] = random.choice([0x30, 0x38], (len(blocks), 4))  # 1/2 and 1 as e4m3
+        blocks[:, :4] = random.choice([0x30, 0x38], (len(blocks), 4))  # 1/2 and 1 in e4m3
     fields = np.exp2(random.integers(-1, 1, (data.size // type_.block_bytes, 2))).astype(np.float16).view(np.uint16)
     return Matrix.of_bytes(name, kind, rows, columns, with_factors(type_, data, fields).reshape(-1))
 
@@ -255,9 +259,9 @@ def whole_matrix(kind: str, rows: int, columns: int, seed: int, name: str = "w")
 def run_plan(
     build: Callable[[Plan, Value], None], x: NDArray[np.float32], *, level: str = LEVELS_HERE[0], threads: int = 1
 ) -> NDArray[np.float32]:
-    """Ops that `build` appends, on rows x float32[rows, width]; returns float32[rows, width of the output].
+    """Run the ops that `build` appends on x, float32[rows, width]. Returns float32[rows, width of the output].
 
-    The rows enter as an embedding of float32, of which row i is token i.
+    The rows enter through a float32 embedding in which row i is token i.
     """
     plan = Plan()
     table = Matrix.of_bytes("x", "f32", len(x), x.shape[1], np.ascontiguousarray(x).view(np.uint8).reshape(-1))
@@ -281,5 +285,5 @@ def run_plan(
 def run_linear(
     matrix: Matrix, x: NDArray[np.float32], *, level: str = LEVELS_HERE[0], threads: int = 1
 ) -> NDArray[np.float32]:
-    """x . matrix, through packing, quantizing and the linear kernel."""
+    """Return x . matrix, computed by packing, quantizing and the linear kernel."""
     return run_plan(lambda plan, value: plan.output(value, matrix), x, level=level, threads=threads)

@@ -1,4 +1,4 @@
-"""Run a small plan over sequences in steps of any rows, on a paged cache whose unused blocks are poison."""
+"""Run a small plan over sequences in steps of any size, on a paged cache whose unused blocks are NaN."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from llmrun.plan.plan import Plan
 from llmrun.plan.rope import rotations_of
 from tests.support.kernels.runs import LEVELS_HERE, at_level
 
-Rows = Sequence[tuple[int, int]]  # (sequence, token) of each row of a step
+Rows = Sequence[tuple[int, int]]  # (sequence, token) of each row in a step
 
 
 def run_steps(
     plan: Plan, steps: Sequence[Rows], *, level: str = LEVELS_HERE[0], threads: int = 1, kv_type: str = "f16"
 ) -> dict[int, NDArray[np.float32]]:
-    """Logits float32[positions, vocabulary] of each sequence.
+    """Return the logits of each sequence, float32[positions, vocabulary].
 
-    The cache starts as NaNs, its blocks are given out in no order, and a block that lies before the window of every
-    row of a step is taken away before it.
+    The cache is initialized to NaN, and blocks are assigned in random order. A block that lies before the window of
+    every row in a step is removed before that step.
     """
     sequences = sorted({seq for step in steps for seq, _ in step})
     n_blocks = -(-sum(len(step) for step in steps) // BLOCK)
@@ -55,7 +55,7 @@ def run_steps(
             for index, window in enumerate(plan.windows):
                 for number, seq in enumerate(sequences):
                     gone = max(0, len(found[seq]) + 1 - window) // BLOCK if window else 0
-                    blocks[index, number, :gone] = 0  # which nobody writes to
+                    blocks[index, number, :gone] = 0  # a block that is never written
             numbers = np.array([sequences.index(seq) for seq, _ in step], np.int64)
             of_windows = np.arange(len(plan.windows), dtype=np.int64)[:, None]
             tables = address_of(blocks) + of_windows * blocks.strides[0] + numbers * blocks.strides[1]

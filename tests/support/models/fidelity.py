@@ -1,6 +1,6 @@
-"""How far a model's predictions are from the oracle's: divergence with its uncertainty, and perplexity.
+"""Measure how far a model's predictions are from the oracle's: KL divergence with its uncertainty, and perplexity.
 
-A measurement takes functions from the token ids of a sequence to the logits of every position, whoever computes them.
+The measurements take functions that map a sequence's token ids to the logits at every position.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ if TYPE_CHECKING:
 
 LogitsOf = Callable[[Sequence[int]], "NDArray[np.float32]"]  # token ids -> float32[tokens, vocabulary]
 
-WINDOW = 512  # tokens of a perplexity window
+WINDOW = 512  # tokens in a perplexity window
 RESAMPLES = 2000
 
-# What every weight type is held to.
-TWIN_BOUND = 1e-9  # nats; 2e-11 was measured, and one rounding of the KV cache to float16 is 5e-7
+# The bounds for every weight type.
+TWIN_BOUND = 1e-9  # nats; measured 2e-11. Rounding the KV cache to float16 once costs 5e-7
 ENGINE_RATIO = 1.1  # times llama.cpp's own divergence on the same file
-ENGINE_FLOOR = 1e-5  # nats: below this nobody can tell
-PERPLEXITY_BOUND = 0.005  # relative
+ENGINE_FLOOR = 1e-5  # nats; anything smaller is imperceptible
+PERPLEXITY_BOUND = 0.005  # relative difference
 
 
 class LlmrunModel:
-    """A model on the CPU engine, on one thread, asked for the logits of whole sequences."""
+    """A model on the CPU engine with one thread, for the logits of whole sequences."""
 
     def __init__(self, path: Path, kv_type: str = "f16") -> None:
         self._backend = open_backend(path, OpenOptions(backend="cpu", context_size=WINDOW, threads=1, kv_type=kv_type))
         self._one_at_a_time = threading.Lock()
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """float32[tokens, vocabulary]: what follows each position of this sequence, and of nothing before it."""
+        """Return next-token logits at each position of the sequence, float32[tokens, vocabulary]. Starts from an empty
+        cache."""
         n = len(tokens)
         positions = np.arange(n, dtype=np.int32)
         batch = Batch(np.array(tokens, np.int32), np.zeros(n, np.int32), positions, np.ones(n, np.bool_))
@@ -71,14 +72,14 @@ class LlmrunModel:
 
 
 def plan_of(path: Path) -> Plan:
-    """The plan of a model file, which stays open for as long as somebody may read its weights."""
+    """Return the plan of a model file. The file stays open as long as its weights are referenced."""
     file = open_gguf(path)
     architecture = architecture_of(file)
     return architecture.plan(file, architecture.read_config(file))
 
 
 def dequantized_once(plan: Plan) -> Plan:
-    """The same plan over float32 weights, so that the NumPy twin need not dequantize for every sequence."""
+    """Return the plan with float32 weights, so that the NumPy twin need not dequantize them for every sequence."""
     done: dict[str, Matrix] = {}
 
     def once(matrix: Matrix) -> Matrix:
@@ -100,30 +101,38 @@ def dequantized_once(plan: Plan) -> Plan:
 
 
 def exact_twin(plan: Plan) -> LogitsOf:
-    """The logits of the NumPy twin that rounds nothing."""
+    """Return a function that computes logits with the NumPy twin without any rounding."""
     prepared = dequantized_once(plan)
     return lambda tokens: reference.exact(prepared, np.array(tokens, np.int32))
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """KL(oracle || model) in nats. sums float64[prompts] over the positions of each prompt, counts int64[prompts]."""
+    """KL(oracle || model) in nats.
+
+    sums    float64[prompts], summed over the positions of each prompt
+    counts  int64[prompts], positions in each prompt
+    """
 
     sums: NDArray[np.float64]
     counts: NDArray[np.int64]
 
     @property
     def mean(self) -> float:
-        """Over all positions of all prompts."""
+        """The mean over all positions of all prompts."""
         return float(self.sums.sum() / self.counts.sum())
 
     def interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of the mean. Whole prompts are drawn: positions of one prompt err together."""
+        """Return the 95 % bootstrap interval of the mean.
+
+        It resamples whole prompts, because errors within a prompt are correlated.
+        """
         draws = _draws(len(self.sums))
         return _middle(self.sums[draws].sum(-1) / self.counts[draws].sum(-1))
 
     def ratio_interval(self, other: Divergence) -> tuple[float, float]:
-        """95 % bootstrap interval of this mean over another's on the same prompts, drawn in pairs."""
+        """Return the 95 % bootstrap interval of this mean divided by another's on the same prompts, resampled in
+        pairs."""
         draws = _draws(len(self.sums))
         return _middle(self.sums[draws].sum(-1) / other.sums[draws].sum(-1))
 
@@ -138,10 +147,11 @@ def _middle(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def kl_divergence(oracle: NDArray[np.float32], models: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-    """float64[models, positions] in nats, from logits float32[positions, vocabulary].
+    """Return float64[models, positions] in nats, from logits float32[positions, vocabulary].
 
-    With d = oracle - model, KL = log E exp(E d - d), the means under the oracle's distribution: no difference of two
-    large logarithms, so 1e-9 is as exact as 1. A row at a time stays in the cache, four times as fast as all at once.
+    With d = oracle - model, KL = log E exp(E d - d), where E is the mean under the oracle's distribution. This avoids
+    subtracting two large logarithms, so 1e-9 is as accurate as 1. Processing one row at a time keeps it in the CPU
+    cache, which is four times as fast as processing all rows at once.
     """
     result = np.empty((len(models), len(oracle)))
     for position, row in enumerate(oracle):
@@ -157,7 +167,7 @@ def kl_divergence(oracle: NDArray[np.float32], models: Sequence[NDArray[np.float
 def divergences(
     oracle: LogitsOf, models: Mapping[str, LogitsOf], prompts: Iterable[Sequence[int]]
 ) -> dict[str, Divergence]:
-    """The divergence of each model from the oracle on every position of every prompt."""
+    """Return the divergence of each model from the oracle over every position of every prompt."""
     sums, counts = [], []
     for prompt, (expected, *found) in _all_logits([oracle, *models.values()], prompts):
         sums.append(kl_divergence(expected, found).sum(-1))
@@ -169,7 +179,7 @@ def divergences(
 def divergences_of_positions(
     oracle: LogitsOf, models: Mapping[str, LogitsOf], prompts: Iterable[Sequence[int]]
 ) -> dict[str, NDArray[np.float64]]:
-    """float64[positions of all prompts] of each model, in nats."""
+    """Return the divergence of each model in nats, float64[positions of all prompts]."""
     parts = [
         kl_divergence(expected, found) for _, (expected, *found) in _all_logits([oracle, *models.values()], prompts)
     ]
@@ -179,13 +189,13 @@ def divergences_of_positions(
 @dataclass(frozen=True)
 class Perplexity:
     value: float
-    predicted: int  # tokens
+    predicted: int  # number of predicted tokens
 
 
 def perplexities(models: Mapping[str, LogitsOf], tokens: Sequence[int]) -> dict[str, Perplexity]:
-    """Over consecutive windows, of which each model is given the first token and predicts the others."""
+    """Return each model's perplexity over consecutive windows, in which all tokens but the first are predicted."""
     windows = [tokens[start : start + WINDOW] for start in range(0, len(tokens) - 1, WINDOW)]
-    surprise = np.zeros(len(models))  # nats
+    surprise = np.zeros(len(models))  # in nats
     for window, found in _all_logits(list(models.values()), windows):
         surprise += [_surprise(logits[:-1], np.array(window[1:])) for logits in found]
     predicted = len(tokens) - len(windows)
@@ -196,7 +206,7 @@ def perplexities(models: Mapping[str, LogitsOf], tokens: Sequence[int]) -> dict[
 
 
 def _surprise(logits: NDArray[np.float32], following: NDArray[np.int64]) -> float:
-    """Minus the log-probability of all the tokens that follow, in nats."""
+    """Return the negative log-probability of the following tokens, summed, in nats."""
     total = 0.0
     for row, token in zip(logits, following, strict=True):
         shifted = row.astype(np.float64) - row.max()
@@ -207,7 +217,8 @@ def _surprise(logits: NDArray[np.float32], following: NDArray[np.int64]) -> floa
 def _all_logits(
     models: Sequence[LogitsOf], sequences: Iterable[Sequence[int]]
 ) -> Iterator[tuple[Sequence[int], list[NDArray[np.float32]]]]:
-    """Each sequence with the logits of every model. Two run at a time, and the next sequence is begun early."""
+    """Yield each sequence with the logits of every model. Runs two models at a time and starts the next sequence
+    early."""
     waiting: deque[tuple[Sequence[int], list[Future[NDArray[np.float32]]]]] = deque()
     with ThreadPoolExecutor(2) as pool:
         for sequence in sequences:

@@ -1,4 +1,4 @@
-"""llama.cpp as an oracle of logits, and as a maker of model files: llama-cpp-python's low-level functions."""
+"""llama.cpp as an oracle for logits and a writer of model files, through llama-cpp-python's low-level API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-CONTEXT = 512  # tokens: the longest sequence these models are asked about
+CONTEXT = 512  # tokens in the longest supported sequence
 
 _GGML_TYPES = {"F32": 0, "F16": 1, "Q8_0": 8}
 _FLASH_OFF, _FLASH_ON = 0, 1
@@ -23,7 +23,7 @@ _FLASH_OFF, _FLASH_ON = 0, 1
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _silent(level: int, text: bytes, data: Any) -> None:
-    """llama.cpp logs every key of every file."""
+    """Discard the message, because llama.cpp logs every metadata key of every file."""
 
 
 llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
@@ -31,10 +31,10 @@ llama_cpp.llama_backend_init()
 
 
 def requantize(source: Path, target: Path, weight_type: str) -> Path:
-    """Write `source` again with its matrices as `weight_type`, by llama.cpp itself; returns `target`.
+    """Write a copy of `source` with its matrices converted to `weight_type` by llama.cpp. Returns `target`.
 
-    "F32" is the dequantized model. For the 4-bit types llama.cpp keeps the token embedding at Q8_0, as it does when
-    it makes such a file from the original weights.
+    "F32" gives the dequantized model. For 4-bit types, llama.cpp keeps the token embedding at Q8_0, as it does when it
+    quantizes original weights.
     """
     parameters = llama_cpp.llama_model_quantize_default_params()
     names = (f"LLAMA_FTYPE_ALL_{weight_type}", f"LLAMA_FTYPE_MOSTLY_{weight_type}")
@@ -47,10 +47,10 @@ def requantize(source: Path, target: Path, weight_type: str) -> Path:
 
 
 class LlamaCppModel:
-    """A model in llama.cpp on the CPU, asked for sequences of at most CONTEXT tokens, by two threads at a time.
+    """A model in llama.cpp on the CPU, for sequences of up to CONTEXT tokens and for two threads at a time.
 
-    A context computes on the thread that asks. llama.cpp's own threads wait for each other by spinning: on a machine
-    with anything else to do, two of them took ten times as long as one.
+    Each context computes on the calling thread. llama.cpp's own threads spin while they wait for each other; on a busy
+    machine, two of them took ten times as long as one.
     """
 
     def __init__(self, path: Path, *, kv_type: str, flash_attention: bool) -> None:
@@ -67,7 +67,7 @@ class LlamaCppModel:
 
     @classmethod
     def oracle(cls, dequantized: Path) -> Self:
-        """As exact as llama.cpp can be, for a file of F32 weights: keys and values F32, plain attention."""
+        """Open a file of F32 weights with llama.cpp's most accurate settings: F32 keys and values, plain attention."""
         return cls(dequantized, kv_type="F32", flash_attention=False)
 
     def _new_context(self, kv_type: str, flash_attention: bool) -> Any:
@@ -82,7 +82,8 @@ class LlamaCppModel:
         return context
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """float32[len(tokens), vocabulary]: what follows each position of this sequence, and of nothing before it."""
+        """Return next-token logits at each position of the sequence, float32[len(tokens), vocabulary]. Starts from an
+        empty cache."""
         context = self._idle.get()
         try:
             return self._decode(context, tokens)

@@ -1,4 +1,4 @@
-"""A whole model in pieces that can be changed: metadata as values, tensors as bytes. `build` writes what it is told."""
+"""A complete model in editable parts: metadata as values, tensors as bytes. `build` writes them without checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _TYPE_IDS = {type_.name: id_ for id_, type_ in SCALAR_TYPES.items()} | {"str": S
 
 @dataclass
 class Value:
-    """A metadata value: `type_id` of a scalar or of an array's elements; `content` a scalar, or a list of them."""
+    """A metadata value. `content` is a scalar or a list; `type_id` is the type of the scalar or of the list's
+    elements."""
 
     type_id: int
     content: Any
@@ -37,7 +38,7 @@ class Value:
 
 @dataclass
 class Weights:
-    """A tensor; `shape` in GGUF's order, the row length first."""
+    """A tensor. `shape` is in GGUF's order, row length first."""
 
     name: str | bytes
     type_id: int
@@ -47,7 +48,7 @@ class Weights:
 
 @dataclass
 class Draft:
-    """A model file before it is written."""
+    """A model file that has not been written yet."""
 
     keys: dict[str | bytes, Value]
     tensors: list[Weights]
@@ -55,7 +56,7 @@ class Draft:
     version: int = 3
 
     def copy(self) -> Draft:
-        """A copy whose values and tensors can be replaced (not changed in place) without changing this one."""
+        """Return a copy whose values and tensors can be replaced (but not mutated) without affecting this draft."""
         return Draft(dict(self.keys), list(self.tensors), self.alignment, self.version)
 
     def build(self) -> bytes:
@@ -73,7 +74,7 @@ class Draft:
 
 
 def draft_of(path: Path) -> Draft:
-    """The pieces of a correct file."""
+    """Return a valid file as a draft."""
     with open_gguf(path) as file:
         keys: dict[str | bytes, Value] = {key: _value(file, key) for key in file.metadata}
         tensors = [Weights(t.name, t.type.ggml_id, t.shape, file.read(t).tobytes()) for t in file.tensors.values()]

@@ -1,4 +1,4 @@
-"""What is asked of a model in design.md's steps: the twin and the engine predict what llama.cpp predicts."""
+"""Check that the NumPy twin and the engine predict what llama.cpp predicts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ PROMPTS, PROMPT_TOKENS = 8, 100
 
 
 def check_predictions(path: Path, tmp_path: Path, *, twin_bound: float = TWIN_BOUND, of_experts: bool = False) -> None:
-    """`of_experts`: by the median of positions. Rounding sends a few of a hundred rows to other experts, in llama.cpp
-    as in our engine, and then they diverge a hundred times as much as the others: the mean is that of these few."""
+    """Check the divergences of the twin and the engine on random prompts against their bounds.
+
+    With `of_experts`, the median over positions is used for the engine instead of the mean. Rounding routes a few of a
+    hundred rows to other experts, in llama.cpp as in our engine, and these rows diverge a hundred times as much as the
+    others, so they would dominate the mean.
+    """
     dequantized = requantize(path, tmp_path / "dequantized.gguf", "F32")
     random = np.random.default_rng(0)
     with (

@@ -1,4 +1,4 @@
-"""Text to measure a model on: prose, code, chats and ten languages, written for this and nothing else."""
+"""Text for measuring a model: prose, code, chats and ten languages, written for this purpose."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class _Encoder(Protocol):
 
 @cache
 def passages() -> tuple[str, ...]:
-    """55 passages, each of 116 tokens or more of SmolLM2's vocabulary. Chats carry ChatML's control strings."""
+    """Return 55 passages of at least 116 SmolLM2 tokens each. Chats contain ChatML's control strings."""
     return tuple(PASSAGES.read_text(encoding="utf-8").rstrip("\n").split("\n====\n"))
 
 
 def prompts(tokenizer: _Encoder, most_tokens: int) -> list[list[int]]:
-    """The token ids of every passage, cut at `most_tokens`."""
+    """Return the token ids of every passage, truncated to `most_tokens`."""
     return [_ids(tokenizer, text)[:most_tokens] for text in passages()]
 
 
 def long_text(tokenizer: _Encoder) -> list[int]:
-    """The token ids of all passages as one text."""
+    """Return the token ids of all passages joined into one text."""
     return _ids(tokenizer, "\n\n".join(passages()))
 
 

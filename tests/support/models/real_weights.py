@@ -1,4 +1,4 @@
-"""SmolLM2 in any weight type, beside the same weights in F32 for the oracle."""
+"""SmolLM2 in any weight type, together with the same weights in F32 for the oracle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.models.downloads import smollm2
 from tests.support.models.llama_cpp_oracle import requantize
 
-OWN_TYPE = "Q4_1"  # what the file that is fetched holds
+OWN_TYPE = "Q4_1"  # the weight type of the downloaded file
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,10 @@ class RealWeights:
 
 
 def real_weights(weight_type: str, folder: Path) -> RealWeights:
-    """Files in `folder`, up to 800 MB; half a second to three seconds a type, so they need not be kept."""
+    """Write the files, up to 800 MB, to `folder`.
+
+    This takes half a second to three seconds per type, so the files need not be kept.
+    """
     path = smollm2()
     if weight_type != OWN_TYPE:
         path = requantize(path, folder / f"{weight_type}.gguf", weight_type)

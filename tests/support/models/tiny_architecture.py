@@ -1,4 +1,4 @@
-"""A tiny model of an architecture: how its row in the table (tiny_architectures.py) becomes metadata and tensors."""
+"""A tiny model of an architecture: converts its row in tiny_architectures.py to metadata and tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.support.gguf.gguf_files import RandomWeights, Tensor
 
-# What llama.cpp never quantizes, and what would do little with weights near 1.
+# Tensors that llama.cpp never quantizes, or that would have little effect with weights near 1.
 _ALWAYS_FLOAT = ("ffn_gate_inp", "ffn_gate_inp_shexp", "attn_sinks", "shortconv.conv")
 _RMS = "attention.layer_norm_rms_epsilon"
 EXPERT_SIZE = "expert_feed_forward_length"
@@ -20,15 +20,15 @@ LENGTHS = ("attention.key_length", "attention.value_length")
 
 @dataclass(frozen=True)
 class TinyArchitecture:
-    """A row. `keys` are below the architecture's name; `once` are tensors that are in no layer.
+    """A row of the table. `keys` are relative to the architecture's name; `once` lists the tensors outside layers.
 
-    tokens   of the prompt that shows it: past the window where there is one
-    window_  of layers with a window, where their heads are others; 0: they are not
-    others   layers, by number, that have other tensors than `layer`
-    experts  for each of `expert_size` features
-    latent   features that keys and values are made of, and those of a head's value
-    unseen   keys that change nothing, as llama.cpp has it
-    seed     of the weights: one with which no position is near being sent to other experts than it is
+    tokens    length of the test prompt; exceeds the window if there is one
+    window_*  KV heads and head size of layers with a window, if they differ from the others; otherwise 0
+    others    tensors of layers that differ from `layer`, by layer number
+    experts   number of experts, with `expert_size` features each
+    latent    (features of the latent for keys and values, features of a head's value)
+    unseen    keys that have no effect, in llama.cpp too
+    seed      seed of the weights, chosen so that no position is close to being routed to other experts
     """
 
     architecture: str
@@ -79,13 +79,13 @@ class TinyArchitecture:
         if any(":F" in self.names_of(layer) for layer in range(self.layers)):
             sizes = [self.feed_forward * (2 if ":F" in self.names_of(layer) else 1) for layer in range(self.layers)]
             keys["feed_forward_length"] = np.array(sizes, np.int32)
-        if "shortconv" in self.layer:  # such layers have no heads
+        if "shortconv" in self.layer:  # convolution layers have no heads
             keys["attention.head_count_kv"] = [
                 0 if "shortconv" in self.names_of(layer) else self.kv_heads for layer in range(self.layers)
             ]
         metadata = {
             "general.architecture": self.architecture,
-            "general.name": "tiny",  # by the name of Phi-3, llama.cpp changes tokens that this vocabulary lacks
+            "general.name": "tiny",  # if the name is Phi-3, llama.cpp changes tokens that this vocabulary lacks
             "general.quantization_version": gguf.GGML_QUANT_VERSION,
         }
         return metadata | {f"{self.architecture}.{key}": value for key, value in keys.items()}
@@ -114,22 +114,22 @@ class TinyArchitecture:
         for name, _, letters in (name.partition(":") for name in names):
             shape = [sizes[letter] for letter in letters.split(",")]
             if name.endswith(".bias"):
-                size = 2.0 if "_exps" in name else 0.3  # gpt-oss cuts off what is above 7
+                size = 2.0 if "_exps" in name else 0.3  # gpt-oss clamps values above 7
                 made[name] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
             elif name.startswith("rope"):
                 factors = random.uniform(1.0, 8.0, shape).astype(np.float32)
                 if self.architecture == "gemma4":
-                    factors[len(factors) // 4 :] = 1e30  # as its converter says that a pair is not turned
+                    factors[len(factors) // 4 :] = 1e30  # its converter marks unrotated pairs like this
                 made[f"{name}.weight"] = ("F32", factors)
             elif self.architecture == "gemma4" and name.endswith(("attn_q_norm", "attn_k_norm")):
-                # Its scores are not divided by sqrt(head size): the weights of trained models see to that.
+                # Gemma 4 does not divide scores by sqrt(head size); the weights of trained models compensate.
                 values = shape[0] ** -0.25 * (1 + 0.1 * random.standard_normal(shape))
                 made[f"{name}.weight"] = ("F32", values.astype(np.float32))
             elif name.endswith(".scale"):
-                size = shape[-1] ** 0.5 if "inp" in name else 1.0  # routers: what they divide by
+                size = shape[-1] ** 0.5 if "inp" in name else 1.0  # routers: cancels their division
                 made[name] = ("F32", (size * random.uniform(0.5, 2.0, shape)).astype(np.float32))
             elif name.endswith(_ALWAYS_FLOAT):
-                size = shape[-1] ** -0.5 if "inp" in name else 1.0  # routers: as other matrices
+                size = shape[-1] ** -0.5 if "inp" in name else 1.0  # routers: like other matrices
                 made[f"{name}.weight"] = ("F32", (size * random.standard_normal(shape)).astype(np.float32))
             else:
                 made[f"{name}.weight"] = weights.matrix(*shape) if len(shape) > 1 else weights.norm(*shape)
@@ -149,9 +149,9 @@ class TinyArchitecture:
             "h": self.head_size,
             "q": query,
             "k": key,
-            "a": query + 2 * key,  # queries, keys and values: all of them
+            "a": query + 2 * key,  # queries, keys and values together
             "r": turned // 2,
-            # The same of layers with a window.
+            # The same sizes for layers with a window.
             "H": window_size,
             "Q": window_query,
             "K": window_key,
@@ -175,6 +175,6 @@ class TinyArchitecture:
             "Y": self.heads * (self.head_size - turned + value),
             "G": 2 * self.expert_size,  # gate and up
             "W": 2 * self.width,
-            "i": 3 * self.width,  # what a short convolution is made of
+            "i": 3 * self.width,  # the inputs of a short convolution
             "t": self.keys.get("shortconv.l_cache", 0),
         }

@@ -1,7 +1,7 @@
-"""Tiny models of every architecture our engine runs, and of its variants: one row each, by name.
+"""Tiny models of every architecture our engine runs, and of their variants: one row each, by name.
 
-Tensors are written down as llama.cpp's loader wants them, not as our engine asks for them: "name:rows,columns" with
-sizes by letter (`TinyArchitecture._sizes`). Without `.bias` they are weights.
+Tensors are listed as llama.cpp's loader expects them, not as our engine reads them: "name:rows,columns", with letters
+for sizes (`TinyArchitecture._sizes`). Names without `.bias` are weights.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _GEMMA4_KEYS = {"attention.sliding_window": 16, "rope.freq_base": 1e6, "embeddin
 
 
 def _pattern(layers: str) -> dict[str, Any]:
-    """W: a layer with a window."""
+    """Return the metadata for a string of layers in which W is a layer with a window."""
     return {"attention.sliding_window_pattern": np.array([layer == "W" for layer in layers])}
 
 
@@ -66,9 +66,10 @@ _YARN = {
     "rope.freq_base": 1e6,
 }
 _LOG_YARN = _YARN | {"rope.scaling.yarn_log_multiplier": 0.0707}
-_OF_LATENT = {"attention.kv_lora_rank": 0} | dict.fromkeys(LENGTHS, 0) | {"rope.dimension_count": 32}  # filled in
+# The zeros are placeholders for the row's own sizes.
+_OF_LATENT = {"attention.kv_lora_rank": 0} | dict.fromkeys(LENGTHS, 0) | {"rope.dimension_count": 32}
 _ABSORBED = _OF_LATENT | {f"{name}_mla": 0 for name in LENGTHS} | {"attention.q_lora_rank": 64}
-_OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, EXPERT_SIZE: 0}  # the size is filled in
+_OF_EXPERTS = {"expert_count": 8, "expert_used_count": 3, EXPERT_SIZE: 0}
 _LONG = "rope_factors_long:r rope_factors_short:r"
 
 TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
@@ -181,7 +182,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
         others={
             1: _OF_ALL + _KEYS + _VALUES + _OF_TABLE + _GATED,
             2: _OF_WINDOW + _OF_TABLE + _WIDER,
-            3: _OF_ALL + _KEYS + _VALUES + _OF_TABLE + _WIDER,  # keys of which nobody makes use
+            3: _OF_ALL + _KEYS + _VALUES + _OF_TABLE + _WIDER,  # nothing uses these keys
         },
     ),
     "gemma4 26B": TinyArchitecture(
@@ -523,7 +524,7 @@ TINY_ARCHITECTURES: dict[str, TinyArchitecture] = {
 def tiny_architecture(
     folder: Path, name: str, weight_type: str = "F32", *, without: str | None = None, **sizes: Any
 ) -> Path:
-    """Write the model of that name; its path. `without` is a key to leave out, `sizes` are other than the row's."""
+    """Write the named model and return its path. `without` is a key to omit; `sizes` override the row's fields."""
     row, vocabulary = replace(TINY_ARCHITECTURES[name], **sizes), tiny_vocabulary()
     metadata = row.metadata() | vocabulary.metadata()
     if without is not None:

@@ -1,4 +1,4 @@
-"""Tiny llama models that differ in everything an engine could get wrong: one row each, by name."""
+"""Tiny llama models that cover everything an engine could get wrong: one row each, by name."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.support.gguf.gguf_files import Tensor, tiny_llama, write_gguf
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
-# Arguments of tiny_llama. Every weight type; tied and untied output; grouped-query attention; both rope scalings;
-# heads whose sizes do not add up to the width; widths and rows that are no whole number of vectors. Attention is
-# compiled for a size of heads and of groups, four seconds each: these are those of the attention tests (compiled.py)
-# and of the architectures' tiny models.
+# Arguments of tiny_llama. The rows cover every weight type, tied and untied output, grouped-query attention, both rope
+# scalings, heads whose sizes do not add up to the width, and widths and rows that are not multiples of a vector.
+# Attention is compiled for each head and group size, which takes four seconds, so these reuse the sizes of the
+# attention tests (compiled.py) and of the architectures' tiny models.
 TINY_MODELS: dict[str, dict[str, Any]] = {
     "F32": {"weight_type": "F32"},
     "F32 odd": {"weight_type": "F32", "width": 72, "heads": 11, "kv_heads": 1, "head_size": 16, "feed_forward": 101},
@@ -32,12 +32,12 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
 
 
 def tiny_model(folder: Path, name: str) -> Path:
-    """Write the model of that name; its path."""
+    """Write the named model and return its path."""
     return tiny_llama(folder / f"{name.replace(' ', '-')}.gguf", **TINY_MODELS[name])
 
 
 def changed_copy(source: Path, target: Path, change: Change) -> Path:
-    """Write `source` again after `change` had its metadata and tensors in hand; returns `target`."""
+    """Write a copy of `source` after `change` has modified its metadata and tensors. Returns `target`."""
     with open_gguf(source) as file:
         plain = str | bool | int | float | np.ndarray
         metadata = {key: value if isinstance(value, plain) else list(value) for key, value in file.metadata.items()}
@@ -50,7 +50,7 @@ def changed_copy(source: Path, target: Path, change: Change) -> Path:
 
 
 def dequantized_copy(source: Path, target: Path) -> Path:
-    """The same model with every weight as the float32 it stands for; returns `target`."""
+    """Write a copy of `source` with all weights dequantized to float32. Returns `target`."""
 
     def values_of(file: GGUFFile, name: str) -> Tensor:
         tensor = file.tensors[name]

@@ -1,4 +1,4 @@
-"""In Python processes that `scripts/test --quick` starts: a kernel's compiler ends at once and says why."""
+"""Make kernel compilation fail with an explanation in all processes that `scripts/test --quick` starts."""
 
 import os
 import sys

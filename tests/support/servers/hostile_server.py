@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 that says whatever a test wants said: raw bytes over raw sockets, a thread a connection."""
+"""A server on 127.0.0.1 that sends arbitrary bytes over raw sockets, with one thread per connection."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-LONGEST_WAIT_S = 30.0  # for a client that never comes back
+LONGEST_WAIT_S = 30.0  # for a client that never returns
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request as it came."""
+    """One request as received."""
 
     method: str
     path: str
-    headers: Mapping[str, str]  # names in small letters
+    headers: Mapping[str, str]  # names in lower case
     content: bytes
-    connection: int  # which one of the server's it came over
+    connection: int  # the number of its connection to the server
 
     @property
     def body(self) -> dict[str, Any]:
@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass
 class HostileServer:
-    """`asked` has every request; `hung_up` is set when a client closed a connection it was being answered on."""
+    """A running server. `asked` lists all requests. `hung_up` is set when a client disconnects during an answer."""
 
     port: int
     asked: list[Asked] = field(default_factory=list)
@@ -42,16 +42,17 @@ class HostileServer:
         return f"http://127.0.0.1:{self.port}/v1#tiny"
 
 
-Script = Callable[[Asked, socket.socket], None]  # says the answer; raises HangUp to close the connection after it
+Script = Callable[[Asked, socket.socket], None]  # sends the answer; raises HangUp to close the connection afterwards
 
 
 class HangUp(Exception):
-    """The script is through with this connection."""
+    """Raised by a script to close the connection."""
 
 
 @contextlib.contextmanager
 def serving(script: Script | bytes) -> Iterator[HostileServer]:
-    """A server that answers every request by the script, or with the same bytes and the end of the connection."""
+    """Run a server that answers each request with the script, or with fixed bytes followed by closing the
+    connection."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         server = HostileServer(listener.getsockname()[1])
         open_ones: list[socket.socket] = []
@@ -96,14 +97,14 @@ def _serve(server: HostileServer, connection: socket.socket, number: int, script
 
 
 def response(body: bytes, *, status: str = "200 OK", kind: str = "text/event-stream", **headers: str) -> bytes:
-    """A whole response with a length."""
+    """Return a complete response with Content-Length."""
     lines = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def stream_head() -> bytes:
-    """The beginning of a stream that ends with the connection."""
+    """Return the header of a stream that ends when the connection closes."""
     return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
@@ -112,13 +113,13 @@ def event(data: object) -> bytes:
 
 
 def said(text: str | None = None, finish: str | None = None, **fields: Any) -> bytes:
-    """An event of a chat completion."""
+    """Return one event of a chat completion."""
     delta = {} if text is None else {"content": text}
     return event({"choices": [{"index": 0, "delta": delta | fields, "finish_reason": finish}]})
 
 
 def counted(prompt: int, completion: int, cached: int = 0) -> bytes:
-    """The event with the usage."""
+    """Return the event with the token usage."""
     details = {"cached_tokens": cached}
     usage = {"prompt_tokens": prompt, "completion_tokens": completion, "prompt_tokens_details": details}
     return event({"choices": [], "usage": usage})
@@ -129,7 +130,7 @@ HELLO = said("", role="assistant") + said("Hel") + said("lo") + said(finish="sto
 
 
 def wait_for_hang_up(server: HostileServer, connection: socket.socket) -> None:
-    """Say nothing more until the client closes the connection."""
+    """Send nothing more until the client closes the connection."""
     connection.settimeout(LONGEST_WAIT_S)
     with contextlib.suppress(ConnectionResetError):
         while connection.recv(1 << 16):

@@ -1,4 +1,4 @@
-"""llama-cpp-python's own server: an OpenAI-compatible one that we did not write."""
+"""llama-cpp-python's own server, an OpenAI-compatible server that we did not write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def llama_server(model: Path) -> Iterator[int]:
-    """Its port, while it runs. Raises RuntimeError with what it said when it does not start."""
+    """Run the server and yield its port. Raises RuntimeError with its output if it does not start."""
     command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--n_ctx", "2048", "--n_threads", "1"]
     environment = {name: value for name, value in os.environ.items() if name not in ("HOST", "PORT", "CONFIG_FILE")}
     with subprocess.Popen(
@@ -30,7 +30,7 @@ def llama_server(model: Path) -> Iterator[int]:
             for line in process.stderr:
                 log += line
                 if found := re.search(rb"running on http://127\.0\.0\.1:(\d+)", line):
-                    threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
+                    threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would block it
                     yield int(found[1])
                     return
             raise RuntimeError(f"llama_cpp.server did not start:\n{log.decode(errors='replace')}")

@@ -1,4 +1,4 @@
-"""An observer on the wire: a relay of TCP that notes when a request had gone through and when its answer began."""
+"""A TCP relay that records when each request was sent and when the text of its answer began."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_CONTENT = re.compile(rb'"(?:content|text)": ?"[^"]')  # of an event that carries text
+_CONTENT = re.compile(rb'"(?:content|text)": ?"[^"]')  # in an event with text
 
 
 @dataclass
 class Relay:
-    """`ttft_s`: of each request, from its last byte to the first byte of the packet in which its text begins."""
+    """A running relay.
+
+    `ttft_s` has the time of each request from its last byte to the packet in which its text begins.
+    """
 
     port: int
     ttft_s: list[float] = field(default_factory=list)
@@ -49,7 +52,7 @@ def relay_to(port: int) -> Iterator[Relay]:
 
 
 class _Watched:
-    """One connection, both ways."""
+    """One connection, in both directions."""
 
     def __init__(self, relay: Relay, client: socket.socket, server: socket.socket) -> None:
         self._relay, self._client, self._server = relay, client, server

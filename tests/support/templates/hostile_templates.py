@@ -1,4 +1,4 @@
-"""Templates that would run for ever or eat the memory, were they let: every trick known, one line each."""
+"""Templates that would run forever or exhaust memory without limits: every known trick, one line each."""
 
 # ruff: noqa: E501 - a trick is easier read in one line
 from __future__ import annotations
@@ -12,17 +12,17 @@ _WIDE = "{% set a = '\U0001f642' * 4000000 %}"
 
 
 def looped(body: str, before: str = "") -> str:
-    """A body run 10,000,000,000 times, with a namespace `ns` and what comes before."""
+    """Return a template that runs `body` 10,000,000,000 times, after `before`, with a namespace `ns`."""
     return f"{_NS}{before}{_MANY}{_MORE}{body}{_END}{_END}"
 
 
 def doubled(body: str, before: str = "") -> str:
-    """A body run 60 times: what doubles each time is the size of the universe at the end."""
+    """Return a template that runs `body` 60 times. Anything that doubles each time becomes astronomically large."""
     return f"{_NS}{before}{{% for i in range(60) %}}{body}{_END}"
 
 
 HOSTILE: dict[str, str] = {
-    # --- one call that makes something huge
+    # --- one call that creates something huge
     "center filter": "{{ 'a'|center(400000000) }}",
     "center method": "{{ 'a'.center(400000000) }}",
     "ljust": "{{ 'x'.ljust(400000000) }}",
@@ -97,7 +97,7 @@ HOSTILE: dict[str, str] = {
     "lipsum": "{{ lipsum(n=100000000) }}",
     "spread arguments": "{{ dict(*('a' * 16000000)) }}",
     "spread names": "{% macro m() %}{{ kwargs }}{% endmacro %}{{ m(**dict(range(90000)|batch(2))) }}",
-    # --- one call that works for ever
+    # --- one call that runs forever
     "rfind": "{{ ('a' * 8000000).rfind('a' * 2000000 ~ 'b' ~ 'a' * 2000000) }}",
     "rindex": "{{ ('a' * 8000000).rindex('a' * 2000000 ~ 'b' ~ 'a' * 2000000) }}",
     "rsplit": "{{ ('a' * 8000000).rsplit('a' * 2000000 ~ 'b' ~ 'a' * 2000000) }}",
@@ -131,7 +131,7 @@ HOSTILE: dict[str, str] = {
     "text of floats": "{{ ([1.1e-300] * 400000)|string|length }}",
     "json of floats in loops": looped("{% set x = l|tojson %}", "{% set l = [1.1] * 100000 %}"),
     "digits": looped("{% set x = '%.999f' % 1e-300 %}{% set x = '{:.999f}'.format(1e-300) %}"),
-    # --- shared parts: small in memory, endless when written out, compared or hashed
+    # --- shared parts: small in memory, endless when rendered, compared or hashed
     "written out": doubled("{% set ns.l = [ns.l, ns.l] %}") + "{{ ns.l }}",
     "written as text": doubled("{% set ns.l = [ns.l, ns.l] %}") + "{{ ns.l ~ '' }}",
     "written by a filter": doubled("{% set ns.l = [ns.l, ns.l] %}") + "{{ ns.l|string }}",
@@ -239,7 +239,7 @@ HOSTILE: dict[str, str] = {
     "macro recursion by filters": "{% macro f() %}{{ caller() }}{% endmacro %}{% macro g() %}"
     "{% call f() %}{{ g() }}{% endcall %}{% endmacro %}{{ g() }}",
     "macro that doubles": "{% macro f(s, n) %}{{ f(s ~ s, n - 1) if n else s }}{% endmacro %}{{ f('a', 90) }}",
-    # --- memory in many pieces
+    # --- many small allocations
     "hoard texts": looped("{% set ns.l = [ns.l, 'a' * 100000 ~ j] %}"),
     "hoard short texts": looped("{% set ns.l = [ns.l, 'a' ~ j] %}"),
     "hoard numbers": looped("{% set ns.l = [ns.l, j * 1.5] %}"),
@@ -314,7 +314,7 @@ HOSTILE: dict[str, str] = {
     + looped("{{ a }}", "{% set a = 'a' * 100000 %}")
     + "{% endmacro %}{{ m() }}",
     "output of data": looped("a" * 100000),
-    # --- sources
+    # --- template source
     "brackets": "{{ " + "(" * 60000 + ")" * 60000 + " }}",
     "lists in lists": "{{ " + "[" * 60000 + "]" * 60000 + " }}",
     "dicts in dicts": "{{ " + "{1:" * 40000 + "1" + "}" * 40000 + " }}",
@@ -390,7 +390,7 @@ HOSTILE: dict[str, str] = {
     "inner filter by name in a loop": looped("", "{{ [-10 ** 12]|map(' pay')|list }}"),
 }
 
-# Those that Jinja2 itself answers with a text, and a short one; of floats, where the machine is fast enough.
+# Templates that plain Jinja2 renders to a short text. The two with floats finish only on a fast machine.
 HARMLESS = {
     *("json of floats", "text of floats"),
     *("power of powers", "power tower", "strftime", "int of hex", "int of a float", "long text", "long comment"),

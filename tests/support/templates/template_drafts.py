@@ -1,7 +1,6 @@
-"""Chat templates at random: programs over everything the language offers, with numbers far too large, and real
-templates broken by somebody who knows the language.
+"""Random chat templates: programs that use the whole language with huge numbers, and mutations of real templates.
 
-Case n of a seed is always the same template: a failure is repeated from the two numbers alone.
+A seed and a case number always give the same template, so these two numbers are enough to reproduce a failure.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ BRACES = ("'{}'", "'{0}-{0}'", "'{:>5}'", "'{a}'", "'{!r}'", "'{0[0]}'", "'{:.1f
 LARGE_BRACES = ("'{:400000000}'", "'{:{}}'", "('{0}' * 99999)", "'{:.99999999f}'", "('{}' * 9999)", "'{0:0>999999}'")
 
 
-# Filters and methods by what they take and give; `#` is a number, `$` a text, `@` a list, `&` a dict, `?` anything.
+# Filters and methods by argument and result type. `#` is a number, `$` a text, `@` a list, `&` a dict and `?` anything.
 TEXT_TO_TEXT = [
     "|capitalize",
     "|center(#)",
@@ -222,15 +221,15 @@ REFUSED = [
 ]
 _HOLE = re.compile(r"[#$@&?]")
 _NUMBER = re.compile(r"(?<![\w.'])\d+(?![\w.'])")
-_TAG = re.compile(r"\{%-? set [^%}]*=[^%}]*%\}|\{\{[^{}]*\}\}")  # those that can go, or come twice
+_TAG = re.compile(r"\{%-? set [^%}]*=[^%}]*%\}|\{\{[^{}]*\}\}")  # statements that can be removed or duplicated
 
 
 class Draft:
-    """One random template.
+    """A generator of one random template.
 
-    numbers, texts, formats, braces  what literals are taken from: the small ones make templates that mostly run
-    surprise  how often a value of any type is given where one of another is expected
-    refused   how often something is asked for that the sandbox does not offer
+    numbers, texts, formats, braces  pools of literals; with small ones, most templates run
+    surprise                         probability of using a value of the wrong type
+    refused                          probability of using something that the sandbox does not offer
     """
 
     def __init__(
@@ -332,7 +331,7 @@ class Draft:
             f"{{% call(x) h() %}}{self._body(depth - 1)}{{% endcall %}}"
         )
 
-    # --- expressions, by what they give
+    # --- expressions by result type
 
     def anything(self, depth: int) -> str:
         kinds = (self.text, self.number, self.items, self.mapping, self.flag, self._odd_one)
@@ -427,7 +426,7 @@ class Draft:
             return self._applied(self.anything, REFUSED, depth)
         return self._random.choice(kinds)()
 
-    # --- parts
+    # --- helpers
 
     def _surprised(self) -> bool:
         return self._random.random() < self._surprise
@@ -452,7 +451,7 @@ class Draft:
 
 
 def hostile_draft(seed: int, case: int, real: Sequence[str]) -> str:
-    """Case `case` of `seed`: a program with numbers and texts far too large, or one of the real templates, broken."""
+    """Return case `case` of `seed`: a program with huge numbers and texts, or a mutated real template."""
     random = Random(f"{seed}-{case}")
     draft = Draft(
         random,
@@ -468,7 +467,7 @@ def hostile_draft(seed: int, case: int, real: Sequence[str]) -> str:
 
 
 def mild_draft(seed: int, case: int) -> str:
-    """Case `case` of `seed`: a program that any sandbox could run."""
+    """Return case `case` of `seed`: a program that any sandbox could run."""
     return Draft(Random(f"mild-{seed}-{case}")).template()
 
 
@@ -479,19 +478,19 @@ def _broken(random: Random, draft: Draft, source: str) -> str:
             break
         tag = random.choice(tags)
         change = random.choice((0, 0, 1, 2, 2, 3, 4, 5, 5, 6))
-        if change == 0:  # something of ours before it
+        if change == 0:  # insert a random statement before the tag
             source = source[: tag.start()] + draft.statement(3) + source[tag.start() :]
-        elif change == 1:  # the tag gone
+        elif change == 1:  # remove the tag
             source = source[: tag.start()] + source[tag.end() :]
-        elif change == 2:  # the tag many times
+        elif change == 2:  # repeat the tag
             source = source[: tag.start()] + tag[0] * random.choice((2, 30, 3000)) + source[tag.end() :]
-        elif change == 3:  # every number another
+        elif change == 3:  # replace numbers
             source = _NUMBER.sub(lambda _: f"({random.choice(LARGE)})", source, count=random.randint(1, 20))
-        elif change == 4:  # the whole in a loop
+        elif change == 4:  # wrap everything in a loop
             source = "{% for i in range(100000) %}" + source + "{% endfor %}"
-        elif change == 5:  # another expression in an output
+        elif change == 5:  # replace the tag with another expression
             source = source[: tag.start()] + "{{ " + draft.anything(4) + " }}" + source[tag.end() :]
-        else:  # some characters gone, or twice
+        else:  # remove or repeat some characters
             start = random.randrange(len(source))
             end = start + random.randint(1, 40)
             source = source[:start] + source[start:end] * random.choice((0, 2)) + source[end:]

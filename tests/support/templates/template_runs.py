@@ -1,4 +1,4 @@
-"""Chat templates run as the engine runs them, and how each one ended."""
+"""Run chat templates as the engine does and record how each one ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from llmrun.engine.templates.process import RenderLimits, TemplateProcess
 from llmrun.errors import TemplateRefused
 
-PROCESS = TemplateProcess()  # for all tests of one pytest process; it ends when that does
+PROCESS = TemplateProcess()  # shared by all tests of a pytest process, and ends with it
 CONVERSATION: dict[str, Any] = {
     "messages": [
         {"role": "system", "content": "Be brief."},
@@ -30,10 +30,10 @@ CONVERSATION: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How one template ended: outcome is "text", "refused" or the name of an exception that got out.
+    """How a template ended. `outcome` is "text", "refused" or the name of an unexpected exception.
 
-    said     the beginning of the text, or the message
-    seconds  by the clock
+    said     the start of the text, or the message
+    seconds  wall-clock time
     """
 
     outcome: str
@@ -42,26 +42,26 @@ class Ended:
 
     @property
     def well(self) -> bool:
-        """In a text, or a refusal of one line; the process that ran it did not crash."""
+        """True if it ended in a text or a one-line refusal, and its child process did not crash."""
         if self.outcome == "refused":
             return "\n" not in self.said and len(self.said) < 300 and "its process" not in self.said
         return self.outcome == "text"
 
 
 def ended(process: TemplateProcess, source: str) -> Ended:
-    """Run a template with CONVERSATION."""
+    """Render a template with CONVERSATION."""
     started = time.perf_counter()
     try:
         outcome, said = "text", process.render(source, "hostile.jinja", CONVERSATION)[:400]
     except TemplateRefused as refused:
         outcome, said = "refused", str(refused)
-    except Exception as error:  # noqa: BLE001 - whatever gets out is what is looked for
+    except Exception as error:  # noqa: BLE001 - the tests look for any exception
         outcome, said = type(error).__name__, str(error)
     return Ended(outcome, said, time.perf_counter() - started)
 
 
 def ended_all(sources: Sequence[str], limits: RenderLimits) -> list[Ended]:
-    """`ended` in two processes at once, in the order of `sources`."""
+    """Run `ended` on all sources with two child processes. Results are in the order of `sources`."""
 
     def run(part: Sequence[str]) -> list[Ended]:
         process = TemplateProcess(limits)

@@ -1,4 +1,4 @@
-"""llama.cpp's own tokenizer, through llama-cpp-python's low-level functions: the oracle for ours."""
+"""llama.cpp's tokenizer, called through llama-cpp-python's low-level API. It is the oracle for ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import llama_cpp
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _silent(level: int, text: bytes, data: Any) -> None:
-    """llama.cpp logs every key of every file."""
+    """Discard the message, because llama.cpp logs every metadata key of every file."""
 
 
 llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
@@ -19,7 +19,7 @@ llama_cpp.llama_backend_init()
 
 
 class LlamaVocabulary:
-    """The vocabulary of a GGUF file as llama.cpp sees it; no weights are loaded."""
+    """The vocabulary of a GGUF file, loaded by llama.cpp without the weights."""
 
     def __init__(self, path: Path) -> None:
         parameters = llama_cpp.llama_model_default_params()

@@ -1,4 +1,4 @@
-"""Random strings that are hard on a tokenizer: every class of character, broken words, long runs, special tokens."""
+"""Random strings that stress a tokenizer: every character class, malformed text, long runs, special tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EMOJI = "😀👍🏽👩\u200d🚀🇩🇪"
 
 
 def any_character(source: random.Random) -> str:
-    """Any Unicode character but a surrogate: assigned or not, in any plane."""
+    """Return any Unicode code point except surrogates, assigned or not, in any plane."""
     while 0xD800 <= (code_point := source.randrange(0x110000)) < 0xE000:
         pass
     return chr(code_point)
@@ -41,7 +41,7 @@ def likely_character(source: random.Random) -> str:
 
 
 def random_text(source: random.Random, special: Sequence[str] = ()) -> str:
-    """Up to 12 parts; `special` strings come whole and cut short."""
+    """Return a string of up to 12 parts. `special` strings may be truncated."""
     parts = []
     for _ in range(source.randrange(13)):
         choice = source.random()
@@ -73,7 +73,7 @@ _JOINER, _EMOJI_STYLE, _TEXT_STYLE, _KEYCAP = "\u200d", "\ufe0f", "\ufe0e", "\u2
 
 
 def emoji_sequence(source: random.Random) -> str:
-    """One emoji as people type them: joined, coloured, a flag, a keycap, a region's flag, or a piece of one."""
+    """Return one emoji sequence (joined, skin tone, flag, keycap, region flag) or a fragment of one."""
     kind = source.randrange(6)
     if kind == 0:
         parts = [source.choice(_PEOPLE) + source.choice(("", *_SKINS)) for _ in range(source.randrange(1, 5))]
@@ -92,7 +92,7 @@ def emoji_sequence(source: random.Random) -> str:
 
 
 def broken_text(source: random.Random) -> str:
-    """Text made of bytes that are not UTF-8, the wrong ones as U+FFFD or as lone surrogates, or of surrogates."""
+    """Return text decoded from invalid UTF-8, with U+FFFD or lone surrogates for the bad bytes, or only surrogates."""
     kind = source.randrange(3)
     if kind == 0:
         return "".join([chr(source.randrange(0xD800, 0xE000)) for _ in range(source.randrange(1, 4))])
@@ -105,7 +105,7 @@ def broken_text(source: random.Random) -> str:
 
 
 def harsh_text(source: random.Random, special: Sequence[str] = ()) -> str:
-    """As `random_text`, with emoji sequences and broken text in between."""
+    """Return `random_text` mixed with emoji sequences and broken text."""
     parts = []
     for _ in range(source.randrange(1, 4)):
         choice = source.random()
@@ -118,7 +118,7 @@ def harsh_text(source: random.Random, special: Sequence[str] = ()) -> str:
     return "".join(parts)
 
 
-# One character and more of everything that a pre-tokenizer tells apart.
+# At least one character of every class that a pre-tokenizer distinguishes.
 _OF_EVERY_CLASS = (
     "aAbsStTrReEvVlLmMdD''   \t\n\r\n\x0b01239!,-/($^|&.…"
     "éÉЖжاก中一ぁア가ㄅ々豈龥ʰǅªµℵ！、。：“”²Ⅷ٣\u0301\u093c©€😀\ufe0f\u200d\u00a0\u3000\u0085\u2028\u061c\ufffd\U000e0041"
@@ -126,12 +126,12 @@ _OF_EVERY_CLASS = (
 
 
 def text_of_every_class(source: random.Random) -> str:
-    """Short runs of characters of all classes in every order."""
+    """Return short runs of characters of all classes in random order."""
     return "".join(
         [source.choice(_OF_EVERY_CLASS) * source.choice((1, 1, 1, 2, 3, 4)) for _ in range(source.randrange(25))]
     )
 
 
 def edge_characters() -> str:
-    """The characters of `text_of_every_class`, once each."""
+    """Return each character of `text_of_every_class` once."""
     return "".join(dict.fromkeys(_OF_EVERY_CLASS))

@@ -16,7 +16,7 @@ from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 
 SMOLLM2 = "smollm2"
 
-# llama.cpp's `ggml-vocab-*.gguf` that load_tokenizer takes, by kind; some carry test vectors beside them.
+# llama.cpp's `ggml-vocab-*.gguf` files that load_tokenizer supports, by kind. Some have test vectors beside them.
 BYTE_LEVEL = (
     *(SMOLLM2, "gpt-2", "llama-bpe", "qwen2", "starcoder", "refact", "command-r", "mpt", "gpt-neox", "aquila"),
     *("deepseek-coder", "deepseek-llm", "falcon", "qwen35"),
@@ -26,7 +26,7 @@ SENTENCE_PIECE = ("llama-spm", "phi-3", "baichuan")
 ALL = BYTE_LEVEL + BY_CHARACTER + SENTENCE_PIECE
 WITH_VECTORS = tuple(name for name in ALL if name not in (SMOLLM2, "gpt-neox", "aquila", "baichuan"))
 
-# Files whose tokenizer is not supported: WordPiece and Unigram.
+# Files with unsupported tokenizers: WordPiece and Unigram.
 UNSUPPORTED = ("bert-bge", "nomic-bert-moe")
 
 
@@ -47,7 +47,7 @@ def llama_vocabulary(name: str) -> LlamaVocabulary:
 
 
 def added_texts(name: str) -> list[str]:
-    """The control and user-defined tokens of a vocabulary as its file has them, and some of other vocabularies."""
+    """Return the control and user-defined tokens in the vocabulary's file, and some from other vocabularies."""
     file = open_gguf(vocabulary_path(name))
     texts = file.strings("tokenizer.ggml.tokens")
     kinds = file.integers("tokenizer.ggml.token_type")
@@ -56,7 +56,7 @@ def added_texts(name: str) -> list[str]:
 
 
 def published_ids(name: str) -> list[tuple[str, list[int]]]:
-    """llama.cpp's own examples: (text, its ids without specials added or parsed)."""
+    """Return llama.cpp's own test vectors as (text, ids), with special tokens neither added nor parsed."""
     path = vocabulary_path(name)
     texts = path.with_name(path.name + ".inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     lines = path.with_name(path.name + ".out").read_text().splitlines()
