@@ -57,8 +57,7 @@ def block_of_dots(level: str, kind: str) -> Callable[[int, int, int], None]:
 
 
 def check(level: str, kind: str, weights: NDArray[np.int64], activations: NDArray[np.int8]) -> None:
-    """Compare the kernel with NumPy for weights int64[8, 16, 4], in the range of this level, and activations int8[32].
-    """
+    """Compare the kernel with NumPy: weights int64[8, 16, 4], in the range of this level; activations int8[32]."""
     packed = PACKED_TYPES[kind]
     stored = weights.astype(np.uint8)  # signed weights wrap
     sums = np.arange(16 * packed.sub_blocks, dtype=np.int32).reshape(packed.sub_blocks, 16) - 8

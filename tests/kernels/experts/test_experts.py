@@ -327,8 +327,7 @@ def route_of(
 @pytest.mark.parametrize("gating", Gating)
 @pytest.mark.parametrize(("experts", "used"), [(1, 1), (6, 2), (16, 16), (17, 5), (128, 8), (100, 33)])
 def test_routes_are_the_twins(level: str, gating: Gating, experts: int, used: int) -> None:
-    """The same experts come in the same order, with weights within 8 units in the last place (at most 5 were measured).
-    """
+    """The experts and their order are equal; weights are within 8 units in the last place (at most 5 were measured)."""
     logits = 3 * np.random.default_rng(used).standard_normal((21, experts)).astype(np.float32)
     for normalized, biased in ((True, False), (False, True)):
         op = route_of(experts, used, gating, normalized=normalized, biased=biased)

@@ -1,5 +1,4 @@
-"""Tests of quantized activations against their NumPy twin at every level, with whole groups of blocks and remainders.
-"""
+"""Tests of quantized activations against their NumPy twin at every level, in groups of blocks and remainders."""
 
 from __future__ import annotations
 

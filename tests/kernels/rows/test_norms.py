@@ -1,5 +1,4 @@
-"""Tests of the normalization kernels against their NumPy twins, at every level, with odd widths and all kinds of rows.
-"""
+"""Tests of the normalization kernels against their NumPy twins, at every level, with odd widths and unusual rows."""
 
 from __future__ import annotations
 
