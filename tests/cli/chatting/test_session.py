@@ -1,4 +1,4 @@
-"""The turn loop in this process: commands, answers, and what goes wrong."""
+"""Tests of the turn loop, run in this process: commands, answers and errors."""
 
 from __future__ import annotations
 
@@ -514,7 +514,7 @@ def used(told: str) -> list[str]:
 
 
 def test_show_counts_a_conversation_that_is_taken_up(tmp_path: Path, capsys: Capture) -> None:
-    """Also one whose process died in its only answer, of which no count was written down."""
+    """Covers a conversation whose process died during its only answer, so that no token count was saved."""
     with session(tmp_path) as found:
         found.run("one", "/show")
         path = found.chat.record.path
