@@ -1,6 +1,6 @@
-"""How answers end, what is run of a prompt and when, and what is refused.
+"""Tests of how answers end, what is computed of a prompt and when, and what is refused.
 
-The scripted backend polices every batch it is given. What holds over any backend is in test_engine_backends.py.
+The scripted backend checks every batch it is given. Tests that hold for all backends are in test_engine_backends.py.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def test_the_next_turn_runs_only_what_is_new() -> None:
     first, second = conversation(Engine(backend), "Grüße!", "Noch was?")
     assert first.text == "You said: Grüße!"
     assert second.text == "You said: Noch was?"
-    known = first.finished.context_used - 1  # the end-of-generation token was drawn, but never run
+    known = first.finished.context_used - 1  # the end-of-generation token was sampled, but never run
     assert second.finished.timings.cached_tokens == known
     assert sum(len(batch.tokens) for batch in backend.batches) == second.finished.context_used - 1
 
@@ -204,7 +204,7 @@ def test_the_next_turn_runs_only_what_is_new() -> None:
 
 
 class Overstated(ScriptedBackend):
-    """A backend whose cache holds less than it says, as one that works in blocks may."""
+    """A backend whose cache holds less than it reports, as a block-based cache may."""
 
     def __init__(self, room: int) -> None:
         super().__init__(None, context_size=100)

@@ -1,4 +1,4 @@
-"""Which template is used, what it is given, and that whatever goes wrong in it is one line of TemplateRefused."""
+"""Tests of chat templates: which one is used, its inputs, and one-line errors (TemplateRefused) for all failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rendered(source: str, **conversation: Any) -> str:
 
 
 class OtherEos(ScriptedTokenizer):
-    """A base model's vocabulary: it has the chat tokens, and ends its texts with another."""
+    """A base model's vocabulary, which has the chat tokens but ends its texts with another token."""
 
     @property
     def eos_id(self) -> int | None:
@@ -80,7 +80,7 @@ def test_a_name_can_say_that_a_model_chats(metadata: dict[str, str]) -> None:
 )
 def test_the_family_is_told_by_vocabulary_and_name(controls: tuple[str, ...], name: str, family: str | None) -> None:
     class Vocabulary(OtherEos):
-        """Without ChatML's tokens: what is looked for is not found."""
+        """A vocabulary without ChatML's tokens, so the lookup fails."""
 
         def token_text(self, token_id: int) -> str:
             text = super().token_text(token_id)
