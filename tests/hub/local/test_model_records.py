@@ -1,4 +1,6 @@
-"""What is remembered of a model: found again, believed only when it is whole, and never in the way."""
+"""Tests of saved model records: they are found again, trusted only when intact, and their failures never stop a
+command.
+"""
 
 from __future__ import annotations
 

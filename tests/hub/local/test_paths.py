@@ -1,4 +1,4 @@
-"""Paths that are built from names somebody else chose: whatever the name, nothing outside the folder."""
+"""Tests of paths built from untrusted names: no name leads outside the folder."""
 
 from __future__ import annotations
 
