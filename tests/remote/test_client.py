@@ -1,4 +1,4 @@
-"""A model behind a server: what is asked, what is made of the answer, and how a server that misbehaves ends."""
+"""Tests of the client for a remote model: requests, responses, and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ask(model: RemoteModel, call: Call | None = None, *, most_events: int = 1000
 
 
 def answered(script: Script | bytes, **options: Any) -> list[Chunk]:
-    """The chunks of one answer."""
+    """Return the chunks of one answer."""
     with serving(script) as server:
         model = opened(server, **options)
         try:
@@ -374,7 +374,7 @@ def test_nobody_there_is_one_line() -> None:
     "events",
     [
         said("Hello") + said(finish="stop"),  # no [DONE], and the connection ends
-        said("Hello") + DONE,  # no reason for the end
+        said("Hello") + DONE,  # no finish reason
         said("Hello") + said(finish="length") + b"data: {\n\n",
         b"\xef\xbb\xbf: a comment\r\n\r\nevent: x\r\n"
         + said("Hello", "stop").replace(b"\n", b"\r\n")
@@ -459,7 +459,7 @@ def test_a_call_that_is_stopped_ends_and_hangs_up(first: bytes) -> None:
         stopped = time.monotonic()
         call.stop()
         thread.join(60)
-        assert ended[0] - stopped < 30  # it would be held for ever
+        assert ended[0] - stopped < 30  # the server would hold the connection forever
         assert server.hung_up.wait(60)
         model.close()
 
@@ -482,7 +482,7 @@ def test_a_server_that_never_ends_its_stream_delays_nobody_and_harms_no_answer()
         model = opened(server)
         started = time.monotonic()
         assert text_of(ask(model)) == "Hello"
-        assert time.monotonic() - started < 30  # it never ends
+        assert time.monotonic() - started < 30  # the response never ends
         model.close()
 
 
