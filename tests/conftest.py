@@ -1,5 +1,6 @@
-"""Settings for every test: no user settings, caches kept between runs, and the options --quick (compiles nothing) and
---no-skips.
+"""Settings for every test: no user settings, and caches kept between runs.
+
+Also defines the options --quick, which compiles nothing, and --no-skips.
 """
 
 from __future__ import annotations

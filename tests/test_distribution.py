@@ -1,5 +1,6 @@
-"""Tests of the distribution's name: "llmrun" on the package index is another project, so no text may tell users to
-install it.
+"""Tests of the distribution's name for pip.
+
+On the package index, "llmrun" is another project, so no text may tell users to install it.
 """
 
 from __future__ import annotations

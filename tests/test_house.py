@@ -77,8 +77,9 @@ INNER_ROOMS = drawn_inner_rooms()
 
 
 def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Yield every module that a file imports, as an absolute name with its line, including lazy, type-only and string
-    imports.
+    """Yield every module that a file imports, including lazy, type-only and string imports.
+
+    Each is an absolute name with its line.
     """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -1,6 +1,4 @@
-"""Tests that flags win over environment, environment over config.toml and config.toml over defaults, and that errors
-are reported.
-"""
+"""Tests that flags win over the environment, config.toml and defaults, in that order, and that wrong values fail."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ def test_llama_3s_factors_and_the_linear_one_both_divide(tmp_path: Path) -> None
     np.testing.assert_allclose(frequencies, 10_000.0 ** (-np.arange(8) / 8) / 2 / factors)
 
 
-# --- the registry and the small readers ------------------------------------------------------------------------------
+# --- the registry and the helpers for reading keys -------------------------------------------------------------------
 
 
 def test_every_architecture_has_a_file_of_its_name() -> None:

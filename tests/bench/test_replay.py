@@ -1,7 +1,7 @@
-"""Tests that replay whole runs, recorded (scripts/record_timings.py) and simulated, through the stopping rule and the
-verdict.
+"""Tests that replay whole runs, recorded and simulated, through the stopping rule and the verdict.
 
-Both metrics of a run are judged, at the level that they share. A run claims a difference when either metric does.
+scripts/record_timings.py records the turns. Both metrics of a run are judged, at the level that they share. A run
+claims a difference when either metric does.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def windows(engine: str, count: int) -> Iterator[tuple[Turns, Turns]]:
 
 
 def made(seed: int, rounds: int = 240, noise: float = 0.03) -> tuple[Turns, Turns]:
-    """Return simulated turns with heavy tails, bursts, autocorrelation, drift, and a 4 % penalty for the first turn of
-    a round.
-    """
+    """Return simulated turns with heavy tails, bursts, autocorrelation, drift, and first turns that are 4 % slower."""
     random = np.random.default_rng(seed)
     a: Turns = {}
     b: Turns = {}

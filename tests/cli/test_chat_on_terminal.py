@@ -256,7 +256,8 @@ def test_ctrl_c_while_the_model_loads_leaves_and_restores_the_terminal(tmp_path:
 
 
 def test_ctrl_c_together_with_enter_stops_the_answer(tmp_path: Path) -> None:
-    """The prompt still has the terminal in raw mode when Ctrl-C arrives, so it is a key press that must be looked for.
+    """The prompt is still in raw mode when Ctrl-C arrives, so it comes as a key press that must be looked for.
+
     The answer would take 25 s.
     """
     script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005)

@@ -227,7 +227,7 @@ def test_an_output_that_is_no_terminal_is_right(monkeypatch: pytest.MonkeyPatch)
     assert (found.status, found.facts["columns"]) == (OK, None)
 
 
-# The waiting
+# The progress line
 
 
 def test_what_is_going_on_is_told_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

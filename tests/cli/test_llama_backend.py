@@ -27,9 +27,7 @@ TOKENS = 24
 
 
 def test_greedy_text_is_that_of_llama_cpp_pythons_own_loop_token_for_token() -> None:
-    """Both use one thread, context, batch and flash attention setting, because each changes the order of llama.cpp's
-    sums.
-    """
+    """Both use one thread, context, batch and flash attention setting, as each changes llama.cpp's summation order."""
     path = str(smollm2())
     theirs = llama_cpp.Llama(
         path, n_ctx=512, n_batch=512, n_threads=1, n_threads_batch=1, n_gpu_layers=0, flash_attn=True, verbose=False

@@ -187,7 +187,7 @@ def test_ctrl_c_before_the_answer_ends_the_wait_which_was_shown() -> None:
     assert "stopped before it began" in rest
 
 
-# --- the key
+# --- the API key
 
 
 def echoing(asked: Asked, connection: socket.socket) -> None:

@@ -382,7 +382,7 @@ def test_a_progress_report_that_raises_stops_the_compilers(cold: Path) -> None:
     assert set(children_of(os.getpid())) <= before
 
 
-# --- the key ----------------------------------------------------------------------------------------------------------
+# --- the cache key ----------------------------------------------------------------------------------------------------
 
 
 def fresh_key(name: KernelName, target: Target) -> str:

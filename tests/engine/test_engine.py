@@ -177,7 +177,7 @@ def test_penalties_reach_the_prompt_and_the_answer() -> None:
     assert sorted(gathered.text) == ["d", "e", "f"]
 
 
-# --- a prefix that is known
+# --- a known prefix
 
 
 def conversation(engine: Engine, *turns: str) -> list[Gathered]:
@@ -200,7 +200,7 @@ def test_the_next_turn_runs_only_what_is_new() -> None:
     assert sum(len(batch.tokens) for batch in backend.batches) == second.finished.context_used - 1
 
 
-# --- a cache that is full
+# --- a full cache
 
 
 class Overstated(ScriptedBackend):

@@ -155,8 +155,9 @@ class LosingCache(ScriptedCache):
 
 
 class Losing(ScriptedBackend):
-    """A backend like a recurrent model: a pass that stops half-way loses the earlier state too. Here, passes stop
-    without a cancel.
+    """A backend like a recurrent model, which loses its earlier state when a pass stops half-way.
+
+    Here, passes stop without a cancel.
     """
 
     def __init__(self, stopped_passes: tuple[int, ...]) -> None:

@@ -74,7 +74,7 @@ def test_a_chat_without_a_template_is_refused_with_the_way_out() -> None:
     assert "--raw" in refused.value.hint
 
 
-# --- what is reported
+# --- reported statistics
 
 
 def test_timings_add_up() -> None:

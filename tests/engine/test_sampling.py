@@ -36,8 +36,9 @@ def softmax(values: list[float]) -> list[float]:
 
 
 def reference(logits: NDArray[np.float32], params: SamplingParams) -> dict[int, float]:
-    """Return the probability of each id that can be sampled, the textbook way: sort, filter, divide by temperature,
-    normalize.
+    """Return the probability of each id that can be sampled, the textbook way.
+
+    Sorts all ids, filters them, divides the logits by the temperature and normalizes.
     """
     ids = ranked(logits)
     if params.top_k > 0:

@@ -13,9 +13,7 @@ from llmrun.engine.streaming import StreamingDecoder
 
 
 def reference(data: bytes, stops: Sequence[str]) -> tuple[str, str | None]:
-    """Return the text up to the stop string that completes first (the longer one if two do at once), and that stop
-    string.
-    """
+    """Return the text up to the stop string that completes first, and that stop string; the longer wins a tie."""
     text = data.decode("utf-8", "replace")
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]

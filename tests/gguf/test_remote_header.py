@@ -291,8 +291,9 @@ def described(file: GGUFFile) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 def check_mutant(data: bytes, base: Layout, known: GGUFFile) -> Iterator[str]:
-    """Check a mutant's header read in parts and as a sibling's, and yield the outcomes. Raise AssertionError for a
-    wrong one.
+    """Check a mutant's header read in parts and as a sibling's, and yield the outcomes.
+
+    Raises AssertionError for a wrong outcome.
     """
     whole = outcome(lambda: read_gguf(data, PATH))
     for read in (lambda: read_remote_header(source_of(data)), lambda: read_sibling_header(source_of(data), known)):

@@ -38,7 +38,7 @@ def another(path: Path, number: int) -> Path:
     return path.with_name(path.name.replace("00001-of", f"{number:05d}-of"))
 
 
-# What it is
+# Valid sets of shards
 
 
 @pytest.mark.parametrize("small_first", [False, True])
@@ -90,7 +90,7 @@ def test_a_file_after_the_first_may_name_the_same_architecture() -> None:
     read_shards(built(shards)).close()
 
 
-# What it is not
+# Invalid sets of shards
 
 Change = Callable[[list[RawGGUF]], object]
 

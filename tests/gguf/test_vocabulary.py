@@ -107,7 +107,7 @@ def test_the_model_is_named_by_a_string() -> None:
     assert refusal({"pre": scalar(U32, 1)}) == "pre: a value of type u32, must be a string"
 
 
-# Tokens are different
+# Distinct tokens
 
 
 def test_equal_tokens_are_refused_with_both_ids() -> None:
@@ -139,7 +139,7 @@ def test_a_token_that_is_not_utf_8_is_allowed() -> None:
     assert opened({"tokens": tokens_with((9, b"\xff\xfe"))}).strings(PREFIX + "tokens")[9] == "\ufffd\ufffd"
 
 
-# Arrays beside the tokens
+# Arrays parallel to the tokens
 
 
 @pytest.mark.parametrize("name", ["scores", "token_type"])

@@ -68,9 +68,7 @@ def disassembled(level: str, image: bytes) -> list[capstone.CsInsn]:
 
 
 def with_vpmaddubsw(code: bytes, at: int) -> bytes:
-    """Replace AVX-VNNI's `vpdpbusd` with an instruction of the same form, because Capstone 5 only knows the AVX-512
-    one.
-    """
+    """Replace AVX-VNNI's `vpdpbusd` with an instruction of the same form, as Capstone 5 only knows the AVX-512 one."""
     prefix, escape, _, opcode = code[at : at + 4]
     assert (prefix, escape & 0x1F, opcode) == (0xC4, 2, 0x50), "an instruction nobody knows"
     return code[: at + 3] + b"\x04" + code[at + 4 :]

@@ -1,4 +1,4 @@
-"""Tests of each readable format against llama.cpp's C code, which gguf-py reimplements: bits are equal."""
+"""Tests of each readable format against llama.cpp's C code, which gguf-py reimplements. Results are bit-identical."""
 
 from __future__ import annotations
 

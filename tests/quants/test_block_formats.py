@@ -1,4 +1,4 @@
-"""Tests of each readable format against gguf-py, an independent implementation: bits are equal."""
+"""Tests of each readable format against gguf-py, an independent implementation. Results are bit-identical."""
 
 from __future__ import annotations
 

@@ -55,7 +55,6 @@ def ask(model: RemoteModel, call: Call | None = None, *, most_events: int = 1000
 
 
 def answered(script: Script | bytes, **options: Any) -> list[Chunk]:
-    """Return the chunks of one answer."""
     with serving(script) as server:
         model = opened(server, **options)
         try:
@@ -68,7 +67,7 @@ def text_of(chunks: list[Chunk]) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
-# --- where it is
+# --- addresses
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_offline_another_machine_is_not_asked() -> None:
         RemoteModel.open(parse_endpoint("http://example.org#m"), offline=True)
 
 
-# --- the only model
+# --- the server's only model
 
 
 def models(*names: object) -> bytes:
@@ -152,7 +151,7 @@ def test_no_only_model_is_one_line(list_of_models: bytes, kind: type[LlmrunError
     assert str(refused.value).isprintable()
 
 
-# --- what is asked and what comes back
+# --- requests and responses
 
 
 def test_an_answer_comes_as_chunks_with_the_moments_they_arrived() -> None:
@@ -254,7 +253,7 @@ def test_another_machine_is_asked_through_the_proxy(monkeypatch: pytest.MonkeyPa
     assert server.asked[0].path == "http://llm.invalid/v1/chat/completions"
 
 
-# --- what a server can do wrong
+# --- misbehaving servers
 
 
 def ended_stream(*events: bytes) -> bytes:
@@ -486,7 +485,7 @@ def test_a_server_that_never_ends_its_stream_delays_nobody_and_harms_no_answer()
         model.close()
 
 
-# --- any bytes at all
+# --- arbitrary bytes
 
 _FIELDS = ["choices", "delta", "content", "text", "reasoning", "finish_reason", "error", "message", "usage"]
 _FIELDS += ["prompt_tokens", "prompt_tokens_details", "cached_tokens", "logprobs", "tokens", "token_logprobs"]
@@ -550,7 +549,7 @@ def test_random_bytes_from_a_socket_raise_nothing_but_our_own(data: bytes) -> No
         assert str(refused.value).isprintable()
 
 
-# --- the key
+# --- the API key
 
 
 @pytest.mark.parametrize("key", [f"{KEY}\n", f"{KEY} x", f"{KEY}é", "\x00", f"{KEY}\\", f'{KEY}"'])

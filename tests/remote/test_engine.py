@@ -149,7 +149,7 @@ def test_a_person_who_waits_is_told_that_nothing_has_come() -> None:
     assert events[:2] == [PrefillProgress(0, 0, 0)] * 2
 
 
-# --- what is asked
+# --- requests
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_what_the_server_would_not_take_is_told_once() -> None:
     assert told == [f"127.0.0.1:{server.port} takes no {', '.join(fields)}: left out"]
 
 
-# --- many at once
+# --- concurrent requests
 
 
 def run_all(engine: RemoteEngine, count: int) -> tuple[dict[int, str], dict[int, Event]]:

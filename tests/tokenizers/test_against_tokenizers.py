@@ -1,6 +1,4 @@
-"""Tests against a second reference, Hugging Face's `tokenizers`, with the same vocabularies and their published
-patterns.
-"""
+"""Tests against a second reference, Hugging Face's `tokenizers`, with the patterns that model makers published."""
 
 from __future__ import annotations
 

@@ -84,9 +84,7 @@ def test_sentence_pieces_merge_by_score(scores: dict[str, int], examples: list[s
 
 
 def check_sentence_pieces(scores: dict[str, int], examples: list[str]) -> None:
-    """Check texts against the twin, with few distinct scores (ties go to the leftmost pair) and letters that are not
-    tokens.
-    """
+    """Check texts with few distinct scores, where the leftmost pair wins ties, and with letters that are not tokens."""
     bytes_ = tuple(f"<0x{byte:02X}>" for byte in range(256))
     tokens = ("<unk>", "<s>", "</s>", *bytes_, *scores)
     vocabulary = Vocabulary(

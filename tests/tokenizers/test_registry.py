@@ -32,8 +32,9 @@ from tests.support.tokenizers.vocabularies import UNSUPPORTED, vocabulary_path
 
 
 def both(folder: Path, vocabulary: Vocabulary, **extra: Any) -> tuple[Tokenizer, LlamaVocabulary]:
-    """Return our tokenizer and llama.cpp's for one vocabulary. `extra` replaces keys of `tokenizer.ggml.`; None removes
-    one.
+    """Return our tokenizer and llama.cpp's for one vocabulary.
+
+    `extra` replaces keys of `tokenizer.ggml.`; None removes one.
     """
     metadata = {"general.architecture": "llama", "general.name": "tiny", **vocabulary.metadata()}
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in extra.items()}

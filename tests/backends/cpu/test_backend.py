@@ -64,7 +64,7 @@ def backend(path: Path) -> Iterator[CpuBackend]:
     backend.close()
 
 
-# --- what it says of itself ------------------------------------------------------------------------------------------
+# --- basics ----------------------------------------------------------------------------------------------------------
 
 
 def test_info_describes_the_model_and_the_session(backend: CpuBackend, path: Path) -> None:
@@ -109,7 +109,7 @@ def test_nothing_wanted_gives_no_rows(backend: CpuBackend) -> None:
     np.testing.assert_array_equal(after[0], backend.forward(batch_of(rows(1, 0, [5, 6, 7, 8])))[3])
 
 
-# --- batches that cannot be meant ------------------------------------------------------------------------------------
+# --- invalid batches -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_full_cache_changes_nothing(backend: CpuBackend) -> None:
     np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 20, [5] * 20))), first[20:])
 
 
-# --- being stopped ---------------------------------------------------------------------------------------------------
+# --- cancelling ------------------------------------------------------------------------------------------------------
 
 
 class Interrupt(BaseException):

@@ -28,8 +28,9 @@ def read(cache: PagedCache, seq: int) -> list[int]:
 
 
 class PagedKVMachine(RuleBasedStateMachine):
-    """Compares the cache with a token list per sequence, and counts blocks by the contents that they would have to
-    hold.
+    """A state machine that compares the cache with a token list per sequence.
+
+    It counts blocks by the contents that they would have to hold.
     """
 
     @initialize(n_blocks=st.integers(1, SEQUENCES * 3))

@@ -51,7 +51,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.held: dict[tuple[int, int], set[int]] = {(w, seq): set() for w in windows for seq in range(SEQUENCES)}
         self.next = 0
 
-    # --- what the naive cache does ---
+    # --- the naive cache ---
 
     def grow(self, growth: Mapping[int, int]) -> None:
         new = {}

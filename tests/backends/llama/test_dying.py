@@ -48,7 +48,7 @@ class Interrupted(BaseException):
 def lost_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ignore interruptions that arrive inside a garbage collector callback (hypothesis installs one).
 
-    Python does not propagate them, so they are no failure of the interrupted code.
+    Python does not propagate them, so they do not count as a failure of the interrupted code.
     """
     report = sys.unraisablehook
 

@@ -1,6 +1,4 @@
-"""Tests of a sliding window behind the Backend contract: tokens outside every window are dropped, and `kept` reports
-it.
-"""
+"""Tests of a sliding window behind the Backend contract: tokens outside every window are dropped, as `kept` reports."""
 
 from __future__ import annotations
 

@@ -84,8 +84,9 @@ class Reader(HTMLParser):
 
 
 def read(text: str) -> Reader:
-    """Return the page's parser and text, after checks that it is well formed and loads nothing, and that a policy
-    forbids loading.
+    """Return the page's parser and text.
+
+    Checks that the page is well formed and loads nothing, and that its policy forbids loading.
     """
     reader = Reader()
     reader.feed(text)

@@ -1,6 +1,4 @@
-"""Tests of the runner: all targets take turns, one failure does not stop the others, and Ctrl-C keeps the results so
-far.
-"""
+"""Tests of the runner: targets take turns, one failure does not stop the others, and Ctrl-C keeps earlier results."""
 
 from __future__ import annotations
 

@@ -453,7 +453,7 @@ def test_stats_of_a_whole_session(tmp_path: Path, capsys: Capture) -> None:
     assert [line.split()[0] for line in told] == ["answers", "tokens", "tokens", "time", "TTFT", "decode"]
 
 
-# --- clear, search and what /show counts
+# --- /clear, /search and the counts of /show
 
 
 def test_clear_begins_a_new_conversation_and_says_how_to_get_back(tmp_path: Path, capsys: Capture) -> None:

@@ -40,7 +40,7 @@ class OtherEos(ScriptedTokenizer):
         return 257
 
 
-# --- which template
+# --- the chosen template
 
 
 def test_the_callers_template_wins_over_the_models_and_that_over_the_familys() -> None:
@@ -147,7 +147,7 @@ def test_the_files_tool_template_is_for_conversations_with_tools() -> None:
     assert template.render(ChatPrompt(CONVERSATION, tools=[{"name": "get"}]), TOKENIZER, PROCESS) == "get"
 
 
-# --- what it is given
+# --- the template's variables
 
 
 def test_it_gets_the_fields_transformers_gives() -> None:
@@ -196,7 +196,7 @@ def test_past_thinking_has_the_names_transformers_gives_it(key: str) -> None:
     assert "<|im_end|>" not in text
 
 
-# --- an answer to be continued
+# --- continuing an answer
 
 BEGUN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|im_end|>\n{% endfor %}"
 
@@ -232,7 +232,7 @@ def test_a_question_is_not_continued() -> None:
     assert rendered(BEGUN, messages=messages, add_generation_prompt=False) == "[user] Go<|im_end|>\n"
 
 
-# --- what it may not do
+# --- restrictions
 
 REFUSED = {
     "raise_exception": ("{{ raise_exception('only\nuser  roles') }}", "t.jinja: only user roles"),

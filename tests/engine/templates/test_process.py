@@ -93,7 +93,7 @@ def test_random_ones_end_in_text_or_are_refused() -> None:
     assert sum("chat template refused" in result.said for result in results) > DRAFTS // 20
 
 
-# --- what is said
+# --- messages
 
 SAID = {
     "time": (FOR_EVER, "chat template refused: t.jinja: it takes longer than 0.5 s"),
@@ -147,7 +147,7 @@ def test_memory_is_looked_at_where_the_system_has_no_limit(
         slow.close()
 
 
-# --- what is only large
+# --- large but valid inputs
 
 
 @pytest.mark.parametrize("letter", ["a", "\n", "é", "🙂"])
@@ -180,7 +180,7 @@ def test_looking_back_through_a_thousand_messages_is_allowed(patient: TemplatePr
     assert patient.render(source, "t.jinja", {"messages": messages}) == "0," * 1000
 
 
-# --- one process
+# --- the life of the process
 
 
 def test_one_process_runs_many_templates(process: TemplateProcess) -> None:
@@ -251,7 +251,7 @@ def test_it_does_not_outlive_the_one_that_started_it() -> None:
     assert not psutil.pid_exists(running)
 
 
-# --- what it may see
+# --- isolation
 
 
 @linux
@@ -291,7 +291,7 @@ def test_it_imports_nothing_heavy() -> None:
     assert done.stdout == "\n"
 
 
-# --- a process that is not what it should be: a program in its place
+# --- a misbehaving process, replaced by a program
 
 ODD = {
     "is never ready": ("time.sleep(60)", "it did not finish within 1 s"),

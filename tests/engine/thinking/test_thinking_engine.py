@@ -35,7 +35,7 @@ def answered(backend: ScriptedBackend, request: Request = ASK, **options: object
     return gathered
 
 
-# --- told apart
+# --- separating thinking from the answer
 
 
 @pytest.mark.parametrize("template", [SWITCHED, OPENED])
@@ -86,7 +86,7 @@ def test_a_raw_prompt_gives_out_everything_as_it_is() -> None:
     assert answered(thinking_backend(SWITCHED), request).text == f"<think>\n{THOUGHT}{ENDED}{ANSWER}"
 
 
-# --- what is counted, and where it ends
+# --- token counts and limits
 
 
 def test_tokens_and_the_first_word_of_the_answer_are_counted() -> None:
@@ -106,7 +106,7 @@ def test_stop_strings_are_for_the_answer_and_max_tokens_for_both() -> None:
     assert (gathered.finished.reason, gathered.finished.first_answer_s) == (FinishReason.LENGTH, 0.0)
 
 
-# --- switched
+# --- the switch
 
 
 def test_the_template_is_told() -> None:

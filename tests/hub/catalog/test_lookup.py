@@ -53,7 +53,7 @@ def ours() -> Catalog:
     return Catalog(read_sections(shipped_catalog()))
 
 
-# Our own
+# The shipped catalogue
 
 
 def test_our_own_catalogue_is_whole() -> None:
@@ -178,7 +178,7 @@ def test_a_file_of_the_hub_has_its_name() -> None:
     assert ours.entry_of("nobody/nothing") is None
 
 
-# Names that are not there
+# Missing names
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_an_unknown_quantization_gets_those_there_are(ours: Catalog) -> None:
     assert "hf:Qwen/Qwen3-4B-GGUF:Q2_K" in caught.value.hint
 
 
-# The user's own
+# The user's catalogue
 
 
 def test_a_family_of_one_needs_no_variant(own: Path) -> None:
@@ -312,7 +312,7 @@ def test_every_sampling_parameter_can_be_recommended(own: Path) -> None:
     assert entry_of(written(own, sampling=f"{{ {table} }}")).sampling == recommended
 
 
-# Wrong ones
+# Invalid catalogues
 
 
 @pytest.mark.parametrize("key", ["description", "license", "quants"])

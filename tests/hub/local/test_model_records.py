@@ -1,6 +1,4 @@
-"""Tests of saved model records: they are found again, trusted only when intact, and their failures never stop a
-command.
-"""
+"""Tests of saved model records: found again, trusted only when intact, and never the reason that a command fails."""
 
 from __future__ import annotations
 

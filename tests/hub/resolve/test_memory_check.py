@@ -1,6 +1,4 @@
-"""Tests that a model too large for this machine is refused before it is downloaded, with the numbers and an
-alternative.
-"""
+"""Tests that a model too large for this machine is refused before the download, with numbers and an alternative."""
 
 from __future__ import annotations
 

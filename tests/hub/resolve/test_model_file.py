@@ -180,7 +180,7 @@ def test_any_other_text_is_not_found_in_one_line(name: str) -> None:
     assert str(caught.value).isprintable()
 
 
-# --- what is here, and what may not be asked for ----------------------------------------------------------------------
+# --- stored models and offline mode -----------------------------------------------------------------------------------
 
 
 def test_a_model_that_is_here_costs_no_network_and_no_heavy_import(machine: Path) -> None:

@@ -272,7 +272,7 @@ def test_ramalamas_own_short_names_come_after_the_catalogue(own: Path) -> None:
     assert understand("ibm/granite:9b") == LocalPath(Path("ibm/granite:9b"))
 
 
-# Anything at all
+# Arbitrary text
 
 STARTS = (
     *("hf:", "hf://", "hf.co/", "huggingface://", "https://huggingface.co/", "https://example.org/"),

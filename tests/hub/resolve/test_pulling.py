@@ -58,7 +58,7 @@ def lock_of(pull: Pull) -> dict[str, Artifact]:
     return {pull.name: pull.lockable(pull.fetch(QUIET))}
 
 
-# --- what is here stays -----------------------------------------------------------------------------------------------
+# --- stored models are kept -------------------------------------------------------------------------------------------
 
 
 def test_what_is_not_here_is_planned_with_exactly_its_files_and_nothing_is_written(
@@ -90,7 +90,7 @@ def test_a_file_of_the_users_is_here(hub: FakeHub, tmp_path: Path) -> None:
         plan(str(tmp_path / "no.gguf"), QUIET, offline=False)
 
 
-# --- as it is now -----------------------------------------------------------------------------------------------------
+# --- current versions and revisions -----------------------------------------------------------------------------------
 
 
 def test_a_branch_that_has_moved_is_fetched_anew_and_one_that_has_not_is_here(hub: FakeHub) -> None:
@@ -289,7 +289,7 @@ def test_offline_what_is_locked_and_not_here_is_refused(hub: FakeHub, tmp_path: 
         plan_locked("hf:o/n", lock, QUIET, offline=True)
 
 
-# --- room -------------------------------------------------------------------------------------------------------------
+# --- disk space -------------------------------------------------------------------------------------------------------
 
 Usage = namedtuple("Usage", "total used free")
 

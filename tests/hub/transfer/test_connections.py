@@ -71,9 +71,7 @@ def run(made: Connections, until: Callable[[], bool] = lambda: False) -> None:
 def test_what_one_connection_brings_gets_it_another(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The measured rate causes the second connection, not a failure: the first one stalls until the second has
-    connected.
-    """
+    """The measured rate opens the second connection, not a failure: the first one stalls until the second one asks."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 30)
     monkeypatch.setattr("llmrun.hub.remote.backoff.PROBE_S", 0.3)
     monkeypatch.setattr("llmrun.hub.remote.backoff.WORTH_S", 0.3)

@@ -80,7 +80,7 @@ def ranges(hub: FakeHub) -> list[str]:
     return [asked.range for asked in of_storage(hub)]
 
 
-# --- in its place -----------------------------------------------------------------------------------------------------
+# --- storing files ----------------------------------------------------------------------------------------------------
 
 
 def test_a_file_lands_in_the_shared_cache_as_other_tools_expect_it(
@@ -206,7 +206,7 @@ def test_another_process_is_waited_for_with_one_line(folders: Folders, hub: Fake
     assert said.notes == ["tiny: another process is downloading it; waiting"]
 
 
-# --- what was received is not fetched again ---------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_cut_connection_is_gone_on_with(folders: Folders, hub: FakeHub, model: Artifact, said: Said) -> None:
@@ -312,7 +312,7 @@ def test_a_version_with_another_name_is_gone_on_with_where_the_sha256_decides(
     assert hub.sent() == len(MODEL)
 
 
-# --- removed meanwhile ------------------------------------------------------------------------------------------------
+# --- concurrent removal -----------------------------------------------------------------------------------------------
 
 
 def removing(monkeypatch: pytest.MonkeyPatch, blob: Path, times: int) -> None:
@@ -401,7 +401,7 @@ def test_a_branch_points_nowhere_that_has_not_reached_the_disk(
     assert model.commit in synced
 
 
-# --- servers that misbehave -------------------------------------------------------------------------------------------
+# --- misbehaving servers ----------------------------------------------------------------------------------------------
 
 
 def flipped(body: bytes) -> bytes:

@@ -166,7 +166,7 @@ def test_without_a_boot_and_a_sha256_only_what_had_reached_the_disk_counts(
             assert again.received == received
 
 
-# --- beside those who remove ------------------------------------------------------------------------------------------
+# --- concurrent removal -----------------------------------------------------------------------------------------------
 
 
 def is_free(path: Path) -> bool:

@@ -61,8 +61,9 @@ class Cache:
         return 2 * size if self.kv_type == "f16" else size + 2 * -(-size // 32)
 
     def _elements(self, part: NDArray[np.uint8], size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return (float32[heads, 32 x size] without scales, scales [heads, 32, size]) for the keys or values of all
-        heads.
+        """Return (elements float32[heads, 32 x size], scales [heads, 32, size]) for the keys or values of all heads.
+
+        The elements are not multiplied by the scales.
         """
         if self.kv_type == "f16":
             halves = np.ascontiguousarray(part).view(np.float16).astype(np.float32)
@@ -96,8 +97,9 @@ class Cache:
         level: str,
         threads: int = 1,
     ) -> NDArray[np.float32]:
-        """Run rope_store on rows [rows, heads, size] and return the rotated queries. If `query_rope` is None, queries
-        use the keys' rope.
+        """Run rope_store on rows [rows, heads, size] and return the rotated queries.
+
+        If `query_rope` is None, queries use the keys' rope.
         """
         rotated, rotations = np.full_like(q, np.nan), rotations_of(ropes, positions)
         scratch = self._scratch(threads)

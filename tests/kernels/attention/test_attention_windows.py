@@ -25,7 +25,6 @@ def seen_by(position: int, window: int) -> slice:
 
 
 def put_nan(cache: Cache, positions: NDArray[np.int32], level: str) -> None:
-    """Write NaN to keys and values."""
     shape = cache.shape
     assert shape.value_size == shape.head_size
     nan = np.full((len(positions), shape.kv_heads, shape.head_size), np.nan, np.float32)

@@ -70,9 +70,7 @@ def test_curves_at_their_ends(level: str) -> None:
 @EVERY_LEVEL
 @pytest.mark.parametrize("name", CURVES)
 def test_a_curve_never_falls(level: str, name: str) -> None:
-    """Within the error bound, no step may fall by more than two units in the last place, even where tanh switches
-    formulas.
-    """
+    """Within the error bound, no step may fall by more than two units, even where tanh switches formulas."""
     spread = [np.linspace(-20, 20, 1 << 18), np.linspace(0.6249, 0.6251, 1 << 12)]
     x = np.unique(np.concatenate(spread).astype(np.float32))
     y = values_of(name, level, x)

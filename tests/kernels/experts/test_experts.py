@@ -1,4 +1,4 @@
-"""Tests of a mixture of experts against its NumPy twin, for any routing, at every instruction level."""
+"""Tests of a mixture of experts against its NumPy twin, for any routing and at every instruction level."""
 
 from __future__ import annotations
 

@@ -125,9 +125,7 @@ def test_a_head_that_is_not_finite_harms_no_other(kind: str, poison: float) -> N
 
 @pytest.mark.parametrize("shape", [(HEADS * 17, 64), (HEADS * 16, 63)])
 def test_parts_that_would_reach_into_another_head_are_refused(shape: tuple[int, int]) -> None:
-    """Covers head outputs that do not fill whole groups, and columns that are not a multiple of the kernel's vector
-    width.
-    """
+    """Covers head outputs that do not fill whole groups, and columns that do not fill a kernel's vectors."""
     plan, weight = Plan(), random_matrix("f32", *shape)
     plan.output(
         plan.head_linear(plan.embed(random_matrix("f32", 4, HEADS * shape[1], name="x")), weight, HEADS), weight

@@ -1,6 +1,4 @@
-"""Tests of linear layers: integers are exact at every level and extreme, floats within a stated distance of their
-twins.
-"""
+"""Tests of linear layers: integers are exact at every level and extreme, and floats are near their NumPy twins."""
 
 from __future__ import annotations
 

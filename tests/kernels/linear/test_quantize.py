@@ -21,8 +21,9 @@ EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 def run_quantize(
     x: NDArray[np.float32], level: str, threads: int = 1
 ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """Return (integers int8[rows, blocks, 32], scales, offsets, sums, each [rows, blocks], half sums [rows, blocks,
-    2]).
+    """Return (integers, scales, offsets, sums, half sums).
+
+    Integers are int8[rows, blocks, 32] and half sums [rows, blocks, 2]; the others are [rows, blocks].
     """
     rows, blocks = len(x), x.shape[1] // 32
     stride = round_up(4 * blocks, records.CACHE_LINE)

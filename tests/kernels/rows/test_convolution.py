@@ -26,8 +26,9 @@ def weights(taps: int) -> NDArray[np.float32]:
 def convolved(
     steps: Sequence[Rows], *, taps: int = 3, level: str = LEVELS_HERE[0], threads: int = 2
 ) -> dict[int, NDArray[np.float32]]:
-    """Run two convolution layers on the same input, so that mixing up their states would show. Token i is row i of
-    INPUTS.
+    """Run two convolution layers on the same input, so that mixing up their states would show.
+
+    Token i is row i of INPUTS.
     """
     plan = Plan()
     x = plan.embed(matrix_of("f32", INPUTS, "inputs"))

@@ -84,7 +84,7 @@ def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: 
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("rows", ROWS)
 def test_gated_is_near_its_twin(level: str, rows: int, activation: Activation) -> None:
-    """Allow 5 units in the last place: exp is within 2, and its error grows with e / (1 + e).
+    """Allow 5 units in the last place: exp is within 2, and the fraction e / (1 + e) of its error reaches the result.
 
     For activations other than silu, the allowance is relative to gate times up, because gelu's twin cancels below 0.
     """
@@ -183,7 +183,7 @@ def run_add(
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_sums_are_those_of_numpy(level: str, rows: int) -> None:
-    """The bits are equal, because every level rounds each operation."""
+    """The results are bit-identical, because every level rounds each operation."""
     random = np.random.default_rng(rows)
     for width in (1, 16, 75):
         x, y = (random.standard_normal((rows, width)).astype(np.float32) for _ in range(2))
@@ -228,7 +228,7 @@ def test_logits_are_capped(level: str, rows: int, width: int) -> None:
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("scale", [1.0, 33.9411])
 def test_embedded_rows_are_the_dequantized_ones_scaled(level: str, kind: str, scale: float) -> None:
-    """The bits are equal, because both round in the same places."""
+    """The results are bit-identical, because both round in the same places."""
     columns = 37 if kind in FLOAT_TYPES else width_of(kind, 96)
     table = random_matrix(kind, 50, columns)
     tokens = np.array([49, 0, 7, 7, 31, 48, 1], np.int32)

@@ -81,8 +81,9 @@ def test_parts_of_a_plan_are_its_twins(rows: int, threads: int) -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_value_is_scaled_where_it_is(rows: int, threads: int) -> None:
-    """Covers a value that each thread has a copy of, and a shared value. Ops that read it earlier see the unscaled
-    value.
+    """Covers a value that each thread has a copy of, and a shared value.
+
+    Ops that read the value earlier see it unscaled.
     """
 
     def build(plan: Plan, x: Value) -> None:

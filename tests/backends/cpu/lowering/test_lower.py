@@ -166,9 +166,7 @@ def test_heads_whose_outputs_overlap_would_be_seen(kind: str) -> None:
 
 
 def test_matrices_of_heads_take_a_barrier_together() -> None:
-    """The barriers come after both products of one input, after the product of their concatenated outputs, and after
-    the logits.
-    """
+    """The barriers come after both products of one input, after the product of their concat, and after the logits."""
     assert count_barriers(lowered_plan(heads_plan(3)), one_row=True) == 2 * 3 + 1
 
 
@@ -188,9 +186,7 @@ def test_parts_and_scales_of_what_each_thread_has_take_no_barriers_in_a_step_of_
 
 
 def looking_back_plan() -> Plan:
-    """Return a plan that mixes layers that store keys and smaller values with layers that reuse the previous layer's
-    cache.
-    """
+    """Return a plan of layers that store keys and smaller values, and of layers that reuse the one before."""
     plan, norm, shape = Plan(), np.ones(96, np.float32), AttentionShape(4, 2, 48, value_size=32)
 
     def matrix(name: str, rows: int, columns: int) -> Matrix:

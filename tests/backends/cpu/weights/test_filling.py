@@ -36,9 +36,7 @@ def packing_threads() -> list[str]:
 
 
 def test_weights_are_packed_while_the_block_runs() -> None:
-    """The block waits for the first read and the first read waits for the block, so running them in sequence would
-    deadlock.
-    """
+    """The block and the first read wait for each other, so running them in sequence would deadlock."""
     reading, going_on = threading.Event(), threading.Event()
 
     def before() -> None:
