@@ -1,4 +1,4 @@
-"""Tests specific to gemma4: layers that reuse earlier layers' keys and values, and files that get this wrong."""
+"""Tests specific to gemma4: layers that reuse earlier layers' keys and values, and files that describe them wrongly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the system description: it comes from the machine's files, with None for missing facts, and it warns."""
+"""Tests of the system description: facts come from the machine's files, are None if missing, and lead to warnings."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_ctrl_c_stops_an_answer_however_much_was_typed(tmp_path: Path, keys: str
 
 
 def test_what_is_typed_while_the_model_loads_stands_in_the_first_prompt(tmp_path: Path) -> None:
-    """The model is a named pipe, so reading it lasts until the writer closes it."""
+    """The model is a named pipe, so loading lasts until the writer closes it."""
     model = tmp_path / "model.json"
     os.mkfifo(model)
     process = on_terminal("chat", "--backend", "scripted", str(model), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1")

@@ -44,7 +44,7 @@ class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedCo
 
 
 class TestScriptedWithCheckpoints(PrefixContract, CancelContract, CrowdedContract):
-    """Behaves like a recurrent model, which keeps less of a prefix than was asked."""
+    """The scripted backend as a recurrent model, which keeps less of a prefix than was asked for."""
 
     @classmethod
     def open_backend(cls, *, context_size: int, max_sequences: int) -> ScriptedBackend:

@@ -420,7 +420,7 @@ def test_a_real_server_completes_texts_tells_logprobs_and_answers_several(real_p
 
 
 def test_ttft_is_what_an_observer_on_the_wire_sees(real_port: int) -> None:
-    """A relay timestamps packets, from the last byte of the request to the first byte with text."""
+    """A relay timestamps packets, from the last byte of the request to the first byte of text."""
     measured = []
     with relay_to(real_port) as relay, RemoteEngine.open(f"http://127.0.0.1:{relay.port}/v1#smollm2") as engine:
         for number in range(9):

@@ -33,7 +33,7 @@ PERMUTATION = np.random.default_rng(0).permutation(WIDTH)
 
 
 def lowered_chain(length: int, threads: int, *, max_rows: int = 64, width: int = WIDTH) -> Lowered:
-    """Return a plan that permutes the columns of 100 rows of integers `length` times, with a barrier after each.
+    """Return a lowered plan that permutes the columns of 100 integer rows `length` times, with a barrier after each.
 
     A thread that runs ahead of the others would permute values that are not yet written.
     """

@@ -109,7 +109,7 @@ class WindowMachine(RuleBasedStateMachine):
         for seq, length in before.items():
             grown = len(self.tokens[seq]) - length
             self.truncate(seq, length)
-            assert grown > MAX_ROWS or len(self.tokens[seq]) == length  # a cancelled single step loses nothing
+            assert grown > MAX_ROWS or len(self.tokens[seq]) == length  # cancelling a single step loses nothing
 
     @rule(seq=st.integers(0, SEQUENCES - 1), n=st.integers(0, CONTEXT))
     def truncate(self, seq: int, n: int) -> None:

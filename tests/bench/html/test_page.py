@@ -1,4 +1,4 @@
-"""Tests of the benchmark's page: it has every result, and text stays text."""
+"""Tests of the benchmark's page: it shows every result, and escapes all text."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def logits_of(
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
 def test_layers_of_several_windows_and_ropes_are_as_the_twin_says(level: str) -> None:
-    """Every row must also have the same bits for any step sizes and thread counts, including decoding."""
+    """For any step sizes and thread counts, including decoding, every row must also be bit-identical."""
     plan = layered_plan()
     tokens = np.random.default_rng(2).integers(0, 50, POSITIONS).astype(np.int32)
     whole = logits_of(plan, tokens, [POSITIONS], level=level, threads=1, largest=POSITIONS)

@@ -1,4 +1,4 @@
-"""Tests of the short convolution: bits equal NumPy's on the whole sequence, across chunks, batches and blocks."""
+"""Tests of the short convolution: bit-identical to NumPy on the whole sequence, across chunks, batches and blocks."""
 
 from __future__ import annotations
 
