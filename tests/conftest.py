@@ -1,5 +1,7 @@
-"""What every test starts from: no user settings, and caches that are kept between runs. Also the options --quick, which
-compiles nothing, and --no-skips."""
+"""Settings for every test: no user settings, and caches kept between runs.
+
+Also defines the options --quick, which compiles nothing, and --no-skips.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ import pytest
 from hypothesis import settings
 
 HERE = Path(__file__).resolve().parent
-# Rooms whose tests run kernels, some of them on import: --quick leaves them out.
+# Folders whose tests run kernels, some of them on import; --quick leaves them out.
 KERNEL_ROOMS = ("archs", "backends", "compiled", "fidelity", "kernels", "plan", "soak", "tokenizers")
 
 CACHE = HERE.parent / ".tests-cache"
 
 for variable in [name for name in os.environ if name.startswith("LLMRUN_") and name != "LLMRUN_TEST_CACHE"]:
     del os.environ[variable]
-# Without bytecode, each process that a test starts would compile our sources again: a tenth of a second.
+# Without bytecode, each process that a test starts would compile our sources again, which takes a tenth of a second.
 for variable in ("NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(variable, None)
 
@@ -31,10 +33,10 @@ CACHE.mkdir(exist_ok=True)
 os.environ["LLMRUN_CONFIG"] = str(CACHE / "config.toml")
 Path(os.environ["LLMRUN_CONFIG"]).touch()
 
-# NumPy's own threads spin while they wait for each other: beside other tests, that costs far more than they save.
+# NumPy's own threads spin while they wait for each other; beside other tests, that costs far more than they save.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-# A deadline is a timing assertion: on a busy machine it fails through no fault of ours.
+# A deadline is a timing assertion, which fails on a busy machine without a bug.
 settings.register_profile("llmrun", deadline=None, print_blob=True)
 settings.load_profile("llmrun")
 
@@ -45,13 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A quick run starts from an empty cache of kernels, without a compiler: a test that needs a kernel fails."""
+    """Give quick runs an empty kernel cache and no compiler, so that a test that needs a kernel fails."""
     if config.getoption("quick"):
         empty = TemporaryDirectory(prefix="llmrun-quick-")
         config.add_cleanup(empty.cleanup)
         os.environ["LLMRUN_CACHE_DIR"] = empty.name
         blocker = str(HERE / "support" / "no_compiling")
-        sys.path.insert(0, blocker)  # the compiler's processes inherit this path
+        sys.path.insert(0, blocker)  # child processes that compile inherit this path
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (blocker, os.environ.get("PYTHONPATH"))))
 
 

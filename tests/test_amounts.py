@@ -1,4 +1,4 @@
-"""Sizes, ages and columns as people read them."""
+"""Tests of sizes, ages and columns in readable form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The name for pip. On the package index, "llmrun" is somebody else's package: no text may tell users to install it."""
+"""Tests of the distribution's name for pip.
+
+On the package index, "llmrun" is another project, so no text may tell users to install it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 from llmrun import DISTRIBUTION, __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-# Whatever a source distribution holds, and the files that only a clone has.
+# The contents of a source distribution, and the files that only a clone has.
 TEXTS = ("llmrun", "tests", "scripts", "docs", ".ci", "README.md", "CHANGELOG.md", "pyproject.toml", "models.toml")
 NAME = r"\bllmrun(?![\w.-]|/)"  # not llmrun-gguf, llmrun.lock or a path
 STRANGER = re.compile(
@@ -33,7 +36,7 @@ def texts() -> Iterator[tuple[Path, str]]:
                 try:
                     yield path, path.read_text(encoding="utf-8")
                 except UnicodeDecodeError:
-                    continue  # a picture or a vocabulary
+                    continue  # an image or a vocabulary
 
 
 def test_no_text_installs_the_stranger_of_the_same_name() -> None:

@@ -1,4 +1,4 @@
-"""README.md and docs/ are true: links, commands, tables and names of files."""
+"""Tests that README.md and docs/ are correct: links, commands, tables and file names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _shell_lines(page: Path) -> Iterator[str]:
 
 
 def _llmrun_commands(line: str) -> Iterator[list[str]]:
-    """Yield the words of every llmrun command in a line of shell, those inside $(...) included."""
+    """Yield the words of every llmrun command in a line of shell, including those inside $(...)."""
     line = re.sub(r"(^|\s)#\s.*$", "", line)
     for part in [re.sub(r"\$\(.*?\)", "FILE", line), *re.findall(r"\$\((.*?)\)", line)]:
         words: list[str] = []
@@ -58,7 +58,7 @@ def test_commands_are_found_in_the_pages() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_shown_parses(command: str) -> None:
-    """Its flags exist and its values have the right type. Nothing runs."""
+    """The flags exist and the values have the right type. Nothing runs."""
     name, *words = shlex.split(command)
     found = load(aliases().get(name, name))
     if words and words[0] in getattr(found, "commands", {}):
@@ -90,7 +90,7 @@ def test_every_page_is_linked_from_the_readme() -> None:
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
 def test_every_file_a_page_names_exists(page: Path) -> None:
-    """Names start at the repository's root or in the package; names with capital letters are placeholders."""
+    """Names start at the repository's root or in the package. Names with capital letters are placeholders."""
     named = set(re.findall(r"`((?:[a-z_]+/)+[\w.*-]*)`", _text(page)))
     elsewhere = ("src/", "llmrun/models", "llmrun/conversations", "llmrun/config.toml", "llmrun/templates")
     missing = [name for name in named if not re.search(r"[A-Z*]|\.\.\.", name) and not name.startswith(elsewhere)]

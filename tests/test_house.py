@@ -1,6 +1,6 @@
-"""The rules of the house: imports go down, no circles, small files and folders, light start-up.
+"""Tests of the house rules: imports only go down, no cycles, small files and folders, fast start-up.
 
-Rooms and floors are those that docs/architecture.md draws; a drawing that differs from the folders fails here.
+Rooms and floors come from the diagram in docs/architecture.md, which must match the folders.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ ONLY_ROOM_FOR = {
     "llama_cpp": {"backends"},
     "jinja2": {"bench", "engine"},
     "huggingface_hub": {"hub"},
-    "click": set(),  # Typer carries its own copy: another Click's exceptions would not be the ones it raises
+    "click": set(),  # Typer has its own copy, and another Click would raise other exceptions
 }
-HEAVY = (  # what no --help, --version or usage error may import
+HEAVY = (  # modules that --help, --version and usage errors must not import
     "asyncio",
     "httpx2",
     "huggingface_hub",
@@ -54,20 +54,20 @@ FOLDERS = sorted({path.parent for path in FILES})
 
 
 def drawing(heading: str) -> list[str]:
-    """The lines of the fenced block that follows a heading of docs/architecture.md."""
+    """Return the lines of the fenced block that follows a heading of docs/architecture.md."""
     text = ARCHITECTURE.read_text(encoding="utf-8").split(f"## {heading}\n", 1)[1]
     return text.split("```", 2)[1].splitlines()[1:]
 
 
 def drawn_floors() -> dict[str, int]:
-    """Room -> floor, counted from the ground. A line is a floor; names end in / or .py."""
+    """Return room -> floor, counted from the bottom. Each line is a floor; names end in / or .py."""
     lines = [re.match(r"((?:\w+(?:/|\.py)\s*)+)", line) for line in drawing("Rooms and floors")]
     floors = [re.sub(r"/|\.py", "", line[1]).split() for line in lines if line]
     return {room: floor for floor, rooms in enumerate(reversed(floors)) for room in rooms}
 
 
 def drawn_inner_rooms() -> dict[str, list[str]]:
-    """Room -> the folders inside it, highest first."""
+    """Return room -> the folders inside it, highest first."""
     lines = [line.split("/", 1) for line in drawing("Rooms inside rooms") if "/" in line]
     return {room: [name.strip() for name in inner.split(">")] for room, inner in lines}
 
@@ -77,7 +77,10 @@ INNER_ROOMS = drawn_inner_rooms()
 
 
 def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[tuple[str, int]]:
-    """Every module a file imports, absolute, with its line: lazy, type-only and those given as a string too."""
+    """Yield every module that a file imports, including lazy, type-only and string imports.
+
+    Each is an absolute name with its line.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -95,7 +98,7 @@ def imported_modules(source: str, package: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def broken_rules(source: str, module: tuple[str, ...]) -> list[str]:
-    """The imports of one file that the house forbids. `module` is its dotted path below `llmrun`."""
+    """Return the imports of one file that break the rules. `module` is its dotted path below `llmrun`."""
     room = module[0] if module[0] in FLOORS else ""
     broken = []
     for imported, line in imported_modules(source, ("llmrun", *module[:-1])):
@@ -117,10 +120,10 @@ def broken_rules(source: str, module: tuple[str, ...]) -> list[str]:
 
 
 def import_graph() -> Mapping[str, set[str]]:
-    """Module -> the modules of the package that it imports, type-only and lazy ones too; of all files."""
+    """Return module -> imported modules of the package for all files, including type-only and lazy imports."""
     parts = {path: path.relative_to(ROOT).with_suffix("").parts for path in FILES}
     names = {path: ".".join(of[:-1] if of[-1] == "__init__" else of) for path, of in parts.items()}
-    known = set(names.values()) - {"llmrun"}  # the package itself holds the version, and hands out Engine when asked
+    known = set(names.values()) - {"llmrun"}  # the package itself holds the version, and provides Engine on demand
     graph: dict[str, set[str]] = {}
     for path, name in names.items():
         if name not in known:
@@ -132,7 +135,7 @@ def import_graph() -> Mapping[str, set[str]]:
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Modules that import each other in a circle, if there are any."""
+    """Return modules that import each other in a cycle, if there are any."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -257,7 +260,7 @@ def test_no_test_is_skipped_for_a_missing_library_or_model() -> None:
 
 
 def test_the_compiler_ends_at_once_in_a_quick_run() -> None:
-    """So that a quick test which needs a kernel fails."""
+    """A quick test that needs a kernel therefore fails."""
     folder = Path(__file__).parent / "support" / "no_compiling"
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     command = [sys.executable, "-m", "llmrun.kernels.compiler"]

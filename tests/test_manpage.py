@@ -1,4 +1,4 @@
-"""The manual page: docs/llmrun.1, which scripts/manpage makes of the texts of the commands."""
+"""Tests of the manual page docs/llmrun.1, which scripts/manpage generates from the commands' texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_FOR_USERS = {"LLMRUN_TEST_CACHE"}
 
 
 def text() -> str:
-    """The page without its escapes of hyphens."""
+    """Return the page with hyphens unescaped."""
     return PAGE.read_text(encoding="utf-8").replace(r"\-", "-")
 
 
@@ -49,7 +49,7 @@ def test_a_line_of_an_example_is_no_request_of_roff() -> None:
 
 @pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
 def test_mandoc_has_nothing_to_say_but_that_it_has_no_date() -> None:
-    """A date would differ from release to release without a change of the page."""
+    """A date would change with every release, even if the page did not."""
     done = subprocess.run(["mandoc", "-T", "lint", str(PAGE)], capture_output=True, text=True, check=False)
     assert [line for line in done.stdout.splitlines() if "missing date" not in line] == []
 

@@ -1,4 +1,4 @@
-"""What is declared for a sampling parameter holds wherever the parameter appears."""
+"""Tests that a sampling parameter's declaration applies wherever the parameter appears."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EACH = pytest.mark.parametrize(("name", "parameter"), SAMPLING.items(), ids=SAMP
 
 
 def another_value(parameter: SamplingParameter) -> int | float:
-    """A value inside the range that is not the default."""
+    """Return a value inside the range that is not the default."""
     value = parameter.maximum if parameter.maximum < math.inf else parameter.minimum + 1
     assert value != parameter.default
     return parameter.kind(value)

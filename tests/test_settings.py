@@ -1,4 +1,4 @@
-"""Flag over environment over config.toml over default, and no wrong value in silence."""
+"""Tests that flags win over the environment, config.toml and defaults, in that order, and that wrong values fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmrun.settings import Settings, is_set, load_settings, load_sound_settings
 
 @pytest.fixture(autouse=True)
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty config.toml that this process reads, and no other setting from outside."""
+    """Set up an empty config.toml for this process, without any other settings from outside."""
     import os
 
     for name in [name for name in os.environ if name.startswith("LLMRUN_")]:

@@ -1,4 +1,4 @@
-"""The meaning of a model, against llama.cpp: logits of tiny models in every configuration."""
+"""Tests of what a model computes against llama.cpp: logits of tiny models in every configuration."""
 
 from __future__ import annotations
 
@@ -53,14 +53,16 @@ def engine_logits(path: Path, kv_type: str = "f16") -> NDArray[np.float32]:
 
 
 def distance(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """The largest difference, as a share of the logits' spread."""
+    """Return the largest difference, as a fraction of the logits' range."""
     return float(np.abs(actual - expected).max() / np.ptp(expected))
 
 
 @pytest.mark.parametrize("name", [*TINY_MODELS, *MORE])
 def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None:
-    """Every weight type and configuration, both without any rounding of weights or activations: within 5e-6 of the
-    logits' spread (1.8e-6 was the most seen)."""
+    """Covers every weight type and configuration, without rounding of weights or activations.
+
+    Allow 5e-6 of the logits' range (at most 1.8e-6 was measured).
+    """
     path = path_of(tmp_path, name)
     with LlamaCppModel.oracle(dequantized_copy(path, tmp_path / "dequantized.gguf")) as oracle:
         assert distance(twin_logits(path), oracle.logits(TOKENS)) <= 5e-6
@@ -68,7 +70,7 @@ def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in [*TINY_MODELS, *MORE] if name.startswith("F32")])
 def test_the_engine_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None:
-    """The engine keeps keys and values in float16: within 1e-3 (4e-4 was the most seen)."""
+    """The engine keeps keys and values in float16. Allow 1e-3 (at most 4e-4 was measured)."""
     path = path_of(tmp_path, name)
     with LlamaCppModel.oracle(path) as oracle:
         assert distance(engine_logits(path), oracle.logits(TOKENS)) <= 1e-3
@@ -79,8 +81,9 @@ def test_the_engine_means_what_llama_cpp_says(tmp_path: Path, name: str) -> None
     [*((name, "f16") for name in TINY_MODELS), *((name, "q8_0") for name in TINY_MODELS if name.startswith("F"))],
 )
 def test_the_engine_is_near_its_quantizing_twin(tmp_path: Path, name: str, kv_type: str) -> None:
-    """Within 2e-4 for float weights (4e-5 was the most seen); where an activation, a key or a value tips to the next
-    integer, within 2 % (1.1 % was the most seen)."""
+    """Allow 2e-4 for float weights (at most 4e-5 was measured), and 2 % where an activation, a key or a value may tip
+    to the next integer (at most 1.1 % was measured).
+    """
     path = tiny_model(tmp_path, name)
     with open_gguf(path) as file:
         expected = reference.quantizing(llama.plan(file, llama.read_config(file)), np.array(TOKENS, np.int32), kv_type)

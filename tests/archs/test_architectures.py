@@ -1,4 +1,4 @@
-"""Every architecture and variant means what llama.cpp says: walks over the table of tiny models."""
+"""Tests of every architecture and variant against llama.cpp, over the table of tiny models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.models.llama_cpp_oracle import LlamaCppModel
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 
 DECODED = 16
-# As many layers as only some configurations have: what rounds in each of them adds up.
+# Some configurations have this many layers, and the rounding errors of all layers add up.
 DEEP = 40
 
 
@@ -32,12 +32,12 @@ def twin_logits(path: Path, tokens: list[int]) -> NDArray[np.float32]:
 
 
 def distance(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """The largest difference, as a share of the logits' spread."""
+    """Return the largest difference, as a fraction of the logits' range."""
     return float(np.abs(actual - expected).max() / np.ptp(expected))
 
 
 def activation_in_a_table(x: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """As ggml computes it: GELU is looked up by the float16 of x, and is one."""
+    """Compute the activation as ggml does, which looks up GELU by the float16 of x and returns a float16."""
     exact = EXACT_ACTIVATION(x, activation)
     if activation is not Activation.GELU:
         return exact
@@ -50,8 +50,11 @@ EXACT_ACTIVATION = activations.activation_reference
 
 @pytest.mark.parametrize("name", TINY_ARCHITECTURES)
 def test_the_twin_means_what_llama_cpp_says(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 5e-6 of the logits' spread (1.6e-6 was the most seen). A GELU that ggml looks up in float16 tips to
-    the next one here and there: then a tenth of the positions, and all within 1e-3 (4.6e-4 was the most seen)."""
+    """Allow 5e-6 of the logits' range (at most 1.6e-6 was measured).
+
+    Where ggml looks up GELU in float16, single values tip to the next float16. Then allow 1e-3 (at most 4.6e-4 was
+    measured), and 5e-6 for a tenth of the positions.
+    """
     monkeypatch.setattr(activations, "activation_reference", activation_in_a_table)
     path, tokens = tiny_architecture(tmp_path, name), tokens_of(name)
     with LlamaCppModel.oracle(path) as oracle:
@@ -68,8 +71,9 @@ def has_gelu(path: Path) -> bool:
 
 @pytest.mark.parametrize("name", [name for name, row in TINY_ARCHITECTURES.items() if row.layers < DEEP])
 def test_the_engine_means_what_llama_cpp_says_in_steps_of_any_size(tmp_path: Path, name: str) -> None:
-    """A prompt and 16 steps of decode, all at once, and in pieces: equal, and within 1e-3 of the logits' spread (7e-4
-    was the most seen: the cache is of float16)."""
+    """Runs a prompt and 16 decode steps at once and in pieces, with equal results. Allow 1e-3 of the logits' range (at
+    most 7e-4 was measured), because the cache is float16.
+    """
     path, tokens = tiny_architecture(tmp_path, name), tokens_of(name)
     count = len(tokens)
     with LlamaCppModel.oracle(path) as oracle:
@@ -87,14 +91,14 @@ SEEN = [(name, key) for name, row in TINY_ARCHITECTURES.items() for key in row.k
 
 @pytest.mark.parametrize(("name", "key"), SEEN)
 def test_what_a_row_sets_is_seen(tmp_path: Path, name: str, key: str) -> None:
-    """Without the key the model is another one: had it been overlooked, the walks above would fail."""
+    """Without the key, the logits must differ. This shows that the tests above would fail if the key were ignored."""
     tokens = tokens_of(name)
     with_it = twin_logits(tiny_architecture(tmp_path, name), tokens)
     (tmp_path / "without").mkdir()
     try:
         without = twin_logits(tiny_architecture(tmp_path / "without", name, without=key), tokens)
     except (BadGGUF, UnsupportedModel):
-        return  # a key that must be there, or one that tensors belong to
+        return  # the key is required, or tensors depend on it
     assert distance(without, with_it) > 2e-3
 
 

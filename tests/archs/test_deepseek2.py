@@ -1,4 +1,4 @@
-"""Latent attention: what is refused, what is left out, and the numbers that no tiny model shows."""
+"""Tests of latent attention: refused files, omitted keys, and numbers that no tiny model covers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_cache_of_absorbed_attention_is_of_one_head(tmp_path: Path) -> None:
 def test_scores_get_the_magnitude_twice_that_yarn_gives_to_queries_and_keys(
     tmp_path: Path, scaling: dict[str, Any], scale: float, magnitude: float
 ) -> None:
-    """DeepSeek V2 Lite has a factor of 40 and a multiplier of 0.707, in files a tenth of it."""
+    """DeepSeek V2 Lite has a factor of 40 and a multiplier of 0.707, which files store divided by ten."""
     values = {f"rope__scaling__{key}": value for key, value in scaling.items()}
     plan = plan_of(changed(tmp_path, AHEAD, **{"rope__scaling__factor": 1.0, **values}))
     assert attention_of(plan).scale == pytest.approx(scale**2 / sqrt(96), rel=1e-6)
@@ -111,7 +111,7 @@ def test_scores_get_the_magnitude_twice_that_yarn_gives_to_queries_and_keys(
 def test_a_file_that_does_not_say_how_experts_are_weighed_is_known_by_its_size(
     tmp_path: Path, layers: int, vocabulary: int, gating: Gating
 ) -> None:
-    """GLM-4.7-Flash: the first files of it."""
+    """The first files of GLM-4.7-Flash lack the key."""
     path = tiny_architecture(tmp_path, FULL, layers=layers)
     path = changed_copy(path, tmp_path / "changed.gguf", lambda metadata, _: metadata.update(vocab(vocabulary)))
     routes = [op for op in plan_of(path).ops if isinstance(op, Route)]

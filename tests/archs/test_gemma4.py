@@ -1,4 +1,4 @@
-"""What is gemma4's own: layers that look at what earlier ones have stored, and files of which that would be wrong."""
+"""Tests specific to gemma4: layers that reuse earlier layers' keys and values, and files that describe them wrongly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.models.tiny_models import changed_copy
 
 
 def test_the_last_layers_look_at_the_last_of_their_kind_that_stores(tmp_path: Path) -> None:
-    """Of five layers three store: two with a window, one without."""
+    """Three of five layers store keys and values: two with a window, one without."""
     plan = plan_of(tiny_architecture(tmp_path, "gemma4 fused"))
     places = [(op.kv.shape.window, op.kv.layer) for op in plan.ops if isinstance(op, Attention)]
     assert places == [(16, 0), (16, 1), (0, 0), (16, 1), (0, 0)]

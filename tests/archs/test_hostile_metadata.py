@@ -1,4 +1,4 @@
-"""Metadata of every architecture, broken in every way a number or a tensor can be: a plan, or an error of ours."""
+"""Tests of every architecture with metadata and tensors broken in every way: the result is a plan or our own error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def draft(name: str) -> Draft:
         return draft_of(tiny_architecture(Path(folder), name))
 
 
-# As small as the rest: a case takes some milliseconds.
+# Deep models are left out, so that a case takes only milliseconds.
 NAMES = [name for name, row in TINY_ARCHITECTURES.items() if row.layers < 40]
 
 

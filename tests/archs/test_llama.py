@@ -1,4 +1,4 @@
-"""The llama architecture reads its metadata strictly and writes down the right model."""
+"""Tests that the llama architecture reads its metadata strictly and writes the right plan."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
 
 
 def changed(tiny: GGUFFile, folder: Path, change: Change) -> GGUFFile:
-    """The tiny model with something about it changed, opened again."""
+    """Open the tiny model again with a change applied."""
     return open_gguf(changed_copy(tiny.path, folder / "changed.gguf", change))
 
 
 def with_metadata(**values: Any) -> Change:
-    """Keys below `llama.`, with `__` for a dot; a value of None takes the key away."""
+    """Change keys below `llama.`, with `__` for a dot; a value of None removes the key."""
 
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         for name, value in values.items():
@@ -200,7 +200,7 @@ def test_a_missing_tensor_is_named(tiny: GGUFFile, tmp_path: Path, name: str) ->
 def test_a_tensor_of_a_wrong_shape_is_named(
     tiny: GGUFFile, tmp_path: Path, name: str, shape: tuple[int, ...], words: str
 ) -> None:
-    """Kernels read as far as the metadata says."""
+    """Kernels read as many elements as the metadata says."""
     with pytest.raises(BadGGUF, match=f"tensor has the wrong shape: .*: {name}: {words}"):
         planned(changed(tiny, tmp_path, with_tensor(name, "F32", shape)))
 
@@ -211,7 +211,7 @@ def test_ones_at_the_end_of_a_shape_are_no_difference(tiny: GGUFFile, tmp_path: 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_norm.bias", "blk.2.attn_norm.weight", "blk.0.ffn_gate_exps.weight", "x"])
 def test_a_tensor_nobody_asked_for_is_not_ignored(tiny: GGUFFile, tmp_path: Path, name: str) -> None:
-    """A bias left out would be another model."""
+    """Leaving out a bias would change the model."""
     with pytest.raises(
         UnsupportedModel, match=f"tensor not supported: .*: {name}: not part of this architecture"
     ) as error:
@@ -228,7 +228,7 @@ def only_tensor(type_: WeightType, shape: tuple[int, ...]) -> Change:
     return change
 
 
-# All that gguf-py can write; of Q8_1 it has another size.
+# All types that gguf-py can write, except Q8_1, for which its size differs.
 TYPES = [BY_NAME[kind.name] for kind in GGMLQuantizationType if kind.name != "Q8_1"]
 WITHOUT_KERNELS = [type_ for type_ in TYPES if type_.name.lower() not in SUPPORTED]
 
@@ -270,7 +270,7 @@ def test_rope_factors_must_be_positive_and_finite(tiny: GGUFFile, tmp_path: Path
 
 @pytest.mark.parametrize("bits", [0x7FA00000, 0xFFC00000])
 def test_a_factor_that_signals_is_refused_without_a_warning(tiny: GGUFFile, tmp_path: Path, bits: int) -> None:
-    """NumPy warns when a signalling NaN changes its size."""
+    """NumPy warns when a signalling NaN is converted to another width."""
 
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         tensors["rope_freqs.weight"] = ("F32", np.full(8, bits, np.uint32).tobytes(), (8,))
@@ -345,7 +345,7 @@ def test_llama_3s_factors_and_the_linear_one_both_divide(tmp_path: Path) -> None
     np.testing.assert_allclose(frequencies, 10_000.0 ** (-np.arange(8) / 8) / 2 / factors)
 
 
-# --- the registry and the small readers ------------------------------------------------------------------------------
+# --- the registry and the helpers for reading keys -------------------------------------------------------------------
 
 
 def test_every_architecture_has_a_file_of_its_name() -> None:

@@ -1,4 +1,4 @@
-"""What is told of a model by its file."""
+"""Tests of the description of a model from its file."""
 
 from __future__ import annotations
 

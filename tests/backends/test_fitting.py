@@ -1,4 +1,4 @@
-"""Whether a model fits, by its header: the sums it is opened by, and the choice that people want."""
+"""Tests of whether a model fits, judged by its header, and which variant is the best choice."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_our_engine_does_not_run_is_llama_cpps(tmp_path: Path) -> None:
     assert (found.backend, found.forecast) == ("llama", None)
     assert found.needed > found.file_bytes
     assert found.in_memory
-    assert (mapped.fits, mapped.in_memory) == (True, False)  # what is mapped can be read from the disk
+    assert (mapped.fits, mapped.in_memory) == (True, False)  # mapped weights can be read from disk
 
 
 def test_layers_on_a_gpu_need_no_memory(file: GGUFFile) -> None:
@@ -101,13 +101,13 @@ def made(bits: float, speed: float | None = 50.0, *, fits: bool = True, layers: 
 @pytest.mark.parametrize(
     ("fits", "best"),
     [
-        ([made(4.5), made(6.5), made(8.5), made(16)], 2),  # the most bits that are of any use
+        ([made(4.5), made(6.5), made(8.5), made(16)], 2),  # the most bits that are still useful
         ([made(4.5), made(6.5), made(8.5, fits=False)], 1),
         ([made(4.5, 20), made(6.5, FLUENT), made(8.5, FLUENT - 0.1)], 1),
-        ([made(2.5, 9), made(4.5, 6), made(8.5, 3)], 1),  # slow, all of them: not at the price of sense
+        ([made(2.5, 9), made(4.5, 6), made(8.5, 3)], 1),  # all are slow, but quality comes first
         ([made(2.5, 9), made(3.5, 6)], 1),
-        ([made(2.5, None), made(4.5, None), made(8.5, None)], 1),  # nobody knows how fast: what most people take
-        ([made(4.5, None, layers=4), made(8.5, None, layers=4)], 1),  # a GPU holds them whole
+        ([made(2.5, None), made(4.5, None), made(8.5, None)], 1),  # unknown speeds, so the most common choice
+        ([made(4.5, None, layers=4), made(8.5, None, layers=4)], 1),  # a GPU holds every layer
         ([made(16)], None),
         ([made(4.5, fits=False)], None),
         ([], None),

@@ -1,4 +1,4 @@
-"""What a token needs: the plan and the file say the same, by hand and on real files, and experts count as used."""
+"""Tests of what a token needs: plan and file agree, by hand and on real files, and only used experts count."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_arc
 from tests.support.models.tiny_models import TINY_MODELS, tiny_model
 
 VOCABULARY = len(tiny_vocabulary().tokens)
-LAYERS = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)  # weights of tiny_llama's matrices, but for its tables
-KV_POSITION = 2 * 2 * 2 * 16  # numbers: layers, keys and values, heads, their size
+LAYERS = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96)  # weights in tiny_llama's matrices without its tables
+KV_POSITION = 2 * 2 * 2 * 16  # numbers per position: layers, keys and values, heads, head size
 
 
 def both(path: Path, **options: Any) -> tuple[ModelNeeds, ModelNeeds]:
-    """By the plan, and by the file."""
+    """Return the needs by the plan and by the file."""
     with open_gguf(path) as file:
         plan = llama.plan(file, llama.read_config(file))
         return needs_of_plan(plan, **options), needs_of_file(file, **options)
@@ -38,7 +38,7 @@ def both(path: Path, **options: Any) -> tuple[ModelNeeds, ModelNeeds]:
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_plan_and_file_agree_on_tiny_models(tmp_path: Path, name: str) -> None:
-    """But for norms, a row of the table, and rows that fill up a group of 16: of these models more than of others."""
+    """They differ only in norms, a row of the table, and padding to groups of 16 rows, which matter in tiny models."""
     planned, filed = both(tiny_model(tmp_path, name))
     assert planned.weight_bytes == pytest.approx(filed.weight_bytes, rel=0.12)
     assert planned.products == filed.products
@@ -47,9 +47,11 @@ def test_plan_and_file_agree_on_tiny_models(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_ARCHITECTURES)
 def test_plan_and_file_agree_on_every_architecture(tmp_path: Path, name: str) -> None:
-    """Experts, windows, layers without keys: whatever the header says of them. Of weights as above, and of vectors that
-    a file has but no matrix. Keys and values that llama.cpp makes for nobody, as they are in one matrix with queries,
-    our engine does not."""
+    """Covers experts, windows and layers without keys.
+
+    Weights may differ as for tiny models, and by vectors in the file that belong to no matrix. llama.cpp also computes
+    unused keys and values where they share a matrix with the queries; our engine does not.
+    """
     path = tiny_architecture(tmp_path, name)
     with open_gguf(path) as file:
         planned, filed = needs_of_plan(plan_of(path)), needs_of_file(file)
@@ -74,12 +76,12 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
     with open_gguf(path) as file:
         weights = (LAYERS + VOCABULARY * 64) // 32 * 18
         assert needs_of_file(file) == ModelNeeds(weights, KVBytes(2 * KV_POSITION), LAYERS)
-        position = KV_POSITION + KV_POSITION // 16 * 2  # heads of 16: a scale for each
+        position = KV_POSITION + KV_POSITION // 16 * 2  # heads of 16 with one scale each
         assert needs_of_file(file, kv_type="q8_0") == ModelNeeds(weights, KVBytes(position), LAYERS)
 
 
 def test_values_that_are_part_of_keys_are_kept_by_our_engine_alone(tmp_path: Path) -> None:
-    """And a layer that predicts further ahead has no cache: of three, two have."""
+    """A layer that predicts further tokens has no cache either, so two of three layers have one."""
     path = tiny_architecture(tmp_path, "deepseek2 GLM-4.7-Flash, fused, with a layer ahead")
     with open_gguf(path) as file:
         assert needs_of_plan(plan_of(path)).kv_read == KVBytes(2 * 2 * (64 + 32))
@@ -94,7 +96,7 @@ def test_a_table_that_is_only_looked_up_is_not_read(tmp_path: Path) -> None:
 
 
 def sparse_model(path: Path, **changes: Any) -> Path:
-    """Layers of 8 experts and attention of different widths; no engine runs it."""
+    """Write a model with layers of 8 experts and attention of different widths, which no engine runs."""
     metadata = {
         "general.architecture": "made",
         "made.block_count": 2,
@@ -135,7 +137,7 @@ OUTPUT, QUERY, EXPERT = 100 * 64, 64 * 64, 96 * 64
 def test_of_experts_those_count_that_a_token_is_sent_to(tmp_path: Path, changes: dict[str, Any], experts: int) -> None:
     with open_gguf(sparse_model(tmp_path / "sparse.gguf", **changes)) as file:
         needs = needs_of_file(file)
-    inner = QUERY + (experts + 1) * EXPERT  # one is shared by all tokens
+    inner = QUERY + (experts + 1) * EXPERT  # one expert is shared by all tokens
     assert needs.products == inner
     assert needs.weight_bytes == 4 * (OUTPUT + inner)
 
@@ -157,9 +159,9 @@ def test_keys_and_values_of_each_layer_are_counted(tmp_path: Path, changes: dict
 
 
 def test_layers_with_a_window_read_no_more_than_that(tmp_path: Path) -> None:
-    """Of four layers one sees everything."""
+    """One of four layers sees the whole context."""
     with open_gguf(tiny_sliding_window(tmp_path / "window.gguf", layers=8)) as file:
-        position = 2 * 2 * 16 * 2  # heads, keys and values, their size, bytes
+        position = 2 * 2 * 16 * 2  # heads, keys and values, head size, bytes
         assert needs_of_file(file).kv_read == KVBytes(2 * position, ((WINDOW, 6 * position),))
         assert needs_of_file(file).kv_read.of(100) == 2 * 100 * position + 6 * WINDOW * position
 

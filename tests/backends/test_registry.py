@@ -1,4 +1,4 @@
-"""One line per backend, and everything that follows from it."""
+"""Tests of the backend registry: one line per backend, and everything that follows from it."""
 
 from __future__ import annotations
 

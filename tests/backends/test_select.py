@@ -1,4 +1,4 @@
-"""From a path to an open backend."""
+"""Tests of opening a backend from a path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(path: Path, **options: Any) -> tuple[type[Backend], list[str]]:
-    """Which backend opened a file, and the reasons that were given."""
+    """Return the type of the backend that opened the file, and the reasons it gave."""
     reasons: list[str] = []
     backend = open_backend(path, OpenOptions(threads=1, explain=reasons.append, **options))
     backend.close()
@@ -84,7 +84,7 @@ def test_what_auto_takes_and_why(
 
 @dataclass
 class MadeUp:
-    """A backend of a test's own, its row of the registry and its kind in one."""
+    """A fake backend that is its own registry entry and kind."""
 
     name: str
     missing: str = ""
@@ -186,7 +186,7 @@ def test_a_tokenizer_the_cpu_engine_lacks_is_known_before_anything_heavy(
 
 
 def as_another(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
-    """A llama under the name of an architecture that is computed alike, but that we do not know."""
+    """Relabel a llama as an equivalent architecture that llmrun does not know."""
     metadata["general.architecture"] = "minicpm"
     for key in [key for key in metadata if key.startswith("llama.")]:
         metadata["minicpm." + key.removeprefix("llama.")] = metadata.pop(key)
@@ -228,7 +228,7 @@ def test_a_type_of_cache_that_nobody_knows_is_a_usage_error(tmp_path: Path) -> N
 @pytest.mark.parametrize("backend", ["cpu", "llama"])
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_the_type_of_the_cache_is_the_one_that_was_asked_for(tmp_path: Path, backend: str, kv_type: str) -> None:
-    """Two layers of 2 KV heads of 32 features, keys and values; q8_0 has 2 bytes of a scale for 32 numbers."""
+    """Two layers have 2 KV heads of 32 features each. In q8_0, every 32 numbers have a scale of 2 bytes."""
     path = tiny_llama(tmp_path / "tiny.gguf", head_size=32)
     opened = open_backend(
         path, OpenOptions(backend=backend, kv_type=kv_type, context_size=256, gpu_layers=0, threads=1)

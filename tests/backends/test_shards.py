@@ -1,4 +1,4 @@
-"""A model in several files gives the same logits as in one, bit for bit, on both backends."""
+"""Tests that a sharded model gives bit-identical logits to a single file, on both backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Axes hold what they were made for, have few round ticks, and place values in order."""
+"""Tests that axes cover their values, have a few round ticks, and place values in order."""
 
 from __future__ import annotations
 

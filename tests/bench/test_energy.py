@@ -1,4 +1,4 @@
-"""What the energy of an answer comes to."""
+"""Tests of computing the energy of an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_energy_and_its_cost_for_a_million_tokens() -> None:
     found = energy_of(720.0, 24.0, 200, source="RAPL package", price_kwh=0.30)
     assert found is not None
     assert (found.watts, found.joules_per_token) == (30.0, 3.6)
-    assert found.cost_per_million == pytest.approx(0.30)  # 3.6 J a token: one kilowatt-hour a million
+    assert found.cost_per_million == pytest.approx(0.30)  # 3.6 J per token is one kilowatt-hour per million
     free = energy_of(720.0, 24.0, 200, source="RAPL package")
     assert free is not None
     assert free.cost_per_million is None

@@ -1,4 +1,4 @@
-"""Pages as a browser shows them: on a phone and on a wide screen, light and dark, hostile text and all."""
+"""Tests of pages in a browser: narrow and wide, light and dark, and with hostile text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def dark(pages: dict[str, str], folder: Path) -> Found:
 def test_a_page_fits_its_window(light: Found, name: str, width: int) -> None:
     found = light[name, width]
     assert found["width"] == width
-    assert found["needed"] == width  # nothing to scroll sideways
+    assert found["needed"] == width  # no horizontal scrolling
     assert found["lines"] > 15
     assert found["outside"] == []
 
@@ -120,7 +120,7 @@ def test_curves_and_bars_are_drawn_light_and_dark_and_nothing_is_complained_abou
 
 
 def test_the_policy_keeps_the_browser_from_loading_and_running_anything(folder: Path) -> None:
-    """The same page with what a hole in the escaping would let in: the console hears each refusal."""
+    """The page gets markup that an escaping bug would let through, and the console must report every refusal."""
     torn = folder / "torn.html"
     torn.write_text(
         page(two_backends()).replace(

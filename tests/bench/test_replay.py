@@ -1,6 +1,7 @@
-"""Whole runs, replayed: real turns (scripts/record_timings.py) and made ones, through the rules that stop and judge.
+"""Tests that replay whole runs, recorded and simulated, through the stopping rule and the verdict.
 
-Both metrics of a run are judged, at the level that they share; a run claims a difference when either does.
+scripts/record_timings.py records the turns. Both metrics of a run are judged, at the level that they share. A run
+claims a difference when either metric does.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ pytestmark = pytest.mark.slow
 RECORDING = Path(__file__).parents[1] / "data" / "bench_timings.json"
 ENGINES = ("llmrun", "llama.cpp")
 METRICS = ("prefill", "decode")
-COLD = 4  # rounds that a run spends on warming up
+COLD = 4  # warm-up rounds of a run
 
 Array = npt.NDArray[np.float64]
-Turns = dict[str, Array]  # of one configuration: milliseconds a turn, by metric
+Turns = dict[str, Array]  # for one configuration: milliseconds per turn, by metric
 
 
 @lru_cache
 def recorded(engine: str) -> tuple[Turns, Turns]:
-    """Every session of an engine, one after the other, each without its cold rounds."""
+    """Return every session of an engine, concatenated without the cold rounds."""
     sessions = [one for one in json.loads(RECORDING.read_text())["sessions"] if one["engine"] == engine]
     a, b = ({m: np.concatenate([one[name][m][COLD:] for one in sessions]) for m in METRICS} for name in "ab")
     return a, b
 
 
 def windows(engine: str, count: int) -> Iterator[tuple[Turns, Turns]]:
-    """The recording from `count` places on, evenly apart, and round to the place again: neighbours stay neighbours."""
+    """Yield the recording rotated to `count` evenly spaced starting points, so that neighbors stay neighbors."""
     a, b = recorded(engine)
     rounds = len(a["decode"])
     for start in range(count):
-        first = start * rounds // count // 2 * 2  # an A B round
+        first = start * rounds // count // 2 * 2  # the start of an A B round
         yield tuple({m: np.roll(turns[m], -first) for m in METRICS} for turns in (a, b))  # type: ignore[misc]
 
 
 def made(seed: int, rounds: int = 240, noise: float = 0.03) -> tuple[Turns, Turns]:
-    """Heavy tails, bursts of several turns, a memory from turn to turn, drift, and a first turn that pays 4 %."""
+    """Return simulated turns with heavy tails, bursts, autocorrelation, drift, and first turns that are 4 % slower."""
     random = np.random.default_rng(seed)
     a: Turns = {}
     b: Turns = {}
@@ -68,7 +69,10 @@ def made(seed: int, rounds: int = 240, noise: float = 0.03) -> tuple[Turns, Turn
 
 
 def replayed(a: Turns, b: Turns, slower: float = 1.0) -> tuple[int, list[statistics.Interval]]:
-    """Rounds until it stops, and a verdict of each metric, of a over b. The recording's end is its time limit."""
+    """Return the number of rounds until the run stops, and the interval of a over b for each metric.
+
+    The end of the recording is the time limit.
+    """
     total = len(a["decode"])
     for rounds in range(1, total + 1):
         samples = [
@@ -99,7 +103,7 @@ def test_recorded_twins_are_told_apart_at_most_twice_in_40_runs() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_5_percent_are_found_in_9_of_10_recorded_runs(engine: str) -> None:
-    """Found: each of both metrics says that a is faster."""
+    """A run finds the difference when both metrics say that a is faster."""
     found = [all(one.low > 1 for one in replayed(a, b, slower=1.05)[1]) for a, b in windows(engine, 20)]
     assert sum(found) >= 18
 

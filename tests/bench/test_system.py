@@ -1,4 +1,4 @@
-"""What is told of a machine comes from its files, is None where they are silent, and warns where it should."""
+"""Tests of the system description: facts come from the machine's files, are None if missing, and lead to warnings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmrun.machine.processor import frequency_facts, machine_facts, processor_n
 
 
 def put(root: Path, **files: str) -> Path:
-    """Files by path, with `__` for `/`."""
+    """Write files by path, with `__` for `/`."""
     for name, text in files.items():
         path = root / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`llmrun bench` as its users type it, on a model that needs no file."""
+"""Tests of `llmrun bench` as users type it, with a model that needs no file."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_loss_above_the_limit_is_exit_code_1(model: str, tmp_path: Path) -> No
     rows = json.loads(
         bench("-m", model, "--backend", "scripted", "-p", "0", "-n", "4", "-r", "9", "--seconds", "1", "--json").stdout
     )
-    for row in rows:  # what a machine measures that is busy with other tests may show nothing
+    for row in rows:  # replaced, because timings on a machine busy with other tests may be too noisy
         row["samples_ts"], row["avg_ts"] = [100.0, 101.0, 99.0] * 3, 100.0
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     before.write_text(json.dumps(rows))
@@ -292,7 +292,7 @@ def test_ctrl_c_prints_and_keeps_what_there_is(tmp_path: Path) -> None:
         "100000",
         "--save",
     ]
-    for seconds in (6, 60):  # on a slow machine nothing may have been measured after six
+    for seconds in (6, 60):  # a slow machine may have measured nothing after six seconds
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
@@ -355,6 +355,6 @@ def test_help_says_what_the_flags_take() -> None:
     for command in ("history", "compare"):
         assert command in text
     for command in ("history", "compare"):
-        assert "--debug" in bench(command, "--help").stdout.decode()  # what a hint may ask for
+        assert "--debug" in bench(command, "--help").stdout.decode()  # hints may suggest it
     assert "completion" not in text  # it belongs to no command
-    assert "..." not in text.partition("Commands:")[2]  # nothing is cut
+    assert "..." not in text.partition("Commands:")[2]  # nothing is truncated

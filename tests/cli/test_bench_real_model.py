@@ -1,4 +1,4 @@
-"""`llmrun bench` on a real model: both backends, conversations, cold starts, a server, a profile."""
+"""Tests of `llmrun bench` on a real model: both backends, conversations, cold starts, a server and a profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmrun chat` through pipes: the real process on the scripted backend."""
+"""Tests of `llmrun chat` through pipes, with the real process on the scripted backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.cli.commands import llmrun, script_file, shell
 
 pytestmark = pytest.mark.slow
 
-LONG = "abcdefghij\n" * 500  # a reader of a pipe gets whole lines
+LONG = "abcdefghij\n" * 500  # a pipe's reader gets whole lines
 
 
 def answered(path: Path) -> list[tuple[str, str]]:
@@ -23,7 +23,7 @@ def answered(path: Path) -> list[tuple[str, str]]:
 
 
 def until_saved(path: Path) -> None:
-    """Until the last answer has its last line in the file."""
+    """Wait until the file holds the final line of the last answer."""
     end = time.monotonic() + 60
     while "reason" not in events_in(path)[-1]:
         assert time.monotonic() < end

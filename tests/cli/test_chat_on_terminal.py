@@ -1,4 +1,4 @@
-"""`llmrun chat` on a terminal, from the first prompt to the shell's: the real process on the scripted backend."""
+"""Tests of `llmrun chat` on a terminal, from its first prompt to the shell's, with the scripted backend."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.cli.commands import ROOT, TIMEOUT_S, on_terminal, script_file
 pytestmark = pytest.mark.slow
 
 LONG = "abcdefghi " * 500
-PROMPT = r"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # a prompt is drawn; pastes are bracketed before that, too
+PROMPT = r"\x1b\[\?2004h(?:\x1b\[\?1l)?\x1b\[\?25l"  # the prompt is drawn (bracketed paste mode alone starts earlier)
 
 
 @contextmanager
 def chatting(data: Path, *arguments: str) -> Iterator[pexpect.spawn[bytes]]:
-    """A chat at its first prompt. When it is over, the terminal's modes are what they were before."""
+    """Yield a chat at its first prompt; afterwards, check that the terminal's modes are restored."""
     process = on_terminal(*("chat", "--backend", "scripted", *arguments), LLMRUN_DATA_DIR=str(data), NO_COLOR="1")
     before = termios.tcgetattr(process.child_fd)
     process.expect_exact("/help lists the commands")
@@ -155,7 +155,7 @@ def test_exit_says_goodbye_with_code_0(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
-    """Each comes somewhere between the question and the prompt, in pairs now and then."""
+    """The interruptions come between the question and the next prompt, some of them in pairs."""
     chance = random.Random(5)
     script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005)
     with chatting(tmp_path, script) as process:
@@ -167,7 +167,7 @@ def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
                 time.sleep(chance.choice([0, 0.01]))
             process.expect(r"seed |taken back")
             process.expect(PROMPT)
-            process.send("\x03")  # a question that was taken back stands at the prompt
+            process.send("\x03")  # clear the question that was taken back to the prompt
         process.send("/exit\r")
     assert process.exitstatus == 0
     conversation = read_conversation(journals(tmp_path)[0]).conversation
@@ -178,7 +178,7 @@ def test_ctrl_c_at_random_moments_loses_nothing(tmp_path: Path) -> None:
         assert exchange.ended.reason == "cancelled"
 
 
-TYPED = "gr\u00fc\u00dfe und w\u00f6rter " * 600  # 12,600 bytes: three times what a terminal driver queues
+TYPED = "gr\u00fc\u00dfe und w\u00f6rter " * 600  # 12,600 bytes, three times what a terminal driver queues
 PASTED = "".join(f"line {number} of a paste\n" for number in range(500))
 
 
@@ -188,7 +188,7 @@ PASTED = "".join(f"line {number} of a paste\n" for number in range(500))
     ids=["typed", "pasted"],
 )
 def test_ctrl_c_stops_an_answer_however_much_was_typed(tmp_path: Path, keys: str, question: str) -> None:
-    """The answer would take 25 s. All that was typed stands in the next prompt."""
+    """The answer would take 25 s. Everything typed meanwhile appears in the next prompt."""
     script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005, context_size=32768)
     with chatting(tmp_path, script) as process:
         process.send("one\r")
@@ -205,14 +205,14 @@ def test_ctrl_c_stops_an_answer_however_much_was_typed(tmp_path: Path, keys: str
         process.expect_exact("seed ")
         process.expect(PROMPT)
         process.send("\x04")
-    assert took < 2.0  # 0.1 s where nothing else runs
+    assert took < 2.0  # 0.1 s on an idle machine
     conversation = read_conversation(journals(tmp_path)[0]).conversation
     assert [one.question for one in conversation.exchanges] == ["one", question]
     assert all(one.ended and one.ended.reason == "cancelled" for one in conversation.exchanges)
 
 
 def test_what_is_typed_while_the_model_loads_stands_in_the_first_prompt(tmp_path: Path) -> None:
-    """The model is a named pipe, which is read until its writer closes it."""
+    """The model is a named pipe, so loading lasts until the writer closes it."""
     model = tmp_path / "model.json"
     os.mkfifo(model)
     process = on_terminal("chat", "--backend", "scripted", str(model), LLMRUN_DATA_DIR=str(tmp_path), NO_COLOR="1")
@@ -224,7 +224,7 @@ def test_what_is_typed_while_the_model_loads_stands_in_the_first_prompt(tmp_path
     with model.open("w") as script:
         script.write('{"answers": [["assistant\\n", "answered"]]}')
         script.flush()
-        time.sleep(2)  # the chat opens it now
+        time.sleep(2)  # by now the chat opens it
     process.expect_exact("/help lists the commands")
     assert b"typed" not in process.before
     assert b"xx" not in process.before
@@ -256,8 +256,10 @@ def test_ctrl_c_while_the_model_loads_leaves_and_restores_the_terminal(tmp_path:
 
 
 def test_ctrl_c_together_with_enter_stops_the_answer(tmp_path: Path) -> None:
-    """The prompt is still there when it comes: a key that nobody reads, unless it is looked for. The answer would
-    take 25 s."""
+    """The prompt is still in raw mode when Ctrl-C arrives, so it comes as a key press that must be looked for.
+
+    The answer would take 25 s.
+    """
     script = script_file(tmp_path, [("assistant\n", LONG)], step_seconds=0.005)
     with chatting(tmp_path, script) as process:
         process.send("one\r\x03")
@@ -285,7 +287,7 @@ def test_a_signal_that_ends_programs_restores_the_terminal(tmp_path: Path, numbe
 
 
 def test_an_answer_goes_to_a_pipe_while_the_turns_come_from_a_terminal(tmp_path: Path) -> None:
-    """Each stream is judged by itself: no prompt, no statistics and no escape sequence among the answers."""
+    """Each stream is checked separately, so the answers contain no prompt, statistics or escape sequences."""
     answers = tmp_path / "answers"
     process = pexpect.spawn(
         "bash",
@@ -324,5 +326,5 @@ def test_the_share_of_the_context_is_shown_once(tmp_path: Path) -> None:
         process.expect_exact("seed ")
         assert b"ctx" not in process.before
         process.expect(PROMPT)
-        process.expect_exact("of 8,19")  # the last column is written apart
+        process.expect_exact("of 8,19")  # the last column is written separately
         process.send("/exit\r")

@@ -1,4 +1,4 @@
-"""`llmrun chat` with the real model, on the CPU engine: what a turn computes, and that the conversation is heard."""
+"""Tests of `llmrun chat` with the real model on the CPU engine: what a turn computes, and that it knows its past."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ END_OF_ANSWER = 1  # drawn, but not run
 
 
 def test_a_turn_computes_only_what_is_new(tmp_path: Path) -> None:
-    """An answer may be cut into other tokens when it comes back as text, so up to one answer is computed again;
-    never what was there before it."""
+    """An answer may be tokenized differently when it comes back as text. Up to one answer is therefore computed again,
+    but nothing before it.
+    """
     turns = ["Tell me about Paris.", "Name a colour.", "/undo", "Name an animal.", "/regen", "Thank you."]
     done = llmrun(
         *("chat", "-q", str(smollm2()), "--temp", "0", "-n", "24", "-c", "1024"),
@@ -41,7 +42,7 @@ def test_a_turn_computes_only_what_is_new(tmp_path: Path) -> None:
 
 
 def test_with_on_full_forget_the_answer_is_that_of_the_turns_that_are_left(tmp_path: Path) -> None:
-    """The prompt of the turns that are left is prefilled as that of a new conversation, so the bytes agree."""
+    """The prompt of the remaining turns is prefilled like that of a new conversation, so the bytes are equal."""
     options = ("chat", "-q", str(smollm2()), "--seed", "3", "-n", "24", "-c", "256")
     turns = [f"Tell me one fact about the number {number}." for number in range(8)]
     done = llmrun(*options, stdin=words(["/set on_full forget", *turns]).encode(), env=environment(tmp_path / "long"))

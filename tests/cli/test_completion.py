@@ -1,4 +1,4 @@
-"""`llmrun completion`: the scripts, and how to install them. What they complete is tested in completing/."""
+"""Tests of `llmrun completion`: the scripts, and how to install them. The tests in completing/ cover the candidates."""
 
 from __future__ import annotations
 

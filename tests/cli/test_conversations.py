@@ -1,4 +1,4 @@
-"""`llmrun conversations`, and `llmrun chat --continue NAME`: the real process."""
+"""Tests of `llmrun conversations` and `llmrun chat --continue NAME`, with the real process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.slow
 
 
 def conversations(data: Path, *arguments: str) -> tuple[str, str, int]:
-    """stdout, stderr and exit code."""
+    """Return stdout, stderr and the exit code."""
     done = llmrun("conversations", *arguments, env=environment(data))
     return done.stdout.decode(), done.stderr.decode(), done.returncode
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two conversations; the second one is newer."""
+    """Return the data folder with two conversations, the newer one second."""
     chat(tmp_path, "-q", "-s", "Be brief.", turns="Why is the sky blue?\nIs the sea?\n")
     chat(tmp_path, "-q", turns="Tell me about a red fox\n/save fox copy\n")
     return tmp_path
@@ -81,7 +81,7 @@ def test_search_names_the_conversations_and_the_lines(data: Path) -> None:
         "    You said: Why is the sky blue?",
     ]
     assert (errors, code) == ("note: llmrun chat --continue NAME goes on with one of them\n", 0)
-    assert conversations(data, "search", "fox")[0].count("red fox") == 2  # the copy is not shown again
+    assert conversations(data, "search", "fox")[0].count("red fox") == 2  # the copy is not listed again
     assert conversations(data, "search", "sky", "fox") == (
         "",
         "note: no conversation has all of these: sky, fox\n",
@@ -171,7 +171,7 @@ def test_continue_takes_up_the_last_conversation_or_the_named_one(data: Path) ->
 
 
 def test_continue_and_a_model_in_any_order(data: Path) -> None:
-    """A word after --continue that is no conversation but a model is the model."""
+    """If the word after --continue names no conversation, it is taken as the model."""
     script = script_file(data, [("assistant\n", "yes")])
     for arguments, title in (
         ((script, "--continue"), "Tell me"),

@@ -1,4 +1,4 @@
-"""`llmrun doctor` as a user runs it: on any machine it ends with a report, and the report holds no secret."""
+"""Tests of `llmrun doctor` as a user runs it: on any machine, it ends with a report without secrets."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_it_at_once_while_llama_cpp_hangs(tmp_path: Path) -> None:
     process.expect_exact(pexpect.EOF)
     process.close()
     assert process.exitstatus == 130
-    assert time.monotonic() - started < PATIENCE_S / 2  # alone it would take all of it
+    assert time.monotonic() - started < PATIENCE_S / 2  # without Ctrl-C, it would take all of it
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -132,7 +132,7 @@ def test_on_a_terminal_it_fits_and_is_colored_unless_it_must_not_be(columns: int
     assert code == 0
     assert ("\x1b[" in written) == (columns != 120)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", written[written.index("Python") :]).splitlines()
-    # All but commands, which stand whole beneath a colon.
+    # Commands are excluded, because they stay unbroken on the line after a colon.
     fitting = [line for before, line in zip(["", *lines], lines, strict=False) if not before.endswith(":")]
     assert max(map(width, fitting)) <= columns
     assert f"{'•' if columns == 40 else '✓'} {columns} columns" in "\n".join(lines)
@@ -227,7 +227,7 @@ def test_an_output_that_is_no_terminal_is_right(monkeypatch: pytest.MonkeyPatch)
     assert (found.status, found.facts["columns"]) == (OK, None)
 
 
-# The waiting
+# The progress line
 
 
 def test_what_is_going_on_is_told_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

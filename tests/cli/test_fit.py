@@ -1,4 +1,4 @@
-"""`llmrun fit`, as it is typed: against files, and a Hub of this machine."""
+"""Tests of `llmrun fit` as users type it, with files and a local Hub."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_storage_that_is_away_is_a_network_error(environment: dict[str, str], 
 def test_the_largest_model_is_refused_by_pull_and_fetched_anyway(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a process that believes to have little memory."""
+    """Runs in a process that reports little memory."""
     small = "from llmrun.machine import free_memory; free_memory.whole_memory = lambda: 20_000\n"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(small)

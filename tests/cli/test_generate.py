@@ -1,4 +1,4 @@
-"""`llmrun generate`, the real process on the scripted backend."""
+"""Tests of `llmrun generate`, with the real process on the scripted backend."""
 
 from __future__ import annotations
 

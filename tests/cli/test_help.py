@@ -1,4 +1,4 @@
-"""`llmrun help` prints what --help prints."""
+"""Tests that `llmrun help` prints the same text as --help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No text of a model file reaches a terminal raw: names, keys, values, paths; in errors, -v, --json and answers."""
+"""Tests that no text from a model file reaches a terminal unescaped, in errors, -v, --json and answers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.support.models.model_drafts import Draft, Value, Weights, draft_of
 
 pytestmark = pytest.mark.slow
 
-# Sets the title, clears the screen, turns red (in 7 and in 8 bits), goes back, writes over, turns the writing around.
+# Sets the title, clears the screen, sets red (7-bit and 8-bit), overwrites text, and reverses the text direction.
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x1b[8m\b\b\r\n\x85\u202eevil\u2066\x7f"
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]|\r(?!\n)")
-# A line that is erased again, which a slow machine gets to see.
+# A progress line that is erased later; only slow machines show it.
 PROGRESS = re.compile(r"(?:\r(?:compiling kernels|loading weights)[ \w/()]* \d+% *)+\r +\r")
 
 
@@ -74,7 +74,7 @@ def refuse_in_the_template(draft: Draft) -> None:
 
 
 def every_token(draft: Draft) -> None:
-    """Whatever is generated."""
+    """Make every possible token hostile."""
     tokens = [b"%d\x1b[2J\xc2\x9b31m\x07" % index for index in range(len(tiny_vocabulary().tokens))]
     draft.keys["tokenizer.ggml.tokens"] = Value(STRING, tokens)
     draft.keys["tokenizer.ggml.model"] = Value(STRING, b"llama")

@@ -1,4 +1,4 @@
-"""`llmrun generate --backend llama` from end to end."""
+"""Tests of `llmrun generate --backend llama` from end to end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENS = 24
 
 
 def test_greedy_text_is_that_of_llama_cpp_pythons_own_loop_token_for_token() -> None:
-    """On one thread, with the same context, batch and flash attention: each changes the order of llama.cpp's sums."""
+    """Both use one thread, context, batch and flash attention setting, as each changes llama.cpp's summation order."""
     path = str(smollm2())
     theirs = llama_cpp.Llama(
         path, n_ctx=512, n_batch=512, n_threads=1, n_threads_batch=1, n_gpu_layers=0, flash_attn=True, verbose=False
@@ -50,7 +50,7 @@ def test_greedy_text_is_that_of_llama_cpp_pythons_own_loop_token_for_token() -> 
 
 
 def as_abacus(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
-    """Well formed, of an architecture that nobody runs."""
+    """Turn the model into a well-formed one of an architecture that no backend runs."""
     metadata["general.architecture"] = "abacus"
     for key in [key for key in metadata if key.startswith("llama.")]:
         metadata["abacus." + key.removeprefix("llama.")] = metadata.pop(key)
@@ -76,7 +76,7 @@ def test_layers_for_a_gpu_that_is_not_there_are_a_note(tmp_path: Path, backend: 
 
 
 def no_gpu(**environment: str) -> dict[str, str]:
-    """The environment of a machine without one, wherever the tests run."""
+    """Return the environment of a machine without a GPU, wherever the tests run."""
     return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", **environment}
 
 
@@ -106,7 +106,8 @@ def test_verbose_says_which_backend_and_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["auto", "llama"])
 def test_an_empty_environment_is_enough(tmp_path: Path, backend: str) -> None:
     path = str(tiny_llama(tmp_path / "tiny.gguf"))
-    own = {name: value for name, value in os.environ.items() if name.startswith("LLMRUN_")}  # or it writes to a home
+    # without these, it would write to a home folder
+    own = {name: value for name, value in os.environ.items() if name.startswith("LLMRUN_")}
     done = llmrun("generate", "--backend", backend, "--raw", "-m", path, "-n", "3", "-q", "a", env=own)
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -126,7 +127,7 @@ main()
 
 
 def llmrun_without_the_extra(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """In a Python that finds no llama_cpp anywhere."""
+    """Run llmrun in a Python that cannot find llama_cpp."""
     command = [sys.executable, "-c", WITHOUT_THE_EXTRA, *arguments]
     return subprocess.run(command, capture_output=True, check=False, cwd=ROOT, timeout=120)
 
@@ -138,7 +139,7 @@ def test_without_the_extra_the_command_that_installs_it_is_given(tmp_path: Path)
     error, hint = named.stderr.decode().splitlines()
     assert error == "error: llama.cpp is not installed: --backend llama"
     command = re.escape(f"{shlex.quote(sys.executable)} -m pip install ")
-    # Run from a clone that is not installed, it is the clone's own extra.
+    # When run from a clone that is not installed, the hint names the clone's own extra.
     assert re.fullmatch(rf'hint: install it: {command}"(llama-cpp-python.*|\.\[llama\])"', hint)
 
     other = changed_copy(path, tmp_path / "abacus.gguf", as_abacus)
@@ -155,7 +156,7 @@ def test_without_the_extra_the_command_that_installs_it_is_given(tmp_path: Path)
 
 @pytest.mark.parametrize("content", [b"not a library", b""])
 def test_a_broken_installation_is_one_line_or_a_reason(tmp_path: Path, content: bytes) -> None:
-    """llama-cpp-python takes its libraries from the folder that this variable names."""
+    """llama-cpp-python loads its libraries from the folder in this variable."""
     libraries = tmp_path / "lib"
     libraries.mkdir()
     if content:

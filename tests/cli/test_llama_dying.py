@@ -1,4 +1,4 @@
-"""`llmrun generate` while llama.cpp's process is killed under it, or the user has had enough."""
+"""Tests of `llmrun generate` when llama.cpp's process is killed, or the user interrupts it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True, scope="module")
 def _gpus_are_known() -> None:
-    """Or the first run would have a process that looks for them."""
+    """Probe the GPUs first; otherwise the first run would start a process for it."""
     gpus()
 
 
 def worker_of(process: subprocess.Popen[bytes]) -> int:
-    """The id of llama.cpp's process, once there is one."""
+    """Wait for llama.cpp's process and return its id."""
     end = time.monotonic() + TIMEOUT_S
     while time.monotonic() < end and process.poll() is None:
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
@@ -37,7 +37,7 @@ def worker_of(process: subprocess.Popen[bytes]) -> int:
 @pytest.mark.parametrize("doing", ["loading", "running"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_in_one_line_and_leaves_no_process(number: signal.Signals, doing: str) -> None:
-    """SIGKILL is for llama.cpp's process, SIGINT for ours."""
+    """SIGKILL goes to llama.cpp's process and SIGINT to ours."""
     options = ["--backend", "llama", "--gpu-layers", "0", "-t", "1", "-n", "4000", "-q", "--raw", "Once"]
     command = [*LLMRUN, "generate", "-m", str(smollm2()), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
@@ -55,7 +55,7 @@ def test_it_ends_in_one_line_and_leaves_no_process(number: signal.Signals, doing
     else:
         assert process.returncode == 130
         assert error == b""
-    end = time.monotonic() + TIMEOUT_S  # one that was only just starting ends as it sees that nobody asks
+    end = time.monotonic() + TIMEOUT_S  # a process that was just starting exits when it sees that its parent is gone
     while Path(f"/proc/{worker}").exists() and time.monotonic() < end:
         time.sleep(0.01)
     assert not Path(f"/proc/{worker}").exists()

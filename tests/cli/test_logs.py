@@ -1,4 +1,4 @@
-"""`llmrun generate --log` and `llmrun logs`, the real process."""
+"""Tests of `llmrun generate --log` and `llmrun logs`, with the real process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the memory of a model is asked for with: the size of the context, and the type of its cache."""
+"""Tests of the options that set a model's memory: the context size and the cache type."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_context_that_does_not_fit_is_one_line_and_exit_code_7(tmp_path: Path)
 
 @pytest.mark.parametrize(("kv_type", "bytes_a_token"), [("f16", 256), ("q8_0", 144)])
 def test_verbose_tells_what_was_chosen(tmp_path: Path, kv_type: str, bytes_a_token: int) -> None:
-    """Two layers of 2 KV heads of 16 features; a group of 16 has 2 bytes of a scale in q8_0."""
+    """Two layers have 2 KV heads of 16 features. In q8_0, a group of 16 has a scale of 2 bytes."""
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
     done = llmrun("generate", "-m", str(path), "--kv-type", kv_type, "-v", "--json", *ASKED)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Every exception ends in one sentence, a next step and the right code."""
+"""Tests that every exception ends in one sentence, a next step and the right exit code."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ UNMAPPED = "libopenblas.so: failed to map segment from shared object"
 
 
 def test_a_library_without_room_to_load_is_lack_of_memory() -> None:
-    """NumPy and llvmlite raise errors of their own in place of the loader's."""
+    """NumPy and llvmlite wrap the loader's error in their own."""
     for kind in (ImportError, OSError):
         error = kind("the library could not be loaded, for one of many reasons")
         error.__cause__ = kind(UNMAPPED)
@@ -104,8 +104,8 @@ sys.exit(llmrun.cli.app.main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("imported", "room"),
     [
-        ("llmrun.cli.commands.generate", 8_000_000),  # no room for NumPy's libraries
-        ("llmrun.engine.engine", 64_000_000),  # none for llvmlite's
+        ("llmrun.cli.commands.generate", 8_000_000),  # too little for NumPy's libraries
+        ("llmrun.engine.engine", 64_000_000),  # too little for llvmlite's libraries
     ],
 )
 def test_a_process_with_a_limit_of_memory_says_so(tmp_path: Path, imported: str, room: int) -> None:
@@ -146,7 +146,7 @@ def test_an_internal_error_says_how_to_see_more() -> None:
         ("generate --max 3 x", "--max: no such option", "did you mean --max-tokens?"),
         ("generate --no x", "--no: no such option", "did you mean --no-think or --no-stream?"),
         ("generate --tem 1 x", "--tem: no such option", "did you mean --temp?"),
-        ("generate --t 1 x", "--t: no such option", "see llmrun generate --help"),  # a dozen begin so
+        ("generate --t 1 x", "--t: no such option", "see llmrun generate --help"),  # a dozen options begin with it
     ],
 )
 def test_usage_errors_are_two_lines_and_code_2(arguments: str, sentence: str, hint: str) -> None:

@@ -1,4 +1,4 @@
-"""`llmrun pull`, as it is typed: against a Hub of this machine that the real client talks to."""
+"""Tests of `llmrun pull` as users type it, with the real client and a local Hub."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ quants.Q8_0 = {{ file = "m-Q8_0.gguf", size = {len(MODEL)}, sha256 = "{SHA256}" 
 
 @dataclass
 class Machine:
-    """A user's machine below one folder; `project` is where the commands are typed."""
+    """A user's machine inside one folder; commands run in `project`."""
 
     root: Path
     hub: FakeHub
@@ -128,7 +128,7 @@ def test_a_file_of_the_hub_that_is_no_gguf_is_refused_and_nothing_of_it_is_kept(
         path for path in machine.files() if path.is_file() and "wrong" in str(path) and ".locks" not in path.parts
     ]
     if len(content) > 10_000_000:
-        assert sum(asked.sent for asked in machine.hub.asked) < len(content)  # it was not fetched to its end
+        assert sum(asked.sent for asked in machine.hub.asked) < len(content)  # the download was not completed
 
 
 def test_a_model_is_fetched_and_its_path_is_the_answer(machine: Machine) -> None:

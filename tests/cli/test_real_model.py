@@ -1,4 +1,4 @@
-"""`llmrun generate` from end to end: a real model on the CPU engine."""
+"""Tests of `llmrun generate` from end to end, with a real model on the CPU engine."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ print(code, *[name for name in ("numba", "gguf", "huggingface_hub", "rich", "pyd
               if name in sys.modules], file=sys.stderr)
 """
     command = [sys.executable, "-c", program, "generate", "-q", "-m", model, "-n", "1", "Hello"]
-    for _ in range(2):  # the first one may have kernels to compile
+    for _ in range(2):  # the first run may compile kernels
         done = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, timeout=TIMEOUT_S, text=True)
     assert done.stderr == "0\n"

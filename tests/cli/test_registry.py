@@ -1,4 +1,4 @@
-"""The commands, as their files describe them."""
+"""Tests of the commands, as their files describe them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_help_lists_the_commands_in_their_order() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_text_of_a_file_says_what_its_module_says(name: str) -> None:
-    """What is read without importing a command is what Python reads."""
+    """The text read without importing the command equals the one that Python reads."""
     module, page = import_module(f"llmrun.cli.commands.{name}"), page_of(name)
     text, _, examples = inspect.cleandoc(module.__doc__ or "").partition("\n\nExamples:\n")
     assert (page.help, page.examples) == (text, inspect.cleandoc(examples))
@@ -77,7 +77,7 @@ def test_the_help_of_a_command_names_its_aliases() -> None:
 
 
 def test_a_new_file_is_a_new_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a listing it comes last and has no aliases; private modules are no commands."""
+    """Without an entry in a listing, it comes last and has no aliases. Private modules are not commands."""
     last = max(page_of(name).place for name in COMMANDS)
     (tmp_path / "where.py").write_text('"""Print the\nfolders. And\n\nmore."""\n', encoding="utf-8")
     (tmp_path / "__init__.py").touch()
@@ -89,7 +89,7 @@ def test_a_new_file_is_a_new_command(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def every_command() -> list[tuple[list[str], Any]]:
-    """Every command, those below `bench` too, with the words that call it."""
+    """Yield every command, including those below `bench`, with the words that call it."""
     commands = [([name], load(name)) for name in COMMANDS]
     return commands + [
         ([*words, name], below) for words, group in commands for name, below in getattr(group, "commands", {}).items()
@@ -104,5 +104,5 @@ def test_help_ends_with_examples_that_can_be_typed(words: list[str], command: An
     for example in command.epilog.splitlines():
         typed = shlex.split(example.rpartition("| ")[2])
         assert typed[: 1 + len(words)] == ["llmrun", *words]
-        if typed[2:3] != ["compare"] or words[1:]:  # else it is an example of the command below
+        if typed[2:3] != ["compare"] or words[1:]:  # otherwise it is an example of a subcommand
             command.make_context(" ".join(words), typed[1 + len(words) :]).close()  # parsed, not run

@@ -1,4 +1,4 @@
-"""`llmrun generate` and `llmrun chat` with a model behind a server: the real process, and servers of several minds."""
+"""Tests of `llmrun generate` and `llmrun chat` with a remote model, using the real process and various servers."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_ctrl_c_before_the_answer_ends_the_wait_which_was_shown() -> None:
     assert "stopped before it began" in rest
 
 
-# --- the key
+# --- the API key
 
 
 def echoing(asked: Asked, connection: socket.socket) -> None:
@@ -226,7 +226,7 @@ def test_a_key_that_cannot_be_sent_and_a_password_in_the_url_are_not_shown_eithe
 
 
 def conversing(server_of: list[HostileServer], *, fails_on: str = "") -> Script:
-    """Answers "N messages", and fails when asked so."""
+    """Return a server script that answers "N messages", and fails on the question `fails_on`."""
 
     def script(asked: Asked, connection: socket.socket) -> None:
         messages = asked.body["messages"]

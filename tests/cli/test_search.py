@@ -1,4 +1,4 @@
-"""`llmrun search`, as it is typed: in a pipe, on terminals of several widths, and against a Hub of this machine."""
+"""Tests of `llmrun search` as users type it, in a pipe and on terminals of several widths, with a local Hub."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_narrow_terminal_has_fewer_columns(stores: Stores, columns: int, kept:
 
 
 def test_it_starts_fast(stores: Stores) -> None:
-    """By what it imports: times vary too much beside other tests."""
+    """Checks the imports, because times vary too much while other tests run."""
     code = f"import sys; sys.argv = ['llmrun', 'search', 'qwen']; from llmrun.cli.app import main; {RUN}"
     done = shell(f'{sys.executable} -c "{code}" 2>&1 >/dev/null')
     loaded = set(done.stdout.decode().split())

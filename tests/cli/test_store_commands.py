@@ -1,4 +1,4 @@
-"""list, show, rm, verify and prune, as they are typed."""
+"""Tests of list, show, rm, verify and prune as users type them."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_every_section(stores: Stores) -> None:
     assert "tool_use" in out
     assert "2 layers" in out
     (described,) = [line for line in out.splitlines() if line.startswith("  description")]
-    assert described.split()[1:] == [*["long"] * 40, "…"]  # a line for a fact: a pipe has no width
+    assert described.split()[1:] == [*["long"] * 40, "…"]  # a pipe has no width, so each fact takes one line
     body = told("show", "hf:org/name:F32")
     assert body["sampling"] == {"temperature": 0.5, "top_k": 7}
     assert body["tensor_types"] == {"F32": {"tensors": 1, "bytes": 128}}
@@ -335,7 +335,7 @@ def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: 
     path.write_bytes(ONE)
     said = f"{path}: whole: nobody says what its sha256 must be; 1 tensor of numbers\n"
     assert run("verify", str(path)) == (said, "")
-    path.write_bytes(TWO)  # which its owner may do
+    path.write_bytes(TWO)  # the file's owner may do that
     assert run("verify", str(path)) == (said, "")
     path.write_bytes(ONE[:-1])
     out, err = run("verify", str(path), code=6)
@@ -363,7 +363,7 @@ def test_a_file_that_is_missing_or_cannot_be_read_is_not_called_damaged(stores: 
         f"error: {first}: a file is missing: {second}",
         "hint: all files of a model must lie beside the first one",
     ]
-    second.mkdir()  # reading it fails, whoever asks
+    second.mkdir()  # reading a folder fails for every user
     stores.shared("org/a", {"m-Q4_0.gguf": TWO})
     out, err = run("verify", str(first), "hf:org/a:Q4_0", code=1)
     assert f"error: {first}: {second}: cannot be read: Is a directory\n" in err

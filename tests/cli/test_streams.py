@@ -1,4 +1,4 @@
-"""Pipes, full disks, closed descriptors, terminals, and Ctrl-C: the real process on the scripted backend."""
+"""Tests of pipes, full disks, closed descriptors, terminals and Ctrl-C, with a real process on the scripted backend."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_control_characters_of_the_model_pass_through_a_pipe_unchanged(tmp_path:
 
 
 def test_control_characters_of_the_model_are_shown_on_a_terminal(tmp_path: Path) -> None:
-    """The scripted backend's tokens are single bytes, so every sequence is split over several tokens."""
+    """Tokens of the scripted backend are single bytes, so every sequence is split across several tokens."""
     script = script_file(tmp_path, [("assistant\n", "\x1b]52;c;aGk=\x07\x9b31m")])
     screen, code = screen_of("generate", "--backend", "scripted", "-q", "-m", script, "hello")
     assert (screen, code) == ("␛]52;c;aGk=␇<9B>31m\n", 0)
@@ -70,7 +70,7 @@ def test_a_reader_of_a_pipe_gets_each_line_when_it_is_complete(tmp_path: Path) -
 
 
 def test_words_are_not_broken_at_the_edge_of_a_terminal(tmp_path: Path) -> None:
-    """A token of this model is one byte, so every word comes in pieces."""
+    """Tokens of this model are single bytes, so every word arrives in pieces."""
     code = "print('a line of code that is wider than the terminal is')"
     answer = f"Several words, and awordthatiswiderthantheterminal.\n```\n{code}\n```\nThe words after the code."
     script = script_file(tmp_path, [("assistant\n", answer)])
@@ -240,7 +240,7 @@ def test_ctrl_c_in_json_still_gives_the_body(tmp_path: Path) -> None:
 
 
 def wait_until_it_answers(pid: int) -> None:
-    """Until the process has put its own handler in place of Python's for SIGTERM and SIGINT, and answers."""
+    """Wait until the process has replaced Python's handlers of SIGTERM and SIGINT and is answering."""
     handled = 1 << (signal.SIGTERM - 1)
     status = Path(f"/proc/{pid}/status")
     deadline = time.monotonic() + 60
@@ -263,7 +263,7 @@ def test_sigterm_ends_the_answer_with_its_own_code(tmp_path: Path) -> None:
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
-    """Cancelling that gets stuck must not trap the user: here the handler's `cancel` does nothing."""
+    """The user must not be trapped when cancelling hangs, so the handler's `cancel` does nothing here."""
     program = """
 import signal, sys, time
 from llmrun.cli.answers.answering import cancelling
@@ -276,7 +276,7 @@ with cancelling(lambda: None):
     process.expect_exact("ready")
     process.sendintr()
     signals = 1
-    while process.expect([pexpect.EOF, pexpect.TIMEOUT], timeout=0.5):  # two signals that wait at the same time are one
+    while process.expect([pexpect.EOF, pexpect.TIMEOUT], timeout=0.5):  # two pending signals of one kind are merged
         process.sendintr()
         signals += 1
         assert signals < 100

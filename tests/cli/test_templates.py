@@ -1,4 +1,4 @@
-"""`llmrun templates`, and -T in generate and chat: the real process."""
+"""Tests of `llmrun templates`, and of -T in generate and chat, with the real process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_template_makes_the_prompt_from_arguments_a_file_or_a_pipe(folder: Pat
 
 
 def test_a_whole_prompt_does_not_wait_for_input(folder: Path) -> None:
-    """Standard input may be a pipe that nobody closes, as under a supervisor."""
+    """Standard input may be a pipe that is never closed, as under a supervisor."""
     (folder / "joke.toml").write_text('prompt = "Tell a joke."')
     read, write = os.pipe()
     try:

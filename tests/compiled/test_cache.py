@@ -1,4 +1,4 @@
-"""What is in the folder of compiled kernels, entry by entry."""
+"""Tests of the entries in the folder of compiled kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An instruction level is used when it works, not when the processor says that it would."""
+"""Tests that an instruction level is used when it works, not when the processor claims to support it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def works(target: Target) -> bool:
 
 
 def dying(code: str) -> mock._patch[mock.Mock]:
-    """Trials are this Python program instead."""
+    """Replace trials by the given Python program."""
     return mock.patch.object(child_processes, "command", return_value=[sys.executable, "-c", code])
 
 
@@ -91,7 +91,7 @@ def test_a_level_that_computes_something_else_does_not_work() -> None:
 
 
 def test_a_trial_says_something_about_every_part() -> None:
-    """A result that were all zeros would agree with anything."""
+    """A result of all zeros would match any other such result."""
     assert np.count_nonzero(level_probe.results(target_of("portable")), axis=1).min() > 8
 
 

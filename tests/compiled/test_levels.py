@@ -1,4 +1,4 @@
-"""Which instruction level is chosen, and what LLVM is told."""
+"""Tests of which instruction level is chosen, and of the features passed to LLVM."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_level_needs_its_machine_and_all_its_features(
 
 
 def test_a_feature_that_is_switched_off_does_not_count() -> None:
-    """Such as AVX-512 on a system that does not save its registers."""
+    """An example is AVX-512 on a system that does not save its registers."""
     off = dict.fromkeys(AVX2.features, True) | {"f16c": False}
     with mock.patch.object(llvm, "get_host_cpu_features", return_value=off):
         assert host_levels() == [PORTABLE]

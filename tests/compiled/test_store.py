@@ -1,4 +1,4 @@
-"""The kernel store: loading without Numba, and a cache that is either right or not used."""
+"""Tests of the kernel store: it loads without Numba, and its cache is either right or not used."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from llmrun.errors import KernelWarning
 from tests.support.cli.commands import ROOT
 
 PACKAGE = Path(llmrun.__path__[0])
-ROOMS = ("kernels", "layouts", "plan", "quants")  # that machine code is made of
-# A kernel that adds two numbers would do; this one compiles in a twentieth of a second.
+ROOMS = ("kernels", "layouts", "plan", "quants")  # rooms whose code ends up in machine code
+# This kernel compiles in a twentieth of the time that a kernel adding two numbers takes.
 NAME = START
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter, with this process's cache unless `environment` says otherwise."""
+    """Run a new interpreter with this process's cache, unless `environment` says otherwise."""
     return subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | environment,
@@ -64,7 +64,7 @@ print(done, "numba" in sys.modules)
 
 @pytest.fixture
 def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache; returns the folder that kernels will lie in."""
+    """Set up an empty cache; return the folder where kernels will be stored."""
     monkeypatch.setenv("LLMRUN_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "kernels"
 
@@ -107,7 +107,9 @@ def test_a_loaded_kernel_is_not_loaded_again() -> None:
 
 
 def test_processes_that_start_at_once_compile_each_kernel_once(cold: Path) -> None:
-    """The others wait for it: eight that compile for themselves would keep the machine busy eight times as long."""
+    """The other processes wait. Eight processes that each compile everything would keep the machine busy eight times as
+    long.
+    """
     processes = [
         subprocess.Popen([sys.executable, "-c", LOAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(4)
@@ -147,7 +149,7 @@ def test_the_half_written_entry_of_a_process_that_was_killed_is_taken_over(
 
 
 def test_the_users_numba_settings_change_nothing(cold: Path) -> None:
-    """NUMBA_DISABLE_JIT would leave nothing to compile, NUMBA_OPT=0 slow code under the key of fast code."""
+    """NUMBA_DISABLE_JIT would disable compiling, and NUMBA_OPT=0 would store slow code under the key of fast code."""
     done = run_python(LOAD, NUMBA_DISABLE_JIT="1", NUMBA_OPT="0", NUMBA_CPU_NAME="generic")
     assert done.returncode == 0, done.stderr
     same = {path.name: path.read_bytes() for path in cold.iterdir()}
@@ -161,7 +163,7 @@ def test_the_users_numba_settings_change_nothing(cold: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sound_entry() -> tuple[str, bytes]:
-    """(file name, bytes) of a good cache entry."""
+    """Return (file name, bytes) of a valid cache entry."""
     key = store._key(NAME, host_target())
     image = object_images([NAME], host_target())[NAME]
     return f"{key}.o", entry_of(key, image)
@@ -169,7 +171,7 @@ def sound_entry() -> tuple[str, bytes]:
 
 @pytest.fixture
 def damaged(cold: Path, sound_entry: tuple[str, bytes]) -> Iterator[Path]:
-    """The path of an entry for a test to damage; the compiler is at hand, but answers without compiling."""
+    """Yield the path of an entry for a test to damage, with a fake compiler that returns a ready result."""
     name, entry = sound_entry
     cold.mkdir(parents=True)
     with mock.patch.object(store._Children, "compile", return_value=entry[32:]):
@@ -177,7 +179,7 @@ def damaged(cold: Path, sound_entry: tuple[str, bytes]) -> Iterator[Path]:
 
 
 def assert_mends(path: Path, entry: bytes) -> None:
-    """A damaged entry is compiled again and replaced, with one warning, and then used."""
+    """Assert that a damaged entry is compiled again and replaced, with one warning, and then used."""
     compiler = store._Children.compile
     assert isinstance(compiler, mock.Mock)
     compiler.reset_mock()
@@ -222,7 +224,7 @@ def test_an_entry_that_grew_is_noticed(damaged: Path, sound_entry: tuple[str, by
 
 
 def test_an_entry_under_another_entrys_name_is_noticed(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
-    """Sound in itself, but it defines another symbol: a call of it would jump to address zero."""
+    """The entry is valid, but it defines another symbol, so calling it would jump to address zero."""
     stranger = b"another object"
     damaged.write_bytes(entry_of("0" * 64, stranger))
     assert_mends(damaged, sound_entry[1])
@@ -258,7 +260,7 @@ def test_a_file_in_the_folders_place_costs_a_warning(
 
 def test_a_disk_without_room_costs_a_warning(damaged: Path, sound_entry: tuple[str, bytes]) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # bytes of a file; Python ignores the signal
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # maximum file size in bytes; Python ignores the signal
     try:
         assert_unkept(sound_entry[1], f"{damaged.parent}: File too large")
     finally:
@@ -291,7 +293,7 @@ def test_a_damaged_entry_is_compiled_again_by_a_real_process(cold: Path) -> None
 
 
 def test_a_compiler_needs_no_folder_for_temporary_files(cold: Path) -> None:
-    """Where there is no room for a kernel, there may be none for them either."""
+    """Where there is no space for a kernel, there may be no space for temporary files either."""
     done = run_python("import tempfile; tempfile.tempdir = '/nowhere'\n" + LOAD, TMPDIR="/nowhere")
     assert done.stdout == "[(1, 3), (2, 3), (3, 3)] False\n", done.stderr
 
@@ -324,7 +326,7 @@ def test_an_interrupted_compile_leaves_whole_entries_and_no_processes(cold: Path
 
 
 def children_of(pid: int) -> list[int]:
-    """Of all its threads."""
+    """Return the child processes of all the process's threads."""
     lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(child) for children in lists for child in children.split()]
 
@@ -380,7 +382,7 @@ def test_a_progress_report_that_raises_stops_the_compilers(cold: Path) -> None:
     assert set(children_of(os.getpid())) <= before
 
 
-# --- the key ----------------------------------------------------------------------------------------------------------
+# --- the cache key ----------------------------------------------------------------------------------------------------
 
 
 def fresh_key(name: KernelName, target: Target) -> str:
@@ -444,13 +446,13 @@ def test_the_key_changes_with_the_kernels_file_and_every_file_it_imports(tmp_pat
 
 
 SOURCES = [path for room in ("kernels", "layouts", "quants") for path in sorted((PACKAGE / room).rglob("*.py"))]
-# What cannot change machine code: words, errors, and the levels that the probe of a level is given.
+# These cannot change machine code: amounts, errors, and the levels that the probe receives.
 OTHERS = {"amounts", "errors", "compiled.levels"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=[str(path.relative_to(PACKAGE)) for path in SOURCES])
 def test_the_key_sees_every_import_of_a_kernels_file(path: Path) -> None:
-    """The store finds imports by their spelling, so these files may spell them in no other way."""
+    """The store finds imports by their source text, so these files may only use the spelling that it knows."""
     source = path.read_text()
     imported: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -476,7 +478,7 @@ def test_one_kernel_by_name() -> None:
 
 
 def test_requests_to_the_compiler_are_lines_of_json(cold: Path) -> None:
-    """What the compiler answers is what the store wants, without the store."""
+    """Tests the compiler process without the store: its responses hold what the store needs."""
     target = host_target()
     request = {
         "id": 7,

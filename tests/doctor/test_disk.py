@@ -1,4 +1,4 @@
-"""What a folder holds and whether it can be written, without leaving anything in it."""
+"""Tests of a folder's size and whether it is writable, without leaving anything in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every check has its turn, and one that fails is a line of the report."""
+"""Tests that every check runs, and that a failing check becomes a line of the report."""
 
 from __future__ import annotations
 

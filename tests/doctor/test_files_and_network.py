@@ -1,4 +1,4 @@
-"""Kernel cache, folders, settings and the Hub: what is said of each state, and what to do."""
+"""Tests of the kernel cache, folders, settings and the Hub: the report and the advice for each state."""
 
 from __future__ import annotations
 

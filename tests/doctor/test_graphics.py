@@ -1,4 +1,4 @@
-"""For each kind of GPU, and each state of llama.cpp, the command that mends it."""
+"""Tests of the repair command for each kind of GPU and each state of llama.cpp."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ H200 = Gpu("NVIDIA", "NVIDIA H200", "driver 570.1", 150 * 10**9, 140 * 10**9)
 RADEON = Gpu("AMD", "Radeon", "driver amdgpu")
 APPLE = Gpu("Apple", "Apple M4", "Metal")
 ARC = Gpu("Intel", "Intel GPU 0x56a0", "driver xe")
-# Of the installed package, in a shell's quotes; of a folder that was never installed, the name alone.
+# The installed package's requirement in shell quotes, or only the name in a folder that was never installed.
 WHAT = shlex.quote(name if (name := llama_requirement()).startswith("llama-cpp") else "llama-cpp-python")
 PIP = f"{sys.executable} -m pip install --force-reinstall --no-deps --no-cache-dir {WHAT}"
 FRESH = f"{sys.executable} -m pip install --no-cache-dir {WHAT}"

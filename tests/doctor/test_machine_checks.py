@@ -1,4 +1,4 @@
-"""Processor, memory, Python: what is said of each kind of machine."""
+"""Tests of the report on the processor, the memory and Python for each kind of machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No token and no password is in a report, wherever it turned up."""
+"""Tests that no token or password is in a report, wherever it was found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands as they are to be pasted, in either shell."""
+"""Tests of commands for pasting, in either shell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_folder_is_new_and_nobody_elses(tmp_path: Path) -> None:
-    """Machine code is run from it: one that everybody can write to, by a name that everybody knows, would not do."""
+    """llmrun executes machine code from this folder, so a world-writable folder with a predictable name would be
+    unsafe.
+    """
     command = shell.another_folder("LLMRUN_CACHE_DIR") + '; stat -c %a "$LLMRUN_CACHE_DIR"; ls -A "$LLMRUN_CACHE_DIR"'
     done = subprocess.run(
         ["sh", "-c", command], capture_output=True, text=True, check=True, env={"TMPDIR": str(tmp_path), "PATH": "/bin"}

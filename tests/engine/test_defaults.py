@@ -1,4 +1,4 @@
-"""The model's own sampling defaults win over the catalogue's, and those over llama.cpp's."""
+"""Tests that a model's own sampling defaults win over the catalogue's, which win over llama.cpp's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How answers end, what is run of a prompt and when, and what is refused.
+"""Tests of how answers end, what is computed of a prompt and when, and what is refused.
 
-The scripted backend polices every batch it is given. What holds over any backend is in test_engine_backends.py.
+The scripted backend checks every batch it is given. Tests that hold for all backends are in test_engine_backends.py.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_penalties_reach_the_prompt_and_the_answer() -> None:
     assert sorted(gathered.text) == ["d", "e", "f"]
 
 
-# --- a prefix that is known
+# --- a known prefix
 
 
 def conversation(engine: Engine, *turns: str) -> list[Gathered]:
@@ -195,16 +195,16 @@ def test_the_next_turn_runs_only_what_is_new() -> None:
     first, second = conversation(Engine(backend), "Grüße!", "Noch was?")
     assert first.text == "You said: Grüße!"
     assert second.text == "You said: Noch was?"
-    known = first.finished.context_used - 1  # the end-of-generation token was drawn, but never run
+    known = first.finished.context_used - 1  # the end-of-generation token was sampled, but never run
     assert second.finished.timings.cached_tokens == known
     assert sum(len(batch.tokens) for batch in backend.batches) == second.finished.context_used - 1
 
 
-# --- a cache that is full
+# --- a full cache
 
 
 class Overstated(ScriptedBackend):
-    """A backend whose cache holds less than it says, as one that works in blocks may."""
+    """A backend whose cache holds less than it reports, as a block-based cache may."""
 
     def __init__(self, room: int) -> None:
         super().__init__(None, context_size=100)

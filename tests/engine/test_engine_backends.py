@@ -1,4 +1,4 @@
-"""The engine keeps its promises over every backend."""
+"""Tests that the engine keeps its promises with every backend."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TestScripted(StopStringContract, PrefixContract, CancelContract, CrowdedCo
 
 
 class TestScriptedWithCheckpoints(PrefixContract, CancelContract, CrowdedContract):
-    """As a recurrent model: what is kept of a prefix is less than was asked."""
+    """The scripted backend as a recurrent model, which keeps less of a prefix than was asked for."""
 
     @classmethod
     def open_backend(cls, *, context_size: int, max_sequences: int) -> ScriptedBackend:
@@ -66,7 +66,7 @@ def open_cpu(path: Path, *, context_size: int, max_sequences: int) -> CpuBackend
 
 
 def open_crowded_cpu(path: Path, *, capacity: int, context_size: int, max_sequences: int) -> CpuBackend:
-    """One whose cache is told that most of its memory is not there."""
+    """Open a backend whose cache is told that it has only part of its memory."""
     backend = open_cpu(path, context_size=context_size, max_sequences=max_sequences)
     [pool] = backend.kv._pools
     fewer = [memory[:, : capacity // BLOCK] for memory in pool._memory]
@@ -105,17 +105,19 @@ def open_llama(path: Path, *, capacity: int | None = None, context_size: int, ma
     with open_gguf(path) as file:
         return LlamaBackend(
             file,
-            # Two threads that spin at barriers are a hundred times as slow beside other programs.
+            # Two threads that spin at barriers would be a hundred times slower beside other programs.
             OpenOptions(context_size=context_size, max_sequences=max_sequences, threads=1, gpu_layers=0),
             cache_tokens=capacity,
         )
 
 
 class TestTinyModelOnLlamaCpp(StopStringContract, PrefixContract, CancelContract, CrowdedContract):
-    """Greedy tokens are as good as those it gives alone: llama.cpp adds up in another order in another company."""
+    """Greedy tokens may differ slightly from those generated alone, because llama.cpp's summation order depends on the
+    batch.
+    """
 
     exact = False
-    tolerance = 0.02  # 0.003 was the most seen
+    tolerance = 0.02  # at most 0.003 was measured
     places = 10
     trials = 12
     path: Path
@@ -136,7 +138,7 @@ class TestTinyModelOnLlamaCpp(StopStringContract, PrefixContract, CancelContract
 
 class TestRealModelOnLlamaCpp(StopStringContract, CompanyContract):
     exact = False
-    tolerance = 1.0  # 0.35 was the most seen; the logits of a token are 30 apart
+    tolerance = 1.0  # at most 0.35 was measured; a token's logits span 30
     answer_tokens = 8
     places = 2
 
@@ -146,7 +148,7 @@ class TestRealModelOnLlamaCpp(StopStringContract, CompanyContract):
 
 
 class TestWindowsOnTheCpu(PrefixContract, CancelContract):
-    """Two layers of three keep the last tokens only: of a window, of a step, and 256 that can be taken back."""
+    """Two of three layers keep only the tokens of a window and a step, and 256 more for truncation."""
 
     context = 1536
     path: Path
@@ -167,7 +169,7 @@ class TestWindowsOnTheCpu(PrefixContract, CancelContract):
 
 
 class TestSlidingWindowOnLlamaCpp(PrefixContract, CancelContract):
-    """What no layer sees any more is dropped, so that the cache cannot go back to any place it was at."""
+    """Tokens that no layer sees any more are dropped, so the cache cannot be truncated to an arbitrary position."""
 
     exact = False
     tolerance = 0.02
@@ -190,7 +192,7 @@ class TestSlidingWindowOnLlamaCpp(PrefixContract, CancelContract):
 
 
 def assert_taken_back(contract: PrefixContract, backend: Backend, back_to: int, kept: int) -> None:
-    """A conversation of 1,207 tokens goes on otherwise from one of them, and so many are not run again."""
+    """Assert that a conversation of 1,207 tokens can change at position `back_to` and reuses `kept` tokens."""
     engine = Engine(backend)
     first = contract.request(backend, plain_tokens(backend, 1200, seed=1), 7)
     [answer] = answer_all(engine, [first])

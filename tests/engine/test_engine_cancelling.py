@@ -1,4 +1,4 @@
-"""A cancel is a thing of one moment: it is tried at every line of the engine, as a signal handler could come there."""
+"""Tests that a cancel takes effect at any moment. It is tried at every line of the engine, as a signal could arrive."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Place = tuple[str, int]
 
 @contextmanager
 def at_each_line(act: Callable[[Place], None]) -> Iterator[None]:
-    """Call `act` before every line of the engine that is run meanwhile."""
+    """Call `act` before every line of the engine that runs within the context."""
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename not in ENGINE:
@@ -50,7 +50,7 @@ def at_each_line(act: Callable[[Place], None]) -> Iterator[None]:
 
 
 class Counting(ScriptedBackend):
-    """With a cache too small for the two sequences it has; fails when it is asked for more passes than it should."""
+    """A backend with a cache too small for its two sequences, which fails when it runs more passes than allowed."""
 
     def __init__(self) -> None:
         super().__init__(None, context_size=50, max_sequences=2, capacity=68)
@@ -68,7 +68,7 @@ def cancel_for_good(engine: Engine, backend: Counting) -> None:
 
 
 def crowd(backend: Counting) -> tuple[Engine, list[int]]:
-    """Three requests for two sequences: every way through the engine."""
+    """Return three requests for two sequences, which together reach every path of the engine."""
     engine = Engine(backend, rows_per_step=16)
     return engine, [engine.submit(random_request(30, seed, max_tokens=6)) for seed in range(3)]
 
@@ -82,7 +82,7 @@ def lines_of_a_run() -> list[Place]:
 
 
 def first_and_last_times() -> list[int]:
-    """Of each line that a run comes by: its number when it comes by first, and last."""
+    """Return the step numbers at which each line of a run comes first and last."""
     lines = lines_of_a_run()
     firsts = {place: number for number, place in reversed(list(enumerate(lines)))}
     lasts = {place: number for number, place in enumerate(lines)}
@@ -90,7 +90,7 @@ def first_and_last_times() -> list[int]:
 
 
 def only_once(moment: int, act: Callable[[], None]) -> Callable[[Place], None]:
-    """Something for `at_each_line` that acts at one of them."""
+    """Return a callback for `at_each_line` that acts only at step `moment`."""
     numbers = itertools.count()
     return lambda place: act() if next(numbers) == moment else None
 
@@ -119,7 +119,7 @@ def test_a_cancel_at_any_line_of_submit_is_heeded() -> None:
     engine = Engine(noisy())
     with at_each_line(lines.append):
         engine.submit(random_request(10))
-    for moment in range(1, len(lines)):  # at the first one, nothing of the request is there yet
+    for moment in range(1, len(lines)):  # at the first line, the request does not exist yet
         backend = Counting()
         engine = Engine(backend)
         with at_each_line(only_once(moment, partial(cancel_for_good, engine, backend))):
@@ -148,14 +148,17 @@ def test_a_waiting_request_can_be_cancelled() -> None:
 
 
 class LosingCache(ScriptedCache):
-    """Holds less than the engine believes; else that would be a mistake of the engine."""
+    """A cache that holds less than the engine believes, which is not an error here."""
 
     def truncate(self, seq: int, n: int) -> int:
         return super().truncate(seq, min(n, len(self.sequences[seq])))
 
 
 class Losing(ScriptedBackend):
-    """As a recurrent model: a pass that is stopped half way, here for nobody, takes with it what was there before."""
+    """A backend like a recurrent model, which loses its earlier state when a pass stops half-way.
+
+    Here, passes stop without a cancel.
+    """
 
     def __init__(self, stopped_passes: tuple[int, ...]) -> None:
         super().__init__(None, context_size=128, max_sequences=3)
@@ -173,7 +176,7 @@ class Losing(ScriptedBackend):
 
 
 def test_what_a_stopped_pass_lost_is_run_again() -> None:
-    """In prefill, in decode, and with others beside it."""
+    """Covers prefill, decode, and other sequences in the batch."""
     requests = [random_request(60, seed) for seed in range(3)]
     answers = []
     for stopped_passes in [(), (1,), (2, 4), (9, 10, 15)]:

@@ -1,4 +1,4 @@
-"""Failing backends, and what is reported of a request."""
+"""Tests of failing backends, and of the reported statistics of a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.engine.scripted_models import GREEDY, noisy, random_request
 
 
 class Breaking(ScriptedBackend):
-    """Fails, or gives logits that are not numbers, in the pass whose number is `at`."""
+    """A backend that fails, or returns logits that are NaN or infinite, in pass number `at`."""
 
     def __init__(self, at: int, error: BaseException | None = None) -> None:
         super().__init__(None, max_sequences=2)
@@ -74,7 +74,7 @@ def test_a_chat_without_a_template_is_refused_with_the_way_out() -> None:
     assert "--raw" in refused.value.hint
 
 
-# --- what is reported
+# --- reported statistics
 
 
 def test_timings_add_up() -> None:
@@ -124,7 +124,7 @@ def test_close_may_be_called_twice_and_by_with() -> None:
 
 
 class SpacedTokenizer(ScriptedTokenizer):
-    """Puts a space before every text, as SentencePiece vocabularies do, and takes it off in `decode`."""
+    """A tokenizer that adds a space before every text, as SentencePiece vocabularies do, and removes it in `decode`."""
 
     def decode(self, ids: Sequence[int]) -> bytes:
         return super().decode(ids).removeprefix(b" ")

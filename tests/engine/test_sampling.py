@@ -1,4 +1,4 @@
-"""Sampling against plain, slow definitions of the same thing."""
+"""Tests of sampling against plain, slow reference code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 def random_logits(size: int, seed: int = 0, decimals: int | None = None) -> NDArray[np.float32]:
-    """Normal logits; rounded to few decimals, many are equal."""
+    """Return normally distributed logits; with few decimals, many are equal."""
     values = np.random.default_rng(seed).normal(0, 3, size)
     return (values if decimals is None else values.round(decimals)).astype(np.float32)
 
@@ -36,7 +36,10 @@ def softmax(values: list[float]) -> list[float]:
 
 
 def reference(logits: NDArray[np.float32], params: SamplingParams) -> dict[int, float]:
-    """The probability of each id that can be drawn, by the book: sort everything, filter, divide, normalize."""
+    """Return the probability of each id that can be sampled, the textbook way.
+
+    Sorts all ids, filters them, divides the logits by the temperature and normalizes.
+    """
     ids = ranked(logits)
     if params.top_k > 0:
         ids = ids[: params.top_k]
@@ -190,8 +193,8 @@ def test_no_bias_and_no_penalty_is_too_large_to_draw(at_once: float) -> None:
 
 
 def test_the_draw_is_fixed_for_ever() -> None:
-    """A changed hash would change every seeded text: these numbers are not to be updated."""
-    assert sampling._mix(0) == 0xE220A8397B1DCDAF  # the first output of splitmix64 seeded with 0, as published
+    """A changed hash would change the text of every seed, so these numbers must never be updated."""
+    assert sampling._mix(0) == 0xE220A8397B1DCDAF  # the published first output of splitmix64 with seed 0
     draws = [sampling.uniform(seed, position) for seed, position in [(0, 0), (0, 1), (1, 0), (-1, 5), (2**64 + 1, 0)]]
     expected = [0.6524484863740322, 0.1663964394676608, 0.36818951565166946, 0.20852775745463303, 0.36818951565166946]
     assert draws == expected

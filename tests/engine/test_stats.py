@@ -1,4 +1,4 @@
-"""Timings add up, by vLLM's definitions."""
+"""Tests that timings add up, by vLLM's definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the cut into tokens, the text is the one that the whole bytes and the stop strings say."""
+"""Tests that the text depends only on the bytes and the stop strings, not on how tokens split them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrun.engine.streaming import StreamingDecoder
 
 
 def reference(data: bytes, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The text up to the stop string that is completed first (of two at once, the longer), and that string."""
+    """Return the text up to the stop string that completes first, and that stop string; the longer wins a tie."""
     text = data.decode("utf-8", "replace")
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]

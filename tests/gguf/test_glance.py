@@ -1,4 +1,4 @@
-"""A glance at a header says what the strict reader says, reads little, and never crashes."""
+"""Tests that a quick glance at a header agrees with the strict reader, reads little, and never crashes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def glance_at(path: Path, data: bytes, *, needs_file_type: bool = True) -> Glanc
 
 
 def refusal(path: Path, data: bytes) -> str:
-    """What a glance says of a broken header: the same as the reader."""
+    """Return the glance's error for a broken header, after checking that the strict reader gives the same one."""
     with pytest.raises(BadGGUF) as refused:
         glance_at(path, data)
     with pytest.raises(BadGGUF) as strict:
@@ -84,7 +84,7 @@ def test_the_type_is_found_before_and_behind_the_vocabulary(path: Path) -> None:
     wanted = Glance("llama", "Q4_K_M", 4096)
     assert glance_at(path, long_header(type_last=False)) == wanted
     assert glance_at(path, long_header(type_last=True)) == wanted
-    # The name of the file has told it: nobody walks through a vocabulary for it.
+    # The file name already gives the type, so the vocabulary is not scanned for it.
     assert glance_at(path, long_header(type_last=True), needs_file_type=False) == wanted._replace(file_type="")
 
 
@@ -165,7 +165,7 @@ def test_numbers_beyond_the_limits_are_refused(path: Path) -> None:
 
 
 def test_a_file_that_holds_a_long_header_is_not_called_damaged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit of a glance a value is left out; one that leads out of the file is refused all the same."""
+    """Values beyond the glance's limit are left out, but a value that would end past the end of the file is refused."""
     monkeypatch.setattr(glancing, "MOST_BYTES", 300)
     keys: dict[str | bytes, bytes] = {"general.architecture": string("llama"), "general.name": string("x" * 400)}
     assert glance_at(path, RawGGUF(keys).build()) == Glance("llama")

@@ -1,4 +1,4 @@
-"""What llama.cpp asserts of an architecture's keys and of tensors' types is an error of ours before it gets there."""
+"""Tests that keys and tensor types that llama.cpp would assert on become our own errors first."""
 
 from __future__ import annotations
 

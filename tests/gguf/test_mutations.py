@@ -1,4 +1,4 @@
-"""Whatever the bytes are, the reader ends in a ModelFileError or a file that can be used: nothing else, and it ends."""
+"""Tests that for any bytes, the reader terminates with a ModelFileError or a usable file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SEED = 2
 
 
 class GGUFInitParams(ctypes.Structure):
-    """`struct gguf_init_params` of ggml's gguf.h."""
+    """ggml's `struct gguf_init_params` from gguf.h."""
 
     _fields_: ClassVar = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
 
 
 @pytest.fixture(autouse=True)
 def watchdog() -> Iterator[None]:
-    """A loop that never ends shows where it is and ends the run, instead of stopping it for ever."""
+    """End the run and print the stack if a loop never terminates, instead of hanging."""
     faulthandler.dump_traceback_later(600, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -50,7 +50,7 @@ def test_20_000_mutants_end_in_a_model_file_error_or_a_file() -> None:
             seen[outcome(mutant(bases, SEED, case))] += 1
         except Exception as error:
             raise AssertionError(f"seed {SEED}, case {case}: {type(error).__name__}: {error}") from error
-    # A mutator that breaks everything at the first byte, or nothing, would test nothing.
+    # A mutator that always breaks the first byte, or breaks nothing, would test nothing.
     assert seen["BadGGUF"] > CASES // 2
     assert seen["opened"] > CASES // 20
 
@@ -83,7 +83,7 @@ def test_every_file_that_once_crashed_a_reader_ends_well() -> None:
 
 
 def test_what_opens_here_opens_in_llama_cpps_own_parser() -> None:
-    """Our rules are stricter throughout: of mutants it refuses, none may get past us."""
+    """Our rules are stricter throughout, so we must refuse every mutant that llama.cpp refuses."""
     ggml = llama_cpp_ggml.libggml
     ggml.gguf_init_from_buffer.restype = ctypes.c_void_p
     ggml.gguf_init_from_buffer.argtypes = [ctypes.c_char_p, ctypes.c_size_t, GGUFInitParams]

@@ -1,4 +1,4 @@
-"""What a correct file gives: the values gguf-py reads, valid for as long as anyone holds them."""
+"""Tests of reading a correct file: its values equal gguf-py's and stay valid while anything refers to them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def read_header_of(source: MemorySource, path: Path) -> int:
-    """Parse the header; its bytes."""
+    """Parse the header and return its bytes."""
     at = cursor.Cursor(source, path)
     read_tensors(at, read_header(at))
     return at.position
 
 
 def plain(value: Any) -> Any:
-    """A value of ours as gguf-py's `ReaderField.contents` gives it."""
+    """Return one of our values in the form of gguf-py's `ReaderField.contents`."""
     if isinstance(value, StringArray):
         return list(value)
     return value.tolist() if isinstance(value, np.ndarray) else value
@@ -85,7 +85,7 @@ def test_every_value_type_gives_what_gguf_py_reads(tmp_path: Path) -> None:
 
 
 def written_values() -> st.SearchStrategy[tuple[bytes, Any]]:
-    """A value's bytes in a file, and what must be read: strings and numbers, alone and in arrays."""
+    """Return a strategy for a value's bytes in a file and the expected result: strings and numbers, also in arrays."""
     text = st.text(st.characters(codec="utf-8"), max_size=300)
     number = st.integers(-(2**31), 2**31 - 1)
     real = st.floats(allow_nan=False)

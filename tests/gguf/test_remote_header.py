@@ -1,4 +1,4 @@
-"""A header read in parts says what the whole one says, or is read whole; and takes a fraction of the bytes."""
+"""Tests that a header read in parts equals the whole header or is read whole, and takes a fraction of the bytes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PATH = Path("remote.gguf")
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a tiny file takes as many steps as a large one."""
+    """Shrink the windows, so that a tiny file takes as many steps as a large one."""
     sizes = {"FIRST_WINDOW": 2048, "_PROBE": 512, "_NEAR": 600, "_HEAD": 1024, "_SLACK": 400, "_LONGEST_MERGE": 64}
     for name, size in sizes.items():
         monkeypatch.setattr(remote_header, name, size)
 
 
 class CountedSource(RangeSource):
-    """A source that counts what is asked of it."""
+    """A source that counts the bytes requested from it."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(lambda start, end: data[start:end], len(data), PATH)
@@ -110,7 +110,9 @@ def test_merges_may_be_the_last_key_or_come_before_the_tokens(last: bool) -> Non
 
 
 def test_of_a_vocabulary_as_large_as_llama_3s_less_than_half_is_read(tmp_path: Path) -> None:
-    """128,256 tokens and 280,147 merges: 1 % of the file of a model of a billion weights would be 7.7 MB."""
+    """The vocabulary has 128,256 tokens and 280,147 merges. For comparison, 1 % of a model of a billion weights is 7.7
+    MB.
+    """
     random = np.random.default_rng(0)
     words = ["".join(map(chr, random.integers(97, 123, size))) for size in random.integers(2, 12, 280_147)]
     tokens = [f"{index}{word}" for index, word in enumerate(words[:128_256])]
@@ -164,7 +166,7 @@ def test_tensors_in_another_order_and_keys_of_the_first_file_alone_are_no_troubl
 
 
 def others(folder: Path) -> dict[str, bytes]:
-    """Files that are no siblings of bpe_model's."""
+    """Return files that are not siblings of bpe_model's."""
     return {
         "another shape": bpe_model(folder, "Q4_0", width=128),
         "another number of heads": bpe_model(folder, "Q4_0", kv_heads=4),
@@ -188,7 +190,7 @@ def test_what_is_no_sibling_is_read_for_itself(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_windows")
 def test_arrays_before_the_vocabulary_must_be_equal_too(tmp_path: Path) -> None:
-    """The keys of `extra` stand behind the vocabulary in bpe_model's files: here they are written by hand."""
+    """In bpe_model's files, the keys of `extra` follow the vocabulary, so this test writes the file by hand."""
 
     def model(numbers: Any, words: list[str] | None = None) -> bytes:
         keys: dict[Any, bytes] = {"general.architecture": string("llama"), "llama.numbers": numbers}
@@ -229,7 +231,7 @@ def test_a_vocabulary_of_wrong_types_is_refused_by_the_strict_reader(value: byte
 
 @pytest.mark.usefixtures("small_windows")
 def test_merges_that_are_none_are_read_whole(tmp_path: Path) -> None:
-    """Strings without a space cannot be told from names: nothing is believed then."""
+    """A string without a space could be a name instead of a merge, so the header is read whole."""
     for merges in (["nospace"] * 500, [f"a{n} b" for n in range(500)] + ["nospace"]):
         keys: dict[Any, bytes] = {"general.architecture": string("llama"), MERGES: strings(merges)}
         data = RawGGUF(keys, [RawTensor("a")]).build()
@@ -289,7 +291,10 @@ def described(file: GGUFFile) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 def check_mutant(data: bytes, base: Layout, known: GGUFFile) -> Iterator[str]:
-    """What a mutant's header in parts, and as a sibling's, ends in. Raises AssertionError for a wrong answer."""
+    """Check a mutant's header read in parts and as a sibling's, and yield the outcomes.
+
+    Raises AssertionError for a wrong outcome.
+    """
     whole = outcome(lambda: read_gguf(data, PATH))
     for read in (lambda: read_remote_header(source_of(data)), lambda: read_sibling_header(source_of(data), known)):
         file = outcome(read)
@@ -297,7 +302,7 @@ def check_mutant(data: bytes, base: Layout, known: GGUFFile) -> Iterator[str]:
             assert file == whole
             yield "refused"
         elif isinstance(whole, str):
-            # Broken where it was not read: what was read is as it was, if nobody touched that too.
+            # The damage is in a part that was not read, so the parts that were read must be unchanged.
             if data.endswith(base.data[base.tensors[0].start :]):
                 assert described(file) == described(read_gguf(base.data, PATH))
             yield "not seen"

@@ -1,4 +1,4 @@
-"""Each rule of the format, broken by hand in a file that is otherwise correct: BadGGUF, naming where."""
+"""Tests that break each rule of the format in an otherwise correct file: BadGGUF names the place."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def with_key(key: str | bytes, value: bytes) -> bytes:
 
 
 def with_tensor(tensor: RawTensor) -> bytes:
-    """The tensor stands first, so that no other rule is broken on its behalf."""
+    """Put the tensor first, so that it breaks no other rule."""
     raw = whole_file()
     raw.tensors.insert(0, tensor)
     return raw.build()
@@ -303,7 +303,7 @@ def test_a_tensor_past_the_end_of_the_file_is_refused() -> None:
 
 
 def whole_file_end(data: bytes) -> int:
-    """The byte where the last tensor ends, before its padding."""
+    """Return the offset at which the last tensor ends, before its padding."""
     with read_gguf(data, PATH) as file:
         return max(tensor.offset + tensor.nbytes for tensor in file.tensors.values())
 

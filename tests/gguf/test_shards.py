@@ -1,4 +1,4 @@
-"""A model in several files is one model, and nothing but its own files is taken for it."""
+"""Tests that a sharded model is one model, made up of its own files only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def whole(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def first(whole: Path, tmp_path: Path) -> Path:
-    """The same model in five files."""
+    """Return the first of the five files that the same model is split into."""
     found = split_by_gguf_py(whole, tmp_path, tensors_each=5)
     assert found.name == "split-00001-of-00005.gguf"
     return found
@@ -38,7 +38,7 @@ def another(path: Path, number: int) -> Path:
     return path.with_name(path.name.replace("00001-of", f"{number:05d}-of"))
 
 
-# What it is
+# Valid sets of shards
 
 
 @pytest.mark.parametrize("small_first", [False, True])
@@ -90,7 +90,7 @@ def test_a_file_after_the_first_may_name_the_same_architecture() -> None:
     read_shards(built(shards)).close()
 
 
-# What it is not
+# Invalid sets of shards
 
 Change = Callable[[list[RawGGUF]], object]
 
@@ -270,7 +270,7 @@ def test_a_copy_of_a_file_that_is_still_under_way_is_not_called_broken(
 
 
 def test_a_link_to_the_first_file_finds_the_links_beside_it(first: Path, tmp_path: Path) -> None:
-    """As in the cache of the Hub: links with the names, to files without."""
+    """In the Hub's cache, named symlinks point to files without such names."""
     folder, blobs = tmp_path / "snapshot", tmp_path / "blobs"
     folder.mkdir()
     blobs.mkdir()

@@ -1,4 +1,4 @@
-"""A file that changes while it is read ends in one line: at whatever moment, and however it is changed."""
+"""Tests that a file changed while it is read ends in a one-line error, at any moment and by any change."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def cut_off(path: Path) -> None:
 
 
 def write_into(path: Path) -> None:
-    """The same number of bytes, some of them others."""
+    """Overwrite part of the file without changing its size."""
     with path.open("r+b") as file:
         file.seek(-10, os.SEEK_END)
         file.write(b"x")
-    os.utime(path, ns=(0, 0))  # not to depend on how fine the file system's clock is
+    os.utime(path, ns=(0, 0))  # independent of the resolution of the file system's clock
 
 
 def replace_by_another(path: Path) -> None:
-    """As a download does it when it is done."""
+    """Replace the file by another, as a finished download does."""
     other = path.with_suffix(".part")
     other.write_bytes(b"another file")
     other.replace(path)
@@ -56,8 +56,8 @@ def load(path: Path) -> None:
 
 
 def load_with_trouble(path: Path, at_read: int, trouble: Callable[[Path], None]) -> int:
-    """Load the model; `trouble` strikes just before the file is read for the n-th time. The number of reads."""
-    numbers = itertools.count()  # threads read side by side
+    """Load the model, with `trouble` striking just before read number `at_read`; return the number of reads."""
+    numbers = itertools.count()  # atomic, because threads read at the same time
     read = FileSource.read
 
     def counted(self: FileSource, offset: int, into: memoryview) -> None:
@@ -74,7 +74,7 @@ def load_with_trouble(path: Path, at_read: int, trouble: Callable[[Path], None])
 def test_a_file_cut_off_before_any_of_its_reads_says_what_happened(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cursor, "_WINDOW_STEP", 1000)  # several reads for the header
+    monkeypatch.setattr(cursor, "_WINDOW_STEP", 1000)  # read the header in several steps
     whole = model.read_bytes()
     n = load_with_trouble(model, -1, cut_off)
     assert n > 25
@@ -203,7 +203,7 @@ def test_a_hundred_opens_leave_no_descriptor_open(model: Path, tmp_path: Path) -
         del forgotten
         with pytest.raises(LlmrunError) as kept:
             open_gguf(broken)
-        assert kept.value.__traceback__ is not None  # which holds on to everything but the file
+        assert kept.value.__traceback__ is not None  # the traceback keeps everything alive except the file
         assert open_descriptors() == before
     gc.collect()
     assert open_descriptors() == before
@@ -222,7 +222,7 @@ def test_closing_twice_is_closing_once(model: Path) -> None:
 def test_threads_read_side_by_side_each_its_own_bytes(
     model: Path, has_preadv: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows has no preadv, and one position for everybody."""
+    """Windows has no preadv, and all threads share one file position there."""
     if not has_preadv:
         monkeypatch.delattr(os, "preadv")
     data = np.frombuffer(model.read_bytes(), np.uint8)
@@ -240,7 +240,7 @@ def test_threads_read_side_by_side_each_its_own_bytes(
 
 
 def test_a_read_that_gives_less_than_was_asked_goes_on(model: Path) -> None:
-    """Linux gives at most 2 GiB at once, a network file system what it has."""
+    """Linux returns at most 2 GiB per read, and a network file system returns what it has."""
     preadv = os.preadv
 
     def little(descriptor: int, buffers: list[memoryview], offset: int) -> int:

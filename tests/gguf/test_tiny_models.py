@@ -1,4 +1,4 @@
-"""The models tests make for themselves are models: ours opens them, llama.cpp runs them, vocabulary and all."""
+"""Tests that the tiny models are real models: ours opens them and llama.cpp runs them, including the vocabulary."""
 
 from __future__ import annotations
 

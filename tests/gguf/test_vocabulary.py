@@ -1,4 +1,4 @@
-"""Each rule of the vocabulary, broken by hand: BadGGUF naming the key."""
+"""Tests that break each rule of the vocabulary: BadGGUF names the key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ N = len(BPE_TOKENS)
 
 
 def opened(changes: dict[str, bytes | None], keys: dict[str | bytes, bytes] | None = None) -> GGUFFile:
-    """A file with a vocabulary, the byte-level one unless given, and changes to it; None takes a key away."""
+    """Open a file with a vocabulary (byte-level by default) and the given changes; None removes a key."""
     keys = dict(bpe_vocabulary() if keys is None else keys)
     for name, value in changes.items():
         keys.pop(PREFIX + name, None)
@@ -84,7 +84,7 @@ RWKV = ["<s>", "<", "a", "ab", "\\n", "\\n\\n", "\\xe6", "\\xe6\\x97", "\\\\", "
 
 
 def test_an_rwkv_vocabulary_has_the_first_byte_of_each_token() -> None:
-    """Or llama.cpp never ends, and takes all memory."""
+    """Otherwise, llama.cpp would loop until it ran out of memory."""
     model = {"model": string("rwkv")}
     assert opened({**model, "tokens": strings(RWKV)}, {})
     bytes_missing = {"<": 0x3C, "a": 0x61, "\\n": 0x0A, "\\xe6": 0xE6, "\\\\": 0x5C}
@@ -108,7 +108,7 @@ def test_the_model_is_named_by_a_string() -> None:
     assert refusal({"pre": scalar(U32, 1)}) == "pre: must be a string, not u32"
 
 
-# Tokens are different
+# Distinct tokens
 
 
 def test_equal_tokens_are_refused_with_both_ids() -> None:
@@ -140,7 +140,7 @@ def test_a_token_that_is_not_utf_8_is_allowed() -> None:
     assert opened({"tokens": tokens_with((9, b"\xff\xfe"))}).strings(PREFIX + "tokens")[9] == "\ufffd\ufffd"
 
 
-# Arrays beside the tokens
+# Arrays parallel to the tokens
 
 
 @pytest.mark.parametrize("name", ["scores", "token_type"])
@@ -186,7 +186,7 @@ def test_a_merge_that_is_not_two_strings_is_refused(merge: str, index: int) -> N
 
 @pytest.mark.parametrize("merge", ["a b", "  b", "a  ", "a b c", "ü ï", "x" * 32 + " y", "x" * 30 + " y"])
 def test_a_merge_of_two_strings_is_accepted(merge: str) -> None:
-    # Of 32 bytes as well: the length before it is then the byte of a space.
+    # Covers 32-byte strings, whose length prefix has the same byte as a space.
     assert opened({"merges": strings([merge, "b c"])})
     assert opened({"merges": strings(["b c", merge])})
     assert opened({"merges": strings([merge])})
@@ -195,7 +195,7 @@ def test_a_merge_of_two_strings_is_accepted(merge: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.text(" ab", max_size=6) | st.text(" ab", min_size=31, max_size=33), min_size=1, max_size=6))
 def test_merges_are_accepted_exactly_when_llama_cpp_finds_two_strings_in_each(merges: list[str]) -> None:
-    # Strings of 32 bytes: their length is the byte of a space.
+    # Covers strings of 32 bytes, whose length prefix has the same byte as a space.
     borders = [(merge.find(" ", 1), len(merge)) for merge in merges]
     if all(0 < border < length - 1 for border, length in borders):
         assert opened({"merges": strings(merges)})
@@ -243,7 +243,7 @@ def test_suppressed_tokens_are_i32() -> None:
 
 @pytest.mark.parametrize("name", ["bos", "eos"])
 def test_a_token_that_is_to_be_added_must_exist(name: str) -> None:
-    """llama.cpp takes token 11 where a byte-level vocabulary names none, and asserts that it is there."""
+    """llama.cpp falls back to token 11 if a byte-level vocabulary names none, and asserts that it exists."""
     few: dict[str, bytes | None] = {"tokens": strings(["a", "b"]), "scores": None, "token_type": None}
     few |= {f"{id_}_token_id": None for id_ in (*SPECIAL_IDS, "padding")}
     few |= {"add_bos_token": scalar(BOOL, 0), "add_eos_token": scalar(BOOL, 0)}

@@ -1,4 +1,4 @@
-"""Searching the catalogue: by words, in order, with what fits and what is here."""
+"""Tests of searching the catalogue: matching, order, and which models fit or are stored."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_fits_is_told_by_the_memory(stores: Stores) -> None:
     ],
 )
 def test_the_estimate_covers_the_cache_of_known_models(billions: float, layers: int, kv_heads: int, width: int) -> None:
-    cache = 4096 * layers * kv_heads * width * 2 * 2  # keys and values, of 2 bytes
+    cache = 4096 * layers * kv_heads * width * 2 * 2  # keys and values, 2 bytes each
     file_bytes = round(billions * 1e9 * 4.85 / 8)
     beyond = estimated_need(file_bytes, billions * 1e9) - 1.05 * file_bytes
     assert cache <= beyond <= max(3.5 * cache, 0.7e9)

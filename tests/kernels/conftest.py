@@ -1,4 +1,4 @@
-"""Kernels are compiled from the start of a run on, beside the tests that come before: it takes minutes."""
+"""Fixtures that compile the kernels in the background from the start of a run, because compiling takes minutes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _compiling = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"  # of the processes that share out the tests
+    first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"  # the first of the xdist workers
     if (
         first
         and not session.config.option.collectonly
@@ -32,7 +32,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled(request: pytest.FixtureRequest) -> None:
-    """The others compile what is left, and wait for what is being compiled."""
+    """Compile the remaining kernels, and wait for those that another worker is compiling."""
     if _compiling in request.session.stash:
         assert request.session.stash[_compiling].wait() == 0
     subprocess.run(_COMMAND, cwd=request.config.rootpath, stdin=subprocess.DEVNULL, check=True)

@@ -1,4 +1,4 @@
-"""What the compiler refuses: a kernel that would need anything but its own machine code."""
+"""Tests that the compiler rejects kernels that would need more than their own machine code."""
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -31,7 +31,7 @@ def _targets() -> Iterator[None]:
 
 
 def compiled(function: Callable[..., Any], **parameters: Any) -> bytes:
-    """The object of a kernel defined in a test."""
+    """Compile a kernel that a test defines, and return its object file."""
     module = ModuleType("llmrun.kernels.made_here")
     module.made = function  # type: ignore[attr-defined]
     sys.modules[module.__name__] = module

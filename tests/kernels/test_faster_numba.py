@@ -1,4 +1,4 @@
-"""What makes Numba faster changes nothing that it makes."""
+"""Tests that the Numba speed-ups do not change the code that Numba generates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from tests.support.cli.commands import ROOT
 
-# One kernel of many types, one with tuples, branches and loops, and one that is no family.
+# One kernel of many types, one with tuples, branches and loops, and one outside any kernel family.
 _COMPILE = """
 import hashlib, sys
 import llvmlite.binding as llvm

@@ -1,4 +1,4 @@
-"""No kernel reads or writes outside its buffers: each runs with every buffer flush against a page without access."""
+"""Tests that no kernel accesses memory outside its buffers: every buffer ends or starts at a page without access."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE
 
 
 def guarded_run(*arguments: str) -> tuple[int, list[str]]:
-    """Exit code, and the lines said: the kernels that ran, then checksums of all results."""
+    """Return the exit code and the printed lines: the kernels that ran, then checksums of all results."""
     command = [sys.executable, "-m", "tests.support.kernels.guard_pages", *arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=900, check=False)
     return done.returncode, done.stdout.splitlines()
@@ -29,12 +29,13 @@ def test_every_kernel_keeps_to_its_buffers(level: str) -> None:
         results.add(said[-1])
     assert len(results) == 1
     families = {line.split(" ")[0].rpartition(".")[0] for line in said}
-    assert families >= {name.module for name in ALL_KERNELS} - {"team"}  # threads and futexes: no buffers
+    # these have threads and futexes instead of buffers
+    assert families >= {name.module for name in ALL_KERNELS} - {"team"}
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_kernel_that_leaves_its_buffer_is_named(end: str) -> None:
-    """Buffers that lack the last thing that is in them, or the first."""
+    """Each buffer is missing its last or its first element."""
     code, said = guarded_run(LEVELS_HERE[0], end, "64")
     assert code == -signal.SIGSEGV
     assert said == ["limits.read"]

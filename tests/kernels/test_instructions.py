@@ -1,4 +1,4 @@
-"""Every kernel's machine code, disassembled: no instruction or register above its level, no call of a library."""
+"""Tests on every kernel's disassembly: no instruction or register above its level, and no library calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmrun.compiled.store import KernelName, object_images
 from llmrun.kernels import object_file
 from tests.support.kernels.runs import ALL_KERNELS, LEVELS_HERE, PLAIN_TARGETS, TARGETS, own_kernels, stand_in
 
-# Capstone's names for the extensions an instruction belongs to.
+# Capstone's names for the extensions that each level may use.
 ANY_X86 = {"mode64", "not64bitmode", "jump", "ret", "call", "branch_relative", "cmov", "sse1", "sse2"}
 HASWELL = {"avx", "avx2", "fma", "fc16", "bmi", "bmi2", "sse3", "ssse3", "sse41", "sse42", "novlx"}
 ICE_LAKE = {"avx512", "vlx", "bwi", "dqi", "cdi"}
@@ -36,7 +36,7 @@ _EXECUTABLE = 4  # SHF_EXECINSTR
 
 
 def code_sections(image: bytes) -> Iterator[bytes]:
-    """The bytes of every section of machine code in an ELF object."""
+    """Return the bytes of every executable section of an ELF object."""
     section_offset = struct.unpack_from("<Q", image, 0x28)[0]
     entry_size, n_sections = struct.unpack_from("<HH", image, 0x3A)
     for index in range(n_sections):
@@ -48,7 +48,7 @@ def code_sections(image: bytes) -> Iterator[bytes]:
 
 
 def disassembled(level: str, image: bytes) -> list[capstone.CsInsn]:
-    """Every instruction; fails on a byte that is none."""
+    """Return every instruction; fail on bytes that do not decode."""
     arm = level == "neondot"
     machine = (capstone.CS_ARCH_ARM64, capstone.CS_MODE_ARM) if arm else (capstone.CS_ARCH_X86, capstone.CS_MODE_64)
     decoder = capstone.Cs(*machine)
@@ -68,7 +68,7 @@ def disassembled(level: str, image: bytes) -> list[capstone.CsInsn]:
 
 
 def with_vpmaddubsw(code: bytes, at: int) -> bytes:
-    """AVX-VNNI's `vpdpbusd` replaced by an instruction of the same form: Capstone 5 knows only AVX-512's."""
+    """Replace AVX-VNNI's `vpdpbusd` with an instruction of the same form, as Capstone 5 only knows the AVX-512 one."""
     prefix, escape, _, opcode = code[at : at + 4]
     assert (prefix, escape & 0x1F, opcode) == (0xC4, 2, 0x50), "an instruction nobody knows"
     return code[: at + 3] + b"\x04" + code[at + 4 :]
@@ -102,7 +102,7 @@ def test_no_instruction_is_above_its_level(level: str, code: dict[str, list[caps
 
 
 def test_no_register_is_above_its_level(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
-    too_high = REGISTERS.get(level, ("z", "p"))  # AArch64: SVE's
+    too_high = REGISTERS.get(level, ("z", "p"))  # SVE registers on AArch64
     for kernel, instructions in code.items():
         for instruction in instructions:
             for register in registers_of(instruction):
@@ -124,7 +124,7 @@ def test_the_integer_kernels_use_their_levels_dot_product(level: str, code: dict
 
 
 def test_sums_of_products_are_fused_where_the_level_can(level: str, code: dict[str, list[capstone.CsInsn]]) -> None:
-    """And nowhere else: a compiler that fuses on its own would change results from version to version."""
+    """Nothing else may be fused: a compiler that fuses on its own would change results from version to version."""
     for kernel, instructions in code.items():
         fused = any("fmadd" in i.mnemonic or i.mnemonic in ("fmla", "fmadd") for i in instructions)
         if level == "portable" or kernel.startswith(
@@ -146,7 +146,7 @@ def test_sums_of_products_are_fused_where_the_level_can(level: str, code: dict[s
 
 
 def loops(instructions: list[capstone.CsInsn]) -> Iterator[list[capstone.CsInsn]]:
-    """The innermost ones: from where a jump leads back to, up to that jump."""
+    """Return the innermost loops, each from the target of a backward jump up to that jump."""
     places = {instruction.address: index for index, instruction in enumerate(instructions)}
     last_end = -1
     for index, instruction in enumerate(instructions):
@@ -158,8 +158,9 @@ def loops(instructions: list[capstone.CsInsn]) -> Iterator[list[capstone.CsInsn]
 
 
 def test_sums_of_a_tile_of_attention_stay_in_registers() -> None:
-    """Those of 8 queries that convert what they multiply: LLVM had half of them written to the stack at each step, and
-    prefill's attention took twice as long."""
+    """Checks tiles of 8 queries that convert their operands. LLVM once spilled half of the sums to the stack in each
+    step, which made the attention of prefill take twice as long.
+    """
     name = KernelName.of("attention.attention", "attention", head_size=48, value_size=48, group=1, kv_type="f16")
     instructions = disassembled("avx512vnni", object_images([name], TARGETS["avx512vnni"])[name])
     tiles = [
@@ -169,7 +170,7 @@ def test_sums_of_a_tile_of_attention_stay_in_registers() -> None:
         and any(instruction.mnemonic == "vcvtph2ps" for instruction in loop)
         and any(instruction.mnemonic == "vbroadcastss" for instruction in loop)
     ]
-    assert len(tiles) >= 2  # scores and values
+    assert len(tiles) >= 2  # one for scores and one for values
     for tile in tiles:
         assert not any("rsp" in instruction.op_str for instruction in tile)
 
@@ -190,7 +191,7 @@ def test_no_kernel_needs_a_library(level: str) -> None:
 
 
 def test_the_list_of_kernels_is_whole() -> None:
-    """A kernel that this file does not know would not be disassembled."""
+    """A kernel that is missing from the list would not be disassembled."""
     assert {(name.module, name.function) for name in ALL_KERNELS} == set(kernels_in_sources())
 
 
@@ -203,7 +204,7 @@ def test_kernels_are_compiled_where_their_code_differs() -> None:
 
 
 def test_avx_vnni_is_avx2_without_dot_products() -> None:
-    """As `stand_in` has it."""
+    """`stand_in` relies on this."""
     names = [
         KernelName.of("rows.norms", "rmsnorm"),
         KernelName.of("experts.routing", "route"),
@@ -216,7 +217,7 @@ def test_avx_vnni_is_avx2_without_dot_products() -> None:
 
 
 def kernels_in_sources() -> Iterator[tuple[str, str]]:
-    """(module, function) of everything at the top level of a file that is marked as a kernel or a family of them."""
+    """Return the (module, function) of every top-level kernel or kernel family in the sources."""
     for path in Path(kernels.__path__[0]).rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef):
@@ -226,7 +227,7 @@ def kernels_in_sources() -> Iterator[tuple[str, str]]:
 
 
 def test_a_register_above_the_level_is_seen() -> None:
-    """The check itself, on kernels of a higher level."""
+    """Tests the check itself, on kernels of a higher level."""
     images = object_images(ALL_KERNELS[:1], TARGETS["avx512vnni"])
     instructions = disassembled("avx512vnni", images[ALL_KERNELS[0]])
     registers = {register.rstrip("0123456789") for i in instructions for register in registers_of(i)}

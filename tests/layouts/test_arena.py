@@ -1,4 +1,4 @@
-"""Anonymous memory: zero, on page borders, and refused in our words."""
+"""Tests of anonymous memory: zeroed, page-aligned, and refused with our own error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The default number of threads: physical cores, within what this process may use."""
+"""Tests of the default number of threads: physical cores, limited by the process's affinity and quota."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmrun.machine.cpu_count import default_threads, most_threads
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Eight logical processors, two a core (0 and 4, 1 and 5, ...), no container."""
+    """Simulate eight logical processors, two per core (0 and 4, 1 and 5, ...), outside a container."""
     monkeypatch.setattr(cpu_count, "_CPUS", tmp_path)
     monkeypatch.setattr(cpu_count, "_CGROUP_LIMIT", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)

@@ -1,4 +1,4 @@
-"""Joules are counted past the end of a counter, and never guessed."""
+"""Tests that joules are counted across a counter's overflow, and never guessed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def zone(root: Path, folder: str, name: str, counter: int) -> Path:
 
 
 class FakeNvml(ModuleType):
-    """A driver with as many GPUs as `energies`: millijoules, or None where a GPU does not count."""
+    """A driver with one GPU per entry of `energies`: millijoules, or None if the GPU has no counter."""
 
     class NVMLError(Exception):
         pass
@@ -121,7 +121,7 @@ def test_a_counter_that_starts_again_at_zero_loses_nothing(tmp_path: Path) -> No
 def test_a_counter_is_read_often_enough_to_come_round_many_times(tmp_path: Path) -> None:
     path = zone(tmp_path, "intel-rapl:0", "package-0", 0)
     source = RaplPackage(path)
-    assert 30 < source.interval < RANGE / 1e6 / 1000  # twice in the time that a kilowatt fills it
+    assert 30 < source.interval < RANGE / 1e6 / 1000  # at least twice before 1 kW would overflow the counter
     reads = threading.Semaphore(0)
     plain, source.interval = source.joules, 0.001
 
@@ -132,10 +132,10 @@ def test_a_counter_is_read_often_enough_to_come_round_many_times(tmp_path: Path)
 
     source.joules = joules  # type: ignore[method-assign]
     with EnergyMeter([source]).measure() as reading:
-        for turn in range(1, 7):  # in thirds of the range: round twice
+        for turn in range(1, 7):  # in thirds of the range, overflowing twice
             (path / "next").write_text(str(RANGE // 3 * turn % RANGE))
-            (path / "next").replace(path / "energy_uj")  # never seen empty
-            for _ in range(2):  # the second one began after the change
+            (path / "next").replace(path / "energy_uj")  # atomic, so that it is never read empty
+            for _ in range(2):  # the second read began after the change
                 assert reads.acquire(timeout=60)
             while reads.acquire(blocking=False):
                 pass

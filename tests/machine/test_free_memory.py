@@ -1,4 +1,4 @@
-"""How much memory is free, by the system's account and by a container's."""
+"""Tests of how much memory is free, for the system and for a container."""
 
 from __future__ import annotations
 

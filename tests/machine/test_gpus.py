@@ -1,4 +1,4 @@
-"""GPUs are found by their drivers and on the bus, each once."""
+"""Tests that GPUs are found through their drivers and on the bus, each once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plug(root: Path, slot: str, maker: str, kind: str, driver: str = "", **files
 
 
 def test_a_machine_without_any_has_none(tmp_path: Path) -> None:
-    plug(tmp_path, "0", "0x1af4", "0x030000", "virtio-pci")  # a virtual screen
+    plug(tmp_path, "0", "0x1af4", "0x030000", "virtio-pci")  # a virtual display
     plug(tmp_path, "1", "0x8086", "0x020000", "e1000")  # a network card
     assert gpus.gpus(tmp_path) == []
     assert gpus.gpus(tmp_path / "no system") == []
@@ -70,7 +70,7 @@ def test_amds_driver_tells_its_memory_and_perhaps_its_name(tmp_path: Path) -> No
         mem_info_vram_total="48000",
         mem_info_vram_used="8000",
     )
-    plug(tmp_path, "1", "0x1002", "0x120000", "amdgpu", mem_info_vram_total="what")  # of the MI series
+    plug(tmp_path, "1", "0x1002", "0x120000", "amdgpu", mem_info_vram_total="what")  # an MI series GPU
     assert gpus.gpus(tmp_path) == [
         Gpu("AMD", "Radeon PRO W7900", "driver amdgpu", 48_000, 40_000),
         Gpu("AMD", "AMD GPU 0x1234", "driver amdgpu"),

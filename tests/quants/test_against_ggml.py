@@ -1,4 +1,4 @@
-"""Each readable format against the C of llama.cpp, which gguf-py is itself a copy of: equal bit for bit."""
+"""Tests of each readable format against llama.cpp's C code, which gguf-py reimplements. Results are bit-identical."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int6
 
 
 class TypeTraits(ctypes.Structure):
-    """ggml's `struct ggml_type_traits`, of llama-cpp-python 0.3.36."""
+    """ggml's `struct ggml_type_traits`, as in llama-cpp-python 0.3.36."""
 
     _fields_ = (
         ("type_name", ctypes.c_char_p),

@@ -1,4 +1,4 @@
-"""Each readable format against gguf-py, an implementation we did not write: equal bit for bit."""
+"""Tests of each readable format against gguf-py, an independent implementation. Results are bit-identical."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.kernels.blocks import (
 
 pytestmark = pytest.mark.slow
 
-# What gguf-py says it cannot do: the types it has no `quantize` for.
+# Types that gguf-py can read but not `quantize`.
 ONLY_READ = [
     *("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL", "IQ4_XS"),
     *("NVFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
@@ -111,7 +111,7 @@ def test_extreme_scales_give_the_same_weights(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0"])
 def test_every_value_of_every_byte_gives_the_same_weights(name: str) -> None:
-    """Of the larger types a byte means nothing without the others: random ones are theirs."""
+    """In larger types, the meaning of a byte depends on the other bytes, which other tests randomize."""
     type_ = BY_NAME[name]
     raw = np.repeat(np.arange(256, dtype=np.uint8), type_.block_bytes).reshape(256, -1)
     assert_same_bits(our_weights(type_, raw), their_weights(name, raw))
@@ -160,7 +160,8 @@ def test_random_weights_give_the_same_bytes(name: str, spread: float) -> None:
 
 
 def finite_weights() -> st.SearchStrategy[NDArray[np.float32]]:
-    # Beyond these magnitudes a block's inverse scale overflows, and what C does with an infinity is undefined.
+    # Beyond these magnitudes, a block's inverse scale overflows, and C code converts an infinity with undefined
+    # results.
     magnitudes = st.floats(2.0**-100, 2.0**100, width=32)
     weights = st.one_of(st.just(0.0), magnitudes, magnitudes.map(lambda magnitude: -magnitude))
     return hnp.arrays(np.float32, (1, 256), elements=weights)
@@ -192,13 +193,13 @@ def test_quantizing_what_was_dequantized_changes_nothing_by_more_than_the_format
     block = max(type_.block_weights, 1)
     widest = np.abs(values.reshape(-1, block)).max(axis=-1, keepdims=True)
     errors = np.abs(weights - values).reshape(-1, block)
-    # A tenth of slack: the stored scale is itself rounded to f16.
+    # Allow a tenth more, because the stored scale is itself rounded to f16.
     assert (errors <= 1.1 * steps[name] * widest).all()
 
 
 def test_weights_too_small_for_a_power_of_two_get_the_least_one() -> None:
-    """Here gguf-py casts a negative number to a byte, which C leaves open."""
+    """Here gguf-py casts a negative number to a byte, which is undefined in C."""
     values = np.full((1, 32), 2.0**-140, np.float32)
     raw = our_bytes(BY_NAME["MXFP4"], values)
     assert raw[0, 0] == 0
-    assert (our_weights(BY_NAME["MXFP4"], raw) == 0).all()  # nearer than the least step, 2^-128
+    assert (our_weights(BY_NAME["MXFP4"], raw) == 0).all()  # closer to 0 than to the smallest step, 2^-128

@@ -1,4 +1,4 @@
-"""The grids and sign tables of IQ1, IQ2 and IQ3 against gguf-py's, which stores them another way."""
+"""Tests of the grids and sign tables of IQ1, IQ2 and IQ3 against gguf-py's, which are stored differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of weight types against gguf-py's and against llama.cpp itself."""
+"""Tests of the table of weight types, against gguf-py's and llama.cpp's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from llmrun.quants.registry import ALL_TYPES, BY_ID, BY_NAME
 
-GGML_TYPE_COUNT = 43  # of llama-cpp-python 0.3.36
+GGML_TYPE_COUNT = 43  # as in llama-cpp-python 0.3.36
 REMOVED = {4, 5, 31, 32, 33, 36, 37, 38}
 
 
 def test_no_type_is_declared_twice() -> None:
-    """A type that a format declares may not also stand among those that this build does not read."""
+    """A type that has a format must not also be listed as unreadable."""
     assert len({type_.ggml_id for type_ in ALL_TYPES}) == len({type_.name for type_ in ALL_TYPES}) == len(ALL_TYPES)
 
 
@@ -31,7 +31,7 @@ def test_block_sizes_are_those_of_gguf_py(kind: gguf.GGMLQuantizationType) -> No
     ours = BY_ID[int(kind)]
     sizes = GGML_QUANT_SIZES[kind]
     if kind.name == "Q8_1":
-        # gguf-py counts two f32 fields, the struct in ggml-common.h has two f16: llama.cpp reads 36 bytes.
+        # gguf-py counts two f32 fields, but the struct in ggml-common.h has two f16 fields: llama.cpp reads 36 bytes.
         sizes = (32, 36)
     assert (ours.name, ours.block_weights, ours.block_bytes) == (kind.name, *sizes)
 

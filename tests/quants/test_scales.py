@@ -1,4 +1,4 @@
-"""A block is unsound exactly when a weight that is computed from it can be no number."""
+"""Tests that a block counts as unsound exactly when one of its weights can be NaN or infinite."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_sound_block_gives_numbers_and_an_unsound_one_some_that_are_none(name:
     with np.errstate(all="ignore"):
         weights = type_.dequantize(raw).reshape(len(found), -1)
     finite = np.array([np.isfinite(block).all() for block in weights])
-    # The products of two finite fields may still be beyond f32's range in no type there is.
+    # In no type does the product of two finite fields overflow f32.
     assert finite[~found].all()
-    # An infinite scale times a level of 0 is NaN too, so that no unsound block is free of them.
+    # An infinite scale times a level of 0 is NaN too, so every unsound block has such weights.
     assert not finite[found].any()
 
 

@@ -1,4 +1,4 @@
-"""What `unpack` promises: the integers and factors of each type, and that their product is the weight."""
+"""Tests of `unpack`: the integers and factors of each type, and that their product is the weight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.kernels.blocks import INTEGERS, READABLE, assert_same_bits, r
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-    """The values and sub-scales a type may have, and for how many weights a factor is."""
+    """The values and sub-scales that a type may have, and how many weights share a factor."""
 
     values: tuple[int, ...]
     super_block: int
@@ -120,7 +120,7 @@ def test_every_array_has_the_rows_of_the_bytes_and_one_entry_for_each_of_its_blo
 
 
 def weight_by_weight(weights: Unpacked) -> NDArray[np.float32]:
-    """The formula with an index for everything, each operation rounded to float32."""
+    """Compute the formula for each weight separately, with each operation rounded to float32."""
     i = np.arange(weights.values.shape[-1])
     over, sub = i // weights.super_block, i // weights.sub_block
     with np.errstate(all="ignore"):
@@ -150,7 +150,7 @@ def test_the_factors_multiplied_one_weight_at_a_time_are_gguf_pys_weights(name: 
 
 @pytest.mark.parametrize("name", INTEGERS)
 def test_no_product_needs_more_bits_than_a_float32_has(name: str) -> None:
-    """So that kernels may multiply in any order, and fuse the product with the difference."""
+    """Kernels may therefore multiply in any order, and fuse the product with the difference."""
     promise = PROMISES[name]
     bits_of_a_half = 11
     integers = [value * scale for value in promise.values for scale in promise.sub_scales or (1,)]

@@ -1,4 +1,4 @@
-"""A model behind a server: what is asked, what is made of the answer, and how a server that misbehaves ends."""
+"""Tests of the client for a remote model: requests, responses, and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def ask(model: RemoteModel, call: Call | None = None, *, most_events: int = 1000
 
 
 def answered(script: Script | bytes, **options: Any) -> list[Chunk]:
-    """The chunks of one answer."""
     with serving(script) as server:
         model = opened(server, **options)
         try:
@@ -68,7 +67,7 @@ def text_of(chunks: list[Chunk]) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
-# --- where it is
+# --- addresses
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_offline_another_machine_is_not_asked() -> None:
         RemoteModel.open(parse_endpoint("http://example.org#m"), offline=True)
 
 
-# --- the only model
+# --- the server's only model
 
 
 def models(*names: object) -> bytes:
@@ -152,7 +151,7 @@ def test_no_only_model_is_one_line(list_of_models: bytes, kind: type[LlmrunError
     assert str(refused.value).isprintable()
 
 
-# --- what is asked and what comes back
+# --- requests and responses
 
 
 def test_an_answer_comes_as_chunks_with_the_moments_they_arrived() -> None:
@@ -254,7 +253,7 @@ def test_another_machine_is_asked_through_the_proxy(monkeypatch: pytest.MonkeyPa
     assert server.asked[0].path == "http://llm.invalid/v1/chat/completions"
 
 
-# --- what a server can do wrong
+# --- misbehaving servers
 
 
 def ended_stream(*events: bytes) -> bytes:
@@ -374,7 +373,7 @@ def test_nobody_there_is_one_line() -> None:
     "events",
     [
         said("Hello") + said(finish="stop"),  # no [DONE], and the connection ends
-        said("Hello") + DONE,  # no reason for the end
+        said("Hello") + DONE,  # no finish reason
         said("Hello") + said(finish="length") + b"data: {\n\n",
         b"\xef\xbb\xbf: a comment\r\n\r\nevent: x\r\n"
         + said("Hello", "stop").replace(b"\n", b"\r\n")
@@ -459,7 +458,7 @@ def test_a_call_that_is_stopped_ends_and_hangs_up(first: bytes) -> None:
         stopped = time.monotonic()
         call.stop()
         thread.join(60)
-        assert ended[0] - stopped < 30  # it would be held for ever
+        assert ended[0] - stopped < 30  # the server would hold the connection forever
         assert server.hung_up.wait(60)
         model.close()
 
@@ -482,11 +481,11 @@ def test_a_server_that_never_ends_its_stream_delays_nobody_and_harms_no_answer()
         model = opened(server)
         started = time.monotonic()
         assert text_of(ask(model)) == "Hello"
-        assert time.monotonic() - started < 30  # it never ends
+        assert time.monotonic() - started < 30  # the response never ends
         model.close()
 
 
-# --- any bytes at all
+# --- arbitrary bytes
 
 _FIELDS = ["choices", "delta", "content", "text", "reasoning", "finish_reason", "error", "message", "usage"]
 _FIELDS += ["prompt_tokens", "prompt_tokens_details", "cached_tokens", "logprobs", "tokens", "token_logprobs"]
@@ -550,7 +549,7 @@ def test_random_bytes_from_a_socket_raise_nothing_but_our_own(data: bytes) -> No
         assert str(refused.value).isprintable()
 
 
-# --- the key
+# --- the API key
 
 
 @pytest.mark.parametrize("key", [f"{KEY}\n", f"{KEY} x", f"{KEY}é", "\x00", f"{KEY}\\", f'{KEY}"'])

@@ -1,4 +1,4 @@
-"""Requests answered by a server: the same events, the same clock, and none of them lost."""
+"""Tests of requests answered by a server: the same events and timings as a local engine, and none lost."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_times_are_those_at_which_the_pieces_arrived() -> None:
         taken = time.monotonic() - started
     timings = finished(events).timings
     assert finished(events).reason is FinishReason.LENGTH
-    assert timings.ttft_s == timings.prefill_s >= 0.29  # not the empty first event
-    assert 0 < timings.decode_s <= taken - timings.ttft_s - 0.5  # not the events after the text
+    assert timings.ttft_s == timings.prefill_s >= 0.29  # excludes the empty first event
+    assert 0 < timings.decode_s <= taken - timings.ttft_s - 0.5  # excludes the events after the text
     assert timings.total_s == pytest.approx(timings.ttft_s + timings.decode_s)
     assert sum(timings.gaps_s) == pytest.approx(timings.decode_s)
     assert (len(timings.gaps_s), timings.generated_tokens) == (2, 9)  # a piece may be several tokens
@@ -136,7 +136,7 @@ def test_reasoning_is_no_part_of_the_answer_but_counts_as_its_beginning() -> Non
                 seen.set()
     assert pieces == [("hm", ""), ("", "yes")]
     assert isinstance(event, Finished)
-    assert event.timings.decode_s > 0.19  # from the reasoning on
+    assert event.timings.decode_s > 0.19  # counts from the start of the reasoning
 
 
 def test_a_person_who_waits_is_told_that_nothing_has_come() -> None:
@@ -149,7 +149,7 @@ def test_a_person_who_waits_is_told_that_nothing_has_come() -> None:
     assert events[:2] == [PrefillProgress(0, 0, 0)] * 2
 
 
-# --- what is asked
+# --- requests
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_what_the_server_would_not_take_is_told_once() -> None:
     assert told == [f"127.0.0.1:{server.port} takes no {', '.join(fields)}: left out"]
 
 
-# --- many at once
+# --- concurrent requests
 
 
 def run_all(engine: RemoteEngine, count: int) -> tuple[dict[int, str], dict[int, Event]]:
@@ -339,7 +339,7 @@ def test_cancelling_everything_hangs_up_and_keeps_the_text(first: bytes) -> None
         threading.Timer(0.1, engine.cancel_current).start()
         while not engine.idle:
             events += engine.step()
-        assert time.monotonic() - started < 30  # it would be held for ever
+        assert time.monotonic() - started < 30  # the server would hold the connection forever
         assert server.hung_up.wait(60)
     ends = {event.request_id: event for event in events if isinstance(event, Finished)}
     assert set(ends) == {running, waiting}
@@ -394,7 +394,7 @@ def real_port() -> Iterator[int]:
 
 def test_a_real_server_says_what_the_model_says_here(real_port: int) -> None:
     prompt = ChatPrompt([{"role": "user", "content": "Say hello in French."}])
-    request = Request(prompt, max_tokens=5, sampling=GREEDY)  # later on, two tokens are nearly as likely
+    request = Request(prompt, max_tokens=5, sampling=GREEDY)  # beyond five tokens, two candidates are nearly tied
     with RemoteEngine.open(f"http://127.0.0.1:{real_port}") as engine:
         there = "".join(event.text for event in engine.generate(request) if isinstance(event, TextDelta))
     with Engine.open(smollm2(), OpenOptions(backend="llama", threads=1)) as local:
@@ -420,7 +420,7 @@ def test_a_real_server_completes_texts_tells_logprobs_and_answers_several(real_p
 
 
 def test_ttft_is_what_an_observer_on_the_wire_sees(real_port: int) -> None:
-    """Through a relay that stamps packets: from the last byte of the request to the first one with text."""
+    """A relay timestamps packets, from the last byte of the request to the first byte of text."""
     measured = []
     with relay_to(real_port) as relay, RemoteEngine.open(f"http://127.0.0.1:{relay.port}/v1#smollm2") as engine:
         for number in range(9):
@@ -431,7 +431,7 @@ def test_ttft_is_what_an_observer_on_the_wire_sees(real_port: int) -> None:
     differences = [ours - seen for ours, seen in zip(measured, relay.ttft_s, strict=True)]
     print("TTFT less what the relay saw, ms:", [round(1000 * difference, 2) for difference in differences])  # noqa: T201
     assert abs(statistics.median(differences)) < 0.010
-    assert statistics.median(measured) > 0.015  # it had something to measure
+    assert statistics.median(measured) > 0.015  # long enough to measure
 
 
 def test_only_the_server_can_count_the_tokens_of_a_prompt() -> None:

@@ -1,4 +1,4 @@
-"""Our ids are llama.cpp's: on its own vectors, on random text, for every vocabulary that we take."""
+"""Tests that our token ids equal llama.cpp's, on its own vectors and on random text, for every supported vocabulary."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.support.tokenizers.vocabularies import (
     published_ids,
 )
 
-RANDOM_TEXTS = 300  # of each vocabulary; scripts/soak_tokenizers takes 100,000
-CORPUS = Path(__file__).with_name("corpus.jsonl")  # texts that were, or might have been, encoded differently
+RANDOM_TEXTS = 300  # per vocabulary; scripts/soak_tokenizers runs 100,000
+CORPUS = Path(__file__).with_name("corpus.jsonl")  # texts with past or suspected differences
 
 
 @pytest.mark.parametrize("name", WITH_VECTORS)
@@ -34,7 +34,7 @@ def test_llama_cpp_s_own_vectors(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_random_text_has_llama_cpp_s_ids(name: str) -> None:
-    """Added tokens whole and cut, emoji sequences, broken UTF-8, white space, any character."""
+    """Mixes whole and truncated added tokens, emoji sequences, broken UTF-8, white space and arbitrary characters."""
     tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
     control = {token for token in range(tokenizer.vocabulary_size) if not tokenizer.token_bytes(token)}
     for text, add, parse in soak_texts(1, 0, RANDOM_TEXTS, added_texts(name)):
@@ -55,7 +55,7 @@ def test_a_text_that_was_hard_once_has_llama_cpp_s_ids(case: dict[str, str | boo
 
 @pytest.mark.parametrize("name", ALL)
 def test_long_pieces_have_llama_cpp_s_ids(name: str) -> None:
-    """Pieces on both sides of the length from which a heap takes over, and far beyond."""
+    """Covers pieces around the length from which a heap is used, and far longer ones."""
     tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
     source = random.Random(2)
     for alphabet in ("ab", "aAB", "abcdefghijklmnopqrstuvwxyz", " ", " \n", "é€𝄞a", "!?=-", "0123456789", "▁ a"):
@@ -67,7 +67,7 @@ def test_long_pieces_have_llama_cpp_s_ids(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt-neox", "llama-bpe", SMOLLM2])
 def test_every_character_is_of_the_class_llama_cpp_gives_it(name: str) -> None:
-    """Whole planes 0 and 1, and samples beyond, each character beside letters, digits, spaces and itself."""
+    """Covers all of planes 0 and 1 and samples beyond, each character next to letters, digits, spaces and itself."""
     tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)
     blocks = [*range(0, 0x20000, 256), *range(0x20000, 0x40000, 0x800), *range(0xE0000, 0x110000, 0x1000)]
     for first in blocks:
@@ -86,7 +86,7 @@ def test_the_same_tokens_end_an_answer(name: str) -> None:
     assert (tokenizer.bos_id, tokenizer.eos_id) == (oracle.bos_id, oracle.eos_id)
 
 
-# command-r has normal tokens that are not spelled in byte characters: llama.cpp shows "[UNK_BYTE_0x...", we the text.
+# command-r has normal tokens not spelled in byte characters: llama.cpp returns "[UNK_BYTE_0x...", we return the text.
 @pytest.mark.parametrize("name", [name for name in ALL if name != "command-r"])
 def test_every_token_stands_for_the_same_bytes(name: str) -> None:
     tokenizer, oracle = our_tokenizer(name), llama_vocabulary(name)

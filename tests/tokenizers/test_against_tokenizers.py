@@ -1,4 +1,4 @@
-"""A second oracle, Hugging Face's `tokenizers`: the same vocabularies, with the patterns their makers published."""
+"""Tests against a second reference, Hugging Face's `tokenizers`, with the patterns that model makers published."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ def reference(name: str) -> Reference:
 
 
 def is_settled(text: str) -> bool:
-    """Whether the published pattern and llama.cpp's agree by design: no character younger than Unicode 3.2 (the
-    libraries know different versions), and no U+017F, which is an s to a pattern that ignores case."""
+    """Report whether the published pattern and llama.cpp's agree by design.
+
+    They may differ on characters newer than Unicode 3.2, because the libraries know different versions, and on U+017F,
+    which a case-insensitive pattern treats as an s.
+    """
     return "ſ" not in text and all(unicodedata.ucd_3_2_0.category(character) != "Cn" for character in text)
 
 
@@ -54,7 +57,8 @@ def test_random_text_has_the_ids_of_tokenizers(name: str) -> None:
     compared = 0
     for text in random_texts(11, 3000):
         ids = ours.encode(text, add_special=False, parse_special=False).tolist()
-        # SmolLM2 has no token for 21 of the bytes: where one is lost, the libraries merge differently across the gap.
+        # SmolLM2 has no token for 21 of the bytes. Where a byte is dropped, the libraries merge differently across the
+        # gap.
         if is_settled(text) and ours.decode(ids) == text.encode():
             assert ids == theirs.encode(text, add_special_tokens=False).ids, text
             compared += 1

@@ -1,4 +1,4 @@
-"""The merge kernels give what their readable twin gives, on vocabularies as odd as a file may hold."""
+"""Tests of the merge kernels against their plain Python twin, on vocabularies as odd as a file may contain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.gguf import gguf_files
 from tests.support.gguf.gguf_files import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, write_gguf
 
 LETTERS = "abcd"
-# Texts on both sides of SHORT_PIECE, of letters alone, so that every pre-tokenizer leaves them in one piece.
+# Texts shorter and longer than SHORT_PIECE, of letters only, so that every pre-tokenizer keeps them in one piece.
 texts = st.text(LETTERS, min_size=1, max_size=3 * SHORT_PIECE)
 parts = st.text(LETTERS, min_size=1, max_size=3)
 
@@ -32,7 +32,7 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def byte_level(merges: Sequence[tuple[str, str]], *, complete: bool) -> Vocabulary:
-    """All bytes, and the products of merges: all of them if `complete`, else every other one."""
+    """Return a vocabulary of all bytes and the products of merges: all products if `complete`, else every other one."""
     products = list(dict.fromkeys(left + right for left, right in merges if len(left + right) > 1))
     tokens = ("<|end|>", *byte_characters(), *(products if complete else products[::2]))
     types = (CONTROL, *(NORMAL,) * (len(tokens) - 1))
@@ -65,7 +65,7 @@ def test_a_product_that_is_no_token_merges_on_and_is_written_in_bytes(merges: li
     assert spelled(tokenizer_of(vocabulary), text) == expected
 
 
-# With spaces: words are merged by themselves where no token holds a space in such a place.
+# With spaces: words are merged separately where no token has a space in such a place.
 spaced_texts = st.text("ab ", min_size=1, max_size=3 * SHORT_PIECE)
 spaced_parts = st.text("ab▁", min_size=1, max_size=4)
 
@@ -84,7 +84,7 @@ def test_sentence_pieces_merge_by_score(scores: dict[str, int], examples: list[s
 
 
 def check_sentence_pieces(scores: dict[str, int], examples: list[str]) -> None:
-    """Few different scores, so that many pairs are equal and the leftmost must win; letters that are no token too."""
+    """Check texts with few distinct scores, where the leftmost pair wins ties, and with letters that are not tokens."""
     bytes_ = tuple(f"<0x{byte:02X}>" for byte in range(256))
     tokens = ("<unk>", "<s>", "</s>", *bytes_, *scores)
     vocabulary = Vocabulary(
@@ -140,7 +140,7 @@ def test_equal_scores_of_either_sign_of_zero_are_equal() -> None:
 
 @pytest.mark.parametrize("letter", ["A", " ", "\n", "7", "!", "é"])
 def test_a_mebibyte_of_one_character_is_encoded(letter: str) -> None:
-    """With a quadratic merge this would take hours."""
+    """With a quadratic merge, this would take hours."""
     text = letter * (1 << 20)
     for vocabulary in (gguf_files.tiny_vocabulary(), gguf_files.tiny_spm_vocabulary()):
         tokenizer = tokenizer_of(vocabulary)

@@ -1,4 +1,4 @@
-"""Patterns mean what `re` takes them to mean, and sets of code points are sets."""
+"""Tests that patterns mean what `re` takes them to mean, and that sets of code points behave as sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ repeated = st.builds(str.__add__, atoms, st.sampled_from(["", "?", "*", "+", "{2
 def grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     several = st.lists(inner, min_size=1, max_size=3)
     group = several.map(lambda parts: f"(?:{'|'.join(parts)})")
-    # Without a limit only on one atom: llama.cpp's patterns nest no unlimited repetitions of what may be empty.
+    # Only single atoms repeat without a limit, because llama.cpp's patterns never nest unlimited repetitions of what
+    # may be empty.
     return several.map("".join) | group | st.builds(str.__add__, group, st.sampled_from(["?", "{1,2}"]))
 
 
@@ -31,7 +32,7 @@ texts = st.text("aabbcé .|-\n", max_size=20)
 
 
 def cut_by_re(pattern: str, text: str) -> list[str]:
-    """What `re` matches, and what lies between."""
+    """Return what `re` matches, and the text between the matches."""
     cuts = {0, len(text)}
     start = 0
     while start < len(text):
@@ -67,7 +68,7 @@ def test_a_pattern_beyond_the_notation_is_refused(pattern: str) -> None:
 
 @pytest.mark.parametrize("stage", sorted({stage.pattern for rule in PRE_TOKENIZERS.values() for stage in rule.stages}))
 def test_no_pattern_of_ours_matches_nothing(stage: str) -> None:
-    """A match of no characters would be passed over."""
+    """An empty match would be skipped."""
     assert cut_by_us((Stage(stage),), "") == []
 
 

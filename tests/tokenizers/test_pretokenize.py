@@ -1,4 +1,4 @@
-"""Classes of characters, and the pieces that the patterns leave."""
+"""Tests of character classes, and of the pieces that the patterns produce."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmrun.tokenizers.pretokenize import PRE_TOKENIZERS, splitter
 from llmrun.tokenizers.unicode_ranges import LETTERS, MARKS, NUMBERS, PUNCTUATION, SYMBOLS, WHITE_SPACE
 
-# One name for every set of stages.
+# One name for each distinct list of stages.
 KINDS = list({rule.stages: name for name, rule in reversed(PRE_TOKENIZERS.items())}.values())
 
 
@@ -35,13 +35,13 @@ def pieces(name: str, text: str) -> list[str]:
     ("ranges", "category"), [(LETTERS, "L"), (NUMBERS, "N"), (PUNCTUATION, "P"), (MARKS, "M"), (SYMBOLS, "S")]
 )
 def test_classes_are_those_of_this_python_where_both_know_the_character(ranges: str, category: str) -> None:
-    """Unicode hardly ever reclassifies; a mistake in the ranges would show as many more."""
+    """Unicode hardly ever reclassifies characters, so a mistake in the ranges would show as many differences."""
     inside = members(ranges)
     assigned = [code_point for code_point in range(0x110000) if unicodedata.category(chr(code_point)) != "Cn"]
     known = [c for c in assigned if (unicodedata.category(chr(c))[0] == category) != (c in inside)]
     if unicodedata.unidata_version <= "15.1.0":
         assert known == []
-    else:  # whatever was assigned since is outside our ranges
+    else:  # later assignments are outside our ranges
         oldest = [c for c in known if c in inside]
         assert len(oldest) <= 5
 
@@ -85,7 +85,7 @@ def test_pieces_are_the_text_and_none_is_empty(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_no_text_makes_a_pattern_slow(name: str) -> None:
-    """Each would take minutes if a pattern went back over what it has seen."""
+    """Each text would take minutes if a pattern backtracked."""
     for unit in (" ", "\n", " \n", "\t x", "'", "a'", "1", "a1", "é", ".", ". ", "\u00a0"):
         text = unit * (200_000 // len(unit))
         assert "".join(pieces(name, text)) == text

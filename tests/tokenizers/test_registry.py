@@ -1,4 +1,4 @@
-"""Which tokenizers are taken, and what each name means: held against llama.cpp on tiny vocabularies."""
+"""Tests of which tokenizers are supported, and of what each name means, against llama.cpp on tiny vocabularies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ from tests.support.tokenizers.vocabularies import UNSUPPORTED, vocabulary_path
 
 
 def both(folder: Path, vocabulary: Vocabulary, **extra: Any) -> tuple[Tokenizer, LlamaVocabulary]:
-    """Our tokenizer and llama.cpp's for one vocabulary. `extra` replaces keys of `tokenizer.ggml.`, None removes."""
+    """Return our tokenizer and llama.cpp's for one vocabulary.
+
+    `extra` replaces keys of `tokenizer.ggml.`; None removes one.
+    """
     metadata = {"general.architecture": "llama", "general.name": "tiny", **vocabulary.metadata()}
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in extra.items()}
     path = write_gguf(folder / "vocabulary.gguf", {k: v for k, v in metadata.items() if v is not None}, {})
@@ -62,7 +65,7 @@ def assert_same(ours: Tokenizer, oracle: LlamaVocabulary, *special: str) -> None
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_a_pre_tokenizer_s_name_means_what_it_means_in_llama_cpp(name: str, tmp_path: Path) -> None:
-    """Patterns, whether BOS is added, default ids, and whether a piece that is a token ("zqx") is merged first."""
+    """Covers patterns, adding BOS, default ids, and whether a piece that is a token ("zqx") is merged first."""
     vocabulary = replace(with_tokens(tiny_vocabulary(), "zqx"), pre=name, bos=None, eos=None)
     ours, oracle = both(tmp_path, vocabulary, add_bos_token=None)
     assert_same(ours, oracle)
@@ -80,7 +83,7 @@ def test_bos_and_eos_are_added_as_the_file_says(base: Vocabulary, add_bos: bool,
     ours, oracle = both(tmp_path, base, add_bos_token=add_bos, add_eos_token=add_eos)
     assert_same(ours, oracle, "<s>", "</s>", "<|im_start|>")
     plain = ours.encode("x", add_special=False, parse_special=False).tolist()
-    # A template's answer is still to come: no EOS behind it, whatever the file says.
+    # The answer follows a rendered template, so no EOS is added, whatever the file says.
     assert ours.encode_rendered("x").tolist() == ([ours.bos_id] if add_bos else []) + plain
 
 
@@ -135,7 +138,7 @@ def test_tokens_end_an_answer_by_their_spelling(texts: tuple[str, ...], tmp_path
 
 @pytest.mark.parametrize("name", ["harmony", "solar"])
 def test_a_control_token_that_ends_no_answer_is_control_all_the_same(name: str, tmp_path: Path) -> None:
-    """llama.cpp makes these words, which a user may then type; here no typed text becomes one."""
+    """llama.cpp treats these tokens as words, so a user could type them. Here no typed text becomes one."""
     ours, _ = both(tmp_path, with_tokens(tiny_vocabulary(), *COMBINATIONS[name]))
     end = ours.vocabulary_size - 1
     assert ours.token_text(end) == "<|end|>"
@@ -175,7 +178,9 @@ def test_white_space_belongs_to_a_token_by_the_names_llama_cpp_goes_by(
 
 
 def test_characters_that_are_no_tokens_are_written_in_bytes_as_llama_cpp_does(tmp_path: Path) -> None:
-    """Gemma 4: BPE on characters. A merge's product that is no token, too; and runs of newlines are taken whole."""
+    """Gemma 4 uses BPE on characters. Merge results that are not tokens are spelled in bytes too, and runs of newlines
+    stay whole.
+    """
     bytes_ = tuple(f"<0x{byte:02X}>" for byte in range(256) if byte != 0x7A)
     merges = ("▁ a", "b c", "é x", "▁a b", "\n \n", "a é", "bc é")
     tokens = ("<bos>", "<eos>", *bytes_, *"▁abcdé\n", "▁a", "bc", "▁ab", "\n\n", "\n\n\n", "aé")

@@ -1,4 +1,4 @@
-"""Ids give back the bytes of the text they were made from."""
+"""Tests that decoding ids returns the bytes of the original text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user typed never becomes a control token, and what a template wrote does."""
+"""Tests that typed text never becomes a control token, while a template's own text does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = [
 SPECIAL = SpecialTokens(TOKENS)
 CONTROL_TEXTS = ("<|s|>", "<|e|>", "|><|", "\x01", "<strip>")
 
-# Words that a hostile user would try, whole, cut and doubled.
+# Strings that a hostile user would try, whole, truncated and doubled.
 pieces = st.sampled_from([*CONTROL_TEXTS, "<", "|", ">", "s", "<|", "|>", MARK, MARK * 2, " ", "\n", "é", "strip>"])
 hostile = st.lists(pieces | st.text(max_size=3), max_size=12).map("".join)
 
@@ -58,7 +58,7 @@ def test_only_words_of_the_vocabulary_are_found_where_control_is_not_parsed() ->
 
 @given(hostile, st.booleans())
 def test_one_pass_finds_what_a_pass_for_each_token_finds(text: str, parse_control: bool) -> None:
-    """The kernel's answer, wherever it gives one, is the rule's; marks and all."""
+    """Where the kernel gives an answer, it equals the rule's, marks included."""
     plain, marks = unmark(text)
     present = [token for token in sorted(TOKENS, key=lambda token: -len(token.text.encode())) if token.text in plain]
     by_rule = SPECIAL._partition_by_length(plain, present, parse_control=parse_control, marks=marks)
@@ -105,14 +105,14 @@ def test_protected_text_is_cut_like_text_whose_control_strings_mean_nothing(text
 
 @given(hostile, hostile)
 def test_the_control_strings_of_a_template_keep_their_meaning(first: str, second: str) -> None:
-    # A space keeps the template's own strings from completing one that the user began.
+    # A space keeps the template's own strings from completing one that the user's text begins.
     whole = f"<|s|> {SPECIAL.protect(first)} <|e|> {SPECIAL.protect(second)} <|s|>"
     assert [id_ for id_ in ids_in(rendered(whole)) if id_ != WORD] == [START, END, START]
 
 
 @given(hostile, st.data())
 def test_no_part_of_a_protected_text_holds_a_control_string(text: str, data: st.DataObject) -> None:
-    """Templates trim, split and slice: a mark cut off from its string must not set the string free."""
+    """Templates trim, split and slice, so cutting a mark off its string must not expose the string."""
     protected = SPECIAL.protect(text)
     start = data.draw(st.integers(0, len(protected)))
     end = data.draw(st.integers(start, len(protected)))
@@ -122,7 +122,7 @@ def test_no_part_of_a_protected_text_holds_a_control_string(text: str, data: st.
 
 @given(hostile)
 def test_a_mark_that_a_template_left_behind_does_no_harm(text: str) -> None:
-    """Before, inside and behind the template's own strings."""
+    """The mark comes before, inside and after the template's own strings."""
     assert ids_in(rendered(f"{MARK}<|s|>{MARK} {SPECIAL.protect(text)}"))[:1] == [START]
     assert rendered(f"x{MARK}") == ["x"]
 

@@ -1,5 +1,7 @@
-"""Every pre-tokenizer cuts where llama.cpp cuts, on a vocabulary in which any two bytes merge: a cut that is elsewhere
-shows in the ids."""
+"""Tests that every pre-tokenizer splits where llama.cpp does.
+
+In the test vocabulary any two bytes merge, so a split in another place changes the ids.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from tests.support.gguf.gguf_files import NORMAL, Vocabulary, byte_characters, w
 from tests.support.tokenizers.llama_vocabulary import LlamaVocabulary
 from tests.support.tokenizers.random_text import edge_characters, text_of_every_class
 
-# One name for every set of stages whose tokens are spelled in bytes; test_registry goes through all the names.
+# One name for each distinct list of stages that spells tokens in bytes; test_registry covers all names.
 KINDS = list({rule.stages: name for name, rule in reversed(PRE_TOKENIZERS.items()) if not rule.by_character}.values())
 
 
 @cache
 def sticky_vocabulary() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(tokens, merges): all bytes, and every pair of the bytes of `edge_characters`, in a random order."""
+    """Return (tokens, merges): all bytes, and every pair of the bytes of `edge_characters`, in random order."""
     spelled = byte_characters()
     bytes_ = sorted(set(edge_characters().encode()))
     pairs = list(itertools.product([spelled[byte] for byte in bytes_], repeat=2))
@@ -50,7 +52,7 @@ def test_pieces_end_where_llama_cpp_s_do(name: str, tmp_path: Path) -> None:
 
 
 def characters_at_edges(name: str) -> list[str]:
-    """The characters at which the sets in the patterns begin and end, and the ones beside them, among others."""
+    """Return texts with the characters at both ends of each set in the patterns, and their neighbors."""
     stages = PRE_TOKENIZERS[name].stages
     edges = np.unique(np.concatenate([one for stage in stages for one in sets_of(parse(stage.pattern))]))
     near = np.unique(np.concatenate([edges - 1, edges]))

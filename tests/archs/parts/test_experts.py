@@ -1,4 +1,4 @@
-"""What architectures with experts, and those with short convolutions, refuse, and how they write their plans."""
+"""Tests of architectures with experts or short convolutions: what they refuse, and the plans they write."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_experts_that_cannot_be_run_are_refused(
 
 
 def test_experts_of_no_whole_groups_of_rows_are_left_to_llama_cpp(tmp_path: Path) -> None:
-    """Kernels read 16 rows of one matrix together: of two experts they must not."""
+    """Kernels read 16 rows of one matrix together, and those rows must not belong to two experts."""
 
     def change(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         metadata["qwen3moe.expert_feed_forward_length"] = 24
@@ -152,8 +152,11 @@ def test_only_layers_with_heads_of_keys_are_attention(tmp_path: Path) -> None:
 def test_no_position_of_a_tiny_model_is_near_other_experts(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or float16 keys would send it there, and the walks that compare logits would fail with nothing wrong: by 5e-4 of
-    probability, where those that were sent elsewhere had been within 2e-4. A new row needs a `seed` that does."""
+    """No routing decision in the tiny models is close; otherwise float16 keys could change it.
+
+    The tests that compare logits would then fail without a bug. Measured decisions that flipped had margins within 2e-4
+    of probability, so the margin must be 5e-4. A new row in the table needs a `seed` that satisfies this.
+    """
     margins = []
 
     def routed(logits: NDArray[np.float32], op: Route) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""Tensors of a file, as an architecture asks for them."""
+"""Tests of how an architecture requests a file's tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_experts_are_one_matrix_after_the_other(tmp_path: Path) -> None:
 
 
 def test_experts_whose_outputs_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
-    """Their groups of 16 outputs would be of two experts."""
+    """A group of 16 outputs would belong to two experts."""
     with (
         open_gguf(written(tmp_path, 24, 2)) as file,
         pytest.raises(
@@ -46,7 +46,7 @@ def test_both_matrices_of_each_expert_in_one_tensor_are_two(tmp_path: Path) -> N
 
 
 def test_a_part_of_each_expert_is_read_from_anywhere(tmp_path: Path) -> None:
-    """As packing does, from several threads: pieces of whole rows that may be of two experts."""
+    """Packing reads this way: from several threads, in pieces of whole rows that may span two experts."""
     with open_gguf(written(tmp_path, 32, 3)) as file:
         up = experts(file, "experts.weight", 3).part_of_each(3, 16, 16)
         whole = up.read().reshape(-1)

@@ -1,4 +1,4 @@
-"""The CPU engine keeps the promises of the seam, refuses what it must, and survives being stopped."""
+"""Tests that the CPU engine keeps the Backend contract, refuses bad batches and survives cancellation."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def backend(path: Path) -> Iterator[CpuBackend]:
     backend.close()
 
 
-# --- what it says of itself ------------------------------------------------------------------------------------------
+# --- basics ----------------------------------------------------------------------------------------------------------
 
 
 def test_info_describes_the_model_and_the_session(backend: CpuBackend, path: Path) -> None:
@@ -109,7 +109,7 @@ def test_nothing_wanted_gives_no_rows(backend: CpuBackend) -> None:
     np.testing.assert_array_equal(after[0], backend.forward(batch_of(rows(1, 0, [5, 6, 7, 8])))[3])
 
 
-# --- batches that cannot be meant ------------------------------------------------------------------------------------
+# --- invalid batches -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,16 @@ def test_nothing_wanted_gives_no_rows(backend: CpuBackend) -> None:
 def test_a_broken_batch_never_reaches_a_kernel(
     backend: CpuBackend, triples: list[tuple[int, int, int]], complaint: str
 ) -> None:
-    """Kernels index memory by these numbers."""
+    """Kernels index memory with these numbers."""
     with pytest.raises(ValueError, match=complaint):
         backend.forward(batch_of(triples))
     assert backend.kv.lengths == [0, 0, 0]
 
 
 def test_a_full_cache_changes_nothing(backend: CpuBackend) -> None:
-    """No batch of the engine's can fill the cache, which has room for all; here it is made smaller."""
+    """The engine's own batches cannot fill the cache, which has room for everything, so this test makes the cache
+    smaller.
+    """
     first = backend.forward(batch_of(rows(0, 0, [5] * 40)))
     backend.kv.truncate(0, 20)
     with mock.patch.object(backend.kv._pools[0], "_free", []), pytest.raises(KVFull):
@@ -146,11 +148,11 @@ def test_a_full_cache_changes_nothing(backend: CpuBackend) -> None:
     np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 20, [5] * 20))), first[20:])
 
 
-# --- being stopped ---------------------------------------------------------------------------------------------------
+# --- cancelling ------------------------------------------------------------------------------------------------------
 
 
 class Interrupt(BaseException):
-    """What a signal handler raises."""
+    """The exception that the test's signal handler raises."""
 
 
 def stop_by_cancel(backend: CpuBackend) -> None:
@@ -165,7 +167,7 @@ def stop_by_signal(backend: CpuBackend) -> None:
 def test_a_stopped_prefill_leaves_no_trace(
     path: Path, stop: Callable[[CpuBackend], None], error: type[BaseException]
 ) -> None:
-    """Stopped in the middle of its steps, with a prefix shared by another sequence; then run again."""
+    """The prefill shares a prefix with another sequence. It is cancelled between steps and then repeated."""
 
     def raise_interrupt(number: int, frame: object) -> None:
         raise Interrupt
@@ -191,7 +193,7 @@ def test_a_stopped_prefill_leaves_no_trace(
 
 
 def after_some_steps(backend: CpuBackend, steps: int, act: Callable[[], None]) -> threading.Thread:
-    """Call `act` from another thread when the team has begun so many more steps."""
+    """Call `act` from another thread once the team has begun the given number of further steps."""
     sync = backend._team._sync
     start = int(sync[sync_word("SYNC_STEP")])
 
@@ -244,7 +246,7 @@ def test_a_first_run_tells_that_kernels_are_compiled(
 
 
 def test_the_file_may_be_closed_and_deleted_once_the_model_is_open(tmp_path: Path) -> None:
-    """The embedding is read from the mapping for as long as the model lives."""
+    """The embedding is read from the mapping while the model is open."""
     path = tiny_llama(tmp_path / "tiny.gguf")
     backend = open_cpu(path)
     other = open_cpu(path)

@@ -1,4 +1,4 @@
-"""Loading in a process of its own: how much memory it takes, and how Ctrl-C ends it."""
+"""Tests of loading in a separate process: its memory use, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ sys.exit(main(["generate", "-m", sys.argv[1], "-p", "Hello", "--raw", "-n", "1",
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
 def test_peak_memory_is_the_packed_weights_and_little_more() -> None:
-    """Packed, a weight of SmolLM2 takes at most 2 % more than in its file; 64 positions of its cache are 1.5 MB."""
+    """Packed weights of SmolLM2 take at most 2 % more than in the file, and 64 cache positions take 1.5 MB."""
     path = smollm2()
     run = subprocess.run(
         [sys.executable, "-c", MEASURED, str(path)], capture_output=True, text=True, check=True, timeout=120

@@ -1,4 +1,4 @@
-"""The paged cache against a naive one: whatever is copied, truncated and freed, every sequence reads its own tokens."""
+"""Tests of the paged cache against a naive one, with any mix of copies, truncations and frees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTEXT = 3 * BLOCK - 5
 
 
 def cache_of(n_blocks: int, max_sequences: int = SEQUENCES, context: int = CONTEXT) -> PagedCache:
-    """Without windows."""
+    """Return a cache without windows."""
     return PagedCache({0: n_blocks}, max_sequences, context)
 
 
@@ -28,7 +28,10 @@ def read(cache: PagedCache, seq: int) -> list[int]:
 
 
 class PagedKVMachine(RuleBasedStateMachine):
-    """Naive: a list of tokens a sequence. Blocks are counted by the contents they would have to hold."""
+    """A state machine that compares the cache with a token list per sequence.
+
+    It counts blocks by the contents that they would have to hold.
+    """
 
     @initialize(n_blocks=st.integers(1, SEQUENCES * 3))
     def open(self, n_blocks: int) -> None:
@@ -58,7 +61,7 @@ class PagedKVMachine(RuleBasedStateMachine):
             self.tokens[seq] = self.tokens[seq] + tokens
 
     def blocks_after(self, new: dict[int, list[int]]) -> int:
-        """Blocks the cache must hold after an append, if it shares as much as it can."""
+        """Return the number of blocks the cache must hold after an append, if it shares as many as possible."""
         writers, readers = Counter[int](), set[int]()
         for seq, tokens in enumerate(self.tokens):
             for index, block in enumerate(self.cache.held_blocks(0, seq)):
@@ -102,7 +105,7 @@ class PagedKVMachine(RuleBasedStateMachine):
 
 
 def assert_blocks_counted(cache: PagedCache, max_sequences: int) -> None:
-    """References count the tables, and a block is free exactly when nobody holds it."""
+    """Assert that reference counts match the tables, and that exactly the unreferenced blocks are free."""
     for window in cache.memory:
         pool = cache.pool(window)
         counted = Counter(block for seq in range(max_sequences) for block in cache.held_blocks(window, seq))
@@ -140,7 +143,7 @@ def test_a_block_shared_up_to_its_border_is_not_copied() -> None:
 
 
 def test_the_last_writer_of_a_shared_block_keeps_it() -> None:
-    """Two sequences of a context of one block fill a cache of two, whatever they shared before."""
+    """Two sequences with a context of one block fill a cache of two blocks, whatever they shared before."""
     cache = cache_of(2, max_sequences=2, context=BLOCK)
     cache.step({0: [1, 2, 3]})
     cache.kv.copy(0, 1, 3)

@@ -1,4 +1,4 @@
-"""One model, one prompt, one answer: bit-identical logits over threads, chunks, prefixes, company and caches."""
+"""Tests that logits are bit-identical across threads, chunks, shared prefixes, batch composition and cache types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.models.tiny_models import TINY_MODELS, tiny_model
 
 THREADS = (1, 2, 3, 4)
 CHUNKS = (1, 7, 32, 256)
-# Every model with a cache of float16, and heads of 64 and of 16 features with one of q8_0.
+# Every model with a float16 cache, and models with heads of 64 and of 16 features with a q8_0 cache.
 TINY_CASES = [*((name, "f16") for name in TINY_MODELS), ("Q8_0 large heads", "q8_0"), ("F32 odd", "q8_0")]
 TINY = pytest.mark.parametrize(("name", "kv_type"), TINY_CASES)
 
@@ -50,7 +50,7 @@ def prompt_of(count: int, vocabulary: int = 290, seed: int = 0) -> list[int]:
 
 
 def prefill(backend: CpuBackend, tokens: Sequence[int], chunk: int, *, seq: int = 0) -> NDArray[np.float32]:
-    """The logits of every token, run so many at a time."""
+    """Return the logits of every token, prefilled in chunks of the given size."""
     parts = range(0, len(tokens), chunk)
     return np.concatenate([backend.forward(batch_of(rows(seq, at, tokens[at : at + chunk]))) for at in parts])
 
@@ -85,7 +85,7 @@ def test_threads_and_chunks_change_nothing(folder: Path, name: str, kv_type: str
 
 @TINY
 def test_a_reused_prefix_changes_nothing(folder: Path, name: str, kv_type: str) -> None:
-    """Truncated, or copied to another sequence, at the border of a block and off it."""
+    """The prefix is truncated, or copied to another sequence, at a block boundary and elsewhere."""
     path = tiny_model(folder, name)
     expected = tiny_expected(path, kv_type)
     with opened(path, kv_type, max_sequences=2) as backend:
@@ -102,7 +102,7 @@ def test_a_reused_prefix_changes_nothing(folder: Path, name: str, kv_type: str) 
 @TINY
 @pytest.mark.parametrize("threads", [2, 3])
 def test_company_changes_nothing(folder: Path, name: str, kv_type: str, threads: int) -> None:
-    """One of eight, whose rows come in pieces of other sizes and in every place of the batch."""
+    """The sequence is one of eight, and its rows come in pieces of other sizes and at every place in the batch."""
     path = tiny_model(folder, name)
     expected = tiny_expected(path, kv_type)
     with opened(path, kv_type, threads=threads, max_sequences=8) as backend:
@@ -165,7 +165,7 @@ def digest(logits: NDArray[np.float32]) -> str:
     return hashlib.sha256(np.ascontiguousarray(logits).tobytes()).hexdigest()
 
 
-# Of the attention of other shapes, kernels/test_attention.py compares every level with its twin.
+# For other attention shapes, kernels/attention/test_attention.py compares every level with its twin.
 @pytest.mark.parametrize(
     ("name", "kv_type"),
     [
@@ -176,9 +176,12 @@ def digest(logits: NDArray[np.float32]) -> str:
 )
 @pytest.mark.parametrize("level", LEVELS_HERE[1:])
 def test_levels_agree(folder: Path, name: str, kv_type: str, level: str) -> None:
-    """To the bit, as long as multiply-adds are fused. The portable level rounds twice, which may tip an activation to
-    the next integer: within 2 % of the logits' spread for integer weights (0.9 % was the most seen), and within 2e-4
-    for floats, whose keys and values are rounded to float16 (4e-5 was the most seen)."""
+    """Levels with fused multiply-adds agree to the bit.
+
+    The portable level rounds twice, which may tip an activation to the next integer. For integer weights, allow 2 % of
+    the logits' range (at most 0.9 % was measured). For floats, allow 2e-4 (at most 4e-5 was measured), because keys and
+    values are rounded to float16.
+    """
     path = tiny_model(folder, name)
     with at_level(LEVELS_HERE[0]), opened(path, kv_type) as backend:
         expected = prefill(backend, TINY_PROMPT, 256)
@@ -194,20 +197,20 @@ def test_levels_agree(folder: Path, name: str, kv_type: str, level: str) -> None
 # --- the real model --------------------------------------------------------------------------------------------------
 
 REAL_PROMPT = prompt_of(300, 49_000)
-EARLY, LAST = 39, 299  # the rows that are compared; a chunk of 1 goes only as far as the first
+EARLY, LAST = 39, 299  # the compared rows; chunks of 1 stop at the first of them
 DECODED = 4
 
 
 @cache
 def real_expected(kv_type: str = "f16") -> tuple[NDArray[np.float32], NDArray[np.float32], list[int]]:
-    """(logits of the two rows, logits of each decoded token, the tokens)."""
+    """Return (logits of the two rows, logits of each decoded token, the tokens)."""
     with opened(smollm2(), kv_type) as backend:
         compared = run_real(backend, REAL_PROMPT, 300)
         return compared, *decode(backend, compared[-1])
 
 
 def run_real(backend: CpuBackend, tokens: Sequence[int], chunk: int, *, start: int = 0) -> NDArray[np.float32]:
-    """Logits of the compared rows that `tokens` reaches, prefilled from `start` on."""
+    """Return the logits of the compared rows that `tokens` reaches, prefilled from `start` on."""
     compared = []
     for at in range(start, len(tokens), chunk):
         batch = batch_of(rows(0, at, tokens[at : at + chunk]))
@@ -217,7 +220,7 @@ def run_real(backend: CpuBackend, tokens: Sequence[int], chunk: int, *, start: i
 
 
 def decode(backend: CpuBackend, logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], list[int]]:
-    """Greedy tokens after the prompt, and the logits each of them gave."""
+    """Return greedy tokens after the prompt, and the logits each of them produced."""
     steps, tokens = [], []
     for offset in range(DECODED):
         tokens.append(int(logits.argmax()))

@@ -1,4 +1,4 @@
-"""The team of threads: it meets at every barrier, stops when told, and leaves nothing behind."""
+"""Tests of the thread team: it meets at every barrier, stops when told, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ PERMUTATION = np.random.default_rng(0).permutation(WIDTH)
 
 
 def lowered_chain(length: int, threads: int, *, max_rows: int = 64, width: int = WIDTH) -> Lowered:
-    """`length` times: permute the columns, with a barrier after each; 100 tokens are rows of whole numbers.
+    """Return a lowered plan that permutes the columns of 100 integer rows `length` times, with a barrier after each.
 
-    A thread that runs ahead of the others permutes what is not there yet.
+    A thread that runs ahead of the others would permute values that are not yet written.
     """
     table = np.arange(100 * width, dtype=np.float32).reshape(100, width)
     permutation = np.eye(width, dtype=np.float32)[np.random.default_rng(0).permutation(width)]
@@ -60,7 +60,7 @@ def expected(tokens: NDArray[np.int32], length: int) -> NDArray[np.float32]:
 
 
 def run(team: Team, tokens: NDArray[np.int32], logits: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-    """One step; the logits are NaN until the last op has written them."""
+    """Run one step. Logits stay NaN until the last op has written them."""
     if logits is None:
         logits = not_written(len(tokens))
     rows = np.arange(len(tokens), dtype=np.int32)
@@ -95,7 +95,7 @@ def workers() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_no_thread_passes_a_barrier_before_the_others(threads: int) -> None:
-    """Thousands of barriers, in steps of one row (where threads run some ops for themselves) and of many."""
+    """Covers thousands of barriers, in steps of one row (where each thread runs some ops itself) and of many rows."""
     random = np.random.default_rng(threads)
     with team_of(threads) as team:
         for step in range(600):
@@ -105,7 +105,7 @@ def test_no_thread_passes_a_barrier_before_the_others(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [2, 4])
 def test_threads_that_sleep_at_once_are_all_woken(threads: int) -> None:
-    """No spinning at all: every barrier and every step goes through sleeping and waking."""
+    """Spinning is disabled, so every barrier and every step sleeps and wakes."""
     random = np.random.default_rng(threads)
     with (
         mock.patch("llmrun.backends.cpu.team._SPIN", 0),
@@ -143,12 +143,12 @@ def test_two_teams_work_side_by_side() -> None:
 
 # --- stopping -------------------------------------------------------------------------------------------------------
 
-LONG = 3000  # barriers of a step that there is time to stop
+LONG = 3000  # barriers in a step that is long enough to stop
 WIDE = 256
 
 
 def when_running(team: Team, act: Callable[[], None]) -> threading.Thread:
-    """Call `act` from another thread once the workers are in the middle of a step."""
+    """Call `act` from another thread while the workers are in the middle of a step."""
     counters = team._lowered.counters
 
     def watch() -> None:
@@ -190,7 +190,7 @@ def test_cancelling_before_a_step_stops_it() -> None:
 
 
 class Interrupt(BaseException):
-    """What a signal handler raises."""
+    """The exception that the test's signal handler raises."""
 
 
 def test_an_exception_from_a_signal_handler_waits_for_the_workers() -> None:
@@ -220,7 +220,7 @@ def assert_at_rest(team: Team) -> None:
 
 
 class Interrupted:
-    """Stands in for a kernel of the main thread: some of its calls end in an exception, as a signal may have it."""
+    """A stand-in for a kernel of the main thread that raises in some of its calls, as a signal handler may."""
 
     def __init__(self, kernel: object, before: int = 0, after: int = 0) -> None:
         self._kernel, self._before, self._after = kernel, before, after
@@ -251,7 +251,7 @@ def test_whenever_the_signals_come_the_workers_are_at_rest(kernel: str, before: 
         real = getattr(team, kernel)
         setattr(team, kernel, Interrupted(real, before, after))
         with pytest.raises(Interrupt):
-            run_often(team, tokens)  # `wait` is not called when the workers are done first
+            run_often(team, tokens)  # `wait` is not called when the workers finish first
         setattr(team, kernel, real)
         assert_at_rest(team)
         team.clear_cancel()
@@ -337,7 +337,7 @@ def test_a_process_may_end_without_closing(ending: str, code: int) -> None:
 
 
 def test_a_process_may_end_in_the_middle_of_a_step() -> None:
-    """The workers come to the end of it; nothing is freed under their hands."""
+    """The workers finish the step, and no memory is freed while they use it."""
     done = run_program(
         """
 busy = Team(lowered_chain(LONG, 2, width=WIDE), 2)

@@ -1,4 +1,4 @@
-"""The team that takes the time: every op has its own, results are the normal team's, and it stops when told."""
+"""Tests of the timed team: it times every op, returns the normal team's results, and stops when told."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def timed_team_of(lowered: Lowered, threads: int) -> Iterator[TimedTeam]:
 
 
 def total(times: StepTimes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Seconds of each thread."""
+    """Return the seconds each thread spent."""
     return np.asarray((times.working + times.waiting).sum(axis=1))
 
 
@@ -54,7 +54,7 @@ def test_every_op_has_a_time_and_all_together_no_more_than_the_step(threads: int
             [times] = team.taken_times()
             assert times.working.shape == times.waiting.shape == (threads, 1 + LENGTH)
             assert (times.working > 0).all()
-            # A barrier follows each op but the first, of which each thread has a row of its own where there is one.
+            # A barrier follows each op except the first, which in steps of one row each thread runs on its own copy.
             assert (times.waiting[:, 1:] > 0).all()
             assert (times.waiting[:, 0] > 0).all() == (count > 1)
             assert (total(times) < taken).all()
@@ -86,7 +86,7 @@ def test_where_no_barrier_follows_nobody_waits() -> None:
     flags[3] &= ~records.FLAG_BARRIER
     flags[5] |= records.FLAG_REPLICATED
     with timed_team_of(lowered, 2) as team:
-        for count, without in ((30, [3]), (1, [0, 3, 5])):  # of one row each thread looks up its own copy
+        for count, without in ((30, [3]), (1, [0, 3, 5])):  # in a step of one row, each thread looks up its own copy
             run(team, np.arange(count, dtype=np.int32))
             [times] = team.taken_times()
             waited = (times.waiting > 0).all(axis=0)
@@ -110,7 +110,7 @@ def test_times_are_told_once_in_the_order_of_the_steps() -> None:
             run(team, np.arange(count, dtype=np.int32))
         working = [times.working.sum() for times in team.taken_times()]
         assert len(working) == 40
-        assert min(working[::2]) < min(working[1::2])  # the least: a step may be held up
+        assert min(working[::2]) < min(working[1::2])  # compare the minimums, because any step may be delayed
         assert team.taken_times() == []
 
 

@@ -1,4 +1,4 @@
-"""A cache of windows against a naive one: a row finds all that it sees, and what is kept is what is said."""
+"""Tests of the windowed cache against a naive one: rows find all that they may see, and `kept` is correct."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SEQUENCES = 3
 MAX_ROWS = 48
 CONTEXT = 1000
 WINDOWS = (0, 2, 4, 32, 33, 34, 100, 700)
-CUT_BACK = 256  # at least so many tokens can be taken back, besides a step
+CUT_BACK = 256  # tokens that can be truncated besides those of one step
 
 
 def shares_of(windows: tuple[int, ...], context: int = CONTEXT) -> dict[int, int]:
-    """Blocks of a sequence, by window."""
+    """Return the number of blocks per sequence for each window."""
     return {window: blocks_of_sequence(window, context, MAX_ROWS) for window in windows}
 
 
@@ -33,7 +33,7 @@ def cache_of(*windows: int, max_sequences: int = SEQUENCES, context: int = CONTE
 
 
 def run(cache: PagedCache, seq: int, tokens: list[int]) -> None:
-    """In steps; each row is held against what it must see."""
+    """Append tokens in steps; each step checks what its rows see."""
     start = cache.kv.lengths[seq]
     for at in range(0, len(tokens), MAX_ROWS):
         cache.step({seq: tokens[at : at + MAX_ROWS]})
@@ -41,7 +41,7 @@ def run(cache: PagedCache, seq: int, tokens: list[int]) -> None:
 
 
 class WindowMachine(RuleBasedStateMachine):
-    """Naive: the tokens of each sequence, and the set of the positions that each window holds of it."""
+    """Compares the cache with the tokens of each sequence and the set of positions that each window still holds."""
 
     @initialize(windows=st.lists(st.sampled_from(WINDOWS), min_size=1, max_size=3, unique=True))
     def open(self, windows: list[int]) -> None:
@@ -51,7 +51,7 @@ class WindowMachine(RuleBasedStateMachine):
         self.held: dict[tuple[int, int], set[int]] = {(w, seq): set() for w in windows for seq in range(SEQUENCES)}
         self.next = 0
 
-    # --- what the naive cache does ---
+    # --- the naive cache ---
 
     def grow(self, growth: Mapping[int, int]) -> None:
         new = {}
@@ -71,7 +71,7 @@ class WindowMachine(RuleBasedStateMachine):
                     self.assert_sees(window, seq, row)
 
     def assert_sees(self, window: int, seq: int, row: int) -> None:
-        """A row of the last step, what its window reaches."""
+        """Assert that a row of the last step sees all that its window covers."""
         seen = range(max(0, row - window + 1) if window else 0, row + 1)
         assert set(seen) <= self.held[window, seq]
         assert self.cache.read(window, seq, seen) == self.tokens[seq][seen.start : seen.stop]
@@ -100,7 +100,7 @@ class WindowMachine(RuleBasedStateMachine):
 
     @rule(seqs=st.sets(st.integers(0, SEQUENCES - 1), min_size=1), steps=st.integers(1, 12))
     def stop_a_batch_in_the_middle(self, seqs: set[int], steps: int) -> None:
-        """What `forward` does when it is cancelled."""
+        """Do what `forward` does when it is cancelled."""
         before = {seq: len(self.tokens[seq]) for seq in seqs}
         rows = MAX_ROWS // len(seqs)
         for _ in range(steps):
@@ -109,7 +109,7 @@ class WindowMachine(RuleBasedStateMachine):
         for seq, length in before.items():
             grown = len(self.tokens[seq]) - length
             self.truncate(seq, length)
-            assert grown > MAX_ROWS or len(self.tokens[seq]) == length  # of a single step nothing is lost
+            assert grown > MAX_ROWS or len(self.tokens[seq]) == length  # cancelling a single step loses nothing
 
     @rule(seq=st.integers(0, SEQUENCES - 1), n=st.integers(0, CONTEXT))
     def truncate(self, seq: int, n: int) -> None:
@@ -218,7 +218,7 @@ def test_windows_bound_no_capacity() -> None:
 
 
 def test_windows_do_not_move_when_the_rest_is_full() -> None:
-    """All or nothing, of a batch of several steps too."""
+    """A batch is allocated fully or not at all, even if it takes several steps."""
     cache = PagedCache({0: 20, 40: 2 * 12}, 2, CONTEXT)
     run(cache, 0, list(range(600)))
     before = cache.held_blocks(40, 0)
@@ -230,7 +230,7 @@ def test_windows_do_not_move_when_the_rest_is_full() -> None:
 
 
 def test_more_rows_than_blocks_are_for_are_refused() -> None:
-    """Else the first of them would read what the last ones wrote."""
+    """Otherwise the first rows would read what the last ones wrote."""
     cache = cache_of(40)
     run(cache, 0, list(range(600)))
     with pytest.raises(AssertionError, match="more rows in a step"):

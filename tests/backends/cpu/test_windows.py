@@ -1,4 +1,4 @@
-"""The CPU engine with layers of windows: what the cache gives back was not needed, and what is kept is what is said."""
+"""Tests of windowed layers on the CPU engine: the cache releases only unneeded blocks, and `kept` is correct."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opened(path: Path, *, windows: tuple[int, ...] = WINDOWS, context_size: int 
 
 @pytest.fixture(scope="module")
 def whole(path: Path) -> Iterator[CpuBackend]:
-    """The same model, of whose cache nothing is given back."""
+    """Yield the same model with a cache that releases no blocks."""
     with nothing_given_back():
         backend = opened(path)
     yield backend
@@ -78,7 +78,7 @@ class TestSeamOfWindows(SeamContract):
 
 
 def test_windows_that_were_given_back_are_not_missed(backend: CpuBackend, whole: CpuBackend) -> None:
-    """A long prompt in one batch, others in chunks of any size, and one token after the other: to the bit."""
+    """The bits are equal for a long prompt in one batch, for chunks of any size, and for one token at a time."""
     tokens = some_tokens(LENGTH)
     expected = expected_after(whole, [], tokens)
     np.testing.assert_array_equal(backend.forward(batch_of(rows(0, 0, tokens))), expected)
@@ -118,7 +118,7 @@ def test_what_is_further_back_is_lost_and_run_again(backend: CpuBackend, whole: 
 def test_a_stopped_batch_leaves_what_it_was_or_says_that_nothing_is_left(
     backend: CpuBackend, whole: CpuBackend, steps: int, kept: int
 ) -> None:
-    """In its first step nothing is lost; in a late one the window of the length before is."""
+    """Cancelling in the first step loses nothing. In a later step, the window before the old length is lost."""
     tokens = some_tokens(300 + 1700)
     backend.forward(batch_of(rows(0, 0, tokens[:300])))
     backend.forward(batch_of(rows(1, 0, tokens[:300])))
@@ -126,7 +126,7 @@ def test_a_stopped_batch_leaves_what_it_was_or_says_that_nothing_is_left(
     with pytest.raises(Cancelled):
         backend.forward(batch_of(rows(0, 300, tokens[300:])))
     stopper.join()
-    assert backend.kv.lengths in ([kept, 300], [0, 300])  # where it came late
+    assert backend.kv.lengths in ([kept, 300], [0, 300])  # empty if cancelled late
     start = backend.kv.truncate(0, 300)
     assert start == backend.kv.lengths[0]
     expected = expected_after(whole, [], tokens[:320])
@@ -156,13 +156,13 @@ def test_the_sum_is_the_one_that_the_engine_opens_it_by(path: Path) -> None:
     backend.close()
     cache, layer = found.footprint.cache, 2 * 2 * 16 * 2  # KV heads, keys and values, features, bytes
     assert cache.of(CONTEXT) == backend.info.kv_bytes
-    assert cache.token == 2 * layer  # two of five
+    assert cache.token == 2 * layer  # two of five layers have no window
     assert cache.of(CONTEXT) - cache.of(CONTEXT // 2) == CONTEXT // 2 * cache.token
     assert twice.of(CONTEXT) == 2 * cache.of(CONTEXT)
 
 
 def test_the_engine_keeps_its_promises_where_windows_move_all_the_time(path: Path) -> None:
-    """A pass of the engine is several steps of the team, and nothing is kept beyond the windows but whole blocks."""
+    """One pass of the engine takes several team steps, and only whole blocks are kept beyond the windows."""
     lost: list[bool] = []
 
     def kept(self: PagedKV, seq: int, n: int) -> int:

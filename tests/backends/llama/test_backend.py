@@ -1,4 +1,4 @@
-"""The llama.cpp backend keeps the promises of the seam."""
+"""Tests that the llama.cpp backend keeps the Backend contract."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_llama(path: Path, *, cache_tokens: int | None = None, **options: Any) -
 
 
 class TestSeam(SeamContract, FullCacheContract):
-    exact = False  # llama.cpp chooses its order of sums by the size of the batch
+    exact = False  # llama.cpp picks its summation order by batch size
 
     @pytest.fixture(autouse=True)
     def _model(self, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_logits_of_the_real_model_are_llama_cpps(smollm: LlamaBackend) -> None:
     with LlamaCppModel(smollm2(), kv_type="F16", flash_attention=True) as theirs:
         expected = theirs.logits(tokens)
     assert_close(actual[:MOST_WANTED], expected[:MOST_WANTED])
-    # After that ours is in another batch, and llama.cpp rounds what each batch computes to 8 bits.
+    # From here on, our rows are in another batch, and llama.cpp rounds what each batch computes to 8 bits.
     difference = np.abs(actual[MOST_WANTED:] - expected[MOST_WANTED:])
     assert difference.mean() < 0.005 * float(np.ptp(expected))
 
@@ -89,7 +89,7 @@ def test_logits_with_a_cache_of_8_bits_are_llama_cpps() -> None:
 
 
 def test_a_head_that_llama_cpp_has_no_8_bit_cache_for_is_named(tmp_path: Path) -> None:
-    """Of 16 features; our own engine has one."""
+    """The heads have 16 features, for which our own engine has an 8-bit cache."""
     path = tiny_model(tmp_path, "F32 odd")
     with pytest.raises(LlmrunError, match="type q8_0 with block size 32 does not divide n_embd_head_k=16"):
         open_llama(path, kv_type="q8_0")
@@ -100,7 +100,7 @@ def test_a_long_prompt_of_the_real_model_is_stopped_in_the_middle(smollm: LlamaB
     for seq in range(2):
         smollm.kv.free(seq)
         smollm.forward(batch_of(rows(seq, 0, tokens)))
-    timer = threading.Timer(0.3, smollm.cancel)  # of several seconds
+    timer = threading.Timer(0.3, smollm.cancel)  # out of several seconds
     timer.start()
     with pytest.raises(Cancelled):
         smollm.forward(batch_of(rows(0, 20, long)))
@@ -111,7 +111,7 @@ def test_a_long_prompt_of_the_real_model_is_stopped_in_the_middle(smollm: LlamaB
 
 @pytest.mark.parametrize("every", [1, 7, 2000])
 def test_a_batch_of_any_size_is_run_in_parts(tmp_path: Path, every: int) -> None:
-    """More rows than one request takes, of which more are wanted than llama.cpp returns; of two sequences."""
+    """The batch has two sequences, more rows than one request takes, and more logits than llama.cpp returns."""
     backend = open_llama(tiny_model(tmp_path, "F32"), context_size=2048, max_sequences=2)
     tokens = some_tokens(2 * MAX_ROWS + 452)
     first, second = tokens[: MAX_ROWS + 200], tokens[MAX_ROWS + 200 :]

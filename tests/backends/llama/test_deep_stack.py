@@ -1,4 +1,4 @@
-"""A call gets the stack it asks for, and leaves other threads theirs."""
+"""Tests that a call gets the stack it asks for, and that other threads keep theirs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.cli.commands import ROOT
 
 
 def stack_of_this_thread() -> int:
-    """Its size in bytes, as the C library tells (pthread_getattr_np: Linux)."""
+    """Return this thread's stack size in bytes, as the C library reports it (pthread_getattr_np, Linux only)."""
     libc = ctypes.CDLL(None)
     attributes, size = ctypes.create_string_buffer(256), ctypes.c_size_t()
     assert libc.pthread_getattr_np(ctypes.c_ulong(threading.get_ident()), attributes) == 0

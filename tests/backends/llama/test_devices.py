@@ -1,4 +1,4 @@
-"""Which GPUs llama.cpp would share a model's layers out to."""
+"""Tests of which GPUs llama.cpp would use for a model's layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CUDA, VULKAN = 0x1000, 0x2000  # addresses of ggml's registrations
 
 
 class _Function:
-    """As ctypes has them: called, and with attributes."""
+    """A stand-in for a ctypes function, which is callable and has attributes."""
 
     restype: Any = None
 
@@ -25,7 +25,7 @@ class _Function:
 
 
 class FakeGgml:
-    """ggml's functions over rows of (type, registration, description, free)."""
+    """A stand-in for ggml's functions, over rows of (type, registration, description, free)."""
 
     def __init__(self, *devices: tuple[int, int, str, int]) -> None:
         def memory(device: Any, free: Any, total: Any) -> None:

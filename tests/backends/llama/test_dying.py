@@ -1,4 +1,4 @@
-"""Whatever ends llama.cpp's process is one line for the user, and leaves nothing behind."""
+"""Tests that any death of llama.cpp's process becomes a one-line error and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.models.downloads import smollm2
 from tests.support.models.tiny_models import tiny_model
 
 OPTIONS = OpenOptions(context_size=64, threads=1, gpu_layers=0)
-WAIT_S = 20.0  # for what takes milliseconds
+WAIT_S = 20.0  # for operations that take milliseconds
 
 
 @pytest.fixture
@@ -41,13 +41,15 @@ def path(tmp_path: Path) -> Path:
 
 
 class Interrupted(BaseException):
-    """As KeyboardInterrupt and SystemExit: not an Exception."""
+    """An interruption that, like KeyboardInterrupt and SystemExit, is not an Exception."""
 
 
 @pytest.fixture(autouse=True)
 def lost_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interruption that comes while the garbage collector calls something (hypothesis has it timed) goes no
-    further, as Python has it, and is no failure of what was interrupted."""
+    """Ignore interruptions that arrive inside a garbage collector callback (hypothesis installs one).
+
+    Python does not propagate them, so they do not count as a failure of the interrupted code.
+    """
     report = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
@@ -79,7 +81,10 @@ def is_running(pid: int) -> bool:
 
 
 def open_things() -> tuple[int, int]:
-    """(file descriptors, threads). A mapping keeps one, and goes with the error whose traceback knows it."""
+    """Return the numbers of open (file descriptors, threads).
+
+    Collects garbage first: a mapping keeps a file descriptor until the error whose traceback refers to it is freed.
+    """
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
@@ -96,7 +101,7 @@ def test_a_process_killed_between_two_passes(path: Path, number: signal.Signals)
     assert caught.value.exit_code == 3
     backend.close()
     backend.close()
-    assert not Path(f"/proc/{pid}").exists()  # not even a zombie
+    assert not Path(f"/proc/{pid}").exists()  # not even as a zombie
 
 
 def test_a_process_killed_while_loading(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +127,7 @@ def test_the_last_words_of_an_assertion_are_told() -> None:
 def test_a_file_cut_off_under_the_mapping_is_told_even_when_it_killed(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look before each pass is left out once, so that llama.cpp does read past the end: SIGBUS."""
+    """Skips the check before the first pass, so that llama.cpp reads past the end and dies of SIGBUS."""
     checks = [lambda: None]
     check = llama_cpp._Watch.check
     monkeypatch.setattr(llama_cpp._Watch, "check", lambda self: checks.pop()() if checks else check(self))
@@ -176,7 +181,7 @@ def test_a_file_replaced_by_another_is_still_the_old_one(tmp_path: Path, path: P
 def test_a_file_replaced_after_it_was_checked_is_not_the_one_that_was_checked(
     tmp_path: Path, path: Path, content: bytes | None
 ) -> None:
-    """Whether llama.cpp loads the other one (None: a whole model) or not."""
+    """Covers replacements that llama.cpp can load (None stands for a whole model) and ones that it cannot."""
     other = tiny_model(tmp_path, "F32 odd")
     if content is not None:
         other.write_bytes(content)
@@ -206,7 +211,7 @@ def interrupt_after(seconds: float) -> threading.Timer:
 
 
 def test_ctrl_c_while_running_leaves_the_answers_in_step(path: Path) -> None:
-    """At moments spread over a pass and what comes before and after it."""
+    """The interruptions are spread over a pass and the moments before and after it."""
     backend = opened(path, context_size=2048)
     long = np.random.default_rng(0).integers(5, 200, 2000).tolist()
     expected = backend.forward(batch_of(rows(0, 0, [5, 6, 7])))
@@ -243,8 +248,11 @@ def test_ctrl_c_while_loading_ends_the_process(path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def interruptions() -> Iterator[Callable[[float, float], None]]:
-    """interruptions(first, interval): raise Interrupted so many seconds from now, and again and again, but only where
-    the backend is at work; 0, 0: no more."""
+    """Yield interruptions(first, interval), which raises Interrupted after `first` seconds and then every `interval`
+    seconds.
+
+    It only raises while the backend is at work. `interruptions(0, 0)` stops it.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
         while frame is not None and not frame.f_code.co_filename.startswith(str(ROOT / "llmrun")):
@@ -261,7 +269,7 @@ def interruptions() -> Iterator[Callable[[float, float], None]]:
 def test_any_request_interrupted_at_any_moment_leaves_the_truth(
     path: Path, interruptions: Callable[[float, float], None]
 ) -> None:
-    """Once, or twice in a row, so that what follows the first interruption is interrupted too."""
+    """Interrupts once or twice in a row, so that the cleanup after the first interruption is interrupted too."""
     backend = opened(path, context_size=512, max_sequences=2)
     random = np.random.default_rng(3)
     known: list[list[int]] = [[], []]
@@ -284,7 +292,7 @@ def test_any_request_interrupted_at_any_moment_leaves_the_truth(
                 backend.kv.free(seq)
         except Interrupted:
             interrupted += 1
-        except Cancelled:  # the flag of a wait that was interrupted too
+        except Cancelled:  # an interrupted wait sets the flag too
             assert interrupted
         interruptions(0, 0)
     assert interrupted > 20
@@ -312,7 +320,7 @@ def test_one_that_never_answers_is_ended_by_close(path: Path, monkeypatch: pytes
 def test_ctrl_c_while_it_never_answers(
     path: Path, monkeypatch: pytest.MonkeyPatch, interruptions: Callable[[float, float], None]
 ) -> None:
-    """While it does not even read: what was being written is more than the pipe holds."""
+    """The process does not even read its input, so the write blocks when the pipe is full."""
     monkeypatch.setattr(llama_process, "_STOP_S", 0.1)
     backend = opened(path)
     os.kill(backend._process.pid, signal.SIGSTOP)
@@ -336,7 +344,7 @@ def test_it_outlives_the_thread_that_started_it(path: Path) -> None:
 
 
 def test_it_ends_in_the_middle_of_a_pass_when_the_process_that_started_it_is_killed() -> None:
-    """A pass of 20 seconds and more."""
+    """The pass would take at least 20 seconds."""
     code = (
         "import os, signal, threading, time\nimport numpy as np\nfrom pathlib import Path\n"
         "from llmrun.backends.llama.backend import LlamaBackend\nfrom llmrun.gguf.reader import open_gguf\n"
@@ -397,7 +405,7 @@ def test_its_noise_reaches_no_stream_of_ours(path: Path, capfd: pytest.CaptureFi
 
 
 def test_it_needs_nothing_of_the_environment(path: Path, tmp_path: Path) -> None:
-    """Nor of the folder it is started in: what lies there is not taken for a module."""
+    """It also ignores files in the working directory, which must not be imported as modules."""
     (tmp_path / "json.py").write_text("raise SystemExit('wrong json')")
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
@@ -406,7 +414,7 @@ def test_it_needs_nothing_of_the_environment(path: Path, tmp_path: Path) -> None
         f"backend = open_backend(Path({str(path)!r}), OpenOptions('llama'))\n"
         "print(backend.info.backend)\nbackend.close()"
     )
-    environment = {"LLMRUN_CACHE_DIR": os.environ["LLMRUN_CACHE_DIR"]}  # compiled kernels: seconds
+    environment = {"LLMRUN_CACHE_DIR": os.environ["LLMRUN_CACHE_DIR"]}  # compiling kernels would take seconds
     ran = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, cwd=tmp_path, env=environment, timeout=60
     )

@@ -1,4 +1,4 @@
-"""A build of llama.cpp that does not work here is found, and what it died of is named."""
+"""Tests that a llama.cpp build that does not work on this machine is detected, with the operation that killed it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_model_is_one_that_the_strict_reader_takes_with_matrices_that_every_
     assert file.integer("llama.vocab_size") == VOCABULARY
     matrices = [tensor for tensor in file.tensors.values() if tensor.type.name == "Q8_0"]
     assert len(matrices) == 9
-    for tensor in matrices:  # of AMX: rows in whole tiles of 32, blocks of 32 weights
+    for tensor in matrices:  # as AMX needs: rows in whole tiles of 32, blocks of 32 weights
         assert tensor.shape[0] % 32 == tensor.shape[1] % 32 == 0
         assert tensor.type.dequantize is not None
         values = tensor.type.dequantize(file.read(tensor).reshape(tensor.n_rows, -1))
@@ -51,7 +51,7 @@ def test_a_build_that_dies_at_the_first_product_is_named_with_its_signal(
     trial = tried()
     assert trial.failure == f"llama.cpp died while multiplying: {name}"
     assert trial.crashed
-    assert "CPU" in trial.system  # what was found out before
+    assert "CPU" in trial.system  # details found before the crash
 
 
 def test_a_build_that_dies_when_it_is_loaded_is_named_with_its_signal(
@@ -106,7 +106,7 @@ def test_a_build_that_answers_nonsense_does_not_work(
 
 
 def test_gpus_multiply_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers given to them run on the CPU in truth: the build has no GPU."""
+    """The build has no GPU, so layers assigned to a GPU run on the CPU."""
     asked: list[int] = []
     answer_of = gpu_check._answer
 

@@ -1,4 +1,4 @@
-"""How many layers fit: never more than there is room for, and all of them where there is."""
+"""Tests of how many layers fit on the GPUs: never more than there is room for, and all if there is room."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def test_every_offloaded_layer_is_on_some_gpu(model: LayerSizes, free: list[int]
 
 
 def test_the_output_layer_goes_first_then_the_last_layers_each_gpu_a_share() -> None:
-    """As llama.cpp deals them out: layer i of the n offloaded to the first GPU whose share reaches beyond i/n."""
+    """Layers are assigned as in llama.cpp: layer i of n offloaded ones goes to the first GPU whose cumulative share
+    exceeds i/n.
+    """
     model = LayerSizes(layers=(1, 10, 100, 1000), output=10_000, computing=0, visiting=0)
     assert bytes_needed(model, [GIB], 1) == [10_000]
     assert bytes_needed(model, [GIB], 3) == [11_100]
@@ -77,8 +79,8 @@ def test_the_output_layer_goes_first_then_the_last_layers_each_gpu_a_share() -> 
 
 def test_layers_that_stay_with_the_cpu_need_room_to_visit_a_gpu() -> None:
     model = LayerSizes(layers=(GIB, GIB), output=GIB, computing=0, visiting=GIB)
-    assert layers_that_fit(model, [4 * GIB]) == 3  # all, and the margin
-    assert layers_that_fit(model, [4 * GIB - 1]) == 1  # not 2, which with the visitor would take as much
+    assert layers_that_fit(model, [4 * GIB]) == 3  # all layers, plus the margin
+    assert layers_that_fit(model, [4 * GIB - 1]) == 1  # not 2, because the visiting layer would need as much memory
 
 
 @given(sizes)
@@ -89,7 +91,7 @@ def test_a_huge_gpu_takes_all_and_no_gpu_none(model: LayerSizes) -> None:
 
 
 def test_a_models_sizes_are_those_of_its_tensors_and_its_cache(tmp_path: Path) -> None:
-    """Two layers, 2 KV heads of 16 values each: 2 x 2 x 16 x 2 bytes a token and layer."""
+    """Two layers with 2 KV heads of 16 values take 2 x 2 x 16 x 2 bytes per token and layer."""
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type="F32", layers=2, heads=4, kv_heads=2, head_size=16, width=64)
     with open_gguf(path) as file:
         empty, full = layer_sizes(file, 0), layer_sizes(file, 1000)
@@ -98,12 +100,12 @@ def test_a_models_sizes_are_those_of_its_tensors_and_its_cache(tmp_path: Path) -
         others = sum(tensor.nbytes for name, tensor in file.tensors.items() if not name.startswith("blk."))
     assert sum(empty.layers) == blocks
     assert empty.visiting == largest
-    assert empty.output == others  # tied: the embeddings are copied to the GPU as the output matrix
+    assert empty.output == others  # tied embeddings are copied to the GPU as the output matrix
     assert [a - b for a, b in zip(full.layers, empty.layers, strict=True)] == [1000 * 2 * 2 * 16 * 2] * 2
 
 
 def test_a_table_of_each_layers_embeddings_stays_with_the_cpu(tmp_path: Path) -> None:
-    """Gemma 3n's is larger than all of its layers."""
+    """Gemma 3n's per-layer embedding table is larger than all of its layers."""
 
     def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
         tensors["per_layer_token_embd.weight"] = tensors["token_embd.weight"]

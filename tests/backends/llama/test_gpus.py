@@ -1,6 +1,6 @@
-"""Layers on a GPU: what is asked of llama.cpp, what is told of it, and what is said when they do not fit.
+"""Tests of layers on a GPU: the request to llama.cpp, what it reports, and the message when they do not fit.
 
-No GPU is needed: what llama.cpp's process says of GPUs is made up.
+The tests need no GPU: they make up what llama.cpp's process reports about GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmrun.gguf.reader import open_gguf
 from tests.support.backends.fake_gpus import GIB, pretend_answers, pretend_gpus
 from tests.support.gguf.gguf_files import tiny_llama
 
-# llama.cpp's own lines, of two GPUs and of one.
+# llama.cpp's own log lines, for two GPUs and for one.
 TWO_GPUS = (
     "llama_model_load_from_file_impl: using device CUDA0 (NVIDIA H200) (0000:01:00.0) - 143156 MiB free",
     "llama_model_load_from_file_impl: using device Vulkan1 (AMD Radeon (TM) (RADV)) (unknown id) - 512 MiB free",
@@ -42,7 +42,7 @@ def opened(path: Path, **options: Any) -> LlamaBackend:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of layers that llama.cpp was asked to offload."""
+    """Record the numbers of layers that llama.cpp was asked to offload."""
     numbers: list[int] = []
     tell = LlamaProcess.tell
 

@@ -1,4 +1,4 @@
-"""llama.cpp as the registry knows it: what its installation asks pip for."""
+"""Tests of llama.cpp's registry entry and the pip requirement for its installation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrun.backends.llama.kind import install_command, llama_requirement
 
 
 def test_the_requirement_is_that_of_the_installed_package() -> None:
-    """It names no distribution of ours, which need not be on the index."""
+    """It names no distribution of ours, which may not be on the index."""
     assert llama_requirement().startswith("llama-cpp-python")
     assert "llmrun" not in llama_requirement()
 

@@ -41,7 +41,7 @@ def test_a_pass_that_went_well_is_answered_without_json(number: int) -> None:
 def test_the_beginning_of_a_request_is_left_out_or_lacks_only_digits(
     operation: str, number: int, data: st.DataObject
 ) -> None:
-    """What is written at once arrives at once, so that no line of a forward pass is ever cut; this is for the rest."""
+    """A line of a forward pass is written at once and arrives whole, so only other requests can be cut."""
     line = request_line(operation, number, {"rows": 1, "wanted": 1})
     part = line[: data.draw(st.integers(0, len(line) - 3))]
     assert read_request(part) is None

@@ -1,4 +1,4 @@
-"""What llama.cpp could use: found out in another process, remembered, and asked again when anything changed."""
+"""Tests of the device probe: it runs in another process, is cached, and runs again when anything changes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_without_the_extra_nothing_is_started(cache: Path, monkeypatch: pytest.M
 
 
 def test_a_probe_that_failed_is_not_asked_again_for_a_while(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that hangs takes twenty seconds: not of every command."""
+    """A hanging driver costs twenty seconds, which not every command should pay."""
     asked: list[int] = []
 
     def crash() -> Gpus:
@@ -118,7 +118,7 @@ def test_a_probe_that_failed_is_not_asked_again_for_a_while(cache: Path, monkeyp
 
 
 def test_a_driver_that_hangs_is_given_up(cache: Path, tmp_path: Path) -> None:
-    """A library whose loading never ends, as far as the one who waits can tell."""
+    """Simulates a library that never finishes loading, as far as the waiting process can tell."""
     package = tmp_path / "hanging" / "llama_cpp"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -156,7 +156,7 @@ def test_a_folder_of_that_name_is_not_an_installation(tmp_path: Path, monkeypatc
 
 
 def test_an_installation_that_does_not_load_is_a_reason(cache: Path, tmp_path: Path) -> None:
-    """Its library is missing: said in one line, and no traceback on any stream."""
+    """The library is missing. The reason is one line, with no traceback on any stream."""
     package = tmp_path / "broken" / "llama_cpp"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

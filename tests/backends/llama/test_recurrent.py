@@ -1,4 +1,4 @@
-"""A recurrent model behind the seam: its state has no past, and `kept` says so."""
+"""Tests of a recurrent model behind the Backend contract: its state cannot be rewound, and `kept` reports that."""
 
 from __future__ import annotations
 
@@ -69,14 +69,16 @@ def test_a_state_is_kept_whole_or_not_at_all(path: Path, n: int, kept: int) -> N
     assert backend.kv.copy(0, 1, n) == kept
     assert backend.kv.truncate(0, n) == kept
     whole = backend.forward(batch_of(rows(2, 0, [*PROMPT, 7])))[-1]
-    for seq in (0, 1):  # both may be gone on from where they say they are
+    for seq in (0, 1):  # both sequences can continue from their reported lengths
         continued = backend.forward(batch_of(rows(seq, kept, [*PROMPT, 7][kept:])))[-1]
         np.testing.assert_allclose(continued, whole, rtol=0, atol=1e-3)
     backend.close()
 
 
 def test_a_pass_stopped_half_way_says_what_is_left(path: Path) -> None:
-    """Nothing, if a part of it had gone into the state; `truncate` tells, and the sequence goes on from there."""
+    """Nothing is left if part of the pass went into the state. `truncate` reports it, and the sequence continues from
+    there.
+    """
     backend = opened(path, context_size=2048, max_sequences=1)
     long = np.random.default_rng(1).integers(5, 200, 1900).tolist()
     whole = backend.forward(batch_of(rows(0, 0, [*PROMPT, *long])))[-1]

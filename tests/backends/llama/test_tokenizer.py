@@ -1,4 +1,4 @@
-"""Where our tokenizers do not read a vocabulary llama.cpp's own does, and it keeps the promises that ours keep."""
+"""Tests of llama.cpp's tokenizer, used for vocabularies that ours do not support, under the same contract as ours."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support.tokenizers.random_text import random_texts
 from tests.support.tokenizers.vocabularies import llama_vocabulary, our_tokenizer, vocabulary_path
 
 OTHERS = ("bert-bge", "nomic-bert-moe")  # WordPiece, Unigram
-SEARCHED = ("deepseek-llm", "falcon")  # by regular expressions; every byte of a text comes back
+SEARCHED = ("deepseek-llm", "falcon")  # split by regular expressions; every byte of a text round-trips
 OURS_TOO = ("llama-spm", "llama-bpe", *SEARCHED)
 WIDTH = 32
 
 
 def with_vocabulary(folder: Path, name: str) -> Path:
-    """A tiny llama whose vocabulary is one of llama.cpp's vocabulary-only files."""
+    """Return a tiny llama with the vocabulary of one of llama.cpp's vocabulary-only files."""
 
     def change(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
         for key in [key for key in metadata if key.startswith("tokenizer.")]:
@@ -55,7 +55,7 @@ def opened(path: Path) -> LlamaBackend:
 def named(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, LlamaTokenizer]]:
-    """(name of the vocabulary, llama.cpp's tokenizer of it)"""
+    """Yield (name of the vocabulary, llama.cpp's tokenizer for it)."""
     backend = opened(with_vocabulary(tmp_path_factory.mktemp("vocabulary"), request.param))
     if request.param in OTHERS:
         assert isinstance(backend.tokenizer, LlamaTokenizer)
@@ -81,7 +81,7 @@ def test_ids_are_llama_cpps(named: tuple[str, LlamaTokenizer]) -> None:
 def test_a_long_row_of_one_character_does_not_end_the_process(
     named: tuple[str, LlamaTokenizer], character: str
 ) -> None:
-    """llama.cpp's search for places to split at calls itself for each of them."""
+    """llama.cpp's search for split points recurses once per character."""
     name, tokenizer = named
     ids = tokenizer.encode(character * 60_000, add_special=False, parse_special=False)
     decoded = tokenizer.decode(ids.tolist())

@@ -1,4 +1,4 @@
-"""A sliding window behind the seam: what no layer sees any more is dropped, and `kept` says so."""
+"""Tests of a sliding window behind the Backend contract: tokens outside every window are dropped, as `kept` reports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fill(backend: LlamaBackend, tokens: list[int], *, seq: int = 0, chunk: int =
 
 
 def assert_goes_on(backend: LlamaBackend, history: list[int], seq: int) -> None:
-    """From where the sequence is, as a fresh run of the same tokens does."""
+    """Assert that the sequence continues from its length with the logits of a fresh run of the same tokens."""
     other = some_tokens(20, seed=9)
     start = backend.kv.lengths[seq]
     actual = backend.forward(batch_of(rows(seq, start, history[start:] + other)))[-20:]
@@ -70,7 +70,7 @@ def assert_goes_on(backend: LlamaBackend, history: list[int], seq: int) -> None:
 
 @pytest.mark.parametrize(("context_size", "max_sequences"), [(2048, 1), (2048, 2), (256, 1), (1024, 16)])
 def test_the_cache_takes_what_was_forecast(window_path: Path, context_size: int, max_sequences: int) -> None:
-    """llama.cpp says how many cells it has made for how many layers; what a model is opened by is the same sum."""
+    """llama.cpp logs how many cells it allocates for how many layers, and the forecast must give the same sum."""
     backend = opened(window_path, context_size=context_size, max_sequences=max_sequences)
     backend.close()
     made = re.findall(r"llama_kv_cache: size = .*\( *(\d+) cells, +(\d+) layers", "\n".join(backend.log))
@@ -115,7 +115,7 @@ def test_nothing_is_dropped_before_the_cache_of_the_window_is_full(window_path: 
 
 
 def test_a_stopped_pass_takes_nothing_from_a_full_window(window_path: Path) -> None:
-    """It wrote over what the tokens before it saw, but not over what the next one sees."""
+    """It overwrote tokens that earlier tokens saw, but none that the next token sees."""
     backend = opened(window_path)
     tokens = some_tokens(LENGTH)
     fill(backend, tokens)
@@ -151,7 +151,7 @@ def test_a_full_cache_takes_nothing_from_a_window(window_path: Path) -> None:
 
 
 def test_a_long_prompt_takes_from_the_others_only_what_they_see_no_more(window_path: Path) -> None:
-    """Sixteen windows and 512 rows are all that the window's cache holds."""
+    """The window's cache holds only sixteen windows and 512 rows."""
     backend = opened(window_path, max_sequences=16, context_size=1024)
     tokens = some_tokens(100)
     for seq in range(16):

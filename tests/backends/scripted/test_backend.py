@@ -1,4 +1,4 @@
-"""The scripted backend keeps the promises of the seam, and holds its caller to the rules."""
+"""Tests that the scripted backend keeps the Backend contract and enforces it on its caller."""
 
 from __future__ import annotations
 

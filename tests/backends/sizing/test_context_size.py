@@ -1,4 +1,4 @@
-"""The context that is chosen, and the one that is refused."""
+"""Tests of the chosen context size, and of sizes that are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def footprint_of(mapped: int, packed: int, cache: KVBytes, scratch: int, vocabul
         (131_072, 1000 * MIB, LARGEST_DEFAULT),
         (2048, 1000 * MIB, 2048),
         (131_072, 100 * MIB + 20_000 * 1024, 9984),  # half of it, in whole blocks
-        (131_072, 100 * MIB + 600 * 1024, 512),  # what is of use, though it is more than half
+        (131_072, 100 * MIB + 600 * 1024, 512),  # the smallest useful context, even though it takes more than half
         (300, 100 * MIB + 300 * 1024, 300),
     ],
 )
@@ -97,7 +97,7 @@ def test_what_is_chosen_fits_and_what_is_refused_does_not(
 
 
 def test_windows_are_counted_once_they_are_full() -> None:
-    """Eight tokens of them take as much as all the rest of 128."""
+    """Eight tokens of the windowed layers take as much memory as 128 tokens of all the others."""
     needs = MemoryNeeds(Footprint(0, KVBytes(MIB, ((8, 16 * MIB),))), 256 * MIB)
     assert needs.most == 128
     assert [needs.fits(context) for context in (8, 128, 129)] == [True, True, False]
@@ -184,12 +184,12 @@ def test_a_cache_that_is_filled_at_once_is_smaller_by_default(tmp_path: Path, ba
 def test_a_context_on_gpus_displaces_no_layer_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, gpu_layers: int | str, expected: int
 ) -> None:
-    """On a GPU that has room for all layers with so many tokens in the cache."""
+    """The GPU has room for all layers with this many tokens in the cache."""
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
     with open_gguf(path) as file:
         sizes = layer_sizes(file, room)
     [needed] = bytes_needed(sizes, [GIB], len(sizes.layers) + 1)
-    pretend_gpus(monkeypatch, GIB + needed)  # a GiB of a GPU is left to others
+    pretend_gpus(monkeypatch, GIB + needed)  # a GiB of each GPU is left free
     opened = open_backend(path, OpenOptions(backend="llama", gpu_layers=gpu_layers, threads=1))
     opened.close()
     assert opened.info.context_size == expected
@@ -197,7 +197,9 @@ def test_a_context_on_gpus_displaces_no_layer_by_default(
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells how much is resident")
 def test_a_context_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
-    """Resident memory after a token is the same for a hundred times the context, but for a huge page a layer."""
+    """Resident memory after one token is the same for a context a hundred times as large, except for one huge page per
+    layer.
+    """
     path = tiny_llama(tmp_path / "tiny.gguf", context=1 << 20)
 
     def resident() -> int:
@@ -211,5 +213,5 @@ def test_a_context_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
         backend.close()
         return after - before
 
-    grown(256)  # kernels and modules
-    assert grown(1 << 18) - grown(256) < 16 * MIB  # of 64 MiB
+    grown(256)  # loads kernels and modules
+    assert grown(1 << 18) - grown(256) < 16 * MIB  # out of 64 MiB

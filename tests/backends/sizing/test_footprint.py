@@ -1,4 +1,4 @@
-"""What a model will take, from its header: the peak of a real process agrees, on either backend."""
+"""Tests of the memory forecast from a model's header, against the peak of a real process on either backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmrun.gguf.reader import open_gguf
 from tests.support.gguf.gguf_files import tiny_llama
 from tests.support.models.downloads import smollm2
 
-PROMPT_WORDS = 300  # more than are run at once
+PROMPT_WORDS = 300  # more than one batch holds
 CONTEXT = 512
 
 
@@ -37,7 +37,7 @@ def on_llama(path: Path) -> Footprint:
 
 
 def measured_peak(path: Path, backend: str) -> int:
-    """Of `llmrun generate` and the processes it starts, together, while it holds the whole prompt in its cache."""
+    """Return the peak memory of `llmrun generate` and its child processes with the whole prompt in the cache."""
     program = """
 import sys
 from llmrun.machine.peak_memory import peak_memory
@@ -61,7 +61,7 @@ main()
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a peak that begins with the program")
 @pytest.mark.parametrize(("backend", "held"), [("cpu", PROMPT_WORDS), ("llama", CONTEXT)])
 def test_the_peak_of_a_real_process_is_within_5_percent(backend: str, held: int) -> None:
-    """Our cache takes memory as it is filled, llama.cpp's all of it at once."""
+    """Our cache takes memory as it fills; llama.cpp allocates all of its cache at once."""
     footprint = on_cpu(smollm2()) if backend == "cpu" else on_llama(smollm2())
     assert footprint.total(held) == pytest.approx(measured_peak(smollm2(), backend), rel=0.05)
 
@@ -91,7 +91,7 @@ def test_a_cache_for_more_sequences_and_of_another_type_is_counted(tmp_path: Pat
         ("x86_64", "avx2", "Q8_0", True, 0.0),
         ("arm64", "", "Q8_0", True, 1.0),
         ("aarch64", "", "F32", True, 0.0),
-        ("x86_64", "avx2", "Q4_0", False, 0.9),  # a table that is only looked up stays as it is
+        ("x86_64", "avx2", "Q4_0", False, 0.9),  # a table that is only looked up is not repacked
     ],
 )
 def test_llama_cpp_has_matrices_twice_that_its_kernels_take_in_another_order(

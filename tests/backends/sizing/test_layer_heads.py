@@ -1,4 +1,4 @@
-"""What layers keep where they differ, by header: as much as llama.cpp makes room for."""
+"""Tests of the cache forecast from the header when layers differ in heads: it equals what llama.cpp allocates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_values_are_kept_unless_they_are_part_of_keys(tmp_path: Path, name: str,
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4 E2B", "gemma4 fused"])
 def test_the_cache_takes_what_was_forecast(tmp_path: Path, name: str) -> None:
-    """llama.cpp says what it has taken for layers with a window and for the others, to a hundredth of a MiB."""
+    """llama.cpp logs what it allocated for layers with and without a window, to a hundredth of a MiB."""
     with open_gguf(tiny_architecture(tmp_path, name)) as file:
         backend = LlamaBackend(file, OpenOptions(threads=1, context_size=16384, gpu_layers=0))
         backend.close()

@@ -1,4 +1,4 @@
-"""How far layers look back, by header: as llama.cpp reads it."""
+"""Tests of each layer's window size read from the header, as llama.cpp reads it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def windows(tmp_path: Path, architecture: str, n_layers: int = 6, **attention: A
     ("architecture", "attention", "expected"),
     [
         ("llama", {}, [0] * 6),
-        ("llama", {"sliding_window": 16}, [0] * 6),  # Mistral's first files: nobody heeds it
+        ("llama", {"sliding_window": 16}, [0] * 6),  # Mistral's first files have a window that no engine uses
         ("phi3", {"sliding_window": 16, "sliding_window_pattern": 2}, [0] * 6),
         ("gemma2", {}, [4096, 0] * 3),
         ("gemma2", {"sliding_window": 16}, [16, 0] * 3),
@@ -37,7 +37,7 @@ def windows(tmp_path: Path, architecture: str, n_layers: int = 6, **attention: A
         ("gpt-oss", {"sliding_window": 16, "sliding_window_pattern": 1}, [0] * 6),
         ("lfm2", {"sliding_window": 16}, [16] * 6),
         ("lfm2", {}, [0] * 6),
-        ("exaone4", {"sliding_window": 16}, [0] * 6),  # of its models only that of 64 layers has windows
+        ("exaone4", {"sliding_window": 16}, [0] * 6),  # only the model with 64 layers has windows
         ("made", {"sliding_window": 16, "sliding_window_pattern": np.array([1, 0, 0, 1, 1, 0])}, [16, 0, 0, 16, 16, 0]),
         ("made", {"sliding_window_pattern": np.array([True, False] * 3)}, [0] * 6),
         ("gemma4", {"sliding_window": 16, "sliding_window_pattern": np.array([True, False] * 3)}, [16, 0] * 3),

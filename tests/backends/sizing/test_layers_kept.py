@@ -1,4 +1,4 @@
-"""Which layers llama.cpp runs, and which of them keep something."""
+"""Tests of which layers llama.cpp runs, and which of them store a state or cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When warming ends, and when the rounds do (llmrun/bench/analysis/stability.py)."""
+"""Tests of when warm-up ends and when rounds end (llmrun/bench/analysis/stability.py)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_cold_first_turn_costs_at_most_one_more() -> None:
 
 @pytest.mark.parametrize("direction", [1, -1])
 def test_a_trend_is_waited_out(direction: int) -> None:
-    """A clock that falls, or a cache that fills: 30 %, 16 %, 8 %, ... from where it ends."""
+    """The clock slows down or the cache fills: values are 30 %, 16 %, 8 %, ... away from the final level."""
     values = [1 + direction * 0.3 * 0.55**i for i in range(30)]
     count = warmups(values)
     assert WINDOW + 1 < count < MAXIMUM_WARMUPS

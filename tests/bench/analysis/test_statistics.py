@@ -1,4 +1,4 @@
-"""Distributions, ratios and their intervals (llmrun/bench/analysis/statistics.py)."""
+"""Tests of distributions, ratios and their intervals (llmrun/bench/analysis/statistics.py)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def near(one: Interval, other: Interval) -> None:
 
 
 def noisy(count: int, *, seed: int = 0, spread: float = 0.05, slower: float = 1.0) -> tuple[list[float], list[float]]:
-    """Times of a and b that share a level of 20 % up and down, with heavy tails of their own."""
+    """Return times of a and b with a common level that drifts by 20 % either way, and independent heavy tails."""
     random = np.random.default_rng(seed)
     level = 0.2 * np.sin(np.arange(count) / 7)
     a, b = 0.1 * np.exp(level + spread * random.standard_t(3, (2, count)))
@@ -152,14 +152,14 @@ def test_an_outlier_moves_little() -> None:
 
 
 def test_to_be_first_in_a_round_is_no_difference() -> None:
-    """The turn that comes first takes 10 % longer: llama.cpp's prefill does so in the recordings."""
+    """The first turn of a round takes 10 % longer, as llama.cpp's prefill does in the recordings."""
     random = np.random.default_rng(1)
     a, b = 0.1 * np.exp(0.01 * random.standard_normal((2, 40)))
     a[0::2] *= 1.1
     b[1::2] *= 1.1
     found = paired_ratio(a.tolist(), b.tolist(), is_speed=False)
     assert found.low <= 1 <= found.high
-    assert found.high / found.low < 1.03  # 1.10 without taking it out
+    assert found.high / found.low < 1.03  # 1.10 without the correction
 
 
 def test_rounds_that_remember_widen_the_interval() -> None:

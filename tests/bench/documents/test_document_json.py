@@ -1,4 +1,4 @@
-"""A document comes back as it was, and nothing that is not one gets in."""
+"""Tests that a document round-trips through JSON, and that malformed ones are rejected."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_document_with_any_value_put_anywhere_is_read_or_refused_in_one_line(p
 
 
 def test_a_document_with_any_key_taken_away_is_refused_by_the_name_of_the_key() -> None:
-    free = ("facts", "system", "figures", "samples")  # of any keys
+    free = ("facts", "system", "figures", "samples")  # may have any keys
     for path in PATHS:
         if isinstance(path[-1], int) or any(part in free for part in path[:-1]):
             continue

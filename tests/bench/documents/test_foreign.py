@@ -1,4 +1,4 @@
-"""Results of other programs and other days are read, matched and judged, or refused in one line."""
+"""Tests that results of other programs and earlier days are read, matched and judged, or refused in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REAL = Path(__file__).parents[2] / "data" / "llama-bench.json"
 
 
 def ratio(first: Sequence[float], second: Sequence[float], /, *, is_speed: bool, level: float) -> Any:
-    """Of the means; sure within a hundredth."""
+    """Return the ratio of means, with an interval of one hundredth either way."""
     assert is_speed
     assert level == 0.99
     found = statistics.fmean(first) / statistics.fmean(second)
@@ -50,7 +50,7 @@ def test_its_lines_are_read_like_its_list(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", "\n".join(json.dumps(row) for row in rows) + "\n")
     assert read_series(path) == read_series(REAL)
     assert read_series(write(tmp_path / "row.jsonl", json.dumps(rows[0]) + "\n")) == read_series(REAL)[:1]
-    rows[0]["model_filename"] = "a\u2028b"  # a new line to some, and not to JSON
+    rows[0]["model_filename"] = "a\u2028b"  # a line break to str.splitlines, but not in JSON
     path = write(tmp_path / "rows.jsonl", "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
     assert read_series(path) == read_series(REAL)
 
@@ -190,7 +190,7 @@ def compared(ratio: float, low: float | None, high: float | None) -> Comparison:
     [
         (compared(0.93, 0.90, 0.96), "tg128: 7.0% slower, limit 5.0% (between 4.0% and 10.0%)"),
         (compared(0.93, 0.80, 1.04), None),  # within the noise
-        (compared(0.96, 0.95, 0.97), None),  # sure, and within the limit
+        (compared(0.96, 0.95, 0.97), None),  # significant, but within the limit
         (compared(1.10, 1.05, 1.15), None),
         (
             compared(0.90, None, None),

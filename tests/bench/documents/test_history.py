@@ -1,4 +1,4 @@
-"""What was measured is kept: by many at once, past damage, and found again by few letters."""
+"""Tests of the measurement history: concurrent writers, damage, and lookup by a short prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows are llama-bench's, with the same keys and types and numbers that agree, and more beside them."""
+"""Tests that rows have llama-bench's keys, types and consistent numbers, plus keys of our own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_configuration_is_a_row_for_its_prefill_and_one_for_its_decode() -> No
 
 
 def _agrees(row: dict[str, Any]) -> None:
-    """As the real one computes them: means and deviations of the samples, times of the tokens at that speed."""
+    """Assert that means and deviations follow from the samples, and times from tokens and speed, as in llama-bench."""
     tokens = row["n_prompt"] + row["n_gen"]
     for time, speed in zip(row["samples_ns"], row["samples_ts"], strict=True):
         assert speed == pytest.approx(1e9 * tokens / time, rel=1e-5)
@@ -96,7 +96,7 @@ def test_a_row_tells_what_is_ours() -> None:
         "run": document().identity,
     }
     assert {key: rows[3][key] for key in expected} == expected
-    assert rows[2]["verdict_ratio"] is None  # of the prefill there is none
+    assert rows[2]["verdict_ratio"] is None  # prefill has no verdict
     assert rows[0]["verdict_against"] is None
 
 

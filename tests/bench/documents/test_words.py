@@ -1,4 +1,4 @@
-"""Figures with their units, and verdicts as sentences."""
+"""Tests of figures with their units, and of verdicts as sentences."""
 
 from __future__ import annotations
 

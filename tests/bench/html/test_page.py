@@ -1,4 +1,4 @@
-"""The page of a benchmark: everything that was found is on it, and nothing in it is anything but text."""
+"""Tests of the benchmark's page: it shows every result, and escapes all text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 class Reader(HTMLParser):
-    """Refuses what a browser would have to guess, and anything that is not one of our own tags."""
+    """A parser that rejects markup a browser would have to guess at, and tags that we do not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,10 @@ class Reader(HTMLParser):
 
 
 def read(text: str) -> Reader:
-    """A page that is well formed, loads nothing and has a policy against it."""
+    """Return the page's parser and text.
+
+    Checks that the page is well formed and loads nothing, and that its policy forbids loading.
+    """
     reader = Reader()
     reader.feed(text)
     reader.close()
@@ -93,7 +96,7 @@ def read(text: str) -> Reader:
     for name, value in reader.attributes:
         if name in {"href", "src", "action", "style", "xlink:href", "srcset", "data"}:
             assert (name, value) == ("href", "data:,") or (value.startswith("#") and value[1:] in reader.ids)
-    assert reader.attributes.index(("content", POLICY)) < 6  # before anything that it could have kept from loading
+    assert reader.attributes.index(("content", POLICY)) < 6  # ahead of anything that the policy should block
     style = text[text.index("<style>") : text.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
@@ -196,7 +199,7 @@ def test_a_curve_runs_from_none_to_all_and_tokens_start_at_zero() -> None:
         assert ys == sorted(ys, reverse=True)
     assert tokens.startswith("0,100 ")
     assert len(gaps.split()) == 101
-    assert len(tokens.split()) == 130  # nothing of a long line is left out, as it would be of a long text
+    assert len(tokens.split()) == 130  # short series keep every point; long ones are thinned out
 
 
 def test_too_few_samples_make_no_curve_of_first_tokens() -> None:

@@ -1,4 +1,4 @@
-"""A workload run once on an engine: every request is answered, as often and as far as was asked."""
+"""Tests of running a workload once on an engine: every request is answered, as often and as far as asked."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_empty_answer_is_no_measurement() -> None:
 
 @pytest.mark.parametrize("workload", [synthetic(2000, 500, 0, 2), synthetic(4, 500, 2000, 1)])
 def test_a_run_whose_time_is_over_is_cancelled(workload: Workload) -> None:
-    """After a step, in the middle of a prompt or an answer; the engine can be asked again."""
+    """It is cancelled after a step, in the middle of a prompt or an answer, and the engine can then run again."""
     engine, _ = engine_of(max_sequences=2, step_seconds=0.02, context_size=4096)
     asker = LocalAsker(engine)
     started = time.perf_counter()
@@ -116,7 +116,7 @@ def test_a_run_whose_time_is_over_is_cancelled(workload: Workload) -> None:
 
 
 class Listening:
-    """An engine that notes what it is asked, and answers nothing."""
+    """An engine that records its requests and answers nothing."""
 
     def __init__(self) -> None:
         self.asked: list[Request] = []

@@ -1,4 +1,4 @@
-"""A model file is hashed once, and again whenever it may have changed."""
+"""Tests that a model file is hashed once, and again whenever it may have changed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_damaged_memory_is_no_memory(model: Path, damage: str) -> None:
 
 
 def test_a_false_digest_is_believed_only_for_the_very_file(model: Path) -> None:
-    """What the memory says is what is returned: no file is read behind its back."""
+    """A cached digest is returned as is, without reading the file."""
     file_sha256(model, Watching())
     table = json.loads(digests._file().read_text())
     table[str(model)][3] = "0" * 64

@@ -1,4 +1,4 @@
-"""Engines are kept open while memory holds them, and closed in the order they were used when it does not."""
+"""Tests that engines stay open while memory allows, and otherwise close in least-recently-used order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.bench.scripts import SHORT, Notes, configuration_of, target_o
 
 
 class Opened:
-    """What the pool did: a worker for each target it opened, and those that are open."""
+    """A log of the pool's actions: each target that it opened, and those still open."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
@@ -26,7 +26,7 @@ class Opened:
 
 
 class FakeWorker:
-    """No process: the pool's rules alone."""
+    """A worker without a process, to test only the pool's rules."""
 
     def __init__(self, target: BenchTarget, opened: Opened, *, fits_beside: int, compiles: bool) -> None:
         self._target, self._opened, self._fits_beside, self._compiles = target, opened, fits_beside, compiles

@@ -1,4 +1,4 @@
-"""From samples to the document: figures, shares of the limits, and verdicts between those that can be compared."""
+"""Tests of turning samples into the document: figures, shares of the limits, and verdicts on comparable results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The method: all take turns, what fails ends alone, and Ctrl-C leaves what there is."""
+"""Tests of the runner: targets take turns, one failure does not stop the others, and Ctrl-C keeps earlier results."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def rounds(count: int) -> Effort:
 
 
 class Turns:
-    """Whose turn it was, and with which seed; `before` may raise."""
+    """A log of turns and their seeds; `before` may raise."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[str, int]] = []
         self.killed: list[str] = []
         self.facts: dict[str, int] = {}
-        self.warm_ups: list[float] = []  # seconds that each may take
+        self.warm_ups: list[float] = []  # time limit of each, in seconds
         self.outlasts_warm_ups = False
 
     def before(self, name: str) -> None:
-        """Called as a turn begins."""
+        """Run when a turn begins; tests replace it."""
 
 
 class FakeWorker:
@@ -167,7 +167,7 @@ def test_progress_never_claims_that_no_time_is_left(tmp_path: Path) -> None:
     told: list[tuple[str, float | None]] = []
 
     def look(name: str) -> None:
-        if not notes.watched:  # warming up
+        if not notes.watched:  # still warming up
             return
         told.append(notes.watched[-1]())
         time.sleep(0.35)

@@ -1,4 +1,4 @@
-"""From clock readings to the numbers of a turn."""
+"""Tests of computing a turn's numbers from clock readings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was typed becomes the configurations to measure."""
+"""Tests of turning arguments into the configurations to measure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine in a process of its own: it answers, and when it cannot, says why in one line."""
+"""Tests of an engine in a child process: it answers, or reports in one line why it cannot."""
 
 from __future__ import annotations
 

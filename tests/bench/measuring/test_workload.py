@@ -1,4 +1,4 @@
-"""What each repetition asks for."""
+"""Tests of the requests that each repetition makes."""
 
 from __future__ import annotations
 

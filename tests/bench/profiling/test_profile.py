@@ -1,4 +1,4 @@
-"""A profile tells every op once, by name, with its own time and needs, and its sums are those of the step."""
+"""Tests that a profile lists every op once, by name, with its own time and needs, and that it adds up to the step."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_decode_needs_what_the_plan_needs(found: Profile, plan: Plan) -> None:
 
 
 def test_a_long_prompt_is_all_of_its_steps(found: Profile) -> None:
-    """Weights are read once a step; the logits are asked for in the last alone."""
+    """Weights are read once per step, and only the last step computes logits."""
     assert (found.prefill.rows, found.prefill.depth) == (PROMPT, DEPTH)
     square = linear(found.prefill, "blk.1.attn_output.weight").spent.needs
     assert (square.weight_bytes, square.products) == (2 * 64 * 64 // 32 * 18, PROMPT * 64 * 64)

@@ -1,4 +1,4 @@
-"""The log of answers: whole lines under many writers, private files, and no secret in it."""
+"""Tests of the answer log: whole lines with many writers, private files, and no secrets."""
 
 from __future__ import annotations
 

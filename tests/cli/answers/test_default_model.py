@@ -1,4 +1,4 @@
-"""The line about the default model: once, to a person, who has named no model."""
+"""Tests of the default-model note, which a person who named no model sees once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINE = (
 
 @pytest.fixture(autouse=True)
 def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A person at a terminal, on a machine with 16 GB of free memory, who starts llmrun for the first time."""
+    """Simulate a first-time user at a terminal, on a machine with 16 GB of free memory."""
     monkeypatch.setattr(default_model, "is_terminal", lambda stream: True)
     monkeypatch.setattr(free_memory, "free_memory", lambda: 16 * 10**9)
     monkeypatch.setenv("LLMRUN_DATA_DIR", str(tmp_path / "data"))

@@ -1,4 +1,4 @@
-"""The closing line and the JSON body, from known numbers."""
+"""Tests of the closing line and the JSON body, from known numbers."""
 
 from __future__ import annotations
 

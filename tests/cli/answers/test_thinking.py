@@ -1,4 +1,4 @@
-"""What a model thinks, in `llmrun generate` and `llmrun chat`: where it goes, and how it is asked for."""
+"""Tests of thinking in `llmrun generate` and `llmrun chat`: where it is shown, and how it is switched."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_thinking_cannot_be_asked_of_a_model_that_does_not(monkeypatch: pytest.M
     assert done.returncode == 0
     for budget in ("0", "5"):
         assert scripted("--think-budget", budget, "hello").stderr.startswith(b"note: --think-budget: no tags")
-    monkeypatch.setenv("LLMRUN_THINK", "true")  # a wish for models that can
+    monkeypatch.setenv("LLMRUN_THINK", "true")  # applies only to models that can think
     done = scripted("hello")
     assert (done.stdout, done.stderr.count(b"\n"), done.returncode) == (b"You said: hello\n", 1, 0)
 
@@ -244,7 +244,8 @@ def test_a_chat_in_which_thinking_was_never_opened_keeps_the_answer_alone(tmp_pa
 
 def test_an_answer_that_is_replaced_is_no_thinking_of_the_new_one(tmp_path: Path) -> None:
     script = script_file(tmp_path, [(TURN, f"hm{ENDED}Yes.")], chat_template=SWITCHED)
-    done = chat(tmp_path, "-m", script, "--stop", "hm\nX", turns=words(["So?", "/regen"]))  # "hm" is held until the tag
+    # "hm" is held back until the tag
+    done = chat(tmp_path, "-m", script, "--stop", "hm\nX", turns=words(["So?", "/regen"]))
     assert done.stdout == b"Yes.\nYes.\n"
     answers = [event for event in events_in(journals(tmp_path)[0]) if event["event"] == "answered"]
     assert [(one["thinking"], one["text"]) for one in answers] == [("hm\n", "Yes."), ("hm\n", "Yes.")]
@@ -261,7 +262,7 @@ def test_a_model_may_think_again_after_it_has_begun_to_answer(tmp_path: Path) ->
     done = chat(tmp_path, "-m", script, turns=words(["So?", "/show conversation"]))
     assert b"thinking:\nhm, so\ndone thinking" in done.stderr
     assert b"> So?\nI look.\n\nYes.\n" in done.stderr
-    assert done.stdout == b"I look.\n\n\nYes.\n"  # the first line is ended before it thinks again
+    assert done.stdout == b"I look.\n\n\nYes.\n"  # the first line ends before the model thinks again
 
 
 def test_a_conversation_with_thinking_is_taken_up_again(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_a_conversation_with_thinking_is_taken_up_again(tmp_path: Path) -> None:
     assert done.returncode == 0
     known = re.search(rb"prompt     (\d+) tokens", done.stderr)
     assert known
-    assert int(known[1]) > len(THOUGHT + ANSWER) + 60  # what was thought is in the prompt
+    assert int(known[1]) > len(THOUGHT + ANSWER) + 60  # the prompt includes the thinking
 
 
 def test_slash_commands_switch_thinking(tmp_path: Path) -> None:
@@ -330,4 +331,4 @@ def test_ctrl_c_while_it_thinks_takes_the_question_back(tmp_path: Path) -> None:
     process.send("\x15/exit\r")
     process.read()
     process.close()
-    assert journals(tmp_path) == []  # nothing was said
+    assert journals(tmp_path) == []  # no turn was sent

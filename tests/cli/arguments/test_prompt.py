@@ -1,4 +1,4 @@
-"""Where the prompt may come from, and what is refused."""
+"""Tests of the sources of the prompt, and of what is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.cli.commands import LLMRUN, ROOT, scripted
 
 
 class Stdin:
-    """Standard input with these bytes; None: a person at a terminal, whom nobody may keep waiting."""
+    """A stand-in for standard input with the given bytes; None is a terminal, which must never be read."""
 
     def __init__(self, data: bytes | None) -> None:
         self.buffer = io.BytesIO(data or b"")
@@ -113,7 +113,7 @@ def test_bytes_that_are_no_text_in_an_argument_are_refused() -> None:
 
 
 def test_a_prompt_given_leaves_standard_input_alone(tmp_path: Path) -> None:
-    """A cron job's standard input may be a pipe that nobody ever closes."""
+    """A cron job's standard input may be a pipe that is never closed."""
     reading, writing = os.pipe()
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Options that may stand without their value."""
+"""Tests of options whose value may be omitted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrun.errors import UsageError
 
 
 def parsed(*arguments: str) -> dict[str, Any]:
-    """The parameters of `llmrun chat` that were typed."""
+    """Return the parameters of `llmrun chat` that the arguments parse to."""
     with load("chat").make_context("chat", list(arguments)) as context:
         return {name: context.params[name] for name in ("name", "continued", "model", "system")}
 

@@ -1,4 +1,4 @@
-"""Turns of several lines between triple quotes."""
+"""Tests of multi-line turns between triple quotes."""
 
 from __future__ import annotations
 

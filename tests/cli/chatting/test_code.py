@@ -1,4 +1,4 @@
-"""Code in answers: its colors, and that they change nothing else."""
+"""Tests of highlighted code in answers: its colors, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_helps_reading_is_colored(language: str, line: str, color: str) -> 
 
 
 def test_code_higher_than_the_terminal_scrolls_line_by_line_and_keeps_its_colors() -> None:
-    """Its first lines can be read in the scrollback while the last ones are still to come."""
+    """The first lines can be read in the scrollback before the last ones arrive."""
     lines = [f"x{n} = 'a'  # note" for n in range(200)]
     terminal = Terminal(80, 10)
     now = 0.0

@@ -1,4 +1,4 @@
-"""The table of commands: what is dispatched, listed and completed."""
+"""Tests of the table of slash commands: dispatch, listing and completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation is what its events come to."""
+"""Tests that a conversation is the result of its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events on one line of JSON, and back."""
+"""Tests that events round-trip through one line of JSON."""
 
 from __future__ import annotations
 

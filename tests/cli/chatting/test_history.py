@@ -1,4 +1,4 @@
-"""The history of the prompt, on disk."""
+"""Tests of the prompt history on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def entries(path: Path) -> list[str]:
-    """What a new chat finds, the oldest first."""
+    """Return the entries that a new chat loads, oldest first."""
     return [*StoredHistory(path).load_history_strings()][::-1]
 
 

@@ -1,4 +1,4 @@
-"""What a model, a file or a server writes cannot reach the terminal's controls: see scripts/soak_terminal for more."""
+"""Tests that text from a model, file or server cannot control the terminal; scripts/soak_terminal tests more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_thousand_hostile_answers_leave_the_terminal_as_it_was(hundred: int) -
 
 
 def test_the_check_sees_what_gets_through() -> None:
-    """With the looks after Markdown switched off, entities bring control characters in."""
+    """Without the check after Markdown, HTML entities insert control characters."""
 
     def unchanged(text: str) -> str:
         return text
@@ -36,7 +36,7 @@ def test_the_check_sees_what_gets_through() -> None:
 
 def test_one_look_before_markdown_is_not_enough_and_one_after_it_is() -> None:
     def unchanged(text: str) -> str:
-        return text.replace("\r", "")  # Markdown reads a carriage return as the end of a line
+        return text.replace("\r", "")  # Markdown reads a carriage return as a line break
 
     with patch.object(view, "visible", unchanged):
         for case in range(100):

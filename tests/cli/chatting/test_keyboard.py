@@ -1,4 +1,4 @@
-"""Typing at a terminal: real keys, a real process, and pyte for what is seen."""
+"""Tests of typing at a terminal, with real keys, a real process, and pyte as the screen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALT_ENTER = "\x1b\r"
 
 
 class Prompt:
-    """A process that reads turns, and the terminal it is at."""
+    """A process that reads turns, together with its terminal."""
 
     def __init__(self, folder: Path, *, columns: int = 80, seconds: float = 0.0, **environment: str) -> None:
         self.turns_file = folder / "turns.jsonl"
@@ -55,7 +55,7 @@ class Prompt:
         self.process.send(f"\x1b[200~{text}\x1b[201~")
 
     def look(self) -> str:
-        """What is on the screen when nothing more comes."""
+        """Return the screen's contents once no more output arrives."""
         while True:
             try:
                 text = self.process.read_nonblocking(65536, timeout=0.2)
@@ -76,7 +76,7 @@ class Prompt:
         self.until(lambda: text in "\n".join(self.terminal.rows()))
 
     def turns(self, count: int) -> list[str]:
-        """The turns read so far, when there are that many."""
+        """Wait until `count` turns were read, and return them."""
 
         def read() -> list[str]:
             return (
@@ -167,7 +167,7 @@ def test_commands_and_their_arguments_are_completed(prompt: Prompt) -> None:
     prompt.press("/s")
     prompt.shows("/save")
     assert "a copy" in prompt.look()
-    prompt.press(TAB, TAB, "\r")  # chosen, not sent
+    prompt.press(TAB, TAB, "\r")  # selected, not sent
     prompt.press(" ")
     prompt.shows("evening")
     prompt.press(TAB, "\r", "\r")
@@ -324,7 +324,7 @@ def test_moving_keeps_a_draft_and_deleting_removes_it(prompt: Prompt, keys: tupl
 def test_escape_keeps_a_draft(prompt: Prompt) -> None:
     drafted(prompt)
     prompt.press("\x1b")
-    time.sleep(1.0)  # until it cannot be the beginning of another key
+    time.sleep(1.0)  # until it cannot be the start of another key sequence
     prompt.press("!", "\r")
     assert prompt.turns(2)[1] == "old words!"
 
@@ -350,7 +350,7 @@ def test_what_is_typed_while_an_answer_streams_is_not_echoed_and_waits(tmp_path:
 
 
 def test_the_terminal_is_never_asked_where_its_cursor_is(prompt: Prompt) -> None:
-    time.sleep(2.5)  # prompt_toolkit waits two seconds for an answer before it complains
+    time.sleep(2.5)  # prompt_toolkit waits two seconds for a reply before it warns
     assert "WARNING" not in prompt.look()
     assert "\x1b[6n" not in prompt.written
 

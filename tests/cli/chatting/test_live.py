@@ -1,4 +1,4 @@
-"""The rows that are drawn again, and those that never are."""
+"""Tests of which rows the live view redraws, and which it never redraws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers on a terminal, while they stream and when they are over."""
+"""Tests of answers on a terminal, while they stream and when they are complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PIECES = [
 
 @st.composite
 def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """A text, and its pieces: cut anywhere."""
+    """Draw a text and its pieces, split at arbitrary places."""
     text = "".join(draw(st.lists(st.sampled_from(PIECES), min_size=1, max_size=60)))
     cuts = sorted(draw(st.sets(st.integers(1, max(1, len(text) - 1)), max_size=len(text))))
     return text, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -52,12 +52,12 @@ def test_a_text_looks_the_same_whatever_the_tokens_it_came_in(
     "text",
     [
         "1.\n0.",  # a paragraph that becomes the next item
-        "-\n\n--",  # an item that becomes a paragraph, and takes the blank row along
+        "-\n\n--",  # an item that becomes a paragraph together with its blank row
         "# |b\n-|-",  # a heading that a table must not swallow
-        "f\n<|\n--a",  # a table that becomes text again
+        "f\n<|\n--a",  # a table that turns back into text
         "text\n***bold***",  # a rule that becomes text
         "text\n```a` b",  # a fence that becomes text
-        "_some words that go on and on and on_b",  # an emphasis that was none
+        "_some words that go on and on and on_b",  # emphasis that turns out to be text
         "=a![``/*10. # ```](http://x.y/z)long words and more of them ``",  # an image that becomes code
         "a | b and more words to fill the row until it is full\n-|-\n1 | 2",
         "```\ncode\n``\n```x\n```\n",
@@ -85,7 +85,7 @@ def test_a_long_answer_looks_the_same_token_by_token(columns: int, lines: int) -
 
 @given(cut_texts(), st.sampled_from([99, 39, 19, 11]))
 def test_a_row_that_is_drawn_again_is_never_wider_than_the_terminal(text: tuple[str, list[str]], width: int) -> None:
-    """One that the terminal breaks into two could not be erased. A line of code may be wider, when it has ended."""
+    """A row that the terminal wraps could not be erased. A finished line of code may be wider."""
     pending = Pending(color=True)
     for piece in text[1]:
         pending.source += visible(piece)
@@ -115,13 +115,13 @@ def test_what_is_written_is_cut_off_so_that_a_token_costs_the_same_at_the_end(te
 
 
 def test_drawing_takes_a_small_part_of_the_time_however_long_a_block_is() -> None:
-    """A paragraph is drawn whole, and a table: the longer they take, the rarer they are drawn."""
+    """Paragraphs and tables are drawn whole, so the longer a draw takes, the less often they are drawn."""
     now = 0.0
     drawing = 0.0
 
     def size() -> tuple[int, int]:
         nonlocal now, drawing
-        now += 0.5  # what a frame takes
+        now += 0.5  # the time one frame takes
         drawing += 0.5
         return 80, 24
 
@@ -171,7 +171,7 @@ def test_a_word_near_the_end_of_a_row_is_drawn_when_it_is_whole_so_that_none_jum
 
 
 def test_rows_alive_never_fill_the_screen() -> None:
-    """A row that scrolls off cannot be erased any more. What is hidden meanwhile is there in the end."""
+    """A row that scrolls off can no longer be erased. Rows hidden in the meantime appear at the end."""
     lines = [f"| {n} | some words |\n" for n in range(50)]
     terminal = Terminal(60, 10)
     answer = Answer(terminal)
@@ -203,7 +203,7 @@ def test_the_next_line_begins_in_the_first_column() -> None:
 )
 @settings(max_examples=50)
 def test_a_terminal_that_changes_its_width_loses_and_repeats_nothing(steps: list[tuple[int, int]], text: str) -> None:
-    """What is drawn at that moment may be broken in another place; every character is there once, in order."""
+    """The frame drawn at that moment may wrap elsewhere, but every character appears once and in order."""
     terminal = ReflowingTerminal(100)
     answer = Answer(terminal)
     at = 0
@@ -266,8 +266,8 @@ CONSTRUCTS = (
     st.sampled_from([100, 30, 13]),
 )
 def test_no_word_is_lost(parts: list[tuple[str, str]], columns: int) -> None:
-    """Every word has one letter, many times: a row may break it, but nothing else comes in between."""
-    words = iter(letter * 3 for letter in "CDFJKLQRSUVW")  # none of which is in a construct
+    """Each word repeats one letter. A row may break a word, but nothing may come between its letters."""
+    words = iter(letter * 3 for letter in "CDFJKLQRSUVW")  # no construct contains these letters
     text = ""
     expected = ""
     for construct, end in parts[:4]:

@@ -1,4 +1,4 @@
-"""What each construct of Markdown looks like on a terminal."""
+"""Tests of how each Markdown construct looks on a terminal."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_without_color_the_signs_of_emphasis_stay() -> None:
 
 
 def test_only_attributes_and_the_terminals_own_colors_are_used() -> None:
-    """So that it can be read on light and dark: no painted background, no color of ours."""
+    """Text stays readable on light and dark themes, because nothing sets a background or a fixed color."""
     written = "".join(shown([SAMPLE], color=True).written)
     sequences = re.findall(r"\x1b\[([\d;]*)m", written)
     assert written.count("\x1b") == len(sequences) > 0

@@ -1,4 +1,4 @@
-"""Long pastes, folded into one character."""
+"""Tests of long pastes, which are folded into one character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns from a stream and from a terminal that can do no more than print."""
+"""Tests of turns from a pipe, and from a terminal that can only print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that dies at any system call has lost nothing that was shown."""
+"""Tests that a process killed at any system call has lost nothing that was shown."""
 
 from __future__ import annotations
 
@@ -53,13 +53,15 @@ EVENTS: list[Event] = [
 
 
 class Killed(BaseException):
-    """What SIGKILL is to these tests: no call of the process has any effect from here on."""
+    """The tests' SIGKILL: after it is raised, none of the process's calls has any effect."""
 
 
 @contextmanager
 def killed_at(call: int, *, torn: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Let the process die in place of its n-th system call, or in the middle of it if that writes. What is yielded
-    counts the calls."""
+    """Kill the simulated process at its n-th system call, or half-way through that call if it is a torn write.
+
+    Yields a list that holds the number of calls so far.
+    """
     count = [0]
 
     def dying(name: str, real: Any) -> Any:
@@ -80,7 +82,7 @@ def killed_at(call: int, *, torn: bool, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def shown_before_death(record: ConversationRecord) -> tuple[list[tuple[str, str, str]], bool]:
-    """Let the events happen; what had been shown of each exchange when the process died, if it did."""
+    """Replay the events; return what had been shown of each exchange, and whether the process died."""
     shown: list[tuple[str, str, str]] = []
     try:
         for event in EVENTS:
@@ -92,9 +94,9 @@ def shown_before_death(record: ConversationRecord) -> tuple[list[tuple[str, str,
 
 
 def check(found: list[tuple[str, str, str]], shown: list[tuple[str, str, str]]) -> None:
-    """The file has all that was shown; one event more may have been written down, and not shown any more."""
+    """Assert that the file holds all that was shown, and at most one event that was not."""
     if len(found) == len(shown) - 1 and shown[-1][0] == "two?":
-        return  # the last event took it back
+        return  # the last event undid it
     assert len(found) - len(shown) in (0, 1)
     for (question, thinking, answer), (found_question, found_thinking, found_answer) in zip(shown, found, strict=False):
         assert found_question == question
@@ -123,7 +125,7 @@ def test_a_process_killed_at_any_system_call_loses_nothing_that_was_shown(
             before = [("old?", "", "old")]
         with killed_at(call, torn=torn, monkeypatch=monkeypatch):
             shown, died = shown_before_death(record)
-        record.close()  # a dead process has no lock
+        record.close()  # a dead process holds no lock
         files = store.journals() if store.folder.exists() else []
         assert len(files) == 1 or not shown
         for path in files:

@@ -1,4 +1,4 @@
-"""Breaking text into rows, and cutting rows."""
+"""Tests of breaking text into rows, and of shortening rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def as_text(row: Row) -> Text:
 
 
 def styles(parts: list[Text]) -> list[tuple[str, bool]]:
-    """Every character but blanks, and whether it is bold."""
+    """Return every character but spaces, and whether it is bold."""
     bold = [{at for span in part.spans for at in range(span.start, span.end) if span.style} for part in parts]
     each = [
         (sign, at in marked) for part, marked in zip(parts, bold, strict=True) for at, sign in enumerate(part.plain)

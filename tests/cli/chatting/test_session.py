@@ -1,4 +1,4 @@
-"""The turn loop in this process: commands, answers, and what goes wrong."""
+"""Tests of the turn loop, run in this process: commands, answers and errors."""
 
 from __future__ import annotations
 
@@ -453,7 +453,7 @@ def test_stats_of_a_whole_session(tmp_path: Path, capsys: Capture) -> None:
     assert [line.split()[0] for line in told] == ["answers", "tokens", "tokens", "time", "TTFT", "decode"]
 
 
-# --- clear, search and what /show counts
+# --- /clear, /search and the counts of /show
 
 
 def test_clear_begins_a_new_conversation_and_says_how_to_get_back(tmp_path: Path, capsys: Capture) -> None:
@@ -514,7 +514,7 @@ def used(told: str) -> list[str]:
 
 
 def test_show_counts_a_conversation_that_is_taken_up(tmp_path: Path, capsys: Capture) -> None:
-    """Also one whose process died in its only answer, of which no count was written down."""
+    """Covers a conversation whose process died during its only answer, so that no token count was saved."""
     with session(tmp_path) as found:
         found.run("one", "/show")
         path = found.chat.record.path

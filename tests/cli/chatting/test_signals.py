@@ -1,4 +1,4 @@
-"""Ctrl-C and its kin over a whole chat."""
+"""Tests of Ctrl-C and other signals during a whole chat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations on disk: whatever is cut off, locked, damaged or full, what was written is there."""
+"""Tests of conversations on disk: saved data survives truncation, locks, damage and a full disk."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_file_beyond_any_conversation_is_refused_unread(store: Store) -> None:
 
 
 def test_many_pieces_do_not_take_quadratic_time(store: Store) -> None:
-    """200,000 pieces of 10 characters, the answer asked for once: joined one by one they would be 200 GB of copies."""
+    """The answer has 200,000 pieces of 10 characters. Concatenating them one by one would copy 200 GB."""
     pieces = to_line(AnswerWent("x" * 10)) * 200_000
     path = write(store, "x.jsonl", BEGAN + to_line(asked()) + to_line(AnswerBegan(1)) + pieces)
     assert len(read_conversation(path).conversation.exchanges[0].answer) == 2_000_000
@@ -478,11 +478,11 @@ def test_a_file_of_an_older_format_is_converted_when_it_goes_on(store: Store, da
     assert (went_on.began.format, went_on.began.conversation) == (FORMAT, "c")
     assert [one.answer for one in went_on.exchanges] == ["because", ""]
     record.close()
-    take_up(store, old)[0].close()  # its lock was let go
+    take_up(store, old)[0].close()  # its lock was released
 
 
 def test_a_new_answer_to_an_old_question_is_appended_to_the_converted_file(store: Store) -> None:
-    """The answer that is to be replaced is in the file until the new one is."""
+    """The old answer stays in the file until the new one is complete."""
     old = write(store, "old.jsonl", OLDER + OLDER_END)
     record, _ = take_up(store, old)
     record.add(AnswerBegan(2))
@@ -504,7 +504,7 @@ def test_a_conversion_that_fails_keeps_the_old_file(store: Store, monkeypatch: p
 
 
 def answering(store: Store, *pieces: Event) -> Path:
-    """A conversation whose process died in an answer."""
+    """Return the path of a conversation whose process died during an answer."""
     record = recorded(store, asked(), AnswerBegan(1), *pieces)
     path = record.path
     assert path
@@ -539,7 +539,7 @@ def test_an_answer_cut_off_anywhere_is_kept_up_to_its_last_whole_line(
 
 
 def test_an_answer_that_was_written_down_twice_counts_once(store: Store) -> None:
-    """The process died after the whole answer's line, before its pieces were removed."""
+    """The process died after it wrote the line with the whole answer, before it removed the pieces."""
     path = answering(store, AnswerWent("because"))
     pieces = answering_path(path).read_bytes()
     record, _ = take_up(store, path)

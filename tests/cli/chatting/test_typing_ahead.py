@@ -1,4 +1,4 @@
-"""The terminal's input modes while nobody reads what is typed."""
+"""Tests of the terminal's input modes while no prompt reads the keyboard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print("loud", flush=True)
 time.sleep(100)
 """
 
-# What a shell does: gives the terminal to a group of processes of its own, and takes it back when that is stopped.
+# Acts like a shell: gives the terminal to its own process group for the job, and takes it back when the job stops.
 SHELL = """
 import os, signal, sys
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -52,7 +52,7 @@ while os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1]):
 
 
 def process(body: str) -> tuple[pexpect.spawn[bytes], list[object]]:
-    """A program whose keyboard is quiet, and the modes that its terminal had before."""
+    """Start a program that silences its keyboard; return it with its terminal's earlier modes."""
     return _started("-c", PROGRAM.format(body=body))
 
 
@@ -99,7 +99,7 @@ def test_ctrl_c_is_a_signal_and_what_was_typed_before_it_stays() -> None:
 
 
 def test_output_on_its_way_survives_ctrl_c() -> None:
-    """A terminal driver drops it, by default, and with it half of what moves the cursor."""
+    """By default, a terminal driver discards pending output on Ctrl-C, including half-sent cursor movements."""
     child, _ = process(
         "signal.signal(signal.SIGINT, lambda *_: None)\nquiet()\n"
         "for n in range(300): print(f'<{n}>', flush=True)\ntime.sleep(1)"
@@ -138,7 +138,7 @@ def test_what_is_typed_after_release_is_left_to_the_next_reader() -> None:
 
 
 def test_ctrl_c_that_was_typed_as_a_key_is_heeded_as_a_signal() -> None:
-    """A prompt that is going away still has the terminal in raw mode."""
+    """While a prompt closes, the terminal is still in raw mode."""
     child, _ = process(
         "import termios, tty; tty.setraw(0)\n"
         "quiet(); time.sleep(0.5); keyboard.quiet()\n"

@@ -1,4 +1,4 @@
-"""What may stand in place of a command line's last word."""
+"""Tests of the completion candidates for a command line's last word."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_models_here_are_completed_beside_a_broken_catalogue(stores: Stores) -> 
 
 
 def test_an_answer_takes_less_than_150_ms(stores: Stores) -> None:
-    """Of processor time, the best of several runs: other tests run beside this one."""
+    """Measures processor time and takes the best of several runs, because other tests run at the same time."""
     for number in range(50):
         stores.shared(f"org{number % 7}/model-{number}", {f"m-{number}-Q4_K_M.gguf": gguf(salt=number)})
     command = [*LLMRUN, "completion", "--complete", "--", "chat", ""]

@@ -1,4 +1,4 @@
-"""The scripts in real shells: a line is typed, Tab is pressed, and the shell tells what its line is then."""
+"""Tests of the scripts in real shells, which type a line, press Tab and print the completed line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LINES = [
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    """A folder with a file, a model, and `llmrun` on the PATH."""
+    """Set up a folder with a file, a model, and `llmrun` on the PATH."""
     stores = Stores(tmp_path / "stores")
     stores.shared("org/name", {"name-Q4_0.gguf": gguf()})
     (tmp_path / "bin").mkdir()
@@ -58,12 +58,12 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
 
 
 class Shell:
-    """An interactive shell that has evaluated its script."""
+    """An interactive shell that has evaluated its completion script."""
 
     def __init__(self, name: str) -> None:
         flags, binding = START[name]
         self._process = pexpect.spawn(name, flags, dimensions=(50, 300), timeout=TIMEOUT_S, encoding="utf-8")
-        # The echo of the line has "rea""dy", its output "ready".
+        # The echoed command line has "rea""dy", and only its output has "ready".
         self._process.sendline(f'{binding}; eval "$(llmrun completion {name})"; echo rea""dy')
         self._process.expect("ready")
 
@@ -92,7 +92,7 @@ def test_bash_completes(environment: Stores) -> None:
 
 
 def test_bash_quotes_names(environment: Stores) -> None:
-    """A name from a folder is never run as a command."""
+    """A file name is never run as a command."""
     environment.own("it's $(touch evil).gguf", gguf())
     shell = Shell("bash")
     try:
@@ -111,7 +111,7 @@ def test_zsh_completes(environment: Stores) -> None:
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_completes(environment: Stores) -> None:
-    """fish has a command that tells what Tab would offer."""
+    """fish has a command that prints the candidates."""
     script = Path("llmrun.fish")
     script.write_bytes(llmrun("completion", "fish").stdout)
     offered = []

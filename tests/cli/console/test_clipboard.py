@@ -1,4 +1,4 @@
-"""Copying: by the system's program, by tmux, or by the terminal itself."""
+"""Tests of copying through the system's program, tmux or the terminal itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = "a naïve text\nof two lines"
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is all of PATH, in an environment without a clipboard."""
+    """Return a folder that is the whole PATH, in an environment without a clipboard."""
     for variable in ("WAYLAND_DISPLAY", "DISPLAY", "TMUX", "SSH_TTY", "SSH_CONNECTION"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -28,7 +28,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def sequences(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a terminal is told."""
+    """Return the sequences written to the terminal."""
     told: list[str] = []
     monkeypatch.setattr(clipboard, "can_move_cursor", lambda stream: True)
     monkeypatch.setattr(out, "sequence", told.append)
@@ -36,7 +36,7 @@ def sequences(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def install(folder: Path, name: str, code: int = 0) -> None:
-    """A program that keeps its input and arguments."""
+    """Install a program that saves its input and arguments."""
     path = folder / name
     path.write_text(f'#!/bin/sh\n/bin/cat > {folder}/{name}.got\necho "$@" > {folder}/{name}.arguments\nexit {code}\n')
     path.chmod(0o700)

@@ -1,4 +1,4 @@
-"""The user's editor: which one, with which arguments, and what happens when it fails."""
+"""Tests of the user's editor: the choice, its arguments, and failures."""
 
 from __future__ import annotations
 

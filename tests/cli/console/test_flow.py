@@ -1,4 +1,4 @@
-"""When the pieces of a text are written, from known pieces."""
+"""Tests of when pieces of a text are written, with known pieces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrun.cli.console.terminal import width
 
 
 def wrapped(text: str, limit: int, size: int = 1) -> list[str]:
-    """The rows of a text that comes in pieces of `size` characters."""
+    """Return the rows of a text that arrives in pieces of `size` characters."""
     flow = WordWrap(lambda: limit)
     pieces = [flow.passed(text[at : at + size]) for at in range(0, len(text), size)]
     return ("".join(pieces) + flow.rest()).split("\n")

@@ -1,4 +1,4 @@
-"""The living line, and that stdout and stderr never mix."""
+"""Tests of the live line, and of keeping stdout and stderr apart."""
 
 from __future__ import annotations
 

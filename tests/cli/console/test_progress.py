@@ -1,4 +1,4 @@
-"""What a download shows: how far, how fast, how long, in whatever room there is."""
+"""Tests of a download's progress line: amount, speed and remaining time at any width."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_line_is_never_wider_than_its_room(label: str, limit: int) -> None:
 
 
 class Screen:
-    """Stands in for `out`, and for the clock."""
+    """A stand-in for `out` and for the clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.lines, self.cleared = 0.0, list[str](), 0
@@ -86,7 +86,7 @@ def test_speed_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> N
     done = 0
     for second in range(120):
         screen.now = float(second)
-        done += 10_000_000 if second < 60 else 1_000_000  # it got slow
+        done += 10_000_000 if second < 60 else 1_000_000  # the download slows down
         reporter.progress("m", done, 10**9)
     assert " 1.00 MB/s" in screen.lines[-1]
 

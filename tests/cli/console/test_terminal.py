@@ -1,4 +1,4 @@
-"""What may be shown, and what a stream can show."""
+"""Tests of what may be shown, and of what a stream can show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates by their names: where they are looked for, and what is said of one that is not there."""
+"""Tests of finding templates by name, and of the error for a missing one."""
 
 from __future__ import annotations
 

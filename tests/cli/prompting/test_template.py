@@ -1,4 +1,4 @@
-"""Prompt templates: what they make of a prompt, whose word wins, and what is refused in one line."""
+"""Tests of prompt templates: the resulting prompt, which settings win, and what is refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which template is used, what it is given, and that whatever goes wrong in it is one line of TemplateRefused."""
+"""Tests of chat templates: which one is used, its inputs, and one-line errors (TemplateRefused) for all failures."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def rendered(source: str, **conversation: Any) -> str:
 
 
 class OtherEos(ScriptedTokenizer):
-    """A base model's vocabulary: it has the chat tokens, and ends its texts with another."""
+    """A base model's vocabulary, which has the chat tokens but ends its texts with another token."""
 
     @property
     def eos_id(self) -> int | None:
         return 257
 
 
-# --- which template
+# --- the chosen template
 
 
 def test_the_callers_template_wins_over_the_models_and_that_over_the_familys() -> None:
@@ -80,7 +80,7 @@ def test_a_name_can_say_that_a_model_chats(metadata: dict[str, str]) -> None:
 )
 def test_the_family_is_told_by_vocabulary_and_name(controls: tuple[str, ...], name: str, family: str | None) -> None:
     class Vocabulary(OtherEos):
-        """Without ChatML's tokens: what is looked for is not found."""
+        """A vocabulary without ChatML's tokens, so the lookup fails."""
 
         def token_text(self, token_id: int) -> str:
             text = super().token_text(token_id)
@@ -147,7 +147,7 @@ def test_the_files_tool_template_is_for_conversations_with_tools() -> None:
     assert template.render(ChatPrompt(CONVERSATION, tools=[{"name": "get"}]), TOKENIZER, PROCESS) == "get"
 
 
-# --- what it is given
+# --- the template's variables
 
 
 def test_it_gets_the_fields_transformers_gives() -> None:
@@ -196,7 +196,7 @@ def test_past_thinking_has_the_names_transformers_gives_it(key: str) -> None:
     assert "<|im_end|>" not in text
 
 
-# --- an answer to be continued
+# --- continuing an answer
 
 BEGUN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|im_end|>\n{% endfor %}"
 
@@ -232,7 +232,7 @@ def test_a_question_is_not_continued() -> None:
     assert rendered(BEGUN, messages=messages, add_generation_prompt=False) == "[user] Go<|im_end|>\n"
 
 
-# --- what it may not do
+# --- restrictions
 
 REFUSED = {
     "raise_exception": ("{{ raise_exception('only\nuser  roles') }}", "t.jinja: only user roles"),

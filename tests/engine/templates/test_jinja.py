@@ -1,4 +1,4 @@
-"""Templates do what Jinja2 does, as `transformers` sets it up: same text for same template, or both fail."""
+"""Tests that templates behave as in Jinja2 with the setup of `transformers`: the same text, or both fail."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PEOPLE = [
     {"name": "al", "age": 9, "town": {"name": "Bonn"}},
     {"name": "Al", "town": {"name": "Ulm"}},
 ]
-# A template a line; the first ones render, the last ones fail.
+# One template per line; the first ones render, the last ones fail.
 CASES = (Path(__file__).parent / "as_jinja.txt").read_text(encoding="utf-8").splitlines()
 
 

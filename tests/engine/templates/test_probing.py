@@ -1,4 +1,4 @@
-"""What a chat template can do is found out from itself: its switch for thinking and its tags."""
+"""Tests of probing a chat template for its thinking switch and tags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ THINK = ("<think>", "</think>")
 COHERE = ("<|START_THINKING|>", "<|END_THINKING|>")
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 
-# Read from the templates by hand: values that switch thinking on and off, and the tags.
+# Read from the templates by hand: the values that switch thinking on and off, and the tags.
 REAL: dict[str, tuple[dict[str, object], dict[str, object], tuple[str, ...] | None]] = {
     "Apertus-8B-Instruct": (
         {"enable_thinking": True},

@@ -1,4 +1,4 @@
-"""The process that runs templates: what it may need, what it may see, and what the user reads when it ends."""
+"""Tests of the process that runs templates: its limits, its isolation, and the messages when it dies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.templates.hostile_templates import HARMLESS, HOSTILE
 from tests.support.templates.template_drafts import hostile_draft
 from tests.support.templates.template_runs import Ended, ended_all
 
-QUICK = RenderLimits(cpu_s=0.05)  # of what runs for ever, the tests wait for the end
+QUICK = RenderLimits(cpu_s=0.05)  # tests wait until endless templates hit this limit
 DRAFTS = 200  # scripts/soak_templates renders a hundred thousand
 SEED = 2
 FOR_EVER = "{% for i in range(99999) %}\n{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -45,7 +45,7 @@ def process() -> Iterator[TemplateProcess]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[TemplateProcess]:
-    """With the limits that users have."""
+    """Yield a template process with the limits that users get."""
     made = TemplateProcess()
     yield made
     made.close()
@@ -62,7 +62,7 @@ def refusal(process: TemplateProcess, source: str, **variables: Any) -> str:
 
 
 def child(process: TemplateProcess) -> psutil.Process:
-    """The one process that this one has started, once it is ready."""
+    """Wait until the child process is ready, and return it."""
     process.render("", "t.jinja", {})
     return psutil.Process(process._running().pid)
 
@@ -88,12 +88,12 @@ def test_random_ones_end_in_text_or_are_refused() -> None:
     real = [path.read_text(encoding="utf-8") for path in paths]
     results = ended_all([hostile_draft(SEED, case, real) for case in range(DRAFTS)], QUICK)
     assert [(case, result) for case, result in enumerate(results) if not result.well] == []
-    # Drafts that were all broken at the first tag, or all harmless, would test nothing.
+    # If all drafts broke at the first tag, or all were harmless, they would test nothing.
     assert sum(result.outcome == "text" for result in results) > DRAFTS // 10
     assert sum("chat template refused" in result.said for result in results) > DRAFTS // 20
 
 
-# --- what is said
+# --- messages
 
 SAID = {
     "time": (FOR_EVER, "chat template refused: t.jinja: it takes longer than 0.5 s"),
@@ -117,13 +117,13 @@ def test_a_refusal_says_what_was_too_much_and_where(name: str, process: Template
 def test_a_template_has_six_seconds_of_processor_time(patient: TemplateProcess) -> None:
     before = time.process_time()
     assert refusal(patient, FOR_EVER).endswith("it takes longer than 6.0 s")
-    assert time.process_time() - before < 1.0  # this process only looks now and then
+    assert time.process_time() - before < 1.0  # this process only polls
 
 
 def test_memory_is_looked_at_where_the_system_has_no_limit(
     process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on Windows: `resource` cannot be imported."""
+    """Simulates Windows, where `resource` cannot be imported."""
     found = child_processes.isolated_command
 
     def without_resource(name: str) -> list[str]:
@@ -147,7 +147,7 @@ def test_memory_is_looked_at_where_the_system_has_no_limit(
         slow.close()
 
 
-# --- what is only large
+# --- large but valid inputs
 
 
 @pytest.mark.parametrize("letter", ["a", "\n", "é", "🙂"])
@@ -180,7 +180,7 @@ def test_looking_back_through_a_thousand_messages_is_allowed(patient: TemplatePr
     assert patient.render(source, "t.jinja", {"messages": messages}) == "0," * 1000
 
 
-# --- one process
+# --- the life of the process
 
 
 def test_one_process_runs_many_templates(process: TemplateProcess) -> None:
@@ -251,7 +251,7 @@ def test_it_does_not_outlive_the_one_that_started_it() -> None:
     assert not psutil.pid_exists(running)
 
 
-# --- what it may see
+# --- isolation
 
 
 @linux
@@ -264,14 +264,14 @@ def test_it_has_no_environment_no_files_and_the_systems_limits(
         running = child(process)
     assert {*running.environ()} <= {"LC_CTYPE", *child_processes._NEEDED_TO_START}
     assert sorted(os.listdir(f"/proc/{running.pid}/fd")) == ["0", "1", "2"]  # noqa: PTH208
-    assert os.getsid(running.pid) == running.pid  # a terminal's Ctrl-C is not for it
+    assert os.getsid(running.pid) == running.pid  # a terminal's Ctrl-C must not reach it
     assert running.rlimit(psutil.RLIMIT_AS) == (256_000_000, 256_000_000)
     assert running.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
     assert 0 < running.rlimit(psutil.RLIMIT_CPU)[0] < 10
 
 
 def test_its_clock_is_ours(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not know the user's TZ."""
+    """The child process does not see the user's TZ."""
 
     class FixedClock(datetime):
         @classmethod
@@ -291,7 +291,7 @@ def test_it_imports_nothing_heavy() -> None:
     assert done.stdout == "\n"
 
 
-# --- a process that is not what it should be: a program in its place
+# --- a misbehaving process, replaced by a program
 
 ODD = {
     "is never ready": ("time.sleep(60)", "it did not finish within 1 s"),

@@ -1,4 +1,4 @@
-"""The real chat templates of llama.cpp's source, as llama-cpp-python's formatter and `transformers` render them."""
+"""Tests of the real chat templates in llama.cpp's source, against llama-cpp-python's formatter and `transformers`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 TEMPLATES = sorted((llama_cpp_source() / "vendor/llama.cpp/models/templates").glob("*.jinja"))
 _CONTROL_STRING = re.compile(r"<[|｜][\w▁ .-]+[|｜]>|\[/?[A-Z_]{3,}\]|<[a-z]+_of_[a-z]+>|</?s>|<\|?turn\|?>")
 
-# `raise_exception` raises a ValueError in that formatter; LookupError is this file's own.
+# In that formatter, `raise_exception` raises a ValueError; the LookupError comes from this file.
 THE_TEMPLATES_OWN = (ValueError, LookupError)
 
 WEATHER = {
@@ -100,14 +100,14 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
     "late system": {"messages": [USER, SYSTEM, USER]},
     "unknown role": {"messages": [{"role": "wizard", "content": "x"}]},
     "nothing": {"messages": []},
-    # What firefunction cannot do without; the others leave them aside.
+    # firefunction requires these variables; the other templates ignore them.
     "more variables": {"messages": [SYSTEM, USER], "template_kwargs": {"datetime": "Tuesday", "functions": "[]"}},
     "more variables, turns": {
         "messages": [USER, said("Hello!"), USER],
         "template_kwargs": {"datetime": "Tuesday", "functions": "[]"},
     },
 }
-# With thinking switched on and off, where the template knows how.
+# Rendered with thinking switched on and off, if the template supports it.
 SWITCHED = ("system", "turns", "tools", "thoughts", "thoughts before a call", "to be continued")
 
 
@@ -125,7 +125,7 @@ def _fixed_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=TEMPLATES, ids=lambda path: path.stem)
 def path(request: pytest.FixtureRequest) -> Path:
-    """pytest runs all tests of one template one after the other, so each is compiled once."""
+    """Yield each template's path. pytest groups all tests of one template, so each is compiled once."""
     chosen: Path = request.param
     return chosen
 
@@ -137,7 +137,7 @@ def source_of(path: Path) -> str:
 
 @cache
 def tokenizer_of(path: Path) -> ScriptedTokenizer:
-    """Every control string the template writes is a control token."""
+    """Return a tokenizer in which every control string of the template is a control token."""
     found = {text for text in _CONTROL_STRING.findall(source_of(path)) if "think" not in text}
     return ScriptedTokenizer(more_control_tokens=sorted(found - set(CONTROL_TOKENS)))
 
@@ -155,7 +155,7 @@ def formatter_of(path: Path, add_generation_prompt: bool) -> llama_chat_format.J
 
 
 def theirs(path: Path, conversation: dict[str, Any]) -> str | Exception:
-    """The text, or what the template raised. The messages are named and cut as `transformers` does it."""
+    """Return the text, or what the template raised, with messages named and trimmed as in `transformers`."""
     prompts = conversation.get("add_generation_prompt", True)
     messages = [as_transformers_names_it(message) for message in conversation["messages"]]
     continued = messages[-1]["content"] if messages and messages[-1]["role"] == "assistant" and not prompts else None
@@ -180,7 +180,7 @@ def as_transformers_names_it(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def conversations_of(path: Path) -> dict[str, dict[str, Any]]:
-    """All of them, and some again with thinking switched on and off."""
+    """Return all conversations, and some again with thinking switched on and off."""
     found = {**CONVERSATIONS}
     abilities = PROCESS.abilities(source_of(path))
     for switch in (abilities.reasoning_on, abilities.reasoning_off):
@@ -212,7 +212,7 @@ def test_it_renders_as_the_oracle_does(path: Path) -> None:
 
 
 def spread(value: Any, extra: str) -> Any:
-    """A conversation with `extra` at the end of every string that someone else than the template's author writes."""
+    """Return the conversation with `extra` appended to every string that does not come from the template's author."""
     if isinstance(value, dict):
         fixed = ("role", "type", "tool_call_id", "id")
         return {key: item if key in fixed else spread(item, extra) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""Tokens become thinking and answer; a control token is a tag, its letters are not."""
+"""Tests that tokens are split into thinking and answer: a control token is a tag, but its spelled-out text is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the cut into pieces, thinking and answer are what the whole text says, and nothing else is lost."""
+"""Tests that thinking and answer depend only on the whole text, not on its pieces, and that nothing else is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def whole(text: str, marks: Marks = TAGS, *, opened: bool = False, may_close: bo
 def pieces(
     texts: Sequence[str], marks: Marks = TAGS, *, opened: bool = False, may_close: bool = True
 ) -> tuple[str, str]:
-    """(thinking, answer), as they come to a reader of the pieces."""
+    """Return (thinking, answer) as a reader of the pieces receives them."""
     splitter = ThinkingSplitter(marks, opened=opened, may_close=may_close)
     thought = answer = ""
     for split in [*map(splitter.feed, texts), splitter.finish()]:
@@ -79,13 +79,13 @@ def test_how_the_text_is_cut_makes_no_difference(
 @given(texts, cuts, st.sampled_from([TAGS, WRAPPED, MESSAGES]), st.booleans())
 def test_nothing_is_lost_but_marks_and_white_space(text: str, at: list[int], marks: Marks, opened: bool) -> None:
     thought, answer = pieces(cut(text, at), marks, opened=opened)
-    numbers = sorted(re.findall("[0-9]", thought + answer))  # no mark has one
+    numbers = sorted(re.findall("[0-9]", thought + answer))  # no tag has a digit
     assert numbers == sorted(re.findall("[0-9]", text))
 
 
 @given(texts, st.booleans())
 def test_thinking_in_tags_is_what_a_pattern_finds(text: str, opened: bool) -> None:
-    """The rule in one line, for a prompt that said whether it thinks."""
+    """The pattern states the rule in one line, for a prompt that says whether the model thinks."""
     begun = text if opened else None
     if begun is None and (found := re.match(r"\s*<t>", text)):
         begun = text[found.end() :]
@@ -95,7 +95,7 @@ def test_thinking_in_tags_is_what_a_pattern_finds(text: str, opened: bool) -> No
         thought, closed, rest = begun.partition("</t>")
         expected = (thought.strip(), rest.lstrip()) if closed else (thought.strip(), "")
         if re.match(r"<t>|</t>", expected[1]):
-            expected = None  # again and again: left to the other tests
+            expected = None  # repeated tags are left to the other tests
     if expected is not None:
         assert whole(text, opened=opened, may_close=False) == expected
 

@@ -1,4 +1,4 @@
-"""Which tags a model has: read from a table, and the real templates of llama.cpp's source say the same when tried."""
+"""Tests of a model's thinking tags: those in the table match those found by probing the real templates of llama.cpp."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_prompt_that_asks_for_no_thinking_begins_none(path: Path) -> None:
     rendered = ChatTemplate(source, "model", "t").render(known.asked(prompt, False), ScriptedTokenizer(), PROCESS)
     beginning = known.begun(rendered, False)
     assert not beginning.opened
-    assert known.has_switch or not beginning.may_close  # closed in the prompt, by us
+    assert known.has_switch or not beginning.may_close  # llmrun closes the thinking in the prompt
 
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: style.opening)

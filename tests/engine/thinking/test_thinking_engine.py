@@ -1,4 +1,4 @@
-"""What a model thinks is no part of its answer, can be switched and limited, and changes nothing about sameness."""
+"""Tests that thinking is separate from the answer, can be switched and limited, and does not affect determinism."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def answered(backend: ScriptedBackend, request: Request = ASK, **options: object
     return gathered
 
 
-# --- told apart
+# --- separating thinking from the answer
 
 
 @pytest.mark.parametrize("template", [SWITCHED, OPENED])
@@ -77,7 +77,7 @@ def test_what_is_closed_but_never_opened_is_told() -> None:
     backend = thinking_backend(SWITCHED, script=[(TURN, f"hm{ENDED}Yes.")])
     gathered = answered(backend)
     assert (gathered.reasoning, gathered.text) == ("hm\n", "Yes.")
-    thinking = len(f"hm{ENDED}") - 2  # the last tag character is when it turned out
+    thinking = len(f"hm{ENDED}") - 2  # the split is known at the last character of the tag
     assert gathered.finished.thinking_tokens == thinking
 
 
@@ -86,7 +86,7 @@ def test_a_raw_prompt_gives_out_everything_as_it_is() -> None:
     assert answered(thinking_backend(SWITCHED), request).text == f"<think>\n{THOUGHT}{ENDED}{ANSWER}"
 
 
-# --- what is counted, and where it ends
+# --- token counts and limits
 
 
 def test_tokens_and_the_first_word_of_the_answer_are_counted() -> None:
@@ -106,7 +106,7 @@ def test_stop_strings_are_for_the_answer_and_max_tokens_for_both() -> None:
     assert (gathered.finished.reason, gathered.finished.first_answer_s) == (FinishReason.LENGTH, 0.0)
 
 
-# --- switched
+# --- the switch
 
 
 def test_the_template_is_told() -> None:
@@ -133,7 +133,7 @@ def test_thinking_asked_of_a_model_that_knows_none_is_refused() -> None:
     with pytest.raises(UsageError, match="thinking cannot be switched on"):
         engine.submit(replace(ASK, think=True))
     assert engine.idle
-    assert answered(thinking_backend(OPENED), replace(ASK, think=True)).reasoning == THOUGHT  # it thinks in any case
+    assert answered(thinking_backend(OPENED), replace(ASK, think=True)).reasoning == THOUGHT  # this model always thinks
 
 
 def test_past_thinking_is_handed_to_the_template_which_decides_what_becomes_of_it() -> None:
@@ -191,7 +191,7 @@ def test_a_negative_budget_is_refused() -> None:
 
 
 def noise(backend: ScriptedBackend, rows_per_step: int, budgets: list[int | None]) -> list[Gathered]:
-    """Answers of a model that begins to think and then says anything at all."""
+    """Return answers of a model that begins to think and then emits random tokens."""
     engine = Engine(backend, rows_per_step=rows_per_step)
     return answer_all(
         engine,

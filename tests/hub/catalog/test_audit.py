@@ -1,4 +1,4 @@
-"""scripts/check-catalog tells what of a catalogue the Hub still has, and completes it: against a Hub on 127.0.0.1."""
+"""Tests of scripts/check-catalog against a local Hub: it reports what the Hub still has, and completes a catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""models.toml: ours is whole, a wrong one is refused where it is wrong, and names mean what people expect."""
+"""Tests of models.toml: ours is complete, errors are reported where they are, and names resolve as people expect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUANT = 'file = "model.gguf"'
 
 
 def written(folder: Path, name: str = "tiny", *, leave_out: str = "", quant: str = QUANT, **keys: str) -> Path:
-    """A models.toml with one entry; `quant` is what stands between the braces of its quants.Q8_0."""
+    """Write a models.toml with one entry; `quant` is the text between the braces of its quants.Q8_0."""
     path = folder / "models.toml"
     lines = [f"{key} = {value}" for key, value in (GOOD | keys).items() if key != leave_out]
     if leave_out != "quants" and "quants" not in keys:
@@ -42,7 +42,7 @@ def entry_of(path: Path) -> CatalogEntry:
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the user's config.toml and models.toml."""
+    """Return the folder of the user's config.toml and models.toml."""
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
     return tmp_path
@@ -53,7 +53,7 @@ def ours() -> Catalog:
     return Catalog(read_sections(shipped_catalog()))
 
 
-# Our own
+# The shipped catalogue
 
 
 def test_our_own_catalogue_is_whole() -> None:
@@ -178,7 +178,7 @@ def test_a_file_of_the_hub_has_its_name() -> None:
     assert ours.entry_of("nobody/nothing") is None
 
 
-# Names that are not there
+# Missing names
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_an_unknown_quantization_gets_those_there_are(ours: Catalog) -> None:
     assert "hf:Qwen/Qwen3-4B-GGUF:Q2_K" in caught.value.hint
 
 
-# The user's own
+# The user's catalogue
 
 
 def test_a_family_of_one_needs_no_variant(own: Path) -> None:
@@ -314,7 +314,7 @@ def test_every_sampling_parameter_can_be_recommended(own: Path) -> None:
     assert entry_of(written(own, sampling=f"{{ {table} }}")).sampling == recommended
 
 
-# Wrong ones
+# Invalid catalogues
 
 
 @pytest.mark.parametrize("key", ["description", "license", "quants"])
@@ -500,7 +500,7 @@ def test_any_table_is_an_entry_or_a_usage_error_that_names_it(
 
 
 def test_every_file_of_ours_is_of_the_model_that_its_repository_holds() -> None:
-    """A public catalogue once quoted another model's file names: the parameter count in both must be the same."""
+    """A public catalogue once listed another model's file names, so the parameter count in both names must match."""
     size = re.compile(r"(?<![\w.])(?:e?\d+(?:\.\d+)?(?:x\d+)?[bm])(?![a-z0-9])", re.IGNORECASE)
     for entry in load_catalog().entries():
         for quant in entry.quants.values():

@@ -1,4 +1,4 @@
-"""What is remembered of a model: found again, believed only when it is whole, and never in the way."""
+"""Tests of saved model records: found again, trusted only when intact, and never the reason that a command fails."""
 
 from __future__ import annotations
 

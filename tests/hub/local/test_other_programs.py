@@ -1,4 +1,4 @@
-"""Models of Ollama and LM Studio are found where they are, read-only; a hostile manifest leads nowhere."""
+"""Tests of finding models of Ollama and LM Studio in place, read-only, even with hostile manifests."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_a_machine_without_ollama_and_lm_studio(stores: Stores) -> None:
         layers("sha256:" + "0" * 64 + "\n"),
         layers(7),
         layers(None),
-        layers("sha256:" + sha256(MODEL), "sha256:" + sha256(MODEL)),  # in two parts: no one file is the model
-        layers("sha256:" + "0" * 64),  # its bytes are not here
+        layers("sha256:" + sha256(MODEL), "sha256:" + sha256(MODEL)),  # two layers, so neither file is the model
+        layers("sha256:" + "0" * 64),  # its blob does not exist
     ],
     ids=lambda text: str(text[:60]),
 )

@@ -1,4 +1,4 @@
-"""Paths that are built from names somebody else chose: whatever the name, nothing outside the folder."""
+"""Tests of paths built from untrusted names: no name leads outside the folder."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_shared_cache_is_where_huggingface_hub_has_it(
     assert subprocess.check_output([sys.executable, "-c", theirs], text=True).strip() == expected
 
 
-# --- links that were put there beforehand -----------------------------------------------------------------------------
+# --- planted symlinks -------------------------------------------------------------------------------------------------
 
 
 @given(depth=st.integers(0, 3), absolute=st.booleans())

@@ -1,4 +1,4 @@
-"""What the system refuses becomes one sentence, and others are waited for."""
+"""Tests that system errors become one sentence, and that writers wait for each other."""
 
 from __future__ import annotations
 

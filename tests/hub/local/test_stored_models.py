@@ -1,4 +1,4 @@
-"""A model that is here is found without the network, read once, and not used when it is damaged."""
+"""Tests that a stored model is found without the network, read once, and not used when it is damaged."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_which_revision(stores: Stores) -> None:
     assert at("v1.0") == branch
     assert at(commit(0x1A << 152)) == old
     assert at("1a00000") == old
-    assert at("1a0000") is None  # too short to be one
+    assert at("1a0000") is None  # too short for a commit
     assert at("fffffff") is None
     assert at("v2.0") is None
 
@@ -105,7 +105,7 @@ def test_known_bytes_are_found_in_any_revision(stores: Stores) -> None:
     assert find(wanted(source, Expected("m.gguf", len(ONE), None)), heard) == new
     assert find(wanted(source, Expected("m.gguf", 7, None)), heard) is None
     assert find(wanted(source, Expected("m.gguf"), Expected("n.gguf")), heard) is None
-    assert heard.notes == []  # another file is no damaged one
+    assert heard.notes == []  # a different file is not a damaged one
 
 
 def test_all_shards_must_be_here_and_right(stores: Stores) -> None:
@@ -121,13 +121,13 @@ def test_all_shards_must_be_here_and_right(stores: Stores) -> None:
 
 
 def test_a_file_without_a_link_is_taken_by_its_size(stores: Stores) -> None:
-    """Where links cannot be made, the snapshot has the file itself."""
+    """Where symlinks cannot be created, the snapshot holds the file itself."""
     (link,) = stores.shared("org/name", {"m.gguf": ONE})
     link.unlink()
     link.write_bytes(ONE)
     heard, source = Heard(), HubSource("org/name", "m.gguf")
     assert find(wanted(source), heard) == link
-    assert heard.labels == []  # nobody says what it must be
+    assert heard.labels == []  # no hash is known to check against
     assert find(wanted(source, Expected("m.gguf", len(ONE), sha256(TWO))), heard) is None
 
 
@@ -139,7 +139,7 @@ def test_our_own_folder_and_what_is_damaged_there_stays(stores: Stores) -> None:
     assert find(wanted(source, Expected("../m.gguf", len(ONE), sha256(ONE))), heard) is None
     assert find(wanted(source), heard) is None
     assert find(wanted(source, Expected("m.gguf", len(ONE), sha256(TWO))), heard) is None
-    assert path.exists()  # to look for a model removes none: what is expected may be wrong
+    assert path.exists()  # a lookup deletes nothing, because the expected hash may be wrong
 
 
 def test_a_file_of_the_web_is_found_by_its_address(stores: Stores) -> None:
@@ -160,7 +160,7 @@ def test_what_another_program_holds_is_checked_like_everything(stores: Stores) -
     assert heard.labels == ["checking it"]
     assert find(wanted(HeldSource("lmstudio", "org/m/m.gguf")), heard) == file
     assert find(wanted(HeldSource("ollama", "none")), heard) is None
-    blob.write_bytes(ONE[:-1])  # of another size: times are told apart by the second
+    blob.write_bytes(ONE[:-1])  # another size, because modification times differ only by the second
     assert find(wanted(HeldSource("ollama", "m:1b")), heard) is None
     assert blob.exists()
 
@@ -208,7 +208,7 @@ def test_what_a_file_must_be(stores: Stores, tmp_path: Path) -> None:
 
 
 def test_a_long_way_of_links_is_followed(stores: Stores, tmp_path: Path) -> None:
-    """People move their cache to another disk and leave a link."""
+    """People move their cache to another disk and leave a symlink."""
     stores.shared("org/name", {"m.gguf": ONE})
     (tmp_path / "disk").mkdir()
     stores.cache.rename(tmp_path / "disk" / "hub")

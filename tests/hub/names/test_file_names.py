@@ -1,4 +1,4 @@
-"""What the names of model files say."""
+"""Tests of what the names of model files reveal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in the order of their sizes, quantizations in that of their bits."""
+"""Tests that models are sorted by size and quantizations by bits."""
 
 from __future__ import annotations
 

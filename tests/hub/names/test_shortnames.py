@@ -1,4 +1,4 @@
-"""RamaLama's files of short names are read as RamaLama reads them."""
+"""Tests that RamaLama's short-name files are read as RamaLama reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrun.hub.names.shortnames import ramalama_folders, ramalama_target
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """RamaLama's folders of the user; a name that no installed file has is enough to be apart from those."""
+    """Return RamaLama's user folders; tests use names that no installed file contains."""
     found = {}
     for variable in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         found[variable] = tmp_path / variable / "ramalama"

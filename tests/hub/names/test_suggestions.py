@@ -1,4 +1,4 @@
-"""A hint is one line, never empty, and names what was most likely meant."""
+"""Tests that a hint is one line, never empty, and suggests the likeliest name."""
 
 from __future__ import annotations
 

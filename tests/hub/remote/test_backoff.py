@@ -1,4 +1,4 @@
-"""When a download is tried again, and when it gets more connections."""
+"""Tests of when a download is retried, and when it gets more connections."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_server_that_names_a_time_gets_it() -> None:
 
 
 def advised(rate_of: dict[int, float], size: int = 100 * GB) -> list[int]:
-    """The numbers of connections of a download that runs at these bytes a second with so many connections."""
+    """Return the connection counts over time of a download with the given bytes per second for each count."""
     growth, now, received, connections = Growth(0.0, 0), 0.0, 0.0, 1
     numbers = []
     for _ in range(200):

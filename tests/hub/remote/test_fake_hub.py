@@ -1,4 +1,4 @@
-"""The Hub of the tests, judged by the real client: what it says is what huggingface_hub understands."""
+"""Tests of the fake Hub with the real client, huggingface_hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer of a server must say to be believed, and where a request may go."""
+"""Tests of which server responses are trusted, and of where a request may go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searching the Hub: the real client against a Hub of this machine."""
+"""Tests of searching the Hub, with the real client and a local Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Hub is asked, and what becomes of its answers: the real client against a Hub made for the test."""
+"""Tests of requests to the Hub and of its responses, with the real client and a local Hub."""
 
 from __future__ import annotations
 

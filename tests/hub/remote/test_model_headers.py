@@ -1,4 +1,4 @@
-"""Headers of models that are not here, from a Hub and from any web server."""
+"""Tests of reading headers of remote models, from a Hub and from any web server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client raises, in our words."""
+"""Tests of turning a client's exceptions into our own messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the Hub answers is told soon, in a few words, and without a secret."""
+"""Tests that checking whether the Hub answers is quick, and that its result is short and holds no secret."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_hub_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         at(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         found = ping_hub(offline=False, patience=0.5)
     assert found.seconds is None
-    assert found.trouble in ("no answer within 0.5 s", "timed out")  # whichever of two clocks is the first
+    assert found.trouble in ("no answer within 0.5 s", "timed out")  # depends on which of the two timeouts fires first
 
 
 def test_a_resolver_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Which file of a repository is meant when its name leaves that open."""
+"""Tests of which file of a repository is chosen when the name leaves that open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrun.hub.remote.repository_listing import OfferedModel, offered
 
 
 def models(*files: str) -> tuple[OfferedModel, ...]:
-    """A listing of these first files, each smaller than the next."""
+    """Return a listing of the models with these first files, in increasing order of size."""
     parts = [(part, 10 + number, f"{number:064x}") for number, file in enumerate(files) for part in shards_of(file)]
     return offered("o/n", "0" * 40, parts).models
 

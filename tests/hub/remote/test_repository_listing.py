@@ -1,4 +1,4 @@
-"""What a repository offers, from whatever a server says that it has."""
+"""Tests of what a repository offers, from any listing that a server sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llmrun.lock: what is written is read back the same, and anything else is refused where it stands."""
+"""Tests of llmrun.lock: it round-trips, and errors are reported where they are."""
 
 from __future__ import annotations
 

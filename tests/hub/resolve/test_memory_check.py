@@ -1,4 +1,4 @@
-"""A model that this machine cannot hold is refused before it is fetched, with the sum and what to take instead."""
+"""Tests that a model too large for this machine is refused before the download, with numbers and an alternative."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_model_of_the_catalogue_is_told_by_its_name(hub: FakeHub, monkeypatch:
 def test_what_would_be_read_from_the_disk_is_a_note(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """llama.cpp maps the file of an architecture that our own engine does not run."""
+    """llama.cpp maps the file, because our own engine does not support the architecture."""
     path = tiny_llama(tmp_path / "other.gguf", layers=4, extra={"tokenizer.ggml.model": "t5"})
     hub.add("o/other", {"m-Q8_0.gguf": path.read_bytes()})
     artifact = huggingface.pin(HubSource("o/other", "m-Q8_0.gguf"), (), name="m")

@@ -1,4 +1,4 @@
-"""Paths, names, the sources of a model one after the other, and what is said when none is left."""
+"""Tests of paths, names, trying a model's sources in order, and the message when none is left."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ quants.Q8_0 = {{ file = "m-Q8_0.gguf", size = {len(MODEL)}, sha256 = "{SHA256}",
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine whose folders this process uses."""
+    """Set up a machine whose folders this process uses, and return its root."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setenv("LLMRUN_DATA_DIR", str(tmp_path / "data"))
@@ -180,7 +180,7 @@ def test_any_other_text_is_not_found_in_one_line(name: str) -> None:
     assert str(caught.value).isprintable()
 
 
-# --- what is here, and what may not be asked for ----------------------------------------------------------------------
+# --- stored models and offline mode -----------------------------------------------------------------------------------
 
 
 def test_a_model_that_is_here_costs_no_network_and_no_heavy_import(machine: Path) -> None:
@@ -206,7 +206,7 @@ print(json.dumps([str(found.path), found.name, found.entry.name, sorted(sys.modu
         found: list[object] = json.loads(done.stdout)
         return found
 
-    path, name, entry, _ = run()  # it is hashed, once
+    path, name, entry, _ = run()  # hashed once
     assert (path, name, entry) == (str(snapshot / "m-Q8_0.gguf"), "tiny:1b", "tiny:1b")
     *_, modules = run()
     heavy = {"huggingface_hub", "httpx2", "filelock", "numpy", "ssl", "asyncio", "subprocess", "difflib"}
@@ -245,7 +245,7 @@ def test_the_hubs_own_switch_is_read_as_the_hub_reads_it(monkeypatch: pytest.Mon
 
 
 class Downloads:
-    """Stands in for download.download: fails with the errors it was given, then puts out a path."""
+    """A stand-in for download.download, which raises the given errors in turn and then returns a path."""
 
     def __init__(self, *failures: LlmrunError) -> None:
         self.failures = list(failures)

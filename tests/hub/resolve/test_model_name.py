@@ -1,4 +1,4 @@
-"""What a name means, and that no text becomes a path outside the folders it belongs to."""
+"""Tests of what a name means, and that no text becomes a path outside its folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmrun.hub.resolve.model_name import LocalPath, understand
 
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the user's config.toml and models.toml, and an empty home."""
+    """Return the folder of the user's config.toml and models.toml, with an empty home."""
     (tmp_path / "config.toml").touch()
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
     for variable in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "HOME"):
@@ -176,7 +176,7 @@ def test_any_other_url_is_a_file() -> None:
     found = wanted("https://example.org/models/my%20model.gguf?token=secret#part")
     assert found.sources == (UrlSource("https://example.org/models/my%20model.gguf?token=secret"),)
     assert found.expected == (Expected("my model.gguf"),)
-    assert found.name == "https://example.org/models/my%20model.gguf"  # what a message shows
+    assert found.name == "https://example.org/models/my%20model.gguf"  # as messages show it
     assert wanted("http://127.0.0.1:8000/a.gguf").sources == (UrlSource("http://127.0.0.1:8000/a.gguf"),)
     assert wanted("http://[::1]:8000/a.gguf").expected == (Expected("a.gguf"),)
     shards = wanted("https://example.org/a-00001-of-00002.gguf").expected
@@ -272,7 +272,7 @@ def test_ramalamas_own_short_names_come_after_the_catalogue(own: Path) -> None:
     assert understand("ibm/granite:9b") == LocalPath(Path("ibm/granite:9b"))
 
 
-# Anything at all
+# Arbitrary text
 
 STARTS = (
     *("hf:", "hf://", "hf.co/", "huggingface://", "https://huggingface.co/", "https://example.org/"),

@@ -1,4 +1,4 @@
-"""Which quantizations of a model can be had."""
+"""Tests of which quantizations of a model are available."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def names(text: str, notes: Notes | None = None) -> list[str]:
 
 def test_a_model_of_the_catalogue_has_all_its_quantizations_that_are_there_the_smallest_first(hub: FakeHub) -> None:
     assert names("toy:1b") == ["toy:1b", "toy:1b-q6_k", "toy:1b-q8_0"]
-    assert [asked.at for asked in hub.asked] == ["api", "api"]  # one question for each repository
+    assert [asked.at for asked in hub.asked] == ["api", "api"]  # one request for each repository
 
 
 def test_each_name_means_that_very_file(hub: FakeHub) -> None:

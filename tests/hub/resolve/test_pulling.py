@@ -1,4 +1,4 @@
-"""What pull finds out before it fetches, and what a lock holds it to: the real client, a Hub made for the test."""
+"""Tests of what pull checks before it downloads, and what a lock enforces, with the real client and a local Hub."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ quants.Q8_0 = {{ url = "https://x.invalid/m-Q8_0.gguf", size = 5, sha256 = "{SHA
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A Hub, and a machine whose folders this process uses."""
+    """Yield a Hub, on a machine whose folders this process uses."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setenv("LLMRUN_DATA_DIR", str(tmp_path / "data"))
@@ -58,7 +58,7 @@ def lock_of(pull: Pull) -> dict[str, Artifact]:
     return {pull.name: pull.lockable(pull.fetch(QUIET))}
 
 
-# --- what is here stays -----------------------------------------------------------------------------------------------
+# --- stored models are kept -------------------------------------------------------------------------------------------
 
 
 def test_what_is_not_here_is_planned_with_exactly_its_files_and_nothing_is_written(
@@ -90,7 +90,7 @@ def test_a_file_of_the_users_is_here(hub: FakeHub, tmp_path: Path) -> None:
         plan(str(tmp_path / "no.gguf"), QUIET, offline=False)
 
 
-# --- as it is now -----------------------------------------------------------------------------------------------------
+# --- current versions and revisions -----------------------------------------------------------------------------------
 
 
 def test_a_branch_that_has_moved_is_fetched_anew_and_one_that_has_not_is_here(hub: FakeHub) -> None:
@@ -173,7 +173,7 @@ def test_what_is_locked_is_fetched_exactly_whatever_main_is_now(hub: FakeHub, tm
     assert path.read_bytes() == MODEL
     assert first in path.parts
     asked = len(settled(hub))
-    # From now on the name means the locked file here, and neither name nor lock needs the Hub.
+    # From now on, the name resolves to the local locked file, and neither the name nor the lock needs the Hub.
     assert plan("hf:o/n", QUIET, offline=True).here == path
     assert plan_locked("hf:o/n", lock, QUIET, offline=True).fetch(QUIET) == path
     assert len(settled(hub)) == asked
@@ -203,7 +203,7 @@ def test_a_catalogued_model_is_locked_and_found(hub: FakeHub) -> None:
 
 
 def test_an_address_is_locked_with_the_sha256_that_was_seen(hub: FakeHub) -> None:
-    url = f"{hub.url}/o/n/resolve/main/m-Q8_0.gguf"  # of a server that is not known to be a Hub
+    url = f"{hub.url}/o/n/resolve/main/m-Q8_0.gguf"  # on a server that is not known to be a Hub
     pull = plan_current(url, None, QUIET, offline=False)
     assert pull.pinned is not None
     assert pull.pinned.files[0].sha256 is None
@@ -289,7 +289,7 @@ def test_offline_what_is_locked_and_not_here_is_refused(hub: FakeHub, tmp_path: 
         plan_locked("hf:o/n", lock, QUIET, offline=True)
 
 
-# --- room -------------------------------------------------------------------------------------------------------------
+# --- disk space -------------------------------------------------------------------------------------------------------
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -1,4 +1,4 @@
-"""The model that is suggested grows with the memory, and comes from the catalogue alone."""
+"""Tests that the suggested model grows with the memory and comes only from the catalogue."""
 
 from __future__ import annotations
 

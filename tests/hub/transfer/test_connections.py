@@ -1,4 +1,4 @@
-"""Several connections: faster where each is limited, no harm where none is, and always the right bytes."""
+"""Tests of several connections: faster if each is limited, no slower otherwise, and always with the right bytes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def remote(hub: FakeHub, data: bytes = DATA) -> Remote:
 
 
 def always(count: int) -> Callable[..., int]:
-    """Growth that has seen enough at once."""
+    """Return a stand-in for growth that advises `count` connections at once."""
 
     def advise(*_: object) -> int:
         return count
@@ -71,7 +71,7 @@ def run(made: Connections, until: Callable[[], bool] = lambda: False) -> None:
 def test_what_one_connection_brings_gets_it_another(
     hub: FakeHub, partial: PartialFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what is measured, and by no failure: the first says nothing more until the second has asked."""
+    """The measured rate opens the second connection, not a failure: the first one stalls until the second one asks."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 30)
     monkeypatch.setattr("llmrun.hub.remote.backoff.PROBE_S", 0.3)
     monkeypatch.setattr("llmrun.hub.remote.backoff.WORTH_S", 0.3)
@@ -225,7 +225,7 @@ def test_one_failure_does_not_keep_a_download_slow_for_good(
     hub.bytes_per_second = 2e6
     hub.faults.append(Fault(status=503, skip=1))
     fetch(remote(hub), partial, "tiny", Said())
-    assert len(dict.fromkeys(asked)) == 2  # measured anew
+    assert len(dict.fromkeys(asked)) == 2  # measured again
     assert len({asked.range for asked in hub.asked}) > 5
 
 
@@ -263,7 +263,7 @@ def test_leaving_in_the_middle_ends_every_thread_at_once(
         made.resize(4)
         run(made, lambda: partial.received == 200_000)
         started = time.monotonic()
-    assert time.monotonic() - started < 30  # less than a stall may last here
+    assert time.monotonic() - started < 30  # shorter than the allowed stall
     assert not any(thread.is_alive() for thread in made._threads)
     assert partial.received == 200_000
 

@@ -1,4 +1,4 @@
-"""Downloads from the Hub: right bytes in the shared cache, or one sentence; what was received is not fetched again."""
+"""Tests of downloads from the Hub: right bytes in the shared cache or one sentence, and resuming."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARDS = {f"big/model-0000{number}-of-00003.gguf": b"GGUF" + MODEL[number * 1000
 
 @dataclass(frozen=True)
 class Usage:
-    """What shutil says of a disk, as far as it is asked for."""
+    """The part of shutil's disk usage that is needed."""
 
     free: int
 
@@ -67,7 +67,7 @@ def of_storage(hub: FakeHub) -> list[Asked]:
 
 
 def then(action: Callable[[], object]) -> Callable[[bytes], bytes]:
-    """What is done when the answer has begun; its bytes stay as they are."""
+    """Return a filter that calls `action` when the response begins and keeps the body."""
 
     def run(body: bytes) -> bytes:
         action()
@@ -80,7 +80,7 @@ def ranges(hub: FakeHub) -> list[str]:
     return [asked.range for asked in of_storage(hub)]
 
 
-# --- in its place -----------------------------------------------------------------------------------------------------
+# --- storing files ----------------------------------------------------------------------------------------------------
 
 
 def test_a_file_lands_in_the_shared_cache_as_other_tools_expect_it(
@@ -96,7 +96,7 @@ def test_a_file_lands_in_the_shared_cache_as_other_tools_expect_it(
     assert (home / "refs" / "main").read_text() == model.commit
     assert folders.wrong(model, whole=True) == []
     assert said.notes == []
-    # huggingface_hub itself is the judge of the layout, with no network at all.
+    # huggingface_hub itself checks the layout, without any network.
     code = "import huggingface_hub as h; print(h.hf_hub_download('org/repo', 'sub/model.gguf', local_files_only=True))"
     found = subprocess.run(
         [sys.executable, "-c", code], env=folders.environment(hub), capture_output=True, text=True, check=True
@@ -147,7 +147,7 @@ def test_a_blob_that_only_lacks_its_link_is_not_fetched_again(
     said.steps.clear()
     assert download(model, said) == path
     assert (hub.downloads(), said.steps) == (1, [])
-    # Nothing is remembered of it: it is read, once.
+    # Without a record, the file is read once to verify it.
     path.unlink()
     model_records.record_path(path.parent / "gone").parent.rename(folders.root / "forgotten")
     assert download(model, said) == path
@@ -206,7 +206,7 @@ def test_another_process_is_waited_for_with_one_line(folders: Folders, hub: Fake
     assert said.notes == ["tiny: another process is downloading it; waiting"]
 
 
-# --- what was received is not fetched again ---------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_cut_connection_is_gone_on_with(folders: Folders, hub: FakeHub, model: Artifact, said: Said) -> None:
@@ -230,7 +230,7 @@ def test_a_later_run_goes_on_where_an_earlier_one_stopped(
     assert download(model, said).read_bytes() == MODEL
     assert said.steps[0][1] >= HALF
     assert hub.sent() == len(MODEL)
-    assert of_storage(hub)[-1].if_range == ""  # the sha256 tells more than a version's name
+    assert of_storage(hub)[-1].if_range == ""  # the sha256 identifies the content better than an ETag
     assert folders.wrong(model, whole=True) == []
 
 
@@ -312,11 +312,11 @@ def test_a_version_with_another_name_is_gone_on_with_where_the_sha256_decides(
     assert hub.sent() == len(MODEL)
 
 
-# --- removed meanwhile ------------------------------------------------------------------------------------------------
+# --- concurrent removal -----------------------------------------------------------------------------------------------
 
 
 def removing(monkeypatch: pytest.MonkeyPatch, blob: Path, times: int) -> None:
-    """Another process removes the blob, so often, in the moment before the links are put."""
+    """Simulate another process that removes the blob `times` times, just before the links are created."""
     put, left = download_module._is_present, [times]
 
     def first(goal: object) -> bool:
@@ -401,7 +401,7 @@ def test_a_branch_points_nowhere_that_has_not_reached_the_disk(
     assert model.commit in synced
 
 
-# --- servers that misbehave -------------------------------------------------------------------------------------------
+# --- misbehaving servers ----------------------------------------------------------------------------------------------
 
 
 def flipped(body: bytes) -> bytes:
@@ -547,7 +547,7 @@ def test_room_is_needed_for_all_shards_before_the_first_byte(
     hub.faults += [Fault(cut_after=HALF, skip=1), Fault(on="hub", status=403, skip=2)]
     with pytest.raises(NetworkError):
         download(shards, said)
-    # The first is here, and half of the second: room for the rest is enough.
+    # The first file and half of the second are stored, so room for the rest is enough.
     left = shards.files[1].size - HALF + shards.files[2].size
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(free=safe_writes.SPARE + left))
     assert download(shards, said).is_file()
@@ -556,7 +556,8 @@ def test_room_is_needed_for_all_shards_before_the_first_byte(
 def test_a_disk_that_is_full_in_the_middle_is_told_and_gone_on_from(
     folders: Folders, hub: FakeHub, model: Artifact, said: Said, full_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(safe_writes, "SPARE", -(1 << 40))  # the check sees enough: another program fills the disk later
+    # the check passes, as if another program filled the disk later
+    monkeypatch.setattr(safe_writes, "SPARE", -(1 << 40))
     monkeypatch.setenv("HF_HOME", str(full_disk.folder))
     with pytest.raises(DoesNotFit, match=r"disk: .*: full, [\d,]+ bytes free"):
         download(model, said)

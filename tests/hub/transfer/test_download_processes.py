@@ -1,4 +1,4 @@
-"""Downloads by processes that are killed, interrupted, or come together."""
+"""Tests of downloads by processes that are killed, interrupted or run at the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrun.hub.names.model_sources import Artifact
 from tests.support.hub.fake_hub import HALF, MODEL, SHA256, FakeHub, Fault, fake_hub
 from tests.support.hub.fetching import TOKEN, Folders, artifact_of, outcome
 
-PATIENCE_S = 60  # for a process that is stuck; nothing is meant to come near it
+PATIENCE_S = 60  # for a process that hangs; normal runs take far less
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def wait_until(ready: Callable[[], bool]) -> None:
 
 
 def half_done(folders: Folders, hub: FakeHub, model: Artifact, prelude: str = "") -> subprocess.Popen[str]:
-    """A process that has written the first half and waits for the rest."""
+    """Start a process that has written the first half and waits for the rest."""
     hub.faults.append(Fault(stall_after=HALF))
     process = folders.start(model, hub, prelude)
     wait_until(lambda: any(path.stat().st_size == HALF for path in folders.files() if path.suffix == ".incomplete"))
@@ -71,7 +71,8 @@ def test_ctrl_c_ends_at_once_and_keeps_what_was_received(folders: Folders, hub: 
     started = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, complaints = finish(process)
-    assert time.monotonic() - started < PATIENCE_S / 2  # the server says nothing for so long, and may for ten minutes
+    # the server is silent that long, and could be silent for ten minutes
+    assert time.monotonic() - started < PATIENCE_S / 2
     assert process.returncode == -signal.SIGINT
     assert complaints.rstrip().endswith("KeyboardInterrupt")
     assert TOKEN not in complaints

@@ -1,4 +1,4 @@
-"""The soak of downloads, in small: scripts/soak_downloads runs it by the thousand."""
+"""A short run of the download soak test; scripts/soak_downloads runs it thousands of times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A partial file and its journal: whatever happened to the process that wrote it, only bytes that came count."""
+"""Tests of a partial file and its journal: only received bytes count, whatever happened to the writing process."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_any_order_of_runs_over_any_number_of_processes_gives_the_file(
                 if inside:
                     put(made, inside.start, inside.stop)
                     here |= set(inside)
-            if number in stops:  # killed here: nothing is closed, and another process looks at the files
+            if number in stops:  # killed here: nothing is closed, and another process opens the files
                 made = PartialFile(path, SIZE, SHA)
             assert made.received == len(here)
             assert {byte for start, end in made.gaps() for byte in range(start, end)} == set(range(SIZE)) - here
@@ -166,7 +166,7 @@ def test_without_a_boot_and_a_sha256_only_what_had_reached_the_disk_counts(
             assert again.received == received
 
 
-# --- beside those who remove ------------------------------------------------------------------------------------------
+# --- concurrent removal -----------------------------------------------------------------------------------------------
 
 
 def is_free(path: Path) -> bool:

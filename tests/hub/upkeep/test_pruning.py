@@ -1,4 +1,4 @@
-"""What a newer download has replaced is pruned, and nothing that somebody may still want."""
+"""Tests that pruning removes what a newer download has replaced, and nothing that is still wanted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_without_a_current_revision_nothing_is_old(stores: Stores) -> None:
     stores.shared("org/name", {"m.gguf": ONE}, number=1, ref=None)
     stores.shared("org/name", {"m.gguf": TWO}, number=2, ref=None)
     assert prune() == {}
-    # A branch that points at a commit that is not here replaces nothing.
+    # A branch that points at a commit that is not stored replaces nothing.
     (stores.repository("org/name") / "refs").mkdir()
     (stores.repository("org/name") / "refs" / "main").write_text(commit(3))
     assert prune() == {}
@@ -128,7 +128,7 @@ def test_downloads_of_ours_that_nobody_goes_on_with(stores: Stores) -> None:
     for path in (whole, young, old, web):
         path.write_bytes(b"half")
         path.with_name(path.name + ".journal").write_bytes(b'{"size": 9}\n')
-    mute.write_bytes(b"half")  # without a journal nobody can go on
+    mute.write_bytes(b"half")  # cannot be resumed without a journal
     theirs = stores.repository("org/name") / "blobs" / ("f" * 64 + ".incomplete")
     theirs.write_bytes(b"half")
     for path in (old, web, theirs):

@@ -1,4 +1,4 @@
-"""What is removed is what was asked for: nothing else, nothing outside, and nothing that somebody uses."""
+"""Tests that removal deletes exactly what was asked for: nothing else, nothing outside, and nothing in use."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_two_may_use_a_model_and_every_shard_is_held(stores: Stores) -> None:
                 assert busy == shard
     with alone_with(shards) as busy:
         assert busy is None
-        with in_use(shards[0]):  # it is opened all the same: the lock says something, it forbids nothing
+        with in_use(shards[0]):  # opening still works, because the lock only informs
             pass
     with in_use(stores.models / "none.gguf"), alone_with([stores.models / "none.gguf"]) as busy:
         assert busy is None

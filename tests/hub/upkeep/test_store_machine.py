@@ -1,4 +1,4 @@
-"""Whatever happens to a store of models, it is what a plain model of it says. scripts/soak_hub does this for longer."""
+"""Tests of a model store against a plain model of it; scripts/soak_hub runs longer."""
 
 from __future__ import annotations
 

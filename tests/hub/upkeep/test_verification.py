@@ -1,4 +1,4 @@
-"""A model is called whole when its bytes are those that were promised and its scales are numbers."""
+"""Tests that a model is reported intact only if its hash matches and its scales are finite."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_flipped_bit_is_found_though_time_and_size_are_the_same_and_the_model_
     link.resolve().write_bytes(data)
     os.utime(link, ns=(before.st_atime_ns, before.st_mtime_ns))
     asked = Wanted("it", (HubSource("org/name", "m.gguf"),))
-    assert find(asked, Silent()) == link  # nobody looked
+    assert find(asked, Silent()) == link  # the link was not checked
     found = verdict()
     assert found.has_other_bytes
     assert found.problems == (f"{link}: sha256 is {sha256(bytes(data))}, expected {sha256(ONE)}",)
@@ -79,7 +79,7 @@ def test_where_nobody_says_what_the_bytes_must_be_the_record_does(stores: Stores
     assert verdict() == VerificationResult(str(path), (sha256(ONE),), ("",), 1, ())
     assert verdict().expected == (sha256(ONE),)
     path.write_bytes(TWO)
-    for _ in range(2):  # it is not forgotten when it is told
+    for _ in range(2):  # still reported the second time
         found = verdict()
         assert found.has_other_bytes
         assert found.digests == (sha256(TWO),)

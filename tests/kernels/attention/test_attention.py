@@ -1,4 +1,4 @@
-"""Rotary positions, the cache's layout, and attention over it, against NumPy, at every level."""
+"""Tests of RoPE, the cache layout and attention over the cache, against NumPy at every instruction level."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 
 
 class Cache:
-    """One layer's cache with the blocks of one sequence in a jumbled order."""
+    """The cache of one layer, with the blocks of one sequence in shuffled order."""
 
     def __init__(self, shape: AttentionShape, positions: int, kv_type: str = "f16") -> None:
         self.shape, self.kv_type = shape, kv_type
@@ -37,13 +37,16 @@ class Cache:
         self.table = np.random.default_rng(5).permutation(n_blocks).astype(np.int32)
 
     def read(self, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(keys, values), float32[length, KV heads, their size], by the layout in words: per block and head, keys
-        [head size, 32] and then values [32, value size]; in q8_0 each with their scales [groups, 32] behind them."""
+        """Return (keys, values), each float32[length, KV heads, size], read by the documented layout.
+
+        Each block and head holds keys [head size, 32], then values [32, value size]. In q8_0, each is followed by its
+        scales [groups, 32].
+        """
         keys, values = (np.concatenate(list(part)) for part in zip(*map(self._block, self.table), strict=True))
         return keys[:length], values[:length]
 
     def _block(self, block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Of a block: (keys, values), float32[32, KV heads, their size]."""
+        """Return the (keys, values) of one block, each float32[32, KV heads, size]."""
         heads = self.memory[block].reshape(self.shape.kv_heads, -1)
         keys, values = np.split(heads, [BLOCK * self._position_bytes(self.shape.head_size)], axis=1)
         assert values.shape[1] == BLOCK * self._position_bytes(self.shape.value_size)
@@ -58,7 +61,10 @@ class Cache:
         return 2 * size if self.kv_type == "f16" else size + 2 * -(-size // 32)
 
     def _elements(self, part: NDArray[np.uint8], size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Of keys or values of all heads: (float32[heads, 32 x size] without scales, scales [heads, 32, size])."""
+        """Return (elements float32[heads, 32 x size], scales [heads, 32, size]) for the keys or values of all heads.
+
+        The elements are not multiplied by the scales.
+        """
         if self.kv_type == "f16":
             halves = np.ascontiguousarray(part).view(np.float16).astype(np.float32)
             return halves, np.ones((len(part), BLOCK, size), np.float32)
@@ -68,7 +74,7 @@ class Cache:
         return integers, np.repeat(by_position, 32, axis=2)[..., :size]
 
     def step(self, positions: NDArray[np.int32], rotations: NDArray[np.float32]) -> dict[int, int]:
-        """The layer's window is the second of its plan's."""
+        """Return the step's words; the layer's window is the second one in its plan."""
         self._tables = np.zeros((2, len(positions)), np.int64)
         self._tables[1] = address_of(self.table)
         return {
@@ -91,7 +97,10 @@ class Cache:
         level: str,
         threads: int = 1,
     ) -> NDArray[np.float32]:
-        """Run rope_store on rows [rows, heads, their size]; returns the rotated queries. `query_rope` None: as keys."""
+        """Run rope_store on rows [rows, heads, size] and return the rotated queries.
+
+        If `query_rope` is None, queries use the keys' rope.
+        """
         rotated, rotations = np.full_like(q, np.nan), rotations_of(ropes, positions)
         scratch = self._scratch(threads)
         words = self._queries(q, rotated, ropes, rope if query_rope is None else query_rope)._replace(
@@ -115,7 +124,7 @@ class Cache:
     def rotate(
         self, q: NDArray[np.float32], positions: NDArray[np.int32], ropes: Sequence[Rope], rope: int, *, level: str
     ) -> NDArray[np.float32]:
-        """Queries alone."""
+        """Rotate queries alone and return them."""
         rotated, rotations = np.full_like(q, np.nan), rotations_of(ropes, positions)
         name = KernelName.of("attention.rope", "rotate", head_size=self.shape.head_size, kv_type=self.kv_type)
         words = self._queries(q, rotated, ropes, rope)
@@ -236,7 +245,7 @@ def random_keys_and_values(
 
 
 def filled(shape: AttentionShape, length: int, kv_type: str, *, level: str, scale: float = 1.0) -> Cache:
-    """A cache that holds `length` random positions."""
+    """Return a cache that holds `length` random positions."""
     cache = Cache(shape, length, kv_type)
     q = np.zeros((length, shape.heads, shape.head_size), np.float32)
     k, v = (scale * part for part in random_keys_and_values(shape, length, length))
@@ -250,7 +259,7 @@ def filled(shape: AttentionShape, length: int, kv_type: str, *, level: str, scal
 def test_rotated_queries_keys_and_values_equal_the_twin(
     level: str, shape: AttentionShape, kv_type: str, partial: bool
 ) -> None:
-    """To the bit: no product of a rotation is fused, and float16 rounds as NumPy's."""
+    """Rotation products are never fused and float16 rounds as in NumPy, so the bits are equal."""
     random = np.random.default_rng(shape.head_size)
     rows, pairs = 40, shape.head_size // 4 if partial else shape.head_size // 2
     positions, rope = np.arange(rows, dtype=np.int32), Rope(10_000.0 ** -(np.arange(pairs) / pairs))
@@ -277,7 +286,7 @@ ROPES = [
 @EVERY_TYPE
 @pytest.mark.parametrize("number", [0, 1, 2, None])
 def test_a_layer_takes_the_rotations_of_its_own_rope(level: str, kv_type: str, number: int | None) -> None:
-    """Of several, of pairs of either kind, of some or all features of a head; or of none. Queries alone as well."""
+    """Covers both pairings, rotation of some or all features of a head, no rope at all, and queries alone."""
     random = np.random.default_rng(8)
     q = random.standard_normal((11, 9, 64)).astype(np.float32)
     k, v = (random.standard_normal((11, 3, 64)).astype(np.float32) for _ in range(2))
@@ -296,7 +305,7 @@ def test_a_layer_takes_the_rotations_of_its_own_rope(level: str, kv_type: str, n
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_queries_may_have_a_rope_of_their_own(level: str, kv_type: str) -> None:
-    """One that grows with the position, of the keys' pairs."""
+    """The queries' rope grows with the position and has the same pairing as the keys' rope."""
     q = np.random.default_rng(8).standard_normal((11, 9, 64)).astype(np.float32)
     k, v = random_keys_and_values(NINE, 11, 2)
     cache, positions = Cache(NINE, 11, kv_type), np.arange(11, dtype=np.int32)
@@ -335,13 +344,13 @@ SPECIAL = [0.0, 1e-9, 1e-7, 7e-6, 1e-5, 1e-3, 1.0, 6e4, 8e6, 9e6, 3e38, np.inf, 
 
 @EVERY_LEVEL
 def test_groups_of_any_size_are_stored_as_the_twin_says(level: str) -> None:
-    """Scales that float16 has few digits for, or none, and groups that hold no number."""
+    """Covers scales that are subnormal or zero in float16, and groups that contain NaN or infinity."""
     random = np.random.default_rng(3)
     x = random.uniform(-1, 1, (len(SPECIAL), 6, 48)).astype(np.float32)
     x[:, :, 7] = 1
     with np.errstate(all="ignore"):
         x[:, :3] *= np.array(SPECIAL, np.float32)[:, None, None]
-    x[:, 3:, 40] = np.array(SPECIAL, np.float32)[:, None]  # one among others
+    x[:, 3:, 40] = np.array(SPECIAL, np.float32)[:, None]  # one special value among normal ones
     cache = Cache(SIX, len(x), "q8_0")
     positions = np.arange(len(x), dtype=np.int32)
     cache.store(x, x, -x, positions, level=level)
@@ -364,7 +373,7 @@ def test_a_stored_number_is_off_by_half_a_step_at_most() -> None:
 
 @EVERY_SHAPE
 def test_attention_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
-    """Within 2e-6 of the largest value (9e-7 was the most seen), at the ends of blocks and between them."""
+    """Allow an error of 2e-6 of the largest value (at most 9e-7 was measured), at block boundaries and between them."""
     lengths = np.array([1, 2, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 100, 127, 128, 129, 256, 257, 300], np.int32)
     cache = filled(shape, int(lengths.max()), kv_type, level=level)
     q = np.random.default_rng(0).standard_normal((len(lengths), shape.heads, shape.head_size)).astype(
@@ -389,7 +398,7 @@ def test_attention_to_one_position_is_its_value(level: str, kv_type: str) -> Non
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_what_lies_behind_a_rows_position_is_not_seen(level: str, kv_type: str) -> None:
-    """Even NaN there: memory that another sequence has left."""
+    """Positions after the row's own may even hold NaN, left behind by another sequence."""
     cache = filled(NINE, 64, kv_type, level=level)
     q = np.random.default_rng(0).standard_normal((3, 9, 64)).astype(np.float32)
     positions = np.array([0, 19, 40], np.int32)
@@ -401,7 +410,7 @@ def test_what_lies_behind_a_rows_position_is_not_seen(level: str, kv_type: str) 
     assert np.isnan(keys[41:]).all()
     assert np.isnan(values[41:]).all()
     np.testing.assert_array_equal(cache.attend(q, positions, level=level), clean)
-    # Rows of one tile: the last ones see the NaN, the first ones not.
+    # In one tile, the later rows see the NaN and the earlier ones do not.
     q = np.random.default_rng(0).standard_normal((8, 9, 64)).astype(np.float32)
     seen = np.isnan(cache.attend(q, np.arange(37, 45, dtype=np.int32), level=level)).any((1, 2))
     assert seen.tolist() == [False] * 4 + [True] * 4
@@ -411,7 +420,7 @@ def test_what_lies_behind_a_rows_position_is_not_seen(level: str, kv_type: str) 
 @EVERY_TYPE
 @pytest.mark.parametrize("scale", [30.0, 1e4, 7e4])
 def test_scores_far_apart_or_infinite_end_in_numbers_or_nan(level: str, kv_type: str, scale: float) -> None:
-    """7e4 is infinite in float16. No crash, and finite keys and values give a finite answer."""
+    """7e4 overflows float16. Nothing may crash, and finite keys and values must give a finite answer."""
     with np.errstate(over="ignore"):
         cache = filled(NINE, 50, kv_type, level=level, scale=scale)
     q = np.full((50, 9, 64), scale, np.float32)
@@ -436,7 +445,7 @@ def test_attention_depends_neither_on_the_neighbours_nor_on_the_threads(level: s
 
 @EVERY_SHAPE
 def test_a_tile_of_rows_equals_its_rows_one_by_one(level: str, shape: AttentionShape, kv_type: str) -> None:
-    """Rows that follow each other are computed together, also over the edge of a chunk."""
+    """Consecutive rows are computed together, even across a chunk boundary."""
     cache = filled(shape, 300, kv_type, level=level)
     positions = np.concatenate([np.arange(0, 20), np.arange(110, 150), np.arange(240, 261)]).astype(np.int32)
     q = np.random.default_rng(2).standard_normal((len(positions), shape.heads, shape.head_size)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Layers that see different windows, with ropes of their own, in one plan: against the twin, in steps of any size."""
+"""Tests of plans whose layers have different windows and ropes, against the twin, with steps of any size."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ WINDOWS = (40, 0, 150)
 
 
 def layered_plan() -> Plan:
-    """A layer for each of WINDOWS: adjacent pairs and sinks, no rope, halves of a few features and a cap; a second one
-    of the first window, whose queries grow; and one that looks back on what the second one has stored."""
+    """Return a plan with one layer per entry of WINDOWS, plus one that repeats the first window.
+
+    The layers have interleaved RoPE with sinks, no rope, and NeoX RoPE on a few features with a logit cap. The last
+    stored layer repeats the first window with a growing query rope, and one more layer reuses the keys and values that
+    layer has stored.
+    """
     plan, width = Plan(), HEADS * SIZE
     adjacent = Rope(10_000.0 ** -(np.arange(SIZE // 2) / (SIZE // 2)))
     halves = Rope(500.0 ** -(np.arange(17) / 17), Pairing.NEOX, magnitude=1.1)
@@ -57,7 +61,7 @@ def layered_plan() -> Plan:
 
 
 def table_of(window: int, blocks: int) -> NDArray[np.int32]:
-    """Blocks go round: what a sequence no longer sees is written over by what it sees now."""
+    """Return a block table that reuses blocks: new positions overwrite those that have left the window."""
     count = -(-POSITIONS // BLOCK)
     return (np.arange(count) % blocks if window else np.random.default_rng(3).permutation(count)).astype(np.int32)
 
@@ -65,10 +69,10 @@ def table_of(window: int, blocks: int) -> NDArray[np.int32]:
 def logits_of(
     plan: Plan, tokens: NDArray[np.int32], steps: Iterable[int], *, level: str, threads: int, largest: int
 ) -> NDArray[np.float32]:
-    """Of all positions, in steps of so many rows, `largest` at most."""
+    """Return the logits of all positions, run in steps of the given row counts, each at most `largest`."""
     blocks = [-(-(window + largest) // BLOCK) + 1 if window else -(-POSITIONS // BLOCK) for window in plan.windows]
     tables = [table_of(window, count) for window, count in zip(plan.windows, blocks, strict=True)]
-    # Keys and values that nobody wrote yet are NaN.
+    # Fill the cache with NaN, so that reading an unwritten position is noticed.
     kv = [allocate(prod(shape), "a test's cache").reshape(shape) for shape in kv_shapes(plan, blocks, "f16")]
     for group in kv:
         group[:] = 0xFF
@@ -95,19 +99,19 @@ def logits_of(
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
 def test_layers_of_several_windows_and_ropes_are_as_the_twin_says(level: str) -> None:
-    """And in every row the same to the bit, whatever the steps and the threads, decoding among them."""
+    """For any step sizes and thread counts, including decoding, every row must also be bit-identical."""
     plan = layered_plan()
     tokens = np.random.default_rng(2).integers(0, 50, POSITIONS).astype(np.int32)
     whole = logits_of(plan, tokens, [POSITIONS], level=level, threads=1, largest=POSITIONS)
     expected = reference.quantizing(plan, tokens, "f16")
     assert np.abs(expected).max() > 10
-    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-3 * np.abs(expected).max())  # halves round apart
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-3 * np.abs(expected).max())  # float16 rounding differs
     for steps, threads in (([64] * 5 + [10], 2), ([33] * 9 + [1] * 33, 3), ([64, 7, 1, 1, *[16] * 16, 1], 1)):
         np.testing.assert_array_equal(logits_of(plan, tokens, steps, level=level, threads=threads, largest=64), whole)
 
 
 def test_partial_results_of_a_window_are_of_as_many_chunks_as_it_touches() -> None:
-    """However large its cache is."""
+    """The size of the cache does not matter."""
     sizes = {}
     for window in (1, 2, CHUNK, CHUNK + 1, CHUNK + 2, 2 * CHUNK + 1, 0):
         plan = Plan()

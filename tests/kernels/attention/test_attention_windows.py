@@ -1,4 +1,4 @@
-"""Attention that sees only a window, with capped scores or with sinks: against NumPy, at every level."""
+"""Tests of attention with a sliding window, capped scores or sinks, against NumPy at every instruction level."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def seen_by(position: int, window: int) -> slice:
 
 
 def put_nan(cache: Cache, positions: NDArray[np.int32], level: str) -> None:
-    """In keys and values."""
     shape = cache.shape
     assert shape.value_size == shape.head_size
     nan = np.full((len(positions), shape.kv_heads, shape.head_size), np.nan, np.float32)
@@ -35,7 +34,7 @@ def put_nan(cache: Cache, positions: NDArray[np.int32], level: str) -> None:
 
 @EVERY_SHAPE
 def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
-    """Within 2e-6 of the largest value, wherever a window begins in a block and a chunk."""
+    """Allow an error of 2e-6 of the largest value, wherever the window begins within a block and a chunk."""
     cache = filled(shape, 300, kv_type, level=level)
     q = random_rows(len(LENGTHS), shape.heads, shape.head_size)
     keys, values = cache.read(300)
@@ -52,7 +51,7 @@ def test_attention_to_a_window_is_near_its_twin(level: str, shape: AttentionShap
 def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(
     level: str, shape: AttentionShape, kv_type: str, window: int
 ) -> None:
-    """To the bit, with any number of threads, over the edges of blocks and chunks."""
+    """The bits must be equal for any number of threads, across block and chunk boundaries."""
     cache = filled(shape, 300, kv_type, level=level)
     q = random_rows(len(FAR), shape.heads, shape.head_size)
     sinks = np.linspace(-4, 4, shape.heads, dtype=np.float32)
@@ -68,8 +67,9 @@ def test_rows_of_a_tile_with_windows_of_their_own_equal_the_rows_one_by_one(
 @EVERY_TYPE
 @pytest.mark.parametrize("window", [1, 20, 33, 128, 150])
 def test_what_lies_before_every_window_is_not_read(level: str, kv_type: str, window: int) -> None:
-    """Entries of blocks that are gone may point anywhere: here to one that holds NaN. So may be what is left of a block
-    in which the first window begins."""
+    """Table entries of released blocks may point anywhere; here they point to a block of NaN. The part of a block
+    before the first window may hold NaN too.
+    """
     cache = filled(NINE, 300, kv_type, level=level)
     positions = np.arange(270, 300, dtype=np.int32)
     q = random_rows(len(positions), 9, 64)
@@ -86,7 +86,7 @@ def test_what_lies_before_every_window_is_not_read(level: str, kv_type: str, win
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_a_nan_is_seen_by_the_rows_in_whose_window_it_is(level: str, kv_type: str) -> None:
-    """And by no other row of their tile."""
+    """No other row of the tile sees it."""
     cache = filled(NINE, 80, kv_type, level=level)
     put_nan(cache, np.array([50], np.int32), level)
     positions = np.arange(44, 76, dtype=np.int32)
@@ -123,7 +123,7 @@ def test_capped_rows_of_a_tile_equal_the_rows_one_by_one(level: str) -> None:
 
 @EVERY_SHAPE
 def test_attention_with_sinks_is_near_its_twin(level: str, shape: AttentionShape, kv_type: str) -> None:
-    """Sinks below, among and above the scores: the largest take nearly all of the weights."""
+    """Covers sinks below, among and above the scores. The largest sinks take nearly all of the weight."""
     cache = filled(shape, 300, kv_type, level=level)
     q = random_rows(len(LENGTHS), shape.heads, shape.head_size)
     keys, values = cache.read(300)

@@ -1,4 +1,4 @@
-"""Sigmoid and tanh against float64's."""
+"""Tests of sigmoid and tanh against float64."""
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -46,7 +46,9 @@ def values_of(name: str, level: str, x: NDArray[np.float32]) -> NDArray[np.float
 @EVERY_LEVEL
 @pytest.mark.parametrize(("name", "most"), [("sigmoid", 4), ("tanh", 3)])
 def test_a_curve_is_within_a_few_units_in_the_last_place(level: str, name: str, most: float) -> None:
-    """Half a million arguments from 1e-30 to 87, and around where tanh changes its way, of both signs."""
+    """Covers half a million arguments of both signs from 1e-30 to 87, and those around the point where tanh switches
+    formulas.
+    """
     spread = [np.linspace(0, 87, 1 << 18), np.logspace(-30, 1.9, 1 << 16), np.linspace(0.55, 0.7, 1 << 16)]
     x = np.concatenate([*spread, *(-part for part in spread)]).astype(np.float32)
     exact = CURVES[name](x.astype(np.float64))
@@ -68,7 +70,7 @@ def test_curves_at_their_ends(level: str) -> None:
 @EVERY_LEVEL
 @pytest.mark.parametrize("name", CURVES)
 def test_a_curve_never_falls(level: str, name: str) -> None:
-    """Within its errors: no step down of more than two units, least of all where tanh changes its way."""
+    """Within the error bound, no step may fall by more than two units, even where tanh switches formulas."""
     spread = [np.linspace(-20, 20, 1 << 18), np.linspace(0.6249, 0.6251, 1 << 12)]
     x = np.unique(np.concatenate(spread).astype(np.float32))
     y = values_of(name, level, x)

@@ -1,4 +1,4 @@
-"""The integer dot product of each instruction level: exact, at the extremes of every packed type too."""
+"""Tests that each instruction level's integer dot product is exact, also at the extremes of every packed type."""
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -21,14 +21,17 @@ from llmrun.quants.packed import PackedType
 from tests.support.kernels.runs import LEVELS_HERE
 
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
-# One for each way in which `emit_dots` is asked.
+# One packed type for each distinct way of calling `emit_dots`.
 FORMS = {(t.bits, t.is_signed, t.sub_blocks): kind for kind, t in PACKED_TYPES.items()}.values()
 EVERY_TYPE = pytest.mark.parametrize("kind", FORMS)
 
 
 @cache
 def block_of_dots(level: str, kind: str) -> Callable[[int, int, int], None]:
-    """32 columns of 16 rows: uint8 weights [8, 16, 4], int8 activations [32], onto int32 sums [sub-blocks, 16]."""
+    """Compile a kernel that multiplies 32 columns of 16 rows.
+
+    It takes uint8 weights [8, 16, 4] and int8 activations [32], and adds to int32 sums [sub-blocks, 16].
+    """
     packed = PACKED_TYPES[kind]
 
     @intrinsic
@@ -54,9 +57,9 @@ def block_of_dots(level: str, kind: str) -> Callable[[int, int, int], None]:
 
 
 def check(level: str, kind: str, weights: NDArray[np.int64], activations: NDArray[np.int8]) -> None:
-    """weights int64[8, 16, 4]: what the level takes, unsigned or signed; activations int8[32]."""
+    """Compare the kernel with NumPy: weights int64[8, 16, 4], in the range of this level; activations int8[32]."""
     packed = PACKED_TYPES[kind]
-    stored = weights.astype(np.uint8)  # signed ones wrap
+    stored = weights.astype(np.uint8)  # signed weights wrap
     sums = np.arange(16 * packed.sub_blocks, dtype=np.int32).reshape(packed.sub_blocks, 16) - 8
     products = np.einsum("jrc,jc->jr", weights, activations.reshape(8, 4).astype(np.int64))
     expected = sums + products.reshape(packed.sub_blocks, -1, 16).sum(1)
@@ -92,6 +95,6 @@ def test_sums_of_anything_are_exact(level: str, kind: str) -> None:
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_a_bias_is_a_power_of_two(level: str, kind: str) -> None:
-    """Its product with a sum is a shift."""
+    """A power of two lets the kernel multiply the bias by a sum with a shift."""
     bias = dots.bias_of(level, PACKED_TYPES[kind])
     assert bias & (bias - 1) == 0

@@ -1,4 +1,4 @@
-"""A mixture of experts against its NumPy twin: whatever rows are sent wherever, at every level."""
+"""Tests of a mixture of experts against its NumPy twin, for any routing and at every instruction level."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from tests.support.kernels.runs import (
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 EVERY_TYPE = pytest.mark.parametrize("kind", [*EXPERT_TYPES, "f32"])
 
-ROWS = (1, 2, 3, 9, 17, 40)  # of a step: experts of one row, of less than a tile, of more than one
+ROWS = (1, 2, 3, 9, 17, 40)  # rows per step: experts get one row, less than a tile, or more than one tile
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of experts: logits of the router are the first features of x, so that a test says who goes where."""
+    """A layer of experts whose router logits are the first features of x, so that a test controls the routing."""
 
     kind: str
     experts: int = 6
     used: int = 3
     columns: int = 0
     inner: int = 0
-    biased: bool = False  # and its experts have scales
-    apart: bool = False  # from what it is added to
+    biased: bool = False  # also gives the experts scales
+    apart: bool = False  # keeps the output separate from the residual
     gating: Gating = Gating.SOFTMAX
 
     @property
@@ -81,7 +81,7 @@ class Layer:
         plan.output(residual, matrix_of("f32", unit, "logits"))
 
     def rows(self, chosen: NDArray[np.int64], seed: int = 0) -> NDArray[np.float32]:
-        """Inputs that are sent to `chosen` int64[rows, used]."""
+        """Return inputs that the router sends to `chosen`, int64[rows, used]."""
         random = np.random.default_rng(seed)
         x = random.standard_normal((len(chosen), self.width)).astype(np.float32)
         x[:, : self.experts] = random.uniform(-2, -1, (len(x), self.experts))
@@ -102,8 +102,11 @@ def twin(build: Callable[[Plan, Value], None], x: NDArray[np.float32]) -> NDArra
 
 
 def assert_near(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
-    """Activations are rounded to int8 of their block's largest: a difference in the last place of the gated product may
-    fall on the other side, and is then a hundredth of it. Almost all are nearer."""
+    """Assert that the result is near the expected one.
+
+    Activations are rounded to int8 relative to the largest of their block. A difference in the last place of the gated
+    product may tip that rounding and then grows to a hundredth of the product. Almost all values are nearer.
+    """
     error = np.abs(actual - expected) / np.abs(expected).max()
     assert error.max() < 5e-3
     assert np.median(error) < 1e-6
@@ -158,10 +161,10 @@ def test_a_row_may_be_sent_to_every_expert(kind: str, rows: int) -> None:
 @EVERY_LEVEL
 @EVERY_TYPE
 def test_a_row_depends_neither_on_the_others_nor_on_the_threads(level: str, kind: str) -> None:
-    """Whether few or many rows share its experts, and in whatever order they come."""
+    """It does not matter how many rows share its experts, nor in what order they come."""
     layer = Layer(kind)
     chosen = any_choice(layer, 48, 1)
-    chosen[10:40] = chosen[10]  # 30 rows and more of the same experts: those are unpacked
+    chosen[10:40] = chosen[10]  # 30 or more rows share these experts, so their weights are unpacked
     x = layer.rows(chosen)
     together = run_plan(layer.build, x, level=level, threads=2)
     for first, end in ((0, 1), (10, 11), (11, 13), (9, 20), (0, 25), (25, 48)):
@@ -173,7 +176,7 @@ def test_a_row_depends_neither_on_the_others_nor_on_the_threads(level: str, kind
 @EVERY_LEVEL
 @pytest.mark.parametrize("kind", EXPERT_TYPES)
 def test_integers_are_exact(level: str, kind: str) -> None:
-    """Of one expert with a weight of 1, by the row and unpacked."""
+    """Uses one expert with a weight of 1, both row by row and with unpacked weights."""
     size = width(kind, 64)
     experts, rows = 5, 30
     matrix = whole_matrix(kind, experts * 48, size, 3)
@@ -207,7 +210,7 @@ def test_integers_are_exact(level: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["q4_k", "f32"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_harms_no_other(kind: str, poison: float) -> None:
-    """Its router says nothing, and it is sent to experts all the same."""
+    """The router's logits are undefined for that row, but the row is still sent to experts."""
     layer = Layer(kind)
     x = layer.rows(any_choice(layer, 20))
     clean = run_plan(layer.build, x, threads=2)
@@ -220,7 +223,7 @@ def test_a_row_that_is_not_finite_harms_no_other(kind: str, poison: float) -> No
 
 
 def test_a_sum_that_each_thread_has_for_itself_may_be_added_onto() -> None:
-    """The embedding, which no product is added onto."""
+    """Adds to the embedding, which no product is added to and which each thread therefore holds itself."""
     layer = Layer("q4_k")
 
     def build(plan: Plan, x: Value) -> None:
@@ -239,7 +242,7 @@ def test_a_sum_that_each_thread_has_for_itself_may_be_added_onto() -> None:
 
 @dataclass(frozen=True)
 class Routed:
-    """The tables of a step, and who is active: (expert, first slot) of each, and the number of slots."""
+    """The routing tables of a step, the (expert, first slot) of each active expert, and the number of slots."""
 
     chosen: NDArray[np.int32]
     weights: NDArray[np.float32]
@@ -251,7 +254,7 @@ class Routed:
 
 
 def routed(logits: NDArray[np.float32], op: Route, level: str = LEVELS_HERE[0], threads: int = 1) -> Routed:
-    """What the kernels make of logits float32[rows, experts]."""
+    """Run the routing kernels on logits float32[rows, experts]."""
     rows, experts, used = len(logits), op.routing.experts, op.routing.used
     memory = allocate(tables_bytes(experts, used, rows, 1), "tables of a test")
     tables = Tables.at(address_of(memory), experts, used, rows, 1)
@@ -314,7 +317,7 @@ def routed(logits: NDArray[np.float32], op: Route, level: str = LEVELS_HERE[0], 
 def route_of(
     experts: int, used: int, gating: Gating = Gating.SOFTMAX, *, normalized: bool = True, biased: bool = False
 ) -> Route:
-    """With a bias for choosing and scales of the experts, or without both."""
+    """Return a route with a selection bias and expert scales, or without both."""
     random = np.random.default_rng(experts)
     bias, scales = (random.standard_normal(experts).astype(np.float32) if biased else None for _ in range(2))
     return Route(Value(experts), gating, normalized, 1.5, bias, scales, Routing(experts, used))
@@ -324,7 +327,7 @@ def route_of(
 @pytest.mark.parametrize("gating", Gating)
 @pytest.mark.parametrize(("experts", "used"), [(1, 1), (6, 2), (16, 16), (17, 5), (128, 8), (100, 33)])
 def test_routes_are_the_twins(level: str, gating: Gating, experts: int, used: int) -> None:
-    """The same experts in the same order; weights within 8 units in the last place (5 were the most seen)."""
+    """The experts and their order are equal; weights are within 8 units in the last place (at most 5 were measured)."""
     logits = 3 * np.random.default_rng(used).standard_normal((21, experts)).astype(np.float32)
     for normalized, biased in ((True, False), (False, True)):
         op = route_of(experts, used, gating, normalized=normalized, biased=biased)
@@ -351,7 +354,7 @@ def test_of_equal_experts_the_lower_number_comes_first(level: str, gating: Gatin
 @pytest.mark.parametrize("gating", Gating)
 @pytest.mark.parametrize("biased", [False, True])
 def test_logits_that_are_not_finite_choose_experts_too(level: str, gating: Gating, biased: bool) -> None:
-    """Each another one, and each one that there is."""
+    """Every row must get distinct experts that exist."""
     random = np.random.default_rng(3)
     logits = random.standard_normal((64, 20)).astype(np.float32)
     strange = np.array([np.nan, -np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-40], np.float32)

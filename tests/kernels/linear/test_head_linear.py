@@ -1,4 +1,4 @@
-"""Heads times matrices of their own: as products of each part of a row alone, whatever the step and the threads."""
+"""Tests of per-head matrices: equal to separate products of each part of a row, for any step size and thread count."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.kernels.runs import (
 EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 EVERY_TYPE = pytest.mark.parametrize("kind", [*EXPERT_TYPES, *FLOAT_TYPES])
 HEADS, OUTPUTS = 3, 48
-ROWS = (1, 2, 5, 15, 16, 19)  # around the tiles, and where weights are unpacked
+ROWS = (1, 2, 5, 15, 16, 19)  # around tile sizes, and where weights are unpacked
 
 
 def head_matrix(kind: str, outputs: int = OUTPUTS) -> Matrix:
@@ -39,7 +39,7 @@ def head_matrix(kind: str, outputs: int = OUTPUTS) -> Matrix:
 
 
 def product_of(weight: Matrix) -> Callable[[Plan, Value], None]:
-    """The op, and its output as it is."""
+    """Return the op and its unmodified output."""
 
     def build(plan: Plan, x: Value) -> None:
         unit = np.eye(weight.rows, dtype=np.float32)
@@ -56,7 +56,7 @@ def random_rows(rows: int, columns: int) -> NDArray[np.float32]:
 @EVERY_TYPE
 @pytest.mark.parametrize("rows", [1, 5, 19])
 def test_each_head_is_what_its_matrix_alone_makes_of_it(level: str, kind: str, rows: int) -> None:
-    """To the bit: a product is of a part of a row and of a part of a matrix, and nothing else is different."""
+    """The bits are equal, because each product uses only one slice of a row and one slice of the matrix."""
     weight = head_matrix(kind)
     x = random_rows(rows, weight.columns)
     found = run_plan(product_of(weight), x, level=level, threads=1 + rows % 3)
@@ -68,7 +68,7 @@ def test_each_head_is_what_its_matrix_alone_makes_of_it(level: str, kind: str, r
 
 @EVERY_TYPE
 def test_a_plan_is_near_its_twin(kind: str) -> None:
-    """Within 4 roundings of the sum of magnitudes, as test_linear.py has it for one matrix."""
+    """Allow 4 roundings of the sum of magnitudes, as test_linear.py does for one matrix."""
     weight, rows = head_matrix(kind), 9
     x = random_rows(rows, weight.columns)
     twin = Plan()
@@ -110,7 +110,7 @@ def test_a_head_that_is_not_finite_harms_no_other(kind: str, poison: float) -> N
     weight, rows = head_matrix(kind), 18
     clean = random_rows(rows, weight.columns)
     poisoned = clean.copy()
-    poisoned[4, weight.columns + 3] = poison  # of the second head
+    poisoned[4, weight.columns + 3] = poison  # in the second head's columns
     for head in range(HEADS):
 
         def build(plan: Plan, x: Value, head: int = head) -> None:
@@ -125,7 +125,7 @@ def test_a_head_that_is_not_finite_harms_no_other(kind: str, poison: float) -> N
 
 @pytest.mark.parametrize("shape", [(HEADS * 17, 64), (HEADS * 16, 63)])
 def test_parts_that_would_reach_into_another_head_are_refused(shape: tuple[int, int]) -> None:
-    """Outputs of a head that are no whole groups, columns that are no multiple of what a kernel takes at once."""
+    """Covers head outputs that do not fill whole groups, and columns that do not fill a kernel's vectors."""
     plan, weight = Plan(), random_matrix("f32", *shape)
     plan.output(
         plan.head_linear(plan.embed(random_matrix("f32", 4, HEADS * shape[1], name="x")), weight, HEADS), weight

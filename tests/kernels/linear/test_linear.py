@@ -1,4 +1,4 @@
-"""Linear layers: integers exact at every level and extreme, floats within a stated distance of their NumPy twins."""
+"""Tests of linear layers: integers are exact at every level and extreme, and floats are near their NumPy twins."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from tests.support.kernels.runs import (
     width,
 )
 
-STEP_ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 19)  # around the tiles of 2, 4 and 8 rows, and where panels begin
+STEP_ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 19)  # around tiles of 2, 4 and 8 rows, and around the start of panels
 
 
 def whole_activations(integers: NDArray[np.int8]) -> NDArray[np.float32]:
-    """float32[rows, 32 * blocks] that quantize to exactly these integers with a scale of 1.
+    """Return float32[rows, 32 * blocks] that quantizes to the given integers, int8[rows, blocks, 32], with a scale of
+    1.
 
-    int8[rows, blocks, 32], to which a 127 is added in every block.
+    Every block gets one value of 127.
     """
     integers = integers.copy()
     integers[:, :, 5] = np.where(integers[:, :, 5] < 0, -127, 127)
@@ -61,8 +62,11 @@ def test_integers_are_exact(level: str, kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("rows", STEP_ROWS)
 def test_floats_are_near_the_twin(level: str, kind: str, rows: int) -> None:
-    """Within 4 float32 roundings of the sum of magnitudes (2.0 was the most seen in 1,000 random shapes): the twin
-    rounds products that fused multiply-adds do not. The portable level has none, and is equal."""
+    """Allow 4 float32 roundings of the sum of magnitudes (at most 2.0 in 1,000 random shapes).
+
+    The twin rounds products that fused multiply-adds do not round. The portable level has no fused multiply-add, so it
+    must be equal.
+    """
     random = np.random.default_rng(rows)
     matrix = random_matrix(kind, 37, width(kind, 160 if kind in INTEGER_TYPES else 75), rows)
     x = random.standard_normal((rows, matrix.columns)).astype(np.float32)
@@ -72,7 +76,7 @@ def test_floats_are_near_the_twin(level: str, kind: str, rows: int) -> None:
 
 
 def twin(matrix: Matrix, x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(the product, the sum of the magnitudes of its terms)."""
+    """Return (the product, the sum of the magnitudes of its terms)."""
     if not matrix.is_integer:
         weights = dequantized(matrix)
         return float_linear_reference(weights, x), float_linear_reference(np.abs(weights), np.abs(x))
@@ -97,7 +101,7 @@ def test_a_value_depends_neither_on_the_tile_nor_on_the_threads(level: str, kind
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("kind", INTEGER_TYPES)
 def test_integer_results_are_equal_over_levels(level: str, kind: str) -> None:
-    """Scales that are powers of two leave no rounding to differ in."""
+    """Scales that are powers of two leave no rounding that could differ."""
     matrix = whole_matrix(kind, 33, width(kind, 96), 3)
     integers = np.random.default_rng(3).integers(-127, 128, (19, matrix.columns // 32, 32))
     x = whole_activations(integers.astype(np.int8))
@@ -107,7 +111,7 @@ def test_integer_results_are_equal_over_levels(level: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("rows", [1, 5, 18])
 def test_adding_onto_a_value(kind: str, rows: int) -> None:
-    """x + w.x, as a residual connection is written; the sum is rounded once more."""
+    """Computes x + w.x, as for a residual connection. The sum is rounded once more."""
     random = np.random.default_rng(7)
     size = width(kind, 96)
     matrix = random_matrix(kind, size, size)
@@ -140,7 +144,7 @@ def test_a_row_that_is_not_finite_harms_no_other(kind: str, poison: float) -> No
 @given(data=st.data())
 @settings(max_examples=10)
 def test_float_weights_of_any_width(kind: str, data: st.DataObject) -> None:
-    """Columns that are no multiple of the four a kernel takes at once; whole numbers, so the sums are exact."""
+    """Covers columns that are not a multiple of the kernel's four. The numbers are integers, so the sums are exact."""
     columns, outputs = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 35))
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))
     weights = random.integers(-128, 129, (outputs, columns)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Quantized activations against their NumPy twin, at every level: in blocks taken together, and those left over."""
+"""Tests of quantized activations against their NumPy twin at every level, in groups of blocks and remainders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ EVERY_LEVEL = pytest.mark.parametrize("level", LEVELS_HERE)
 def run_quantize(
     x: NDArray[np.float32], level: str, threads: int = 1
 ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """(integers int8[rows, blocks, 32], scales, offsets, sums, each [rows, blocks], half sums [rows, blocks, 2])."""
+    """Return (integers, scales, offsets, sums, half sums).
+
+    Integers are int8[rows, blocks, 32] and half sums [rows, blocks, 2]; the others are [rows, blocks].
+    """
     rows, blocks = len(x), x.shape[1] // 32
     stride = round_up(4 * blocks, records.CACHE_LINE)
     integers = allocate(rows * 32 * blocks, "integers").view(np.int8).reshape(rows, -1)
@@ -75,7 +78,7 @@ def test_quantized_activations_equal_the_twin(level: str, x: NDArray[np.float32]
 @pytest.mark.parametrize("blocks", [1, 16])
 @pytest.mark.parametrize("largest", [1e-45, 1e-38, 9e-37, 1.1e-36, 1e-30, 1.0, 3.4e38])
 def test_quantizing_any_magnitude_keeps_integers_in_range(level: str, largest: float, blocks: int) -> None:
-    """The last block's; those before are zero."""
+    """Only the last block holds the value; the blocks before it are zero."""
     x = np.zeros((1, 32 * blocks), np.float32)
     x[0, -32:] = (np.linspace(-1, 1, 32) * largest).astype(np.float32)
     integers, scales, *_ = run_quantize(x, level)

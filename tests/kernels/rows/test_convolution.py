@@ -1,4 +1,4 @@
-"""The short convolution: over chunks, batches and blocks, to the bit what NumPy makes of the whole sequence."""
+"""Tests of the short convolution: bit-identical to NumPy on the whole sequence, across chunks, batches and blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.kernels.runs import LEVELS_HERE, matrix_of
 from tests.support.kernels.sequence_runs import Rows, run_steps
 
 WIDTH = 48
-LENGTH = 75  # positions: three blocks
+LENGTH = 75  # positions, in three blocks
 INPUTS = np.random.default_rng(1).standard_normal((2 * LENGTH, 3 * WIDTH)).astype(np.float32)
 
 
@@ -26,7 +26,10 @@ def weights(taps: int) -> NDArray[np.float32]:
 def convolved(
     steps: Sequence[Rows], *, taps: int = 3, level: str = LEVELS_HERE[0], threads: int = 2
 ) -> dict[int, NDArray[np.float32]]:
-    """Of two layers on the same input: what they keep must not mix. Token i is row i of INPUTS."""
+    """Run two convolution layers on the same input, so that mixing up their states would show.
+
+    Token i is row i of INPUTS.
+    """
     plan = Plan()
     x = plan.embed(matrix_of("f32", INPUTS, "inputs"))
     first, second = plan.convolve(x, weights(taps)), plan.convolve(x, -2 * weights(taps))
@@ -61,7 +64,7 @@ def test_a_sequence_in_any_chunks_is_the_same(at: list[int], threads: int) -> No
 
 
 def test_sequences_of_one_batch_keep_apart() -> None:
-    """Rows of two sequences, in turn, in pieces, and beside each other's last rows."""
+    """Interleaves rows of two sequences in different pieces, including next to each other's last rows."""
     tokens = {0: list(range(LENGTH)), 1: list(range(LENGTH, 2 * LENGTH))}
     left = {seq: list(of) for seq, of in tokens.items()}
     random = np.random.default_rng(2)

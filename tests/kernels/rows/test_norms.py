@@ -1,4 +1,4 @@
-"""Normalizing kernels against their NumPy twins, at every level, with odd widths and rows of any kind."""
+"""Tests of the normalization kernels against their NumPy twins, at every level, with odd widths and unusual rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_norm(
     bias: NDArray[np.float32] | None = None,
     wanted: NDArray[np.int32] | None = None,
 ) -> NDArray[np.float32]:
-    """rmsnorm, of each head if the weight is narrower than x; layernorm where there is a bias."""
+    """Run layernorm if there is a bias, else rmsnorm; a weight narrower than x normalizes each head."""
     padded, weights = padded_rows(x), padded_rows(weight[None])
     biases = padded_rows(weight[None] if bias is None else bias[None])
     rows = len(x) if wanted is None else len(wanted)
@@ -76,7 +76,7 @@ def random_weight(width: int) -> NDArray[np.float32]:
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_rmsnorm_is_near_its_twin(level: str, rows: int) -> None:
-    """Within 6 units in the last place (4 were the most seen): the sums of squares are added in another order."""
+    """Allow 6 units in the last place (at most 4 were measured), because sums of squares are added in another order."""
     for width in WIDTHS:
         x, weight = random_rows(rows, width), random_weight(width)
         actual = run_norm(x, weight, 1e-5, level, threads=1 + rows % 4)
@@ -85,7 +85,7 @@ def test_rmsnorm_is_near_its_twin(level: str, rows: int) -> None:
 
 @EVERY_LEVEL
 def test_rmsnorm_of_whole_squares_is_exact(level: str) -> None:
-    """Sums that no order of adding can round: the mean of 64 squares of 3 is 9."""
+    """These sums are exact in any order: the mean of 64 squares of 3 is 9."""
     x = np.where(np.arange(64) % 2, 3, -3).astype(np.float32)[None]
     actual = run_norm(x, np.full(64, 6, np.float32), 0.0, level, threads=1)
     np.testing.assert_array_equal(actual, x * (np.float32(1) / np.float32(3)) * np.float32(6))
@@ -111,8 +111,10 @@ def test_each_head_is_normalized_as_a_row_of_its_own(level: str, heads: int, hea
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_layernorm_is_near_its_twin(level: str, rows: int) -> None:
-    """Within 16 roundings of the parts of a row's largest feature: parts that cancel have no last place to count in.
-    The mean is not 0, so a variance over the padding too would be far off."""
+    """Allow 16 roundings relative to the row's largest feature, because cancelled terms have no meaningful last place.
+
+    The mean is not 0, so a variance that includes the padding would be far off.
+    """
     for width in WIDTHS:
         x, weight = random_rows(rows, width) + np.float32(25), random_weight(width)
         bias = np.random.default_rng(rows).standard_normal(width).astype(np.float32)
@@ -124,14 +126,16 @@ def test_layernorm_is_near_its_twin(level: str, rows: int) -> None:
 
 @EVERY_LEVEL
 def test_layernorm_of_whole_numbers_is_exact(level: str) -> None:
-    """33 features, which end within a vector: mean 5, squares 4 but for one, variance 128 / 33."""
+    """Uses 33 features, which end within a vector. The mean is 5, all squares but one are 4, and the variance is 128 /
+    33.
+    """
     x = np.where(np.arange(33) % 2, 7, 3).astype(np.float32)[None]
     x[0, 0] = 5
     actual = run_norm(x, np.ones(33, np.float32), 4 - 128 / 33, level, threads=1, bias=np.full(33, 10, np.float32))
     assert actual[0, :3].tolist() == [10, 11, 9]
 
 
-# --- both ------------------------------------------------------------------------------------------------------------
+# --- both norms ------------------------------------------------------------------------------------------------------
 
 
 @EVERY_LEVEL

@@ -1,4 +1,4 @@
-"""All ops on whole rows in one plan: lowered, run by a team, and what NumPy makes of the same plan."""
+"""Tests of all row-wise ops in one plan, lowered and run by a team, against NumPy on the same plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_plan_of_row_ops_means_what_its_twin_says(level: str, threads: int) ->
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_one_row_at_a_time_is_the_same_to_the_bit(threads: int) -> None:
-    """Where each thread has sums of its own."""
+    """In steps of one row, each thread keeps its own copy of the sums."""
     whole = run_steps(row_ops_plan(), [[(0, int(token)) for token in SENTENCE]])[0]
     single = run_steps(row_ops_plan(), [[(0, int(token))] for token in SENTENCE], threads=threads)[0]
     np.testing.assert_array_equal(single, whole)

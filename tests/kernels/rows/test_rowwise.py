@@ -1,4 +1,4 @@
-"""Kernels on rows, feature by feature, against their NumPy twins: at every level, with odd widths."""
+"""Tests of the elementwise row kernels against their NumPy twins, at every level, with odd widths."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run_gated(
 
 
 def exponent_of(x: NDArray[np.float64], activation: Activation) -> NDArray[np.float64]:
-    """What an activation's sigmoid is of."""
+    """Return the argument of the activation's sigmoid."""
     if activation is Activation.GELU:
         argument: NDArray[np.float64] = 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
         return argument
@@ -71,7 +71,7 @@ def exponent_of(x: NDArray[np.float64], activation: Activation) -> NDArray[np.fl
 
 
 def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: Activation) -> NDArray[np.float64]:
-    """In float64, by formulas that lose nothing where they are near 0."""
+    """Compute the gated product in float64, with formulas that do not cancel near 0."""
     x, y = gate.astype(np.float64), up.astype(np.float64)
     sigmoid = 1 / (1 + np.exp(-exponent_of(x, activation)))
     if activation is Activation.CLAMPED_SILU:
@@ -84,8 +84,10 @@ def exact_gated(gate: NDArray[np.float32], up: NDArray[np.float32], activation: 
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("rows", ROWS)
 def test_gated_is_near_its_twin(level: str, rows: int, activation: Activation) -> None:
-    """Within 5 units in the last place: exp is within 2, and its error reaches e / (1 + e). Of
-    gate times up where an activation is not silu: gelu's twin cancels below 0."""
+    """Allow 5 units in the last place: exp is within 2, and the fraction e / (1 + e) of its error reaches the result.
+
+    For activations other than silu, the allowance is relative to gate times up, because gelu's twin cancels below 0.
+    """
     random = np.random.default_rng(rows)
     gate = np.clip(40 * random.standard_normal((rows, 101)), -87, 87).astype(np.float32)
     up = (9 * random.standard_normal((rows, 101))).astype(np.float32)
@@ -100,8 +102,11 @@ def test_gated_is_near_its_twin(level: str, rows: int, activation: Activation) -
 @EVERY_LEVEL
 @pytest.mark.parametrize("activation", Activation)
 def test_an_activation_is_near_float64s(level: str, activation: Activation) -> None:
-    """Within 5 units in the last place where exp's argument is small. Elsewhere exp makes as much more of the rounding
-    of its argument as that is large; gelu rounds it six times."""
+    """Allow 5 units in the last place where the argument of exp is small.
+
+    Elsewhere exp amplifies the rounding of its argument in proportion to its size, and gelu rounds the argument six
+    times.
+    """
     gate = np.linspace(-9, 90, 1 << 18).astype(np.float32).reshape(16, -1)
     gate[0, :9] = [0, 1e-30, -1e-30, 1e-3, -1e-3, 1e-10, -1e-10, 0.5, -0.5]
     up = np.ones_like(gate)
@@ -151,7 +156,7 @@ def run_add(
     factor: float = 1.0,
     gate: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """In place onto x, or, if y has only one row, for all of x's, into another buffer."""
+    """Run the add kernel in place on x, or into another buffer if y is one row shared by all rows of x."""
     rows, width = x.shape
     xs, ys, gates = padded_rows(x), padded_rows(y), padded_rows(np.ones((1, 1), np.float32) if gate is None else gate)
     same_for_all = len(y) == 1 < rows
@@ -178,7 +183,7 @@ def run_add(
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_sums_are_those_of_numpy(level: str, rows: int) -> None:
-    """Equal bits: each operation is rounded, at every level."""
+    """The results are bit-identical, because every level rounds each operation."""
     random = np.random.default_rng(rows)
     for width in (1, 16, 75):
         x, y = (random.standard_normal((rows, width)).astype(np.float32) for _ in range(2))
@@ -190,7 +195,7 @@ def test_sums_are_those_of_numpy(level: str, rows: int) -> None:
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_gated_sum_is_near_its_twin(level: str, rows: int) -> None:
-    """Each row has a gate of its own; where it is 100 the factor is 1."""
+    """Each row has its own gate. A gate of 100 gives a factor of 1."""
     random = np.random.default_rng(rows)
     x, y = (random.standard_normal((rows, 75)).astype(np.float32) for _ in range(2))
     gate = (3 * random.standard_normal((rows, 1))).astype(np.float32)
@@ -207,7 +212,7 @@ def test_a_gated_sum_is_near_its_twin(level: str, rows: int) -> None:
 @pytest.mark.parametrize("width", [1, 37, CAP_CHUNK, 2 * CAP_CHUNK + 5])
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_logits_are_capped(level: str, rows: int, width: int) -> None:
-    """Every row and every chunk once. Threads take what is left."""
+    """Each row and chunk is capped exactly once, although threads take chunks dynamically."""
     logits = (40 * np.random.default_rng(width).standard_normal((rows, width))).astype(np.float32)
     padded = padded_rows(logits) if rows else np.zeros((1, round_up(width, 16)), np.float32)
     words = SoftCapWords(stride=padded.strides[0], width=width, cap=float_word(30.0))
@@ -223,7 +228,7 @@ def test_logits_are_capped(level: str, rows: int, width: int) -> None:
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 @pytest.mark.parametrize("scale", [1.0, 33.9411])
 def test_embedded_rows_are_the_dequantized_ones_scaled(level: str, kind: str, scale: float) -> None:
-    """Equal bits: both round in the same places."""
+    """The results are bit-identical, because both round in the same places."""
     columns = 37 if kind in FLOAT_TYPES else width_of(kind, 96)
     table = random_matrix(kind, 50, columns)
     tokens = np.array([49, 0, 7, 7, 31, 48, 1], np.int32)

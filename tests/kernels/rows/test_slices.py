@@ -1,4 +1,4 @@
-"""Parts of rows, taken out and put together: equal bits, of any width, nothing written beside them."""
+"""Tests of slice and concat kernels of any width: the bits are equal and nothing is written outside the slices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def random_rows(rows: int, width: int) -> NDArray[np.float32]:
 @EVERY_LEVEL
 @pytest.mark.parametrize(("of_a", "of_b", "parts"), [(1, 2, 3), (16, 64, 2), (37, 0, 5), (3, 16, 1), (512, 64, 4)])
 def test_concatenated_parts_lie_side_by_side(level: str, of_a: int, of_b: int, parts: int) -> None:
-    """Each part of a anew, or the first one in all."""
+    """Covers a different slice of `a` for each part, and the first slice repeated in all parts."""
     rows, size = 7, of_a + of_b
     a, b = random_rows(rows, of_a * parts), random_rows(rows, max(1, of_b * parts))
     for step in (of_a, 0):
@@ -65,7 +65,7 @@ def assert_same_as_twin(build: Callable[[Plan, Value], None], x: NDArray[np.floa
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 2, 9])
 def test_parts_of_a_plan_are_its_twins(rows: int, threads: int) -> None:
-    """Of what each thread has for itself and of what they share."""
+    """Covers values that each thread has a copy of, and shared values."""
 
     def build(plan: Plan, x: Value) -> None:
         shared = plan.linear(x, matrix_of("f32", np.eye(60, dtype=np.float32), "unit"))
@@ -81,7 +81,10 @@ def test_parts_of_a_plan_are_its_twins(rows: int, threads: int) -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_value_is_scaled_where_it_is(rows: int, threads: int) -> None:
-    """One that each thread has for itself, and one that they share; what read it before has what it was."""
+    """Covers a value that each thread has a copy of, and a shared value.
+
+    Ops that read the value earlier see it unscaled.
+    """
 
     def build(plan: Plan, x: Value) -> None:
         unit = matrix_of("f32", np.eye(40, dtype=np.float32), "unit")
@@ -112,7 +115,7 @@ def test_a_scaled_value_is_made_integers_anew(rows: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_rows_of_experts_have_parts_and_scales_too(rows: int, threads: int) -> None:
-    """Halves of a row that experts made, the other way round; of one row each thread has its own copies."""
+    """Swaps the halves of rows that come from experts. In a step of one row, each thread has its own copy."""
     x = np.abs(random_rows(rows, 48))
     unit = matrix_of("f32", np.eye(48, dtype=np.float32), "unit")
     experts = matrix_of("f32", np.concatenate([np.eye(48, dtype=np.float32)] * 3), "experts")

@@ -1,4 +1,4 @@
-"""Lowering: barriers where threads meet in memory, none where they do not, and no memory handed out too early."""
+"""Tests of lowering: barriers exactly where threads meet in memory, and no memory reused too early."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.models.fidelity import plan_of
 from tests.support.models.tiny_architectures import TINY_ARCHITECTURES, tiny_architecture
 from tests.support.models.tiny_models import TINY_MODELS, tiny_model
 
-# One variant of each is enough: their ops are the same.
+# One variant per architecture is enough, because all variants have the same ops.
 ARCHITECTURES = list({row.architecture: name for name, row in TINY_ARCHITECTURES.items()}.values())
 
 
@@ -73,7 +73,7 @@ def test_no_two_threads_meet_in_row_ops(one_row: bool) -> None:
 
 @pytest.mark.parametrize("one_row", [True, False])
 def test_a_missing_barrier_would_be_seen(model_plan: Callable[[str], Plan], one_row: bool) -> None:
-    """The check itself: take any one barrier away that is not the last, and there is a race."""
+    """Tests the check itself: removing any barrier but the last must cause a race."""
     lowered = lowered_plan(model_plan("Q4_0 untied"))
     assert needless_barriers(lowered, one_row=one_row) == []
 
@@ -87,14 +87,19 @@ def count_barriers(lowered: Lowered, *, one_row: bool) -> int:
 
 
 def test_a_layer_takes_five_barriers_in_a_step_of_one_row(model_plan: Callable[[str], Plan]) -> None:
-    """After q, k and v; attention; the output projection; gate and up; down. Two more for embedding and output."""
+    """The barriers come after q, k and v; after attention; after the output projection; after gate and up; and after
+    down. Embedding and output add two more.
+    """
     for name, layers in (("Q4_0 untied", 3), ("F32", 2), ("Q4_1 llama3 rope", 2)):
         assert count_barriers(lowered_plan(model_plan(name)), one_row=True) == 5 * layers + 2
 
 
 def test_sums_of_norms_take_no_barriers_in_a_step_of_one_row() -> None:
-    """A layer that normalizes what it adds, as Gemma's do: the barriers are those after its two matrices, and one after
-    the logits. Each thread has a sum of its own, from the embedding on."""
+    """Uses layers that normalize what they add to the residual, as Gemma's do.
+
+    Each layer then needs barriers only after its two matrices, and one follows the logits. From the embedding on, each
+    thread has its own copy of the sum.
+    """
     plan, norm = Plan(), np.ones(64, np.float32)
     square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
     x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"), scale=8.0)
@@ -108,7 +113,7 @@ def test_sums_of_norms_take_no_barriers_in_a_step_of_one_row() -> None:
 
 
 def test_a_sum_that_products_are_added_onto_is_shared() -> None:
-    """One thread adds a row to it, and the others wait."""
+    """One thread adds a row to it while the others wait."""
     plan = Plan()
     square = matrix_of("q8_0", np.eye(64, dtype=np.float32))
     x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
@@ -124,7 +129,7 @@ def test_a_sum_that_products_are_added_onto_is_shared() -> None:
 
 
 def heads_plan(layers: int, kind: str = "q8_0") -> Plan:
-    """Of each of 4 heads of 32 features 16 and back, twice of the same."""
+    """Return a plan that maps each of 4 heads from 32 features to 16 and back, twice with the same matrices."""
     plan = Plan()
     x = plan.embed(matrix_of("f32", np.ones((4, 128), np.float32), "table"))
     to_16, to_32 = (matrix_of(kind, np.ones((4 * n, 32), np.float32), f"to {n}") for n in (16, 32))
@@ -145,12 +150,12 @@ def test_no_two_threads_meet_among_matrices_of_heads(one_row: bool, kind: str) -
 
 @pytest.mark.parametrize("kind", ["q8_0", "f32"])
 def test_heads_whose_outputs_overlap_would_be_seen(kind: str) -> None:
-    """The check itself: one head's outputs where another's are, or in their middle."""
+    """Tests the check itself: one head's outputs overlap another's fully or by half."""
     lowered = lowered_plan(heads_plan(1, kind))
     at = records.offsets(FloatWords).out if kind == "f32" else records.offsets(IntegerWords).out
     word = at // records.WORD
     products = [index for index, name in enumerate(lowered.kernels) if name.function == "linear"]
-    first, second = (lowered.records[index] for index in products[-3:-1])  # the last one makes the logits
+    first, second = (lowered.records[index] for index in products[-3:-1])  # the last product makes the logits
     right = int(second[word])
     for moved in (int(first[word]), right - 64):
         second[word] = moved
@@ -161,12 +166,14 @@ def test_heads_whose_outputs_overlap_would_be_seen(kind: str) -> None:
 
 
 def test_matrices_of_heads_take_a_barrier_together() -> None:
-    """After both products of one input, and after the one of their joined outputs; and one after the logits."""
+    """The barriers come after both products of one input, after the product of their concat, and after the logits."""
     assert count_barriers(lowered_plan(heads_plan(3)), one_row=True) == 2 * 3 + 1
 
 
 def test_parts_and_scales_of_what_each_thread_has_take_no_barriers_in_a_step_of_one_row() -> None:
-    """The embedding is each thread's own; so is all that is made of it here. One barrier after the logits."""
+    """Each thread has its own copy of the embedding and of everything computed from it here. The only barrier follows
+    the logits.
+    """
     plan = Plan()
     x = plan.embed(matrix_of("f32", np.ones((4, 64), np.float32), "table"))
     plan.scale(x, 0.5)
@@ -179,7 +186,7 @@ def test_parts_and_scales_of_what_each_thread_has_take_no_barriers_in_a_step_of_
 
 
 def looking_back_plan() -> Plan:
-    """Layers that store, with values smaller than keys, and layers that look back on those of the one before."""
+    """Return a plan of layers that store keys and smaller values, and of layers that reuse the one before."""
     plan, norm, shape = Plan(), np.ones(96, np.float32), AttentionShape(4, 2, 48, value_size=32)
 
     def matrix(name: str, rows: int, columns: int) -> Matrix:
@@ -206,8 +213,9 @@ def test_no_two_threads_meet_where_layers_look_back_on_anothers_keys(one_row: bo
 
 
 def test_to_rotate_queries_takes_no_barrier_in_a_step_of_one_row() -> None:
-    """Of each layer those after its projections, attention and the output projection; two more for embedding and
-    output."""
+    """Each layer needs barriers after its projections, attention and output projection. Embedding and output add two
+    more.
+    """
     lowered = lowered_plan(looking_back_plan())
     assert [name.function for name in lowered.kernels].count("rotate") == 3
     assert count_barriers(lowered, one_row=True) == 3 * 6 + 2
@@ -234,7 +242,7 @@ def test_an_op_that_adds_waits_for_what_it_adds_to() -> None:
 
 
 def experts_plan(layers: int = 3, kind: str = "q8_0") -> Plan:
-    """Layers of experts with what an architecture may have beside them: a bias of each kind, experts for all rows."""
+    """Return a plan of expert layers with every optional part: each kind of bias, and experts that all rows use."""
     plan, norm = Plan(), np.ones(64, np.float32)
 
     def matrix(name: str, rows: int, columns: int, of: str = kind) -> Matrix:
@@ -268,14 +276,17 @@ def test_no_two_threads_meet_among_experts(one_row: bool, kind: str) -> None:
 
 @pytest.mark.parametrize("one_row", [True, False])
 def test_a_missing_barrier_among_experts_would_be_seen(one_row: bool) -> None:
-    """Of floats: integers are quantized between routing and products, with a barrier of their own."""
+    """Uses float weights, because with integer weights the quantization between routing and products has its own
+    barrier.
+    """
     lowered = lowered_plan(experts_plan(kind="f32"))
     assert needless_barriers(lowered, one_row=one_row) == []
 
 
 def test_a_layer_of_experts_takes_four_barriers_in_a_step_of_one_row() -> None:
-    """After the router; gate and up; down; what they add up to. Two more here for what stands for attention, and two
-    for embedding and output."""
+    """The barriers come after the router, after gate and up, after down, and after the combined sum. The stand-in for
+    attention adds two per layer, and embedding and output add two more.
+    """
     assert count_barriers(lowered_plan(experts_plan(4)), one_row=True) == (2 + 4) * 4 + 2
 
 
@@ -288,7 +299,7 @@ def test_tables_of_a_routing_are_the_next_ones_memory() -> None:
 
 
 def test_memory_does_not_grow_with_the_layers() -> None:
-    """Buffers go round: a value's memory is another's once all have passed a barrier."""
+    """A value's memory is reused as soon as all threads have passed a barrier after its last use."""
 
     def buffers(layers: int) -> int:
         plan = Plan()
@@ -305,7 +316,7 @@ def test_memory_does_not_grow_with_the_layers() -> None:
 
 
 def test_values_of_an_odd_width_keep_their_memory() -> None:
-    """Their padding must stay zero, and another value would write into it."""
+    """Their padding must stay zero, and another value would overwrite it."""
     plan = Plan()
     odd = matrix_of("f32", np.ones((33, 33), np.float32))
     value: Value = plan.embed(matrix_of("f32", np.ones((4, 33), np.float32), "table"))

@@ -1,4 +1,4 @@
-"""What an op is said to need, beside what it has: counted by hand."""
+"""Tests of each op's cost (bytes read, floats, products) against counts by hand."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from tests.support.kernels.runs import random_matrix
 SHAPE = AttentionShape(heads=6, kv_heads=2, head_size=48)
 KV = LayerKV(SHAPE, 0, 0)
 X, WANTED = Value(64), Value(64, Rows.WANTED)
-# Bytes of 32 weights of a row: 16 + 2 of Q4_0, 32 + 2 of Q8_0.
+# Bytes of 32 weights of a row: 16 + 2 for Q4_0, 32 + 2 for Q8_0.
 Q4_0, Q8_0, F32 = (random_matrix(kind, 48, 64, name=kind) for kind in ("q4_0", "q8_0", "f32"))
-ACTIVATIONS = 64 + 2 * 5 * 4  # of a row of 64 as int8, with five numbers of 4 bytes for each block
+ACTIVATIONS = 64 + 2 * 5 * 4  # a row of 64 as int8, plus five 4-byte numbers per block
 
 
 def needs(op: object, rows: int = 1, start: int = 0, wanted: int = 1, kv_type: str = "f16") -> Needs:
@@ -63,7 +63,7 @@ def test_padding_is_read_too() -> None:
 
 
 def test_of_experts_one_row_reads_those_it_is_sent_to() -> None:
-    """3 of 12; of 2 rows, if all are as likely, 3 and three quarters of 3 more."""
+    """One row reads 3 of 12 experts. With uniform routing, a second row reads three quarters of 3 more."""
     matrix, routing = random_matrix("q4_0", 12 * 48, 64), Routing(12, 3)
     expert, out = 48 * 2 * 18, Value(48, Rows.CHOSEN, 3)
     written = 48 * 4
@@ -105,7 +105,7 @@ def test_parts_of_rows_need_what_is_copied() -> None:
 
 
 def test_a_matrix_for_each_head_is_read_once() -> None:
-    """Three heads of 64 columns and 16 outputs."""
+    """Uses three heads of 64 columns and 16 outputs."""
     op = HeadLinear(Value(3 * 64), Q4_0, 3, Value(48))
     assert needs(op, rows=10) == Needs(48 * 2 * 18, 0, 10 * (3 * ACTIVATIONS + 48 * 4), products=10 * 48 * 64)
     assert quantizing_needs(op, StepShape(2)) == Needs(activation_bytes=2 * 3 * (64 * 4 + ACTIVATIONS))
@@ -118,7 +118,7 @@ def test_attention_reads_all_positions_once(kv_type: str, position: int) -> None
     attention = Attention(q, KV, 0.1, 0.0, None, out)
     floats = 2 * 6 * 48 * 4
     assert needs(attention, 1, 99, kv_type=kv_type) == Needs(0, 100 * position, floats, 0, 2 * 6 * 48 * 100)
-    attended = 6 + 7 + 8  # positions of each row
+    attended = 6 + 7 + 8  # positions that each row attends to
     assert needs(attention, 3, 5, kv_type=kv_type) == Needs(0, 8 * position, 3 * floats, 0, 2 * 6 * 48 * attended)
     rope = RopeStore(q, Value(96), Value(96), KV, None, None, out)
     written = 3 * (2 * 288 + 2 * 96) * 4
@@ -145,7 +145,7 @@ def test_a_position_is_a_part_of_a_block_of_the_cache(kv_type: str) -> None:
 
 
 def test_a_step_is_the_sum_of_its_ops(tmp_path: Path) -> None:
-    """Width 64, feed-forward 96, 4 heads of 16, 2 of them for keys; F32."""
+    """Uses width 64, feed-forward 96, and 4 heads of 16 with 2 KV heads, in F32."""
     with open_gguf(tiny_llama(tmp_path / "tiny.gguf", weight_type="F32")) as file:
         config = llama.read_config(file)
         plan = llama.plan(file, config)
@@ -154,6 +154,6 @@ def test_a_step_is_the_sum_of_its_ops(tmp_path: Path) -> None:
     weights = layers + -(-vocabulary // 16) * 16 * 64 + 64 + 5 * 64  # the output, a row of the table, the norms
     step = needs_of_step(plan, "f16", StepShape(1, start=9))
     assert step.weight_bytes == 4 * weights
-    assert step.kv_bytes == 2 * (10 + 1) * 2 * 32 * 2  # read and one more written, keys and values, of halves
+    assert step.kv_bytes == 2 * (10 + 1) * 2 * 32 * 2  # 10 positions read and one written, keys and values, float16
     assert step.products == 0
     assert step.float_products == layers + vocabulary * 64 + 2 * 2 * 64 * 10

@@ -1,4 +1,4 @@
-"""Ops, the CPU engine's table of them, and the words of their records."""
+"""Tests of the ops, the CPU engine's op table, and the words in their records."""
 
 from __future__ import annotations
 

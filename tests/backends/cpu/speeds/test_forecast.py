@@ -1,4 +1,4 @@
-"""A forecast is the sum of what ops take: by hand, and as speeds and prompts change."""
+"""Tests that a forecast is the sum of its ops' times: by hand, and as speeds and prompts change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def changed(name: str, **values: Any) -> Speeds:
-    """A machine on which everything takes no time, but for what is said."""
+    """Return the speeds of a machine on which everything but `name` takes no time."""
     linear = LinearSpeed(read=FAST, op=NOTHING, multiply=(FAST,) * 3)
     row = RowSpeed((NOTHING,) * 3, (NOTHING,) * 3)
     attention = AttentionSpeed(NOTHING, FAST, FAST, NOTHING, NOTHING, NOTHING)
@@ -81,7 +81,7 @@ def test_each_op_counts(plan: Plan, name: str, values: dict[str, Any], rows: int
 
 
 def test_the_cap_on_logits_takes_as_long_as_they_are_wide(plan: Plan) -> None:
-    """Wider than any width that was measured; the threads share the one row."""
+    """The row is wider than any measured width, and the threads share it."""
     speeds = changed("rows swiglu", many=(NOTHING, NOTHING, 8192.0))
     without = seconds(plan, speeds, 1)
     plan.soft_cap_logits(30.0)
@@ -112,7 +112,7 @@ def test_matrices_of_heads_are_read_once_and_their_input_made_integers_once(plan
     read = seconds(heads, changed("linear q8_0", read=1e9), 1)
     assert read == pytest.approx((2 * whole + logits) / 1e9)
     assert seconds(heads, changed("rows quantize", one=(1.0,) * 3), 1) == pytest.approx(2)
-    assert seconds(heads, changed("rows rmsnorm", one=(1.0,) * 3), 1) == pytest.approx(3)  # join, scale, columns
+    assert seconds(heads, changed("rows rmsnorm", one=(1.0,) * 3), 1) == pytest.approx(3)  # concat, scale, slice
 
 
 def forecast_of(plan: Plan, speeds: Speeds, prompt: int) -> Forecast:

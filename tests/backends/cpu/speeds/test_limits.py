@@ -1,4 +1,4 @@
-"""What this machine can do: the kernels that measure it do all the work they count."""
+"""Tests that the kernels that measure the machine's limits do all the work that is counted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_reading_touches_every_line_once(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
 def test_multiplying_makes_every_product(level: str) -> None:
-    """Weights are 4 bits, so that no level's sums of 16 bits overflow; round r multiplies by r's four bytes."""
+    """Weights are 4 bits, so 16-bit sums do not overflow at any level. Round r multiplies by the r-th four bytes."""
     n_sums, rounds = independent_sums(level), 300
     weights = allocate(64 * n_sums, "weights of a test").reshape(n_sums, 16, 4)
     weights[:] = np.random.default_rng(2).integers(0, 16, weights.shape)

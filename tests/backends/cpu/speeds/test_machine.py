@@ -1,4 +1,4 @@
-"""Speeds are measured once: what is kept is used, unless it is old, damaged or another machine's."""
+"""Tests that speeds are measured once and reused, unless they are old, damaged or from another machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPE = AttentionShape(4, 2, 16)
 
 
 class Counted:
-    """In place of OpSpeeds and MachineLimits."""
+    """A stand-in for OpSpeeds and MachineLimits that counts measurements."""
 
     measured: list[str]
 

@@ -1,4 +1,4 @@
-"""Speeds of ops: what is measured is positive and of this world; what lies between widths is between their speeds."""
+"""Tests that measured op speeds are plausible, and that speeds between measured widths are interpolated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_attentions_speeds_are_those_of_a_computer(quick: OpSpeeds, shape: Atten
 
 @pytest.mark.parametrize("region", [1 << 16, 1 << 20])
 def test_every_matrix_of_a_trial_has_all_of_its_bytes(monkeypatch: pytest.MonkeyPatch, region: int) -> None:
-    """Of heads so large that the memory for all is less than one of theirs."""
+    """Also holds when one head needs more memory than the trial's whole region."""
     whole: list[bool] = []
 
     def watched(plan: Plan, packed: Mapping[str, PackedMatrix], *rest: object, **more: object) -> None:

@@ -1,4 +1,4 @@
-"""Packing beside other work: it goes on meanwhile, and whatever goes wrong ends both cleanly."""
+"""Tests of packing in the background: other work continues, and any failure ends both cleanly."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from llmrun.plan.matrix import Matrix
 from llmrun.quants.registry import BY_NAME
 from tests.support.kernels.runs import random_matrix
 
-ROWS, COLUMNS = 4096, 1024  # some parts of a megabyte
+ROWS, COLUMNS = 4096, 1024  # several parts of a megabyte
 
 
 def read_with(matrix: Matrix, before: Callable[[], None]) -> Matrix:
-    """The same matrix; `before` is called in the packing thread ahead of every read."""
+    """Return the same matrix with `before` called in the packing thread ahead of every read."""
 
     def read_into(start: int, into: NDArray[np.uint8]) -> None:
         before()
@@ -36,7 +36,7 @@ def packing_threads() -> list[str]:
 
 
 def test_weights_are_packed_while_the_block_runs() -> None:
-    """The block waits for the first read, and the first read for the block: in a row, neither would ever end."""
+    """The block and the first read wait for each other, so running them in sequence would deadlock."""
     reading, going_on = threading.Event(), threading.Event()
 
     def before() -> None:
@@ -84,7 +84,7 @@ def test_an_error_beside_the_packing_ends_it_after_the_parts_under_way(error: Ba
     def interrupted() -> None:
         with filling(packed, 2):
             assert reading.wait(30)
-            threading.Timer(0.1, going_on.set).start()  # when the block has been left, and its end is waited for
+            threading.Timer(0.1, going_on.set).start()  # after the block has exited and waits for packing to end
             raise error
 
     with pytest.raises(type(error)):

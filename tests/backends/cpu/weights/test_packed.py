@@ -1,4 +1,4 @@
-"""Packing: every value of the file is where the kernels look for it, and nothing else is."""
+"""Tests that packing puts every value of the file where the kernels read it, and adds nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def packed_from(matrix: Matrix, threads: int = 2) -> PackedMatrix:
 
 
 def unpacked(packed: PackedMatrix) -> NDArray[np.float32]:
-    """float32[groups * 16, columns], read by the layout's description in words and nothing else."""
+    """Return float32[groups * 16, columns], read by the documented layout alone."""
     kind, layout = packed.matrix.kind, packed.layout
     groups = layout.n_groups
     if kind in FLOAT_TYPES:
@@ -54,7 +54,7 @@ def unpacked(packed: PackedMatrix) -> NDArray[np.float32]:
 
 
 def unpacked_integers(packed: PackedMatrix) -> NDArray[np.float32]:
-    """float32[groups * 16, sub-blocks of a row, columns of a sub-block]."""
+    """Return float32[groups * 16, sub-blocks of a row, columns of a sub-block]."""
     type_, layout = PACKED_TYPES[packed.matrix.packed], packed.layout
     blocks = packed.matrix.columns // 32
     values = np.zeros((layout.n_groups, blocks, 8, 16, 4), np.uint8)
@@ -74,7 +74,7 @@ def unpacked_integers(packed: PackedMatrix) -> NDArray[np.float32]:
 
 
 def unpacked_factors(packed: PackedMatrix, start: int, upper: int) -> NDArray[np.float32]:
-    """float32[groups * 16, sub-blocks of a row, 1]: scales, or minimums."""
+    """Return scales or minimums, float32[groups * 16, sub-blocks of a row, 1]."""
     type_ = PACKED_TYPES[packed.matrix.packed]
     groups, sub_blocks = packed.layout.n_groups, packed.matrix.columns // type_.sub_columns
     plane = packed.data[:, start : start + 16 * sub_blocks * type_.scale_bytes // type_.sub_blocks]
@@ -116,14 +116,14 @@ def test_packing_is_the_same_at_every_level(level: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_missing_rows_of_the_last_group_are_zero(kind: str) -> None:
-    """Their products must vanish: the kernels write them behind the end of a row."""
+    """Their products must be zero, because the kernels write them past the end of a row."""
     packed = packed_from(random_matrix(kind, 17, width(kind, 64)))
     assert not unpacked(packed)[17:].any()
 
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
 def test_planes_begin_on_cache_lines(kind: str) -> None:
-    """Vectors of 64 bytes are loaded as aligned ones."""
+    """The kernels use aligned loads of 64 bytes."""
     matrices = [random_matrix(kind, rows, width(kind, 32 * rows), name=f"w{rows}") for rows in (1, 3, 17)]
     for packed in reserve(matrices).values():
         assert packed.address % records.CACHE_LINE == 0
@@ -140,7 +140,7 @@ def test_matrices_do_not_overlap() -> None:
 
 
 def test_packing_adds_little_to_the_files_bytes() -> None:
-    """At the widths of real models. The scales of a short row are padded to a cache line."""
+    """Uses the widths of real models. The scales of a short row are padded to a cache line."""
     for kind in (kind for kind in WEIGHT_TYPES if kind not in WIDENED_TYPES):
         for rows, columns in ((576, 576), (1536, 576), (576, 1536), (2048, 8192)):
             columns = width(kind, columns)
@@ -161,7 +161,7 @@ def test_chunks_are_worth_claiming_and_not_too_few(kind: str, rows: int, columns
 
 @pytest.mark.parametrize(("kind", "rows", "columns"), [("q8_0", 5000, 256), ("q4_1", 40, 64), ("f32", 70, 8192)])
 def test_each_byte_is_read_once_and_few_are_held_at_a_time(kind: str, rows: int, columns: int) -> None:
-    """Beside the packed weights, loading takes a megabyte a thread, or 16 rows where those are larger."""
+    """Besides the packed weights, loading takes one megabyte per thread, or 16 rows if those are larger."""
     whole = random_matrix(kind, rows, columns)
     reads: list[tuple[int, int]] = []
 
@@ -197,4 +197,4 @@ def test_progress_counts_matrices() -> None:
 def test_every_supported_type_has_a_packing_kernel() -> None:
     assert set(WEIGHT_TYPES) == SUPPORTED
     matrices = [random_matrix(kind, 1, width(kind, 32), name=kind) for kind in INTEGER_TYPES + FLOAT_TYPES]
-    assert len(set(packing_kernels(matrices))) == len(PACKED_TYPES) + 2  # float16 and bfloat16 are moved alike
+    assert len(set(packing_kernels(matrices))) == len(PACKED_TYPES) + 2  # float16 and bfloat16 share one kernel

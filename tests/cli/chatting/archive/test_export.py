@@ -1,4 +1,4 @@
-"""Conversations as Markdown and JSON."""
+"""Tests of exporting conversations as Markdown and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is listed."""
+"""Tests of the list of conversations."""
 
 from __future__ import annotations
 

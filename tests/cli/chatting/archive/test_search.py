@@ -1,4 +1,4 @@
-"""Which lines match, and how a line is cut."""
+"""Tests of which lines match a search, and how lines are shortened."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_words_are_text_and_no_patterns() -> None:
 
 
 def test_composed_and_decomposed_letters_are_the_same() -> None:
-    assert found(held(("Gro\u0308\u00dfe", "")), "GRÖSSE") == []  # letters only: ß is no ss
+    assert found(held(("Gro\u0308\u00dfe", "")), "GRÖSSE") == []  # only letters match: ß is not ss
     assert found(held(("Gro\u0308\u00dfe", "")), "grö\u00df") == ["Grö\u00dfe"]
 
 

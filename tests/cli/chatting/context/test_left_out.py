@@ -1,4 +1,4 @@
-"""How many of the oldest turns are left out: as few as the room for the rest allows, in large steps."""
+"""Tests of how many of the oldest turns are left out: as few as fit, but in large steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmrun.cli.chatting.context.left_out import ROOM, room_for_answer, turns_to
 
 
 def left_out(sizes: list[int], already: int, context: int, max_tokens: int | None = None) -> int:
-    """For turns of so many tokens each."""
+    """Return how many turns are left out, for turns of the given token counts."""
     return turns_to_leave_out(
         len(sizes), already, lambda first: sum(sizes[first:]), context=context, max_tokens=max_tokens
     )

@@ -1,4 +1,4 @@
-"""A full context: with `stop` the question is refused, with `forget` the oldest turns are left out of the prompt."""
+"""Tests of a full context: `stop` refuses the question, and `forget` leaves the oldest turns out of the prompt."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TURNS = [f"question {number} of several" for number in range(12)]
 
 
 def noise(context_size: int = 300) -> ScriptedBackend:
-    """A model whose every answer depends on all tokens before it."""
+    """Return a model whose every answer depends on all earlier tokens."""
     return ScriptedBackend(None, context_size=context_size)
 
 
 def only_last(conversation: Conversation, turns: int) -> Conversation:
-    """A new conversation of the last turns alone."""
+    """Return a new conversation that holds only the last turns."""
     fresh = new_conversation("scripted")
     fresh.system, fresh.exchanges = conversation.system, conversation.exchanges[-turns:]
     return fresh
@@ -126,7 +126,7 @@ def test_undo_and_clear_bring_the_prompt_back_to_what_is_there(tmp_path: Path) -
 
 
 class ServerSession:
-    """Makes a session's engine behave as a server does, which refuses what is too long and counts nothing."""
+    """A session whose engine behaves like a server: it refuses prompts that are too long and counts no tokens."""
 
     def __init__(self, found: Session) -> None:
         self._engine = found.chat.engine

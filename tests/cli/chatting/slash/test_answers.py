@@ -1,4 +1,4 @@
-"""/retry, /copy and /edit."""
+"""Tests of /retry, /copy and /edit."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ ANSWER = "Look:\n```python\nprint(1)\n```\nor\n```\nls\n```\nDone \x1b[31m."
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was copied, by a clipboard that takes everything."""
+    """Return the list of copied texts, from a clipboard that accepts everything."""
     texts: list[str] = []
 
     def copy_text(text: str) -> str:
@@ -119,7 +119,7 @@ def test_copy_says_what_it_cannot_copy(
 
 @pytest.fixture
 def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An editor with an argument: it keeps what it was given, and saves what `new` says."""
+    """Install an editor with an argument, which records its input and saves the text of `new`."""
     script = tmp_path / "an editor"
     script.write_text(
         f'#!/bin/sh\n[ "$1" = -w ] || exit 9\ncp "$2" {tmp_path}/given\nstat -c %a "$2" > {tmp_path}/mode\n'

@@ -1,4 +1,4 @@
-"""/model: another model answers from here on, or the one in use stays."""
+"""Tests of /model, which switches to another model or keeps the current one."""
 
 from __future__ import annotations
 
