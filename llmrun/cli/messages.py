@@ -1,4 +1,4 @@
-"""From an exception to what the user reads: one sentence, the next command to try, and the exit code."""
+"""Messages for exceptions: one sentence, a hint about what to try next, and the exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer import TyperException
 from llmrun.cli.arguments.usage import usage_error
 from llmrun.errors import DoesNotFit, LlmrunError
 
-# The loader of shared libraries says so instead of an error number when their memory cannot be mapped.
+# If a shared library cannot be mapped into memory, the loader reports it with these words and without an errno.
 _UNMAPPED = r"(?P<library>.+?): (failed to map segment from shared object|cannot map zero-fill pages)"
 
 
@@ -24,8 +24,8 @@ class Message(NamedTuple):
 
 
 def message_for(error: Exception) -> Message:
-    """The words for any exception that reaches the top."""
-    if isinstance(error, TyperException):  # no such command: it tells where; the rest is told in usage.py
+    """Return the message for any exception that reaches `main`."""
+    if isinstance(error, TyperException):  # only "no such command"; commands convert the other usage errors themselves
         error = usage_error(error, getattr(error, "ctx", None))
     if isinstance(error, LlmrunError):
         return Message(str(error), error.hint, error.exit_code)
@@ -37,7 +37,7 @@ def message_for(error: Exception) -> Message:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error, then what it was raised from or while handling."""
+    """Yield the error and then its causes and contexts."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -52,10 +52,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if not isinstance(error, OSError | ImportError) or not (unmapped := re.match(_UNMAPPED, str(error))):
         return False
-    # The loader has the same words for a file system that is mounted with noexec.
+    # The loader gives the same message for a file system that is mounted with noexec.
     try:
         return not os.statvfs(unmapped["library"]).f_flag & os.ST_NOEXEC
-    except OSError:  # a library that another one needs is named without its folder
+    except OSError:  # for a dependency of a library, the message has no folder
         return True
 
 

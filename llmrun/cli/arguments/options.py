@@ -1,4 +1,4 @@
-"""The flags that several commands share. None means "not given": settings and the model decide then."""
+"""The flags that several commands share. None means that a flag was not given; settings and the model then decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that refuse what was typed in our words, and whose help ends with lines to type."""
+"""Command classes that report usage errors in llmrun's form and end their help with examples."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MOST_MEANT = 3  # names of options that a hint may hold
 
 
 class _InOurWords:
-    """What a command of either kind does otherwise than Typer's. `epilog`: its examples, a line each."""
+    """The behavior that both kinds of commands change in Typer's classes. `epilog` holds the examples, one per line."""
 
     epilog: str | None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Here the command is known: the parser's errors do not tell it."""
+        """Parse the arguments. Errors are converted here because the parser's errors do not name the command."""
         try:
-            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # Typer's, which comes after
+            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]  # Typer's class is next in the MRO
         except TyperException as error:
             raise usage_error(error, ctx) from error
         return parsed
@@ -34,10 +34,10 @@ class _InOurWords:
 
 
 class SingleCommand(_InOurWords, TyperCommand):
-    """A command without others below it.
+    """A command without subcommands.
 
-    An option whose metavar is in brackets may stand without its value, which is "" then. If a word that begins with no
-    dash follows, it is the value.
+    The value of an option whose metavar is in brackets may be left out; it is then "". If the next word does not begin
+    with a dash, it is the value.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -51,7 +51,7 @@ class SingleCommand(_InOurWords, TyperCommand):
 
 
 def _with_values(args: list[str], optional: Collection[str]) -> list[str]:
-    """Join each of these options with the value that follows it, or with an empty one."""
+    """Rewrite each of these options as `--name=VALUE`, with an empty value if none follows."""
     joined: list[str] = []
     rest = iter(enumerate(args))
     for number, word in rest:
@@ -69,13 +69,13 @@ def _with_values(args: list[str], optional: Collection[str]) -> list[str]:
 
 
 class CommandGroup(_InOurWords, TyperGroup):
-    """A command with others below it."""
+    """A command with subcommands."""
 
 
 def usage_error(error: TyperException, context: Any) -> UsageError:
-    """Typer's own usage error, in our form. Its classes are not public, so their attributes are asked for.
+    """Convert one of Typer's usage errors. Its classes are not public, so they are recognized by their attributes.
 
-    context  of the command that was typed; None for the one above all
+    context  the context of the command; None for `llmrun` itself
     """
     hint = f"see {context.command_path if context else 'llmrun'} --help"
     sentence = error.message.rstrip(".")

@@ -1,7 +1,7 @@
-"""Print a script with which a shell completes llmrun.
+"""Print a shell completion script.
 
-The shell then completes commands, flags, their values, and the names of models with Tab. Without a shell's name, the
-steps to install the script are printed.
+With the script, Tab completes commands, flags and their values, and model names. Without an argument, the command
+prints how to install the script.
 
 Examples:
     llmrun completion
@@ -25,7 +25,7 @@ from llmrun.errors import UsageError
 
 LISTING = {"place": 160}
 
-# Where each new shell reads the script: a line to append to a file, or the script as a file of its own.
+# The command that makes each new shell load the script.
 _STEPS = {
     "bash": "echo 'eval \"$(llmrun completion bash)\"' >> ~/.bashrc",
     "zsh": "echo 'eval \"$(llmrun completion zsh)\"' >> ~/.zshrc",
@@ -42,7 +42,7 @@ def command(
             metavar="[SHELL]", help=f"{', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}.", autocompletion=one_of(*_SHELLS)
         ),
     ] = None,
-    complete: Annotated[bool, typer.Option("--complete", hidden=True)] = False,  # the scripts' question
+    complete: Annotated[bool, typer.Option("--complete", hidden=True)] = False,  # called by the scripts
     debug: options.Debug = False,
 ) -> int:
     del debug
@@ -63,8 +63,10 @@ def command(
 
 
 def _complete(context: typer.Context, words: list[str]) -> None:
-    """Print the candidates for the last word, a line each, with a tab before its description; `:files` stands for the
-    names of files, which the shell knows better."""
+    """Print the candidates for the last word, one per line, each with a tab before its description.
+
+    The line `:files` tells the shell to complete file names itself.
+    """
     from llmrun.cli.completing.candidates import candidates
 
     found, files = candidates(context.find_root().command, words)

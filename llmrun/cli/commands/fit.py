@@ -1,8 +1,8 @@
-"""Tell whether models fit this machine, and how fast they will be.
+"""Check whether models fit this machine and how fast they run.
 
-For models not yet downloaded, only the header is fetched. If a name leaves the quantization open, all of them are
+For models not yet downloaded, only the header is fetched. If a name does not specify a quantization, all of them are
 listed, with the best choice marked. Memory is the sum of weights, KV cache and scratch space. Speeds are predicted
-from a measurement of this machine, which takes a few seconds and is done once.
+from a measurement of this machine, which is made only once and takes a few seconds.
 
 Examples:
     llmrun fit qwen3:8b
@@ -86,7 +86,7 @@ def command(
 
 
 class _FitFlags:
-    """What was asked about every model. The machine is measured when the first model needs it."""
+    """The options that apply to every model. The machine is measured when the first model needs it."""
 
     def __init__(self, settings: Settings, prompt: int, remeasure: bool) -> None:
         from llmrun.backends.cpu.speeds.machine import Speeds
@@ -106,7 +106,7 @@ class _FitFlags:
 
 
 class _Named(NamedTuple):
-    """One quantization: what to call it, and how it fits."""
+    """One quantization with its display name and its fit."""
 
     name: str
     quantization: str
@@ -114,7 +114,7 @@ class _Named(NamedTuple):
 
 
 def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
-    """Show one model, or all its quantizations; return what --json says about it."""
+    """Show one model or all its quantizations, and return its entry for --json."""
     from llmrun.backends.fitting import best_of
     from llmrun.hub.names.file_names import quantization_of
 
@@ -134,10 +134,10 @@ def _shown(name: str, asked: _FitFlags, as_json: bool) -> dict[str, Any]:
 
 
 def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile]]:
-    """Yield what to call it, its file and its header: of a file, a local model, or all quantizations offered by a name.
+    """Yield the display name, file name and header of a file, a local model, or all quantizations of a name.
 
-    No server is asked about what is on this machine. Raises every LlmrunError of hub and reader. If one header of
-    several cannot be read, that is only a note.
+    Local models need no request to a server. If one of several headers cannot be read, a note says so. Raises every
+    LlmrunError of the hub and the reader.
     """
     from llmrun.cli.console.progress import HubReporter
     from llmrun.gguf.reader import open_gguf
@@ -168,7 +168,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
 
 
 def _are_all(held: Sequence[tuple[str, Path]], meant: Wanted) -> bool:
-    """Return whether these are all quantizations that the catalogue lists. The Hub may always have more."""
+    """Return whether these are all the quantizations in the catalogue. Other repositories may always have more."""
     return meant.entry is not None and meant.name == meant.entry.name and len(held) == len(meant.entry.quants)
 
 
@@ -188,7 +188,7 @@ def _held(held: Sequence[tuple[str, Path]]) -> Iterator[tuple[str, str, GGUFFile
 
 
 def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
-    """Open the file on this machine that the artifact is, by its name and size. A damaged one does not count."""
+    """Open the local copy of an artifact, matched by name and size. Return None if there is none or it is damaged."""
     from llmrun.gguf.reader import open_gguf
 
     try:
@@ -204,7 +204,7 @@ def _local_copy(artifact: Artifact, held: dict[str, Path]) -> GGUFFile | None:
 
 
 def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Iterator[tuple[str, str, GGUFFile]]:
-    """Yield all quantizations offered. Headers of files that are here are read from them, the others are fetched."""
+    """Yield all available quantizations. Headers are read from local files where possible and fetched otherwise."""
     from llmrun.hub.remote.model_headers import read_headers
     from llmrun.hub.resolve.offers import offers
 
@@ -276,7 +276,7 @@ def _verdict(one: Fit, is_best: bool) -> str:
 
 
 def _heading(asked: _FitFlags, one: Fit) -> list[str]:
-    """Say what the figures are for, and what this machine has."""
+    """Return the lines above the table: the resources of this machine and the conditions of the figures."""
     found = asked.resources
     memory = f"{format_bytes(found.memory)} of memory are free" if found.memory is not None else "free memory unknown"
     gpus = [f"{gpu['description']}: {format_bytes(gpu['free'])} free" for gpu in found.gpus]

@@ -1,6 +1,6 @@
-"""Show how llmrun or one of its commands is used.
+"""Show help for llmrun or one of its commands.
 
-It prints what `llmrun COMMAND --help` prints.
+The output is the same as that of `llmrun COMMAND --help`.
 
 Examples:
     llmrun help

@@ -1,7 +1,7 @@
 """List the models on this machine.
 
-These are the models that llmrun and other Hugging Face tools have fetched, and those of Ollama and LM Studio, which
-are used where they are. Every name works with -m, show, rm and verify.
+The list includes models downloaded by llmrun, by other Hugging Face tools, by Ollama and by LM Studio. They are used
+in place, without a copy. Every name works with -m, show, rm and verify.
 
 Examples:
     llmrun list
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LISTING = {"place": 70, "aliases": ("ls",)}
 _HEADER = ("NAME", "SIZE", "QUANT", "ARCHITECTURE", "CONTEXT", "LAST USED")
 _RIGHT = ("SIZE", "CONTEXT")
-_DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # to drop on narrow terminals; most names have the second
+_DROPPABLE = (("CONTEXT",), ("QUANT",), ("LAST USED",))  # to drop on narrow terminals; most names include QUANT
 
 
 def command(json_output: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False) -> int:

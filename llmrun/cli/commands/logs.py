@@ -1,7 +1,8 @@
-"""Show the answers that were logged.
+"""Show logged answers.
 
-`llmrun generate --log`, or `log = true` in config.toml, logs prompt, answer, model, sampling, seed and timings of each
-answer in a file that only you can read. Only the answers in which all WORDs occur are shown, the last one last.
+With `llmrun generate --log`, or `log = true` in config.toml, each answer is logged with its prompt, model, sampling,
+seed and timings, in a file that only you can read. If you give WORDs, only answers that contain all of them are
+shown. The newest answer comes last.
 
 Examples:
     llmrun logs
@@ -31,7 +32,7 @@ LISTING = {"place": 140}
 _HEADER = ("TIME", "MODEL", "PROMPT", "ANSWER")
 _USUAL_COUNT = 10
 _LEAST_CELL = 12  # columns
-_PIPED_CELL = 60  # columns, where no terminal sets a limit
+_PIPED_CELL = 60  # columns if stdout is not a terminal
 
 
 def command(
@@ -121,12 +122,12 @@ def _show_whole(entry: Entry) -> None:
 
 
 def _told(entry: Entry) -> str:
-    """Return the answer, or why there is none or not all of one."""
+    """Return the answer, marked as cancelled if it is incomplete."""
     return f"({entry['finish_reason']}) {entry['answer']}" if entry["finish_reason"] == "cancelled" else entry["answer"]
 
 
 def _moment(entry: Entry) -> str:
-    """Return the local time of an entry, or what stands there instead of a time."""
+    """Return the local time of an entry, or the text of its time field if that is not a valid time."""
     try:
         return f"{datetime.fromisoformat(entry['time']).astimezone():%Y-%m-%d %H:%M}"
     except (ValueError, OverflowError, OSError):

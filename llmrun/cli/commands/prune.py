@@ -1,8 +1,8 @@
-"""Remove what newer downloads have replaced.
+"""Remove outdated revisions and abandoned downloads.
 
-In the cache shared with other Hugging Face tools, these are revisions of GGUF models that no branch points to any
-more, if the newer one is here too; data that belongs to no model; and unfinished downloads that have not been resumed
-for a week. Repositories without a GGUF model are left alone unless they are named.
+The command works on the cache shared with other Hugging Face tools. It removes revisions of GGUF models that a newer
+local revision has replaced, data that belongs to no model, and unfinished downloads that have not been resumed for a
+week. Repositories without a GGUF model are left alone unless you name them.
 
 Examples:
     llmrun prune --dry-run

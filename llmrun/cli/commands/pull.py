@@ -1,7 +1,7 @@
-"""Fetch models. Their paths go to stdout, everything else to stderr.
+"""Download models. Their paths go to stdout, everything else to stderr.
 
-Interrupted downloads resume, and files already present are not fetched again. Without names, all models in this
-folder's llmrun.lock are fetched, exactly as it says.
+Interrupted downloads resume, and files already present are not downloaded again. Without arguments, the command
+downloads exactly the files listed in llmrun.lock in the current folder.
 
 Examples:
     llmrun pull qwen3:4b hf:org/repo:Q5_K_M
@@ -64,7 +64,7 @@ def command(
         bool, typer.Option("--json", help="Print one JSON object a model instead of paths.")
     ] = False,
 ) -> int:
-    del debug  # main() looks for it
+    del debug  # main() reads it from the arguments
     settings = apply_settings({"offline": offline, "quiet": quiet})
     out.verbose = verbose
     if locked and (lock or revision is not None):
@@ -79,7 +79,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _PullFlags:
-    """What was typed."""
+    """The arguments and flags of the command."""
 
     names: tuple[str, ...]
     revision: str | None
@@ -92,7 +92,10 @@ class _PullFlags:
 
 
 class _Pulling:
-    """One run: plan all, check for room, then fetch one after the other. One failure does not stop the others."""
+    """One run of the command: plan all downloads, check for disk space, then download one model after another.
+
+    One failure does not stop the others.
+    """
 
     def __init__(self, asked: _PullFlags) -> None:
         from llmrun.hub.resolve.lockfile import LOCK
@@ -108,7 +111,7 @@ class _Pulling:
 
         names, plan = self._names_and_plan()
         found = [planned for name in names if (planned := self._trying(name, plan, name))]
-        pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may be the same model
+        pulls = {planned.name: planned for planned in found}.values()  # qwen3 and qwen3:4b may name the same model
         for planned in pulls:
             self._tell_plan(planned)
         fetching = [planned for planned in pulls if planned.here is None]
@@ -143,7 +146,7 @@ class _Pulling:
             lock = read_lock(self.lock_path)
             names = names or tuple(lock)
         if asked.lock and self.lock_path.exists():
-            read_lock(self.lock_path)  # a broken lock is reported before gigabytes are fetched
+            read_lock(self.lock_path)  # report a broken lock before downloading gigabytes
         if asked.lock and asked.revision is None:
             return names, lambda name: plan_lock(name, self.reporter, offline=asked.offline)
         if asked.revision is not None:
@@ -153,7 +156,7 @@ class _Pulling:
         return names, lambda name: plan(name, self.reporter, offline=asked.offline)
 
     def _trying(self, name: str, step: Callable[[Given], Found], given: Given) -> Found | None:
-        """Return what `step` returns. On failure, report it and return None; if there is only one model, raise it."""
+        """Return the result of `step`. Report a failure and return None, or raise it if there is only one model."""
         try:
             return step(given)
         except LlmrunError as error:
@@ -215,7 +218,7 @@ class _Pulling:
 
 
 def _memory_checked(planned: Pull) -> Pull:
-    """Return the pull. Raises DoesNotFit for a model that cannot run here."""
+    """Return the pull unchanged. Raises DoesNotFit for a model that cannot run on this machine."""
     from llmrun.hub.resolve.memory_check import require_memory
 
     if planned.pinned is not None and planned.wanted is not None:
@@ -224,7 +227,7 @@ def _memory_checked(planned: Pull) -> Pull:
 
 
 def _plan_fields(planned: Pull) -> list[str]:
-    """`qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`"""
+    """Return the fields of `qwen3:4b  2.50 GB  hf:Qwen/Qwen3-4B-GGUF/Qwen3-4B-Q4_K_M.gguf  Apache-2.0`."""
     from llmrun.hub.resolve.pulling import bytes_here
 
     artifact = planned.pinned
@@ -241,7 +244,7 @@ def _plan_fields(planned: Pull) -> list[str]:
 
 
 def _described(planned: Pull, status: str, path: Path | None) -> dict[str, Any]:
-    """Describe a model for --json, with the same keys for all models, except what no server was asked about."""
+    """Describe a model for --json. The keys about the source are left out if no server was asked."""
     body: dict[str, Any] = {"name": planned.name, "status": status, "path": str(path) if path else None}
     if planned.pinned is not None:
         body |= {

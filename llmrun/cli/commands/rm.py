@@ -1,6 +1,6 @@
 """Remove models from this machine.
 
-`rm` does not ask for confirmation. Files that another revision or name still needs stay, and so do models in use.
+`rm` does not ask for confirmation. It keeps models that are in use and files that another revision or name needs.
 
 Examples:
     llmrun rm qwen3:4b hf:org/repo:Q8_0
@@ -47,7 +47,7 @@ def command(
     found, begun = models(), partials()
     told: list[dict[str, Any]] = []
     exit_code = 0
-    done: set[str] = set()  # several names may mean the same model
+    done: set[str] = set()  # several names may refer to the same model
     for name in names:
         try:
             planned = _planned(name, found, begun)

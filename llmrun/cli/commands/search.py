@@ -1,8 +1,8 @@
-"""List the models that llmrun knows by name.
+"""List or search the models that llmrun knows by name.
 
-Words keep the models that have all of them in their name, description or licence. Sizes are those of the usual
-quantization; `llmrun fit NAME` shows the others. FITS compares an estimate with the memory that is free now. No
-server is asked, except with --hub, which searches the Hugging Face Hub for GGUF models instead.
+If you give words, only models with all of them in their name, description or licence are listed. Sizes are for the
+default quantization; `llmrun fit NAME` shows the others. FITS compares the estimated memory need with the memory that
+is free now. The search works offline. With --hub, it searches the Hugging Face Hub for GGUF models instead.
 
 Examples:
     llmrun search

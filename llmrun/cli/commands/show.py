@@ -1,7 +1,7 @@
-"""Show what a model is, without running it.
+"""Show a model's metadata without running it.
 
-This is what its file says about the architecture, tensors, tokenizer, sampling, chat template and licence, and what
-the catalogue says. For models not yet downloaded, only the header is fetched.
+The output covers the architecture, tensors, tokenizer, sampling, chat template and licence in the model file, and the
+model's entry in the catalogue. For models not yet downloaded, only the header is fetched.
 
 Examples:
     llmrun show qwen3:4b
@@ -56,9 +56,9 @@ def command(
 
 
 def opened(name: str, *, offline: bool) -> tuple[GGUFFile, CatalogEntry | None, str]:
-    """Return a model's header, its catalogue entry and its name. If it is not downloaded, only its header is fetched.
+    """Return a model's header, catalogue entry and name. For a model not yet downloaded, only the header is fetched.
 
-    Raises every LlmrunError of hub and reader.
+    Raises every LlmrunError of the hub and the reader.
     """
     from llmrun.gguf.reader import open_gguf
     from llmrun.hub.resolve.model_file import existing
@@ -91,7 +91,7 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
 def show_file(file: GGUFFile, name: str, entry: CatalogEntry | None, *, part: str = "", as_json: bool = False) -> None:
     """Show the header of a local or remote file.
 
-    part  "--template", "--metadata" or "--tensors" to show only that part
+    part  "--template", "--metadata" or "--tensors" to show only that part; "" for the overview
     """
     from llmrun.cli import header_output
 

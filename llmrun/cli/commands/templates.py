@@ -1,8 +1,8 @@
-"""List your prompt templates, or show or edit one.
+"""List, show or edit your prompt templates.
 
-A template is a file NAME.toml with a prompt and a system prompt in which $name stands for a variable and $input for
-what you ask. It may set a model and sampling, too. `-T NAME` uses it in generate and chat, `-P NAME=VALUE` sets a
-variable.
+A template is a file NAME.toml with a prompt and a system prompt, in which $name stands for a variable and $input for
+your prompt. It can also set a model and sampling parameters. In generate and chat, `-T NAME` selects a template and
+`-P NAME=VALUE` sets a variable.
 
 Examples:
     llmrun templates
@@ -79,7 +79,7 @@ def list_templates(
     "show", cls=SingleCommand, epilog="llmrun templates show summary", short_help="Print a template's file."
 )
 def show(name: Name, debug: options.Debug = False) -> int:
-    """Print a template's file. If it cannot be used, the error says why."""
+    """Print a template file. If the template is invalid, print the error instead."""
     del debug
     _prepare()
     from llmrun.cli.prompting.library import load_template, template_path
@@ -99,7 +99,7 @@ def path_of(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A template's name.")] = None,
     debug: options.Debug = False,
 ) -> int:
-    """Print the folder of templates, or the path of one, which need not exist."""
+    """Print the path of the templates folder, or of a template. The file need not exist."""
     del debug
     _prepare()
     from llmrun.cli.prompting.library import template_path, templates_folder
@@ -115,7 +115,7 @@ def path_of(
     short_help="Open a template in your editor; make it if it is new.",
 )
 def edit(name: Name, debug: options.Debug = False) -> int:
-    """Open a template in the editor that VISUAL or EDITOR names, and check it afterwards. A new one is an example."""
+    """Open a template in $VISUAL or $EDITOR and check it afterwards. A new template starts as an example."""
     del debug
     _prepare()
     from llmrun.cli.prompting.library import load_template, template_path
@@ -141,7 +141,7 @@ def _prepare(*, quiet: bool = False) -> None:
 
 
 def _make(path: Path) -> None:
-    """Write the example, unless there is a file already."""
+    """Write the example template unless the file exists."""
     if not os.path.lexists(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_STARTER, encoding="utf-8")

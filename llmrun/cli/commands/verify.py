@@ -1,7 +1,7 @@
 """Check that models are complete and unchanged.
 
-Every byte is read: the sha256 must match the expected one, the header must be valid, and no scale of a block of
-weights may be NaN or infinite.
+The command reads every byte and checks that the sha256 matches the expected one, that the header is valid, and that no
+scale of a weight block is NaN or infinite.
 
 Examples:
     llmrun verify
@@ -69,7 +69,7 @@ def command(
 
 
 def _model(name: str, found: list[Model]) -> Model:
-    """Return one of the models found, or a file by its path. Raises ModelNotFound and UsageError."""
+    """Return the model with this name, or the model in the file at this path. Raises ModelNotFound and UsageError."""
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import of_path, select
 
@@ -83,7 +83,7 @@ def _model(name: str, found: list[Model]) -> Model:
 
 
 def _exit_code(verdict: VerificationResult) -> int:
-    """Return a model's exit code. The one for damage is the highest."""
+    """Return the exit code for a model. Damage has the highest code."""
     if verdict.problems:
         return IntegrityError.exit_code
     if verdict.missing:
@@ -113,7 +113,7 @@ def _told(model: Model, *, quietly: bool) -> VerificationResult:
 
 
 def _promised(model: Model) -> tuple[Expected, ...]:
-    """Return what the catalogue expects of a model that has a name from it."""
+    """Return the checksums and sizes that the catalogue expects of a model, or () if it is not in the catalogue."""
     from llmrun.hub.resolve.model_name import LocalPath, understand
     from llmrun.hub.upkeep.inventory import OWN, SHARED
 
@@ -137,7 +137,7 @@ def _advice(model: Model, verdict: VerificationResult) -> str:
 
 
 def _again(model: Model) -> str:
-    """Return the command that fetches a model again."""
+    """Return the command that downloads a model again."""
     holder, _, name = model.name.partition(":")
     if holder == "ollama":
         return f"ollama rm {name} && ollama pull {name}"
