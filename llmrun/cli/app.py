@@ -26,7 +26,7 @@ CLOSED_PIPE = 141  # 128 + SIGPIPE
 app = typer.Typer(
     name="llmrun",
     cls=Commands,
-    help="Run quantized GGUF language models on the machine in front of you.",
+    help="Run quantized GGUF language models on your own computer.",
     add_completion=False,
     rich_markup_mode=None,  # Rich's help costs 64 ms more
     pretty_exceptions_enable=False,
@@ -37,7 +37,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def llmrun(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Debug = False,
 ) -> None:
     if version:
@@ -101,7 +101,7 @@ def _prepare_streams() -> bool:
         line_buffering=True,
     )
     if closed:
-        out.error("standard output: closed", "give the answer somewhere to go, /dev/null if nowhere")
+        out.error("standard output is closed", "redirect it to a file, or to /dev/null")
     return not closed
 
 

@@ -85,7 +85,7 @@ def _sections(file: GGUFFile, name: str, entry: CatalogEntry | None) -> Iterator
                 ("sha256", _digest(text)),
             )
         ]
-        or [("", "none of its own")],
+        or [("", "none in the file")],
     )
 
 
@@ -94,7 +94,7 @@ def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
     yield "title", _text(file, "general.name")
     yield "architecture", architecture
     yield "parameters", f"{parameter_count(file):,}"
-    yield "most weights", common_type(file)
+    yield "main type", common_type(file)
     context = file.metadata.get(f"{architecture}.context_length")
     if isinstance(context, int):
         yield "context", f"{context:,} tokens"
@@ -112,11 +112,11 @@ def _model(file: GGUFFile) -> Iterator[tuple[str, str]]:
 def _catalogue(entry: CatalogEntry | None) -> Iterator[tuple[str, str]]:
     if entry is not None:
         yield "catalogue", f"{entry.description} ({entry.license})"
-        yield "comes as", ", ".join(entry.quants)
+        yield "available as", ", ".join(entry.quants)
         if entry.thinking:
-            yield "thinks", f"between {entry.thinking[0]} and {entry.thinking[1]}"
+            yield "thinking", f"between {entry.thinking[0]} and {entry.thinking[1]}"
         if entry.end_of_turn:
-            yield "ends turns", " ".join(entry.end_of_turn)
+            yield "end of turn", " ".join(entry.end_of_turn)
 
 
 def _tokenizer(file: GGUFFile) -> Fields:

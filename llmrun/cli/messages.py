@@ -33,7 +33,8 @@ def message_for(error: Exception) -> Message:
         return _out_of_memory()
     if isinstance(error, OSError) and error.strerror:
         return _system(error)
-    return Message(f"internal: {type(error).__name__}: {error}", "run again with --debug, and report what it shows", 1)
+    sentence = f"internal error: {type(error).__name__}: {error}"
+    return Message(sentence, "run the command again with --debug and report the traceback", 1)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -64,10 +65,10 @@ def _out_of_memory() -> Message:
 
     limit = _memory_limit()
     if limit is None:
-        sentence = "memory: this machine has none left for the request"
-        hint = "try a smaller model, or a smaller --ctx-size"
+        sentence = "not enough memory for this request"
+        hint = "try a smaller model or a smaller --ctx-size"
     else:
-        sentence = f"memory: the limit of {format_bytes(limit)} on this process is too small for the request"
+        sentence = f"not enough memory for this request: the process is limited to {format_bytes(limit)}"
         hint = "raise the limit with ulimit -v, or try a smaller model or a smaller --ctx-size"
     return Message(sentence, hint, DoesNotFit.exit_code)
 
@@ -85,9 +86,9 @@ def _memory_limit() -> int | None:
 def _system(error: OSError) -> Message:
     where = f"{error.filename}: " if error.filename is not None else ""
     hint = {
-        errno.ENOSPC: "make room on the disk, or point LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to another one",
-        errno.EACCES: "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to folders you may write to",
-        errno.EROFS: "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to folders you may write to",
+        errno.ENOSPC: "free some disk space, or set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to folders on another disk",
+        errno.EACCES: "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to writable folders",
+        errno.EROFS: "set LLMRUN_CACHE_DIR and LLMRUN_DATA_DIR to writable folders",
     }.get(error.errno or 0, "")
     code = DoesNotFit.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else LlmrunError.exit_code
-    return Message(f"system: {where}{error.strerror}", hint, code)
+    return Message(f"system error: {where}{error.strerror}", hint, code)

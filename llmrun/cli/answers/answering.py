@@ -68,7 +68,7 @@ def answer(
             elif isinstance(event, Finished):
                 finished = event
     if finished is None:
-        raise LlmrunError("the engine ended a request without saying so")
+        raise LlmrunError("the engine stopped without finishing the request")
     done = AnsweredRequest(model, engine.info, request, "".join(pieces), tuple(logprobs), finished, "".join(thoughts))
     if as_json:
         out.json(completion_body(done))
@@ -101,15 +101,15 @@ def _explain_length(done: AnsweredRequest) -> None:
     timings = done.finished.timings
     counted = timings.prompt_tokens > 0  # otherwise the server's chunks were counted, which may be several tokens each
     if cut and done.reasoning and not done.text:
-        advice = "" if done.info.backend == "remote" else " (--think-budget N ends its thinking earlier)"
-        out.note(f"the answer was cut while the model was thinking{advice}")
+        advice = "" if done.info.backend == "remote" else " (--think-budget N limits the thinking)"
+        out.note(f"the answer was cut off while the model was thinking{advice}")
     if not cut or (asked is not None and (timings.generated_tokens >= asked or not counted)):
         return
     if not done.info.context_size:
-        out.note(f"the answer was cut by {done.info.device}: its context may be full, or its own limit reached")
+        out.note(f"the answer was cut off by {done.info.device}: its context or its token limit may be exhausted")
     else:
         out.note(
-            f"the answer was cut: the context of {done.info.context_size} tokens is full (--ctx-size sets its size)"
+            f"the answer was cut off: the context of {done.info.context_size} tokens is full (--ctx-size sets its size)"
         )
 
 

@@ -38,11 +38,11 @@ def _sentence(model: str, command: str) -> str:
     from llmrun.machine.free_memory import free_memory
 
     size = quoted_size(load_catalog().entry(model))
-    toy = f"{model} is a toy of {format_bytes(size or 0)} that only shows that llmrun works"
+    toy = f"{model} is a toy model ({format_bytes(size or 0)}) for trying out llmrun"
     memory = free_memory()
     suits = suggested_model(memory) if memory is not None else None
     if suits is None:
-        return f"{toy}; `llmrun fit qwen3:4b` tells whether a larger model fits"
+        return f"{toy}; `llmrun fit qwen3:4b` shows whether a larger model fits"
     return f"{toy}; {suits.name} suits this machine ({format_bytes(suits.size)}): {command} {suits.name}"
 
 

@@ -68,7 +68,7 @@ class ModelInUse:
         try:
             self._open(self.lasting_name)
         except (LlmrunError, OSError) as error:
-            raise ModelLost(f"{self.lasting_name}: cannot be opened again: {error}") from error
+            raise ModelLost(f"{self.lasting_name}: cannot be reopened: {error}") from error
 
     def cancel(self) -> None:
         """Stop the current answer. Safe to call from a signal handler."""
@@ -94,9 +94,9 @@ class ModelInUse:
             engine = opened.engine
             if not engine.takes_chats:
                 raise TemplateRefused(
-                    f"no chat template: {engine.info.path}: tokenizer.chat_template is absent, and the vocabulary is "
-                    "of no known family",
-                    hint="give it one with --chat-template FILE, or complete texts with llmrun generate --raw",
+                    f"no chat template: {engine.info.path}: tokenizer.chat_template is missing, and the vocabulary "
+                    "does not belong to a known model family",
+                    hint="give one with --chat-template FILE, or use llmrun generate --raw for plain completion",
                 )
             self._held = trial.pop_all()
         self._opened = opened

@@ -94,7 +94,7 @@ def open_model(settings: Settings, *, chat_template: str | None, will_chat: bool
         held.enter_context(engine)
         out.clear_progress()
         if settings.gpu_layers not in ("auto", 0) and not engine.info.gpu_layers:
-            out.note("no GPU runs any layer of this model (--gpu-layers): -v says which backend runs it, and why")
+            out.note("--gpu-layers: no layer of this model runs on a GPU; -v shows which backend runs it and why")
         if settings.ctx_size is not None and (
             words := beyond_training(found.name, engine.info.context_size, engine.info.train_context)
         ):
@@ -132,8 +132,8 @@ def _tell_of_too_many_threads(settings: Settings) -> None:
     if settings.threads is None or is_stand_in(settings.backend):
         return
     if settings.threads > (most := most_threads()):
-        run = f"{most} can run at the same time" if most > 1 else "one can run at a time"
-        out.note(f"{settings.threads} threads (--threads): {run} here, and more are slower")
+        run = f"{most} threads" if most > 1 else "one thread"
+        out.note(f"--threads {settings.threads}: this machine runs only {run} at a time; more make it slower")
 
 
 @contextmanager
@@ -149,7 +149,9 @@ def _smaller_ones_named(entry: CatalogEntry | None) -> Iterator[None]:
         smaller = smaller_choice(entry, error.most_weights)
         if not smaller:
             raise
-        raise DoesNotFit(str(error), hint=f"the largest that fits is {smaller}: try -m {smaller}") from error
+        raise DoesNotFit(
+            str(error), hint=f"the largest quantization that fits is {smaller}: try -m {smaller}"
+        ) from error
 
 
 def _found(settings: Settings) -> ResolvedModel:
@@ -186,7 +188,7 @@ def _describe(engine: Engine) -> None:
     if info.kv_bytes:
         of_a_token = info.kv_bytes / (info.context_size * info.max_sequences)
         out.detail(
-            f"KV cache   {info.kv_type}, {format_bytes(of_a_token)} a token, {format_bytes(info.kv_bytes)} when full"
+            f"KV cache   {info.kv_type}, {format_bytes(of_a_token)} per token, {format_bytes(info.kv_bytes)} when full"
         )
     out.detail(f"template   {f'{template.name} ({template.origin})' if template else 'none'}")
     out.detail(f"loaded in  {format_seconds(engine.load_s)}")

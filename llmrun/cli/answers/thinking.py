@@ -96,15 +96,15 @@ def check_thinking(engine: Answering, flags: AnswerFlags, settings: Settings, ty
     if flags.think:
         known.require()
     if flags.think is False and not known.can_think:
-        out.note("--no-think: no switch and no tags of thinking are known for this model: what it writes is its answer")
+        out.note("--no-think has no effect: this model has no known thinking switch or tags")
     if flags.think_budget is not None and known.style is None:
-        out.note("--think-budget: no tags of thinking are known for this model: nothing is limited")
+        out.note("--think-budget has no effect: this model has no known thinking tags")
 
 
 def _tell_what_a_server_is_not_asked(settings: Settings, typed: Container[str]) -> None:
     names = [name for name in Wish._fields if getattr(settings, name) is not None and name not in typed]
     if names:
-        out.note(f"{', '.join(names)}: set for models that run here, and not asked of a server")
+        out.note(f"{', '.join(names)}: not sent to the server, because these settings are for local models")
 
 
 def wanted_thinking(engine: Answering, settings: Settings, typed: Container[str]) -> Wish:

@@ -59,14 +59,14 @@ class AnswerFlags:
         for name in _NOT_FOR_SERVERS:
             if getattr(self, name) is not None:
                 raise UsageError(
-                    f"--{name.replace('_', '-')}: not for a model behind a server, which decides it itself",
-                    hint="leave it out, or set it where the server is started",
+                    f"--{name.replace('_', '-')}: not supported for models on a server, which controls it",
+                    hint="leave it out, or set it when you start the server",
                 )
 
     def settings(self) -> Settings:
         """Load the settings of this run and apply them to `out`. Raises UsageError."""
         if self.think and self.think_budget == 0:
-            raise UsageError("--think: --think-budget 0 means no thinking at all", hint="give one of the two")
+            raise UsageError("--think: contradicts --think-budget 0, which turns thinking off", hint="use only one")
         settings = load_settings(self.given())
         out.quiet, out.verbose, out.color = settings.quiet, self.verbose, settings.color
         return settings
@@ -92,7 +92,7 @@ def _answer_parameters() -> Iterator[inspect.Parameter]:
             yield parameter
             continue
         for name, declared in SAMPLING.items():
-            text = f"{declared.help}  [default: model's, or {declared.default:g}]"
+            text = f"{declared.help}  [default: the model's, or {declared.default:g}]"
             option = typer.Option(*declared.flags, metavar=declared.metavar, help=text)
             yield parameter.replace(name=name, default=None, annotation=Annotated[declared.kind | None, option])
 

@@ -39,7 +39,7 @@ def parse_stops(texts: Sequence[str]) -> tuple[str, ...]:
     """Check the values of --stop. Raises UsageError for an empty one or one that is not UTF-8."""
     for text in texts:
         if not checked_text(text, "--stop"):
-            raise UsageError("--stop: empty: would end every answer before it begins")
+            raise UsageError("--stop: the text must not be empty")
     return tuple(texts)
 
 
@@ -53,7 +53,7 @@ def parse_logit_bias(pairs: Sequence[str]) -> dict[int, float]:
         except ValueError:
             raise UsageError(f"--logit-bias: {pair!r} is not ID=BIAS, as in 29889=-2.5 or 29889=-inf") from None
         if not biases[int(token)] < math.inf:
-            raise UsageError(f"--logit-bias: {pair!r}: a bias is a number or -inf")
+            raise UsageError(f"--logit-bias: {pair!r}: the bias must be a number or -inf")
     return biases
 
 

@@ -30,20 +30,20 @@ def read_prompt(words: Sequence[str], option: str | None, file: Path | None) -> 
     """
     if words and option is not None:
         raise UsageError(
-            "prompt: given twice: as an argument and as --prompt",
-            hint="use quotes to make one argument of it",
+            "the prompt was given twice: as an argument and with --prompt",
+            hint="if it is a single prompt, put all of it in quotes",
         )
     given = [option] if option is not None else list(words)
     if [*given, str(file)].count(STDIN) > 1:
-        raise UsageError("prompt: standard input can be read only once: - was given more often")
+        raise UsageError("standard input can be read only once, but - was given several times")
     if not given and file is None:
         if is_terminal(sys.stdin):
-            raise UsageError("prompt: none given", hint='llmrun generate "Why is the sky blue?"')
-        return _not_empty(read_stdin(), "standard input")
+            raise UsageError("no prompt given", hint='llmrun generate "Why is the sky blue?"')
+        return _not_empty(read_stdin())
     blocks = [checked_text(block, "prompt") if block != STDIN else read_stdin() for block in _blocks(given)]
     if file is not None:
         blocks.append(read_stdin() if str(file) == STDIN else read_text(file, "prompt"))
-    return _not_empty("\n\n".join(block for block in blocks if block), "all of it")
+    return _not_empty("\n\n".join(block for block in blocks if block))
 
 
 def _blocks(words: Sequence[str]) -> list[str]:
@@ -59,9 +59,9 @@ def _blocks(words: Sequence[str]) -> list[str]:
     return blocks
 
 
-def _not_empty(prompt: str, where: str) -> str:
+def _not_empty(prompt: str) -> str:
     if not prompt.strip():
-        raise UsageError(f"prompt: empty: {where}", hint='llmrun generate "Why is the sky blue?"')
+        raise UsageError("the prompt is empty", hint='llmrun generate "Why is the sky blue?"')
     return prompt
 
 
@@ -81,7 +81,7 @@ def checked_text(text: str, name: str) -> str:
 def read_stdin() -> str:
     """Read all of standard input and return it without its last newline."""
     if is_terminal(sys.stdin):
-        out.note("reading the prompt from the keyboard; Ctrl-D ends it")
+        out.note("reading the prompt from the keyboard; press Ctrl-D to finish")
     return _decoded(_read(sys.stdin.buffer, "standard input"), "standard input")
 
 
@@ -112,5 +112,5 @@ def _decoded(data: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{where}: not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}",
-            hint="iconv -f latin1 -t utf8 turns older texts into UTF-8",
+            hint="convert it first, for example with iconv -f latin1 -t utf8",
         ) from None

@@ -10,7 +10,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from llmrun.errors import UsageError
 
-_MOST_MEANT = 3  # names of options that a hint may hold
+_MOST_MEANT = 3  # a hint suggests at most this many options
+_SLACK = 0.1  # options less similar than the best match by more than this are not suggested
 
 
 class _InOurWords:
@@ -87,7 +88,8 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
     elif hasattr(error, "possibilities"):
         sentence = f"{option}: no such option"
         if near := _nearest(str(option), context.command.params if context else ()):
-            hint = f"did you mean {' or '.join(near)}?"
+            *others, last = near
+            hint = f"did you mean {', '.join(others)} or {last}?" if others else f"did you mean {last}?"
     elif option is not None:
         sentence = f"{option}: " + ("a value is missing" if "requires" in sentence else "takes no value")
     else:
@@ -99,9 +101,10 @@ def usage_error(error: TyperException, context: Any) -> UsageError:
 
 
 def _nearest(option: str, parameters: Any) -> list[str]:
-    """The options that it begins, or else those that differ by a slip; of one option's names, one.
+    """Return the options that begin like this one, or else those with nearly the same spelling, best match first.
 
-    Typer's own suggestions are at most three that share some letters: --max-tokens is none for --max.
+    For an option with several names, only one is returned. Typer's own suggestions are not good enough: it suggests up
+    to three options that share some letters, and does not suggest --max-tokens for --max.
     """
     import difflib
 
@@ -111,8 +114,15 @@ def _nearest(option: str, parameters: Any) -> list[str]:
     begun = [next(name for name in names if name.startswith(option)) for names in known if _begins(option, names)]
     if begun:
         return begun if len(begun) <= _MOST_MEANT else []
-    return difflib.get_close_matches(option, [name for names in known for name in names], n=2, cutoff=0.75)
+    close = difflib.get_close_matches(option, [name for names in known for name in names], n=2, cutoff=0.75)
+    return [name for name in close if _similarity(option, name) >= _similarity(option, close[0]) - _SLACK]
 
 
 def _begins(option: str, names: list[str]) -> bool:
     return any(name.startswith(option) for name in names)
+
+
+def _similarity(option: str, name: str) -> float:
+    import difflib
+
+    return difflib.SequenceMatcher(None, name, option).ratio()

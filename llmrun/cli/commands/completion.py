@@ -39,7 +39,9 @@ def command(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SHELL]", help=f"{', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}.", autocompletion=one_of(*_SHELLS)
+            metavar="[SHELL]",
+            help=f"Shell: {', '.join(_SHELLS[:-1])} or {_SHELLS[-1]}.",
+            autocompletion=one_of(*_SHELLS),
         ),
     ] = None,
     complete: Annotated[bool, typer.Option("--complete", hidden=True)] = False,  # called by the scripts
@@ -52,7 +54,7 @@ def command(
     elif not words:
         out.lines(_instructions())
     elif len(words) > 1:
-        raise UsageError(f"completion: one shell at a time, not {len(words)}")
+        raise UsageError(f"completion: expected one shell, got {len(words)}")
     elif words[0] not in _SHELLS:
         raise UsageError(f"completion: {words[0]!r} is not one of {', '.join(_SHELLS)}")
     else:
@@ -79,8 +81,8 @@ def _complete(context: typer.Context, words: list[str]) -> None:
 def _instructions() -> Iterator[str]:
     own = os.path.basename(os.environ.get("SHELL", ""))  # noqa: PTH119
     for shell in [own] if own in _SHELLS else _SHELLS:
-        yield f"To complete llmrun in {shell}, type this once, and start a new shell:"
+        yield f"To enable completion in {shell}, run this once and start a new shell:"
         yield f"  {_STEPS[shell]}"
     if own in _SHELLS:
         others = " or ".join(f"`llmrun completion {shell}`" for shell in _SHELLS if shell != own)
-        yield f"For another shell: {others} prints its script."
+        yield f"For another shell, {others} prints the script."

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmrun.settings import Settings
 
 LISTING = {"place": 40}
-_NO_NETWORK = "check the connection; `llmrun list` shows what is on this machine"
+_NO_NETWORK = "check the connection; `llmrun list` shows the models on this machine"
 _NUMBERS = ("FILE", "MEMORY", "WEIGHTS", "KV", "SCRATCH", "ON GPU", "TTFT", "TOK/S")
 _DROPPABLE = (("WEIGHTS", "KV", "SCRATCH"), ("FILE", "QUANT"))  # columns to drop if the terminal is narrow
 
@@ -44,21 +44,20 @@ def command(
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="Names, hf:OWNER/NAME[:QUANT], URLs or .gguf files.",
+            help="Model names, hf:OWNER/NAME[:QUANT], URLs or .gguf files.",
             autocompletion=values.models,
         ),
     ],
     ctx_size: Annotated[
-        int | None, typer.Option("-c", "--ctx-size", metavar="N", help="Tokens of context.  [default: 4096]", min=1)
+        int | None,
+        typer.Option("-c", "--ctx-size", metavar="N", help="Context size in tokens.  [default: 4096]", min=1),
     ] = None,
     prompt: Annotated[
-        int, typer.Option("-p", "--prompt", metavar="N", help="Tokens of the prompt that TTFT is told for.", min=1)
+        int, typer.Option("-p", "--prompt", metavar="N", help="Prompt length in tokens for estimating TTFT.", min=1)
     ] = 512,
     kv_type: options.KVType = None,
     threads: options.Threads = None,
-    remeasure: Annotated[
-        bool, typer.Option("--remeasure", help="Measure this machine again, rather than use what is known of it.")
-    ] = False,
+    remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure the speed of this machine again.")] = False,
     json_output: options.Json = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
@@ -154,7 +153,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
         yield from _held(held)
         return
     if held and is_offline(settings.offline):
-        out.note(f"{meant.name}: offline: showing only what is on this machine")
+        out.note(f"{meant.name}: offline: showing local models only")
         yield from _held(held)
         return
     refuse_if_offline(meant, settings.offline)
@@ -163,7 +162,7 @@ def _headers(name: str, settings: Settings) -> Iterator[tuple[str, str, GGUFFile
     except NetworkError as error:
         if not held:
             raise type(error)(_naming(meant, error), hint=error.hint or _NO_NETWORK) from error
-        out.note(f"{_naming(meant, error)}; showing only what is on this machine")
+        out.note(f"{_naming(meant, error)}; showing local models only")
         yield from _held(held)
 
 
@@ -208,7 +207,7 @@ def _offered(meant: Wanted, held: dict[str, Path], reporter: HubReporter) -> Ite
     from llmrun.hub.remote.model_headers import read_headers
     from llmrun.hub.resolve.offers import offers
 
-    out.progress(f"{meant.name}: asking what there is")
+    out.progress(f"{meant.name}: listing the quantizations")
     artifacts = offers(meant, reporter)
     local = {one.name: copy for one in artifacts if (copy := _local_copy(one, held)) is not None}
     missing = [one for one in artifacts if one.name not in local]
@@ -264,7 +263,7 @@ def _verdict(one: Fit, is_best: bool) -> str:
 
     if one.memory is not None and not one.in_memory:
         over = format_bytes(one.needed - one.memory)
-        return f"{over} of it from the disk: slow" if one.fits else f"too big by {over}"
+        return f"slow, {over} of it read from disk" if one.fits else f"too big by {over}"
     words = "fits"
     if one.gpu_layers:
         words = "fits the GPU" if one.gpu_layers == one.layers else "fits, partly on the GPU"
@@ -278,7 +277,7 @@ def _verdict(one: Fit, is_best: bool) -> str:
 def _heading(asked: _FitFlags, one: Fit) -> list[str]:
     """Return the lines above the table: the resources of this machine and the conditions of the figures."""
     found = asked.resources
-    memory = f"{format_bytes(found.memory)} of memory are free" if found.memory is not None else "free memory unknown"
+    memory = f"{format_bytes(found.memory)} of memory free" if found.memory is not None else "free memory unknown"
     gpus = [f"{gpu['description']}: {format_bytes(gpu['free'])} free" for gpu in found.gpus]
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
     lines = [

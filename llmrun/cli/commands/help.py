@@ -23,7 +23,7 @@ def command(
     context: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[COMMAND]...", help="A command, and one below it."),
+        typer.Argument(metavar="[COMMAND]...", help="Command, and its subcommand if any."),
     ] = None,
     debug: options.Debug = False,
 ) -> int:

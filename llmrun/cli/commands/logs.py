@@ -39,12 +39,18 @@ def command(
     words: Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="Words to search for.")] = None,
     count: Annotated[
         int | None,
-        typer.Option("-n", "--count", metavar="N", min=0, help=f"How many; 0: all.  [default: {_USUAL_COUNT}]"),
+        typer.Option(
+            "-n",
+            "--count",
+            metavar="N",
+            min=0,
+            help=f"Number of answers to show; 0 shows all.  [default: {_USUAL_COUNT}]",
+        ),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Show whole texts.")] = False,
-    path: Annotated[bool, typer.Option("--path", help="Print only the path of the log.")] = False,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove the log, without asking.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print a JSON array with everything logged.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show complete prompts and answers.")] = False,
+    path: Annotated[bool, typer.Option("--path", help="Print only the path of the log file.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete the log without confirmation.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the entries as a JSON array.")] = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
@@ -52,7 +58,7 @@ def command(
     settings = load_settings({"quiet": quiet or None})
     out.quiet, out.color = settings.quiet, settings.color
     if clear and (words or count is not None or full or path or json_output):
-        raise UsageError("--clear: removes the whole log: no other flag and no words go with it")
+        raise UsageError("--clear: removes the whole log, so it takes no words and no other flags")
 
     from llmrun.cli.answers.answer_log import answer_log
 
@@ -74,12 +80,12 @@ def command(
 def _show(log: AnswerLog, words: Sequence[str], count: int | None, full: bool, json_output: bool) -> int:
     found = log.last(count, words)
     if found.damaged:
-        out.note(f"{counted(found.damaged, 'line')} of the log cannot be read: {log.path}")
+        out.note(f"skipped {counted(found.damaged, 'unreadable line')} in {log.path}")
     if json_output:
         out.json_list(found.entries)
     elif not found.entries:
-        hint = "llmrun generate --log logs an answer, `log = true` in config.toml logs every one"
-        out.lines(["Nothing in the log has all of these words." if words else f"Nothing is logged yet: {hint}."])
+        hint = "`llmrun generate --log` logs an answer; `log = true` in config.toml logs every answer"
+        out.lines(["No logged answer contains all of these words." if words else f"No answers logged yet. {hint}."])
     elif full:
         for number, entry in enumerate(found.entries):
             out.lines([""] if number else [])

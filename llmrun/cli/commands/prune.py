@@ -29,7 +29,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[OWNER/NAME]...",
-            help="Only these, whatever kind of model they hold.",
+            help="Prune only these repositories, of any kind of model.",
             autocompletion=values.repositories_here,
         ),
     ] = None,
@@ -64,5 +64,5 @@ def command(
     elif not told and not exit_code:
         out.lines(["Nothing to prune."])
     else:
-        out.lines([f"{format_bytes(total)} {'would be' if dry_run else 'were'} freed"])
+        out.lines([f"{format_bytes(total)} {'would be freed' if dry_run else 'freed'}"])
     return exit_code

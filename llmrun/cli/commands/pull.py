@@ -41,36 +41,38 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...",
-            help="Names, hf:OWNER/NAME[:QUANT], URLs.  [default: llmrun.lock's]",
+            help="Model names, hf:OWNER/NAME[:QUANT] or URLs.  [default: all in llmrun.lock]",
             autocompletion=values.models,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be downloaded without downloading it.")
+    ] = False,
     revision: Annotated[
-        str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the repository.")
+        str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of the repository.")
     ] = None,
-    lock: Annotated[bool, typer.Option("--lock", help="Write which files these are into llmrun.lock.")] = False,
+    lock: Annotated[bool, typer.Option("--lock", help="Record the exact files in llmrun.lock.")] = False,
     locked: Annotated[
-        bool, typer.Option("--locked", help="Fetch exactly what llmrun.lock says; refuse anything else.")
+        bool, typer.Option("--locked", help="Download exactly the files in llmrun.lock, or fail.")
     ] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Fetch what this machine's memory cannot hold, too.")
+        bool, typer.Option("--anyway", help="Download models even if they do not fit in memory.")
     ] = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     debug: options.Debug = False,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a model instead of paths.")
+        bool, typer.Option("--json", help="Print one JSON object per model instead of paths.")
     ] = False,
 ) -> int:
     del debug  # main() reads it from the arguments
     settings = apply_settings({"offline": offline, "quiet": quiet})
     out.verbose = verbose
     if locked and (lock or revision is not None):
-        raise UsageError("--locked: the lock says which revision: not with --lock or --revision")
+        raise UsageError("--locked: cannot be combined with --lock or --revision")
     if revision is not None and not models:
-        raise UsageError("--revision: of which model?")
+        raise UsageError("--revision: no model given")
     asked = _PullFlags(
         tuple(dict.fromkeys(models or ())), revision, lock, locked, dry_run, anyway, settings.offline, json_output
     )
@@ -117,7 +119,7 @@ class _Pulling:
         fetching = [planned for planned in pulls if planned.here is None]
         if len(fetching) > 1:
             total = sum(planned.pinned.size for planned in fetching if planned.pinned)
-            out.fields([f"together {format_bytes(total)} in {len(fetching)} models"])
+            out.fields([f"total {format_bytes(total)} in {len(fetching)} models"])
         if not self.asked.anyway:
             fetching = [planned for planned in fetching if self._trying(planned.name, _memory_checked, planned)]
         require_room(fetching)
@@ -141,7 +143,7 @@ class _Pulling:
         if not asked.locked and names:
             lock = None
         elif not asked.locked and not self.lock_path.exists():
-            raise UsageError("pull: which model?", hint="llmrun pull smollm2:135m; without a name, llmrun.lock is read")
+            raise UsageError("no model given, and there is no llmrun.lock here", hint="llmrun pull smollm2:135m")
         else:
             lock = read_lock(self.lock_path)
             names = names or tuple(lock)
@@ -183,7 +185,7 @@ class _Pulling:
         else:
             out.fields(_plan_fields(planned))
         for file in planned.pinned.files if planned.pinned is not None else ():
-            out.detail(f"  {file.path}  {file.size:,} bytes  sha256 {file.sha256 or 'not known'}")
+            out.detail(f"  {file.path}  {file.size:,} bytes  sha256 {file.sha256 or 'unknown'}")
 
     def _pull(self, planned: Pull) -> None:
         from llmrun.hub.resolve.pulling import bytes_here
@@ -193,7 +195,7 @@ class _Pulling:
         try:
             path = planned.fetch(self.reporter)
         except KeyboardInterrupt:
-            out.note("stopped: the next pull goes on where this one stopped")
+            out.note("stopped; run the command again to resume the download")
             raise
         seconds = time.monotonic() - started
         if self.asked.lock:
@@ -237,7 +239,7 @@ def _plan_fields(planned: Pull) -> list[str]:
     if len(artifact.files) > 1:
         fields += [f"{len(artifact.files)} files"]
     if held := bytes_here(artifact):
-        fields += [f"{format_bytes(held)} of it here already"]
+        fields += [f"{format_bytes(held)} already downloaded"]
     fields += [str(artifact.source)]
     entry = planned.wanted.entry if planned.wanted is not None else None
     return [*fields, entry.license] if entry is not None else fields

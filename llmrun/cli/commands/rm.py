@@ -30,7 +30,9 @@ LISTING = {"place": 90, "aliases": ("remove",)}
 def command(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME...", help="As llmrun list shows them.", autocompletion=values.models_here),
+        typer.Argument(
+            metavar="NAME...", help="Model names as shown by llmrun list.", autocompletion=values.models_here
+        ),
     ],
     dry_run: options.DryRun = False,
     json_output: options.Json = False,
@@ -64,8 +66,8 @@ def command(
         for note in planned.notes:
             out.note(note)
         if not json_output:
-            verb, would = ("would be removed", "would be") if dry_run else ("removed", "were")
-            out.lines([f"{planned.name}: {verb}; {format_bytes(freed)} {would} freed"])
+            done = "would be removed, freeing" if dry_run else "removed, freeing"
+            out.lines([f"{planned.name}: {done} {format_bytes(freed)}"])
     if json_output:
         out.json({"dry_run": dry_run, "models": told, "freed_bytes": sum(each.get("freed_bytes", 0) for each in told)})
     return exit_code

@@ -30,12 +30,12 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A model, here or on the Hub, or a .gguf file.", autocompletion=values.models
+            metavar="NAME", help="Model name (local or on the Hub) or .gguf file.", autocompletion=values.models
         ),
     ],
-    template: Annotated[bool, typer.Option("--template", help="The chat template alone.")] = False,
-    metadata: Annotated[bool, typer.Option("--metadata", help="Every key of the file.")] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor of the file.")] = False,
+    template: Annotated[bool, typer.Option("--template", help="Print only the chat template.")] = False,
+    metadata: Annotated[bool, typer.Option("--metadata", help="Print all metadata keys.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List all tensors.")] = False,
     json_output: options.Json = False,
     offline: options.Offline = False,
     quiet: options.Quiet = False,
@@ -47,7 +47,7 @@ def command(
         flag for flag, given in (("--template", template), ("--metadata", metadata), ("--tensors", tensors)) if given
     ]
     if len(parts) > 1:
-        raise UsageError(f"{parts[0]} and {parts[1]}: one at a time")
+        raise UsageError(f"{parts[0]}: cannot be combined with {parts[1]}")
 
     file, entry, called = opened(name, offline=settings.offline)
     with file:
@@ -82,7 +82,7 @@ def _fetched_header(wanted: Wanted, offline: bool) -> GGUFFile:
     from llmrun.hub.resolve.offers import readable_in_parts
 
     refuse_if_offline(wanted, offline)
-    out.progress(f"{wanted.name}: asking for its header")
+    out.progress(f"{wanted.name}: reading the header")
     file = read_header(readable_in_parts(wanted, HubReporter()))
     out.clear_progress()
     return file
@@ -117,6 +117,6 @@ def _show_template(file: GGUFFile, name: str) -> None:
 
     text = file.string(TEMPLATE, "")
     if not text:
-        raise ModelNotFound(f"{name}: has no chat template of its own")
+        raise ModelNotFound(f"{name}: the file contains no chat template")
     out.answer(text)
     out.end_answer()

@@ -33,7 +33,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help="As llmrun list shows them, or .gguf files; none: all.",
+            help="Names as shown by llmrun list, or .gguf files.  [default: all]",
             autocompletion=values.models_here_or_files,
         ),
     ] = None,
@@ -102,13 +102,13 @@ def _told(model: Model, *, quietly: bool) -> VerificationResult:
     if verdict.problems:
         out.error(f"{model.name}: damaged", _advice(model, verdict))
     for path in verdict.missing:
-        beside = "all files of a model must lie beside the first one"
+        beside = "put all files of the model in the same folder"
         out.error(f"{model.name}: a file is missing: {path}", beside if model.holder == USERS else _again(model))
     for line in verdict.unread:
-        out.error(f"{model.name}: {line}", "nothing is known of its bytes: see to its rights, or to the disk")
+        out.error(f"{model.name}: {line}", "the file could not be checked; look at its permissions and the disk")
     if verdict.is_whole and not quietly:
-        known = "sha256 as promised" if all(verdict.expected) else "nobody says what its sha256 must be"
-        out.lines([f"{model.name}: whole: {known}; {counted(verdict.tensors, 'tensor')} of numbers"])
+        known = "sha256 matches" if all(verdict.expected) else "no known sha256 to compare with"
+        out.lines([f"{model.name}: OK: {known}, no NaN in {counted(verdict.tensors, 'tensor')}"])
     return verdict
 
 
@@ -130,9 +130,9 @@ def _advice(model: Model, verdict: VerificationResult) -> str:
     from llmrun.hub.upkeep.inventory import USERS
 
     if model.holder == USERS:
-        return "fetch or copy it again; if it stays like this, it was made so, and another one is needed"
+        return "download or copy it again; if that does not help, the original is damaged, so use another file"
     if not verdict.has_other_bytes:
-        return "the file was made like this: another quantization, or another maker's, may be sound"
+        return "the published file itself is damaged; try another quantization or another publisher"
     return _again(model)
 
 

@@ -31,10 +31,10 @@ def copy_text(text: str) -> str:
     if os.environ.get("TMUX") and _gave(("tmux", "load-buffer", "-w", "-"), data):
         return "to tmux's buffer, and to the clipboard if the terminal allows it"
     if not any(map(can_move_cursor, (sys.stdout, sys.stderr))):
-        raise UsageError("/copy: there is no clipboard here", hint="install wl-clipboard or xclip")
+        raise UsageError("/copy: no clipboard found", hint="install wl-clipboard or xclip")
     if len(data) > _MOST_BYTES:
         raise UsageError(
-            f"/copy: {len(data):,} bytes are too many for the terminal's clipboard, limit {_MOST_BYTES:,}",
+            f"/copy: {len(data):,} bytes exceed the terminal clipboard's limit of {_MOST_BYTES:,}",
             hint="install wl-clipboard or xclip",
         )
     out.sequence(_osc_52(data))

@@ -35,10 +35,10 @@ def edited(text: str) -> str:
         _run([*command, name])
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n").rstrip("\n")
     except UnicodeDecodeError as error:
-        raise UsageError(f"editor: {command[0]}: it saved text that is not UTF-8: byte {error.start:,}") from error
+        raise UsageError(f"editor: {command[0]}: the saved text is not UTF-8: byte {error.start:,}") from error
     except OSError as error:
         raise UsageError(
-            f"editor: {command[0]}: {error.strerror or error}", hint="set EDITOR to another one"
+            f"editor: {command[0]}: {error.strerror or error}", hint="set EDITOR to another editor"
         ) from error
     finally:
         path.unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def _run(command: list[str]) -> None:
         code = subprocess.run(command, stdout=sys.stderr if shown_on_stderr else None, check=False).returncode
     if code:
         raise UsageError(
-            f"editor: {command[0]}: exit code {code}, so nothing is sent", hint="EDITOR names the editor to use"
+            f"editor: {command[0]}: exit code {code}, so nothing was sent", hint="set EDITOR to the editor to use"
         )
 
 

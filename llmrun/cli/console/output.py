@@ -107,7 +107,7 @@ class Output:
     def answer_was_thinking(self) -> None:
         """Print a note that the text so far was thinking and not the answer."""
         self._cut_answer()
-        self.note("the text so far was thinking: the model has ended what it had not begun")
+        self.note("the text so far was thinking: the model closed a thinking block it never opened")
 
     def json(self, body: Mapping[str, Any]) -> None:
         """Write a JSON object as one line on stdout."""
@@ -308,7 +308,7 @@ class Stdout(io.TextIOWrapper):
             raise
         except OSError as error:
             silence(self)  # otherwise Python would flush again at exit and print its own error
-            raise LlmrunError(f"standard output: cannot be written: {error.strerror}") from error
+            raise LlmrunError(f"cannot write to standard output: {error.strerror}") from error
 
 
 def silence(stream: TextIO) -> None:

@@ -40,7 +40,7 @@ def template_path(name: str) -> Path:
     if name.endswith(ENDING) or "/" in name or os.sep in name:
         return Path(name)
     if not _NAME.fullmatch(name):
-        raise UsageError(f"template: {name!r:.80} is not a name", hint="letters, digits, blanks and . _ -")
+        raise UsageError(f"template: {name!r:.80} is not a valid name", hint="use letters, digits, spaces and . _ -")
     return templates_folder() / f"{name}{ENDING}"
 
 
@@ -57,7 +57,7 @@ def chosen_template(name: str | None, pairs: Sequence[str]) -> tuple[PromptTempl
     params = parse_params(pairs)
     if name is None:
         if params:
-            raise UsageError("--param: needs a template", hint="-T NAME; llmrun templates lists them")
+            raise UsageError("--param: requires a template", hint="add -T NAME; llmrun templates lists the names")
         return PromptTemplate(), params
     template = load_template(name)
     template.check_params(params)
@@ -71,4 +71,4 @@ def _nearest(name: str) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]}?"
-    return "llmrun templates lists them" if names else f"llmrun templates edit {name} makes one"
+    return "llmrun templates lists your templates" if names else f"llmrun templates edit {name} creates it"

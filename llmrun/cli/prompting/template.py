@@ -77,7 +77,7 @@ class PromptTemplate:
         """Raise UsageError if a value is given for a variable that the template does not have."""
         for name in params:
             if name == INPUT:
-                raise UsageError("--param: input: stands for the prompt itself", hint="give it as the prompt")
+                raise UsageError("--param: input: this variable is the prompt itself", hint="give it as the prompt")
             if name not in self.variables:
                 raise UsageError(
                     f"--param: {name}: template {self.name} has no such variable", hint=_meant(name, self.variables)
@@ -107,7 +107,7 @@ class PromptTemplate:
     def filled_system(self, params: Mapping[str, str]) -> str | None:
         """Return the system prompt for a new chat. Raises UsageError if it contains `$input`."""
         if INPUT in _names(self.system):
-            raise UsageError(f"template {self.name}: system: $input means nothing in a chat")
+            raise UsageError(f"template {self.name}: system: $input cannot be used in a chat")
         return self.filled("", params)[1]
 
 
@@ -129,12 +129,12 @@ def parse_template(data: bytes, path: Path, name: str) -> PromptTemplate:
             raise UsageError(f"template: {path}: {key}: no such key", hint=_meant(key, KEYS))
     if not table.keys() & {*_TEXTS, *SETTINGS}:
         raise UsageError(
-            f"template: {path}: empty", hint='a template needs a prompt, as in prompt = "Summarise: $input"'
+            f"template: {path}: empty", hint='a template needs a prompt, as in prompt = "Summarize: $input"'
         )
     texts = {key: _checked_text(table[key], key, path) for key in _TEXTS if key in table}
     settings = {key: _checked_setting(table[key], key, path) for key in SETTINGS if key in table}
     if settings.get("think") and settings.get("think_budget") == 0:
-        raise UsageError(f"template: {path}: think: a think_budget of 0 means no thinking at all")
+        raise UsageError(f"template: {path}: think: contradicts think_budget = 0, which turns thinking off")
     defaults = _checked_defaults(table.get("defaults", {}), _names(*texts.values()), path)
     return PromptTemplate(name, texts.get("prompt"), texts.get("system"), settings, defaults)
 
@@ -167,14 +167,14 @@ def _checked_text(value: object, key: str, path: Path) -> str:
     if not isinstance(value, str):
         raise UsageError(f"template: {path}: {key}: {value!r:.60} is not text")
     if key == "prompt" and not value.strip():
-        raise UsageError(f"template: {path}: {key}: empty", hint="leave it out: the prompt is $input then")
+        raise UsageError(f"template: {path}: {key}: empty", hint="leave it out to use $input as the prompt")
     for match in Template.pattern.finditer(value):
         if match["invalid"] is not None:
             line = value.count("\n", 0, match.start()) + 1
             begun = value[match.start() : match.start() + 12].partition("\n")[0]
             raise UsageError(
                 f"template: {path}: {key}: line {line}: {begun!r} is not a variable",
-                hint="a dollar sign that begins no variable is written $$",
+                hint="write $$ for a dollar sign",
             )
     return value
 
@@ -191,10 +191,10 @@ def _checked_defaults(table: object, known: Sequence[str], path: Path) -> dict[s
         raise UsageError(f'template: {path}: defaults: not a table, as in [defaults] and language = "English"')
     for name, value in table.items():
         if name == INPUT:
-            raise UsageError(f"template: {path}: defaults: $input stands for the prompt and has no default")
+            raise UsageError(f"template: {path}: defaults: $input is the prompt and cannot have a default")
         if name not in known:
             names = [one for one in known if one != INPUT]
-            raise UsageError(f"template: {path}: defaults: the texts have no ${name}", hint=_meant(name, names))
+            raise UsageError(f"template: {path}: defaults: ${name} is used in no text", hint=_meant(name, names))
         if type(value) not in (str, int, float):
             raise UsageError(f"template: {path}: defaults: {name}: {value!r:.60} is not text or a number")
     return {name: str(value) for name, value in table.items()}

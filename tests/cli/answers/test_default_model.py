@@ -15,7 +15,7 @@ from llmrun.settings import Settings, load_settings
 Capture = pytest.CaptureFixture[str]
 
 LINE = (
-    "note: smollm2:135m is a toy of 98.4 MB that only shows that llmrun works; qwen3:8b suits this machine (5.05 GB): "
+    "note: smollm2:135m is a toy model (98.4 MB) for trying out llmrun; qwen3:8b suits this machine (5.05 GB): "
     "llmrun chat qwen3:8b\n"
 )
 
