@@ -99,7 +99,7 @@ def test_replaced_revisions_and_begun_downloads_are_told(stores: Stores) -> None
     other.write_bytes(bytes(300))
     out, err = run("list")
     assert "hf:org/name: 12% of 2.50 kB downloaded; pull it again to resume" in out
-    assert "hf:org/name: 0 B of a download;" in out
+    assert "hf:org/name: 0 B downloaded;" in out
     assert err == "note: 1 model has a newer revision; `llmrun prune` removes the old files\n"
     assert told("list")["incomplete"] == [
         {"name": "hf:org/name", "bytes": 300, "total_bytes": 2500},
@@ -216,7 +216,7 @@ def test_a_template_is_raw_in_a_pipe_and_visible_on_a_terminal(stores: Stores) -
     stores.shared("org/name", {"m-F32.gguf": everything_model(), "n-F16.gguf": ONE})
     assert run("show", "hf:org/name:F32", "--template")[0] == "{{ messages }}\x1b\n"
     assert screen_of("show", "hf:org/name:F32", "--template")[0] == "{{ messages }}␛\n"
-    assert "has no chat template" in run("show", "hf:org/name:F16", "--template", code=4)[1]
+    assert "contains no chat template" in run("show", "hf:org/name:F16", "--template", code=4)[1]
 
 
 def test_what_cannot_be_shown(stores: Stores) -> None:
@@ -319,7 +319,7 @@ def test_all_are_verified_and_a_damaged_one_is_told_with_what_to_do(stores: Stor
     assert "hint: llmrun rm hf:org/b:Q4_0 && llmrun pull hf:org/b:Q4_0\n" in err
     body = told("verify", "hf:org/b:Q4_0", "hf:org/none", code=6)
     assert body["damaged"] == 1
-    assert run("verify", "hf:org/a:Q4_0", "hf:org/none", code=4)[0].count("whole") == 1
+    assert run("verify", "hf:org/a:Q4_0", "hf:org/none", code=4)[0].count("OK") == 1
 
 
 def test_what_to_do_with_a_model_of_ollamas_and_with_one_that_was_made_wrong(stores: Stores) -> None:
@@ -341,7 +341,7 @@ def test_a_file_is_verified_by_its_path_and_nothing_is_remembered_of_it(stores: 
     out, err = run("verify", str(path), code=6)
     assert out == ""
     assert "incomplete GGUF file: " in err
-    assert "hint: fetch or copy it again" in err
+    assert "hint: download or copy it again" in err
     other = stores.root / "m-00003-of-00004.gguf"
     other.write_bytes(ONE)
     assert "a model is named by its first shard" in run("verify", str(other), code=3)[1]

@@ -133,7 +133,7 @@ def _tell_of_too_many_threads(settings: Settings) -> None:
         return
     if settings.threads > (most := most_threads()):
         run = f"{most} threads" if most > 1 else "one thread"
-        out.note(f"--threads {settings.threads}: this machine runs only {run} at a time; more make it slower")
+        out.note(f"--threads {settings.threads}: this machine runs only {run} at a time, and more are slower")
 
 
 @contextmanager

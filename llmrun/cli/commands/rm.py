@@ -66,8 +66,8 @@ def command(
         for note in planned.notes:
             out.note(note)
         if not json_output:
-            done = "would be removed, freeing" if dry_run else "removed, freeing"
-            out.lines([f"{planned.name}: {done} {format_bytes(freed)}"])
+            verb = "would be removed" if dry_run else "removed"
+            out.lines([f"{planned.name}: {verb}, freeing {format_bytes(freed)}"])
     if json_output:
         out.json({"dry_run": dry_run, "models": told, "freed_bytes": sum(each.get("freed_bytes", 0) for each in told)})
     return exit_code

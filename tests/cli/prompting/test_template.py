@@ -118,7 +118,7 @@ def test_a_chat_has_a_system_prompt_and_no_input() -> None:
         (b"temperature = 'hot'", "temperature: 'hot' is not a number from 0 to 100", ""),
         (b"top_k = true", "top_k: True is not an integer", ""),
         (b"model = ''", "model: '' is not text", ""),
-        (b"think = true\nthink_budget = 0", "think: a think_budget of 0 means no thinking", ""),
+        (b"think = true\nthink_budget = 0", "think: contradicts think_budget = 0", ""),
         (b"threads = 3", "threads: no such key", ""),
         (b"prompt = 'x'\ndefaults = 3", "defaults: not a table", ""),
         (b"prompt = 'x'\ndefaults.a = 3", "defaults: $a is used in no text", "known: none"),
