@@ -58,7 +58,7 @@ def test_a_log_that_cannot_be_written_costs_no_answer(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file in the way")
     done = scripted("--log", "hi")
     assert (done.stdout, done.returncode) == (b"You said: hi\n", 0)
-    assert b"note: this answer is not in the log: " in done.stderr
+    assert b"note: this answer was not logged: " in done.stderr
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a terminal's Ctrl-C")

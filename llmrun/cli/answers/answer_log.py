@@ -122,7 +122,7 @@ def logger(template: str | None) -> Callable[[AnsweredRequest], None]:
         try:
             found.append(entry_of(done, template))
         except OSError as error:
-            out.note(f"this answer is not in the log: {found.path}: {error.strerror or error}")
+            out.note(f"this answer was not logged: {found.path}: {error.strerror or error}")
 
     return log
 

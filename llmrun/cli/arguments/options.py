@@ -71,7 +71,7 @@ Stream = Annotated[
     bool | None,
     typer.Option("--stream/--no-stream", help="Show the answer while it is generated.  [default: stream]"),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors on stderr.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors on stderr.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print more details on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 PromptTemplate = Annotated[

@@ -29,7 +29,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[OWNER/NAME]...",
-            help="Prune only these repositories, of any kind of model.",
+            help="Repositories to prune, even those without a GGUF model.",
             autocompletion=values.repositories_here,
         ),
     ] = None,

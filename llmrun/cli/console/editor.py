@@ -64,7 +64,7 @@ def _run(command: list[str]) -> None:
         code = subprocess.run(command, stdout=sys.stderr if shown_on_stderr else None, check=False).returncode
     if code:
         raise UsageError(
-            f"editor: {command[0]}: exit code {code}, so nothing was sent", hint="set EDITOR to the editor to use"
+            f"editor: {command[0]}: exit code {code}, so nothing was sent", hint="set EDITOR to choose another editor"
         )
 
 

@@ -194,7 +194,7 @@ def _checked_defaults(table: object, known: Sequence[str], path: Path) -> dict[s
             raise UsageError(f"template: {path}: defaults: $input is the prompt and cannot have a default")
         if name not in known:
             names = [one for one in known if one != INPUT]
-            raise UsageError(f"template: {path}: defaults: ${name} is used in no text", hint=_meant(name, names))
+            raise UsageError(f"template: {path}: defaults: ${name} is not used in the texts", hint=_meant(name, names))
         if type(value) not in (str, int, float):
             raise UsageError(f"template: {path}: defaults: {name}: {value!r:.60} is not text or a number")
     return {name: str(value) for name, value in table.items()}

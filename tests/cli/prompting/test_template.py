@@ -121,10 +121,10 @@ def test_a_chat_has_a_system_prompt_and_no_input() -> None:
         (b"think = true\nthink_budget = 0", "think: contradicts think_budget = 0", ""),
         (b"threads = 3", "threads: no such key", ""),
         (b"prompt = 'x'\ndefaults = 3", "defaults: not a table", ""),
-        (b"prompt = 'x'\ndefaults.a = 3", "defaults: $a is used in no text", "known: none"),
+        (b"prompt = 'x'\ndefaults.a = 3", "defaults: $a is not used in the texts", "known: none"),
         (
             b"prompt = '$language'\ndefaults.langage = 3",
-            "defaults: $langage is used in no text",
+            "defaults: $langage is not used in the texts",
             "did you mean language?",
         ),
         (b"prompt = '$input'\ndefaults.input = 3", "defaults: $input is the prompt", ""),
